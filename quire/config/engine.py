@@ -1,0 +1,77 @@
+"""`EngineConfig`: every option of the engine, once. Flags (`quire serve --help`) and docs are generated from it.
+
+Owns names, types, defaults, bounds and meaning. Does not own what depends on the model or machine
+(`config/resolve.py`). Invariant: `EngineConfig(...)` followed by `verify()` leaves only values that make sense alone.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.core.errors import ConfigError
+from quire.core.units import parse_bytes
+
+
+def _doc(text: str, **bounds: float) -> Meta:
+    return Meta(description=text, **bounds)
+
+
+class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of one engine. Spelling follows vLLM: field `max_num_seqs` is flag `--max-num-seqs`."""
+
+    model: Annotated[str, _doc("Folder in the Hugging Face layout, or a hub name; empty serves the bundled demo model.")] = ""
+    tokenizer: Annotated[str, _doc("Folder or hub name of the tokenizer when it is not beside the model.")] = ""
+    revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
+    served_model_name: Annotated[list[str], _doc("Names under which the API knows the model; default: the model argument.")] = []
+    skip_tokenizer_init: Annotated[bool, _doc("Serve token ids only; no tokenizer is loaded.")] = False
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        _doc("auto and safetensors read *.safetensors; dummy makes seeded random weights from config.json."),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"],
+        _doc("Type of weights and activations; auto takes the checkpoint's."),
+    ] = "auto"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "null"],
+        _doc("auto takes cuda when a GPU is there; null runs the whole engine without a model, on a virtual clock."),
+    ] = "auto"
+    seed: Annotated[int, _doc("Seed of dummy weights and of requests that bring none.", ge=0)] = 0
+    max_model_len: Annotated[int, _doc("Longest prompt plus output in tokens; 0 takes the model's own limit.", ge=0)] = 0
+    max_num_seqs: Annotated[int, _doc("Most sequences that run at once (slots); 0 chooses by device.", ge=0, le=65536)] = 0
+    max_num_batched_tokens: Annotated[int, _doc("Most tokens in one step; 0 chooses by device.", ge=0)] = 0
+    max_num_waiting: Annotated[int, _doc("Most requests that wait; more are refused with 429.", ge=1)] = 8192
+    long_prefill_token_threshold: Annotated[
+        int, _doc("Most tokens of one prompt in one step; 0 means only the step's own budget.", ge=0)
+    ] = 0
+    block_size: Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], _doc("Tokens a KV page holds.")] = 16
+    gpu_memory_utilization: Annotated[
+        float, _doc("Share of GPU memory that weights, activations and KV pages may take together.", gt=0, le=1)
+    ] = 0.9
+    kv_cache_memory_bytes: Annotated[
+        str, _doc("Size of the KV pool, for instance 4GiB; empty: from gpu_memory_utilization, or a quarter of free memory on CPU.")
+    ] = ""
+    num_gpu_blocks_override: Annotated[int, _doc("Exact number of KV pages; 0 computes it.", ge=0)] = 0
+    enable_prefix_caching: Annotated[bool, _doc("Share the pages of equal prefixes between requests.")] = True
+    scheduling_policy: Annotated[
+        Literal["fcfs", "priority"], _doc("fcfs: order of arrival; priority: lower `priority` first, then arrival.")
+    ] = "fcfs"
+    pipeline_depth: Annotated[int, _doc("Steps in flight; 2 hides the host's work, 1 waits for each step.", ge=1, le=8)] = 2
+    max_logprobs: Annotated[int, _doc("Largest logprobs or prompt_logprobs that a request may ask for.", ge=0, le=1000)] = 20
+    num_threads: Annotated[int, _doc("Threads for compute on CPU; 0 takes every core.", ge=0, le=1024)] = 0
+    enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
+    check_weights: Annotated[bool, _doc("Refuse checkpoints with non-finite weights.")] = True
+    disable_log_stats: Annotated[bool, _doc("Do not log throughput every ten seconds.")] = False
+    chat_template: Annotated[str, _doc("File with a Jinja chat template that replaces the tokenizer's.")] = ""
+
+    def verify(self) -> None:
+        """Check values that need no model; raises ConfigError naming the field, the value and the limit."""
+        try:
+            msgspec.convert(msgspec.to_builtins(self), EngineConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"engine options: {error}") from None
+        if self.kv_cache_memory_bytes and parse_bytes(self.kv_cache_memory_bytes) <= 0:
+            raise ConfigError(f"kv_cache_memory_bytes = {self.kv_cache_memory_bytes!r} must be more than 0 bytes")

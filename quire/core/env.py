@@ -1,0 +1,26 @@
+"""The environment variables that Quire reads, all of them. No other file touches `os.environ`."""
+
+from __future__ import annotations
+
+import os
+
+VARIABLES: dict[str, str] = {
+    "QUIRE_CACHE_DIR": "Folder for compiled kernels and recorded ceilings (default ~/.cache/quire).",
+    "QUIRE_LOG_LEVEL": "Level of the `quire` logger: DEBUG, INFO, WARNING or ERROR (default INFO).",
+    "QUIRE_API_KEY": "API key of the server when --api-key is not given.",
+    "QUIRE_NATIVE": "'0' ignores the compiled CPU kernels and uses the torch path.",
+    "HF_HUB_OFFLINE": "'1' makes huggingface_hub use its cache only.",
+}
+"""Name → meaning. `quire doctor` prints it; `tests/arch` checks that it has at most 12 entries."""
+
+
+def read(name: str, default: str = "") -> str:
+    """Value of one of `VARIABLES` (KeyError for any other name), or `default` when unset."""
+    if name not in VARIABLES:
+        raise KeyError(f"{name} is not listed in quire.core.env.VARIABLES")
+    return os.environ.get(name, default)
+
+
+def set_for_children(name: str, value: str) -> None:
+    """Set a variable for libraries loaded later and for child processes (thread counts and the like)."""
+    os.environ[name] = value

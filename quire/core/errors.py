@@ -1,0 +1,95 @@
+"""The exception tree. Owns every error class that Quire raises on purpose; owns no handling.
+
+    QuireError
+    ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
+    │   ├── InvalidParameter          one named field has a bad value
+    │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
+    │   └── QueueFull                 too many requests wait (HTTP 429)
+    ├── ConfigError                   an option, config.json field or machine limit does not fit
+    ├── LoadError                     a checkpoint file is missing, damaged or does not match
+    └── EngineError                   the engine failed while it ran (HTTP 5xx)
+        ├── EngineDead                the engine process is gone
+        └── SequenceFault             one sequence failed; its neighbours did not
+"""
+
+from __future__ import annotations
+
+SHOWN_CHARS = 200
+"""Longest piece of a user's value that an error message repeats."""
+
+
+def shown(value: object) -> str:
+    """`repr(value)` cut to `SHOWN_CHARS` characters, safe to put into a message."""
+    text = repr(value[: SHOWN_CHARS + 1] if isinstance(value, (str, bytes, list, tuple)) else value)
+    return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+
+
+class QuireError(Exception):
+    """Base of all. `code` is a stable machine-readable word, `param` the field at fault, if one is."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class RequestError(QuireError):
+    """The request cannot be served as asked; nothing was started for it."""
+
+    code = "invalid_request"
+
+
+class InvalidParameter(RequestError):
+    """`param` has a value outside what is allowed. Message: what was wrong, the value, the limit, what to do."""
+
+    code = "invalid_parameter"
+
+    def __init__(self, param: str, value: object, limit: str, hint: str = "") -> None:
+        message = f"{param} = {shown(value)} is not allowed: it must be {limit}."
+        super().__init__(f"{message} {hint}".rstrip(), param=param)
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt plus requested output exceed the model's context, or can never fit the KV pool."""
+
+    code = "context_length_exceeded"
+
+
+class QueueFull(RequestError):
+    """The bounded waiting queue is full; try again later."""
+
+    code = "overloaded"
+
+
+class ConfigError(QuireError):
+    """A start-up option or a field of config.json cannot be honoured."""
+
+    code = "invalid_config"
+
+
+class LoadError(QuireError):
+    """A checkpoint cannot be loaded. The message names the file and the tensor."""
+
+    code = "load_failed"
+
+
+class EngineError(QuireError):
+    """The engine failed while running."""
+
+    code = "engine_error"
+
+
+class EngineDead(EngineError):
+    """The engine process ended; every open request fails with this."""
+
+    code = "engine_dead"
+
+
+class SequenceFault(EngineError):
+    """One sequence failed in compute (for instance non-finite logits)."""
+
+    code = "sequence_fault"

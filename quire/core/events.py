@@ -1,0 +1,127 @@
+"""What crosses between an engine and its clients: submissions and cancellations in, one batched message a step out."""
+
+from __future__ import annotations
+
+import enum
+from typing import Union
+
+import msgspec
+
+from quire.core.request import Request
+from quire.core.result import TokenLogprobs
+
+
+@enum.unique
+class FinishReason(enum.Enum):
+    """Why a sequence ended. `abort` and `error` never appear as a normal completion."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class Submit(msgspec.Struct, tag="submit"):
+    """Queue a request."""
+
+    request: Request
+
+
+class Cancel(msgspec.Struct, tag="cancel"):
+    """End these requests now (exact ids; unknown ids are ignored). No further delta follows for them."""
+
+    request_ids: list[str]
+
+
+class CancelSeq(msgspec.Struct, tag="cancel_seq"):
+    """End one of a request's `n` sequences (its stop string was seen). No further delta follows for it."""
+
+    request_id: str
+    index: int
+
+
+class Shutdown(msgspec.Struct, tag="shutdown"):
+    """Leave the loop and free everything."""
+
+
+Command = Union[Submit, Cancel, CancelSeq, Shutdown]
+
+
+class SeqDelta(msgspec.Struct, array_like=True):
+    """What one sequence gained in a step. The last one of a sequence has `finish_reason`; nothing follows it."""
+
+    request_id: str
+    index: int
+    """0 .. n-1 inside its request."""
+    token_ids: list[int]
+    """New tokens; the end token or stop token that ended the sequence is included."""
+    finish_reason: FinishReason | None = None
+    stop_token: int | None = None
+    """The id that ended it, if one did."""
+    error: str | None = None
+    """Code and fixed text when `finish_reason` is ERROR."""
+    logprobs: list[TokenLogprobs] | None = None
+    """One row a token of `token_ids`, when asked."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Rows for prompt tokens 1 .. prompt_len-1, once, with the first delta of sequence 0, when asked."""
+    n_cached: int = 0
+    """Prompt tokens found in the prefix cache (meaningful in the first delta)."""
+
+
+class EngineStats(msgspec.Struct):
+    """Gauges are values now; counters only grow."""
+
+    n_running: int = 0
+    n_waiting: int = 0
+    n_pages: int = 0
+    n_pages_free: int = 0
+    """Pages that can be taken now: free or cached without an owner."""
+    n_pages_cached: int = 0
+    """Pages held by the prefix tree alone."""
+    n_tokens_held: int = 0
+    """Tokens whose K/V running sequences hold (shared ones counted once a page)."""
+    n_slots_taken: int = 0
+    """Token slots of the pages that running sequences hold; utilisation = held / taken."""
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens of admitted requests."""
+    computed_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix tree."""
+    prefix_hits: int = 0
+    """Of these, found."""
+    preemptions: int = 0
+    finished: dict[str, int] = {}
+    """Finish reason → sequences."""
+    last_step_age_s: float = 0.0
+    """Seconds since the last step ended while work was waiting; 0 when idle."""
+    page_map: bytes = b""
+    """One byte a page for the live view (at most 4,096 cells): 0 free, 1 cached, 2..255 held (owner slot modulo 254, plus 2)."""
+
+
+class StepOutputs(msgspec.Struct, tag="outputs"):
+    """All deltas of one step, for all requests of a client."""
+
+    deltas: list[SeqDelta] = []
+    stats: EngineStats | None = None
+    """Sent now and then, not with every step."""
+
+
+class EngineFailed(msgspec.Struct, tag="failed"):
+    """The engine loop ended with an error; every open request is lost."""
+
+    message: str
+
+
+class EngineReady(msgspec.Struct, tag="ready"):
+    """Sent once after loading."""
+
+    max_model_len: int
+    n_pages: int
+    page_size: int
+    logits_width: int
+    device: str
+
+
+Event = Union[StepOutputs, EngineFailed, EngineReady]

@@ -1,0 +1,105 @@
+"""The seam, downwards: what compute must do in one step. Plain values, msgspec-serialisable, only what changed.
+
+Owns `StepPlan` and its parts; owns no policy and no tensor.
+Invariants: plans are executed in the order of `step`; within one plan the order is
+close, open, pages, copies, then all spans as one flat batch (every layer writes its K/V before it attends,
+so a span may read pages that another span of the same plan fills).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SlotParams(msgspec.Struct, array_like=True):
+    """The token-level part of `SamplingParams`, fixed for the life of a slot."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    """Sampling of the token at position p depends on (seed, p) only."""
+    logprobs: int
+    """-1: none; k >= 0: chosen token plus the k most probable ones."""
+    prompt_logprobs: int
+    """The same for prompt positions."""
+    logit_bias: dict[int, float]
+    allowed_token_ids: list[int] | None
+    bad_token_seqs: list[list[int]]
+    masked_end_ids: list[int]
+    """Ids that may not be chosen before position `masked_until`."""
+    masked_until: int
+    """First position (prompt included) at which `masked_end_ids` may appear: prompt_len + min_tokens."""
+
+
+class SlotOpen(msgspec.Struct, array_like=True):
+    """A sequence gets a slot. Everything a slot held before is void."""
+
+    slot: int
+    token_ids: list[int]
+    """All tokens known to the host: prompt, and outputs so far when the sequence resumes after preemption."""
+    prompt_len: int
+    """Tokens of the prompt proper; later ones are output (for penalties)."""
+    params: SlotParams
+
+
+class PageAppend(msgspec.Struct, array_like=True):
+    """`page_table[slot][first_index : first_index + len(pages)] = pages`."""
+
+    slot: int
+    first_index: int
+    pages: list[int]
+
+
+class PageCopy(msgspec.Struct, array_like=True):
+    """Copy the first `n_tokens` K/V rows of a page in every layer (copy on write), before the spans run."""
+
+    source: int
+    target: int
+    n_tokens: int
+
+
+class Spans(msgspec.Struct, array_like=True):
+    """Columns of equal length, one row a span: tokens [start, start+length) of the sequence in `slot`.
+
+    Token ids are read from the slot's own row on the device: the host wrote the known ones when the slot was opened,
+    and the sampler writes each new one at its position. The host need not know them.
+    """
+
+    slots: list[int] = []
+    starts: list[int] = []
+    lengths: list[int] = []
+    n_drafts: list[int] = []
+    """Trailing tokens of the span that are unverified drafts."""
+    wants: list[bool] = []
+    """True: sample the token that follows the span's last token."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def add(self, slot: int, start: int, length: int, wants_token: bool, n_draft: int = 0) -> None:
+        """Append one row."""
+        self.slots.append(slot)
+        self.starts.append(start)
+        self.lengths.append(length)
+        self.n_drafts.append(n_draft)
+        self.wants.append(wants_token)
+
+
+class StepPlan(msgspec.Struct):
+    """One step. `n_tokens` is the sum of span lengths, the rows of the flat batch."""
+
+    step: int
+    spans: Spans
+    n_tokens: int = 0
+    closed: list[int] = []
+    """Slots that are free from now on (applied before `opened`, which may reuse them)."""
+    opened: list[SlotOpen] = []
+    pages: list[PageAppend] = []
+    copies: list[PageCopy] = []
+    shared_prefixes: list[tuple[list[int], int]] = []
+    """Hint for composable formats: (slots, number of leading pages they share)."""

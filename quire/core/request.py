@@ -1,0 +1,32 @@
+"""A request as the engine sees it: tokens in, parameters, identity. Plain data, checked before it is built."""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.core.sampling import SamplingParams
+
+
+class Request(msgspec.Struct, kw_only=True):
+    """One admitted-for-queueing request. `engine/intake` builds it; control turns it into `params.n` sequences."""
+
+    request_id: str
+    """Unique inside the engine; made by Quire, never by the client."""
+    prompt_token_ids: list[int]
+    """At least one id, each below the logits width."""
+    params: SamplingParams
+    """Verified."""
+    max_tokens: int
+    """`params.max_tokens` resolved against the context: prompt + max_tokens <= max_model_len."""
+    seed: int
+    """`params.seed` or a fresh one; sequence i of `n` uses seed + i."""
+    end_token_ids: list[int] = []
+    """The model's end tokens, empty when `ignore_eos`."""
+    bad_token_seqs: list[list[int]] = []
+    """`params.bad_words` encoded: a sequence may not be completed."""
+    priority: int = 0
+    """Lower runs earlier under the priority policy."""
+    cache_salt: str = ""
+    """Prefix pages are shared only between equal salts."""
+    arrival_s: float = 0.0
+    """Clock reading at arrival."""

@@ -1,0 +1,49 @@
+"""The seam, upwards: what one step produced. Plain values."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position, natural log, before temperature and truncation (raw model distribution)."""
+
+    chosen: float
+    """Of the token that stands there."""
+    rank: int
+    """1 = the most probable."""
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Fault(msgspec.Struct, array_like=True):
+    """Compute could not produce a token for a slot; its neighbours are fine."""
+
+    slot: int
+    code: str
+    """'non_finite_logits', 'empty_mask', ..."""
+
+
+class StepTimings(msgspec.Struct, array_like=True):
+    """Seconds spent in one step."""
+
+    host_s: float = 0.0
+    """Input preparation and launches."""
+    total_s: float = 0.0
+    """From launch to result on the host."""
+
+
+class StepResult(msgspec.Struct):
+    """Answer to the `StepPlan` with the same `step`."""
+
+    step: int
+    tokens: list[int] = []
+    """Flat: for each span with `wants`, in span order, its `n_new` tokens."""
+    n_new: list[int] = []
+    """Tokens gained by each span with `wants`: 1, or 1 + accepted drafts; 0 if the slot is in `faults`."""
+    logprobs: dict[int, TokenLogprobs] = {}
+    """Index into `tokens` → logprobs, for slots that asked."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    """Index of a span → rows for the tokens at start+1 .. start+length that belong to the prompt."""
+    faults: list[Fault] = []
+    timings: StepTimings = StepTimings()

@@ -1,0 +1,35 @@
+"""Sizes and durations as people write them: parse '4GiB', print '1.50 GiB'."""
+
+from __future__ import annotations
+
+import re
+
+from quire.core.errors import ConfigError
+
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes from '512', '4GiB', '4G' (both binary with 'i' or without 'b'), '1.5GB' (decimal).
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(text, int):
+        return text
+    match = _SIZE.match(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is not a size: write bytes, or a number with KiB, MiB, GiB, KB, MB or GB")
+    number, power, binary = match.groups()
+    decimal = not binary and text.strip().lower().endswith("b") and power
+    return int(float(number) * (1000 if decimal else 1024) ** _POWERS[power.lower()])
+
+
+def format_bytes(n_bytes: float) -> str:
+    """'1.50 GiB' style, binary prefixes."""
+    value = float(n_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+        value /= 1024
+    return f"{value:.2f} TiB"
