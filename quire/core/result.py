@@ -46,4 +46,4 @@ class StepResult(msgspec.Struct):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """Index of a span → rows for the tokens at start+1 .. start+length that belong to the prompt."""
     faults: list[Fault] = []
-    timings: StepTimings = StepTimings()
+    timings: StepTimings = msgspec.field(default_factory=StepTimings)
