@@ -1,0 +1,35 @@
+"""Public RMS norm. Checks shapes and picks the implementation by device."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels import backends
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm over the last dimension (Zhang and Sennrich 2019, eq. 4), as transformers computes it.
+
+    x: [n, h] or [n, heads, h], last dimension contiguous. weight: [h], x's dtype. Returns a new contiguous tensor
+    like x: x / sqrt(mean(x^2) + eps) in float32, rounded to x's dtype, times weight. Raises ValueError on a mismatch.
+    """
+    _check(x, weight)
+    return backends.module("norm", x.device.type).rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`(rms_norm(x + residual), x + residual)`; x, residual: [n, h] of one dtype; the sum is rounded to that dtype.
+
+    The second output may share memory with `residual` or `x`; do not use these afterwards.
+    """
+    _check(x, weight)
+    if x.shape != residual.shape or x.dtype != residual.dtype or x.dim() != 2:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype} must be [n, h]")
+    return backends.module("norm", x.device.type).add_rms_norm(x, residual, weight, eps)
+
+
+def _check(x: torch.Tensor, weight: torch.Tensor) -> None:
+    if x.dim() not in (2, 3) or weight.shape != x.shape[-1:] or weight.dtype != x.dtype or x.stride(-1) != 1:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and weight {tuple(weight.shape)} {weight.dtype} do not fit")
