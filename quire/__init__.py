@@ -1,0 +1,47 @@
+"""Quire: an LLM inference and serving engine. Public names are loaded when first used.
+
+    from quire import LLM, SamplingParams
+    outputs = LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.config.engine import EngineConfig
+    from quire.core.errors import QuireError
+    from quire.core.outputs import CompletionOutput, RequestOutput
+    from quire.core.sampling import SamplingParams
+    from quire.engine.async_llm import AsyncLLM
+    from quire.engine.llm import LLM
+
+__version__ = "0.1.0"
+
+_PLACES = {
+    "LLM": "quire.engine.llm",
+    "AsyncLLM": "quire.engine.async_llm",
+    "SamplingParams": "quire.core.sampling",
+    "RequestOutput": "quire.core.outputs",
+    "CompletionOutput": "quire.core.outputs",
+    "EngineConfig": "quire.config.engine",
+    "QuireError": "quire.core.errors",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "QuireError",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
