@@ -1,0 +1,112 @@
+"""Reading JSON objects that others wrote: bounded, regular files only, and each field with its type and limits.
+
+Owns no meaning. Invariant: whatever the bytes are, the answer is a value inside the stated limits or a ConfigError
+that names the file, the field, the value and the limit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import stat
+from typing import Any, Final
+
+from quire.core.errors import ConfigError, shown
+
+MAX_JSON_BYTES: Final = 64 << 20
+
+
+def read_object(path: pathlib.Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a regular file of at most `max_bytes`; raises ConfigError for anything else."""
+    text = _read_regular(path, max_bytes)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply") from None
+    except ValueError as error:  # bad JSON, bad UTF-8, or an integer of thousands of digits
+        raise ConfigError(f"{path} is not valid JSON: {shown(str(error))}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {shown(value)}")
+    return value
+
+
+def _read_regular(path: pathlib.Path, max_bytes: int) -> bytes:
+    try:
+        # O_NONBLOCK: opening a FIFO without a writer must not hang.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"cannot open {path}: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path} is not a regular file")
+        try:
+            content = file.read(max_bytes + 1)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    if len(content) > max_bytes:
+        raise ConfigError(f"{path} is larger than {max_bytes:,} bytes, the limit for this file")
+    return content
+
+
+class Fields:
+    """Typed access to one JSON object; `where` names it in errors. A field that is null counts as absent."""
+
+    def __init__(self, values: dict[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def error(self, name: str, limit: str) -> ConfigError:
+        """The error for a bad value of `name`, to be raised by the caller."""
+        if name not in self.values:
+            return ConfigError(f"{self.where}: {name} is missing; it must be {limit}", param=name)
+        return ConfigError(f"{self.where}: {name} = {shown(self.values[name])} must be {limit}", param=name)
+
+    def integer(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """An integer in [low, high]; `default` when absent, an error if that is None."""
+        value = self._value(name, default)
+        if not is_integer(value) or not low <= value <= high:
+            raise self.error(name, f"an integer from {low:,} to {high:,}")
+        return int(value)
+
+    def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
+        """A finite number in [low, high]; `default` when absent, an error if that is None."""
+        value = self._value(name, default)
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not low <= value <= high or not math.isfinite(value):
+            raise self.error(name, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """true or false; `default` when absent."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str | None = None) -> str:
+        """One of `allowed`; `default` when absent, an error if that is None."""
+        value = self._value(name, default)
+        if value not in allowed:
+            raise self.error(name, f"one of {', '.join(allowed)}")
+        return str(value)
+
+    def nested(self, name: str) -> Fields:
+        """The object under `name`; empty when absent."""
+        value = self._value(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(value, f"{self.where}: {name}")
+
+    def _value(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        return default if value is None else value
+
+
+def is_integer(value: object) -> bool:
+    """True for an int that is not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
