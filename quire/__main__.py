@@ -1,0 +1,10 @@
+"""`python -m quire` is the command `quire`."""
+
+from __future__ import annotations
+
+import sys
+
+from quire.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

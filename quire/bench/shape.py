@@ -1,0 +1,29 @@
+"""Bundled model shapes for benchmarks: `shape:qwen3-0.6b` is a real config.json without a checkpoint."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Final
+
+from quire.config.flags import did_you_mean
+from quire.core.errors import ConfigError, shown
+
+PREFIX: Final = "shape:"
+FOLDER: Final = pathlib.Path(__file__).with_name("shapes")
+
+
+def shape_names() -> list[str]:
+    """Names of the bundled shapes."""
+    return sorted(folder.name for folder in FOLDER.iterdir() if (folder / "config.json").exists())
+
+
+def shape_options(model: str) -> dict[str, object]:
+    """Engine options that make `shape:<name>` run: its folder, seeded random weights, token ids only.
+
+    Raises ConfigError for an unknown name.
+    """
+    name = model.removeprefix(PREFIX)
+    if name not in shape_names():
+        known = [PREFIX + each for each in shape_names()]
+        raise ConfigError(f"{shown(model)} is not a bundled shape{did_you_mean(model, known)} There are {', '.join(known)}.")
+    return {"model": str(FOLDER / name), "load_format": "dummy", "skip_tokenizer_init": True}

@@ -1,0 +1,118 @@
+"""`quire chat [MODEL]`: a conversation in the terminal, streamed, with history; piped standard input works too.
+
+Owns the loop and its slash commands. Invariant: what the model sees is `Conversation.messages` and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from quire.cli.generate import open_llm, print_stream
+from quire.cli.model import add_engine_flags, engine_config
+from quire.cli.sampling import SamplingFlags, sampling_params
+from quire.config.flags import add_flags, did_you_mean
+from quire.core.errors import RequestError
+from quire.core.sampling import OutputKind
+
+if TYPE_CHECKING:
+    from quire.core.outputs import RequestOutput
+
+Message = dict[str, str]
+Answer = Callable[[list[Message]], "Iterator[RequestOutput]"]
+
+HELP = """/help            this list
+/clear           forget the conversation, keep the system message
+/system [TEXT]   set the system message and forget the conversation; without TEXT remove it
+/exit            leave (Ctrl-D too)"""
+COMMANDS = ("/help", "/clear", "/system", "/exit")
+
+
+@dataclasses.dataclass(slots=True)
+class Conversation:
+    """The system message, if any, and the turns so far."""
+
+    system: str = ""
+    turns: list[Message] = dataclasses.field(default_factory=list)
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the model is given."""
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        return head + self.turns
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "quire chat [MODEL] [options]"
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message of the conversation")
+    add_flags(parser, SamplingFlags, title="sampling options", skip=("n",))
+    add_engine_flags(parser, positional=True)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Talk until the input ends; returns the exit code."""
+    params = sampling_params(namespace, OutputKind.DELTA)
+    llm = open_llm(engine_config(namespace, disable_log_stats=True))
+    try:
+        interactive = sys.stdin.isatty()
+        if interactive:
+            print("Type a message; /help lists commands.", file=sys.stderr)
+        lines = typed_lines() if interactive else (line.rstrip("\n") for line in sys.stdin)
+        converse(lines, lambda messages: llm.stream_chat(messages, params), sys.stdout, Conversation(namespace.system))
+    finally:
+        llm.shutdown()
+    return 0
+
+
+def typed_lines() -> Iterator[str]:
+    """Lines from a person, with history and editing where the platform has readline."""
+    if importlib.util.find_spec("readline") is not None:
+        importlib.import_module("readline")  # importing it is what gives input() editing and history
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            print()
+            return
+
+
+def converse(lines: Iterator[str], answer: Answer, target: TextIO, conversation: Conversation) -> None:
+    """Answer each line; a refused message is reported and forgotten, the conversation goes on."""
+    for line in lines:
+        text = line.strip()
+        if not text:
+            continue
+        if text.startswith("/"):
+            if not obey(text, conversation, target):
+                return
+            continue
+        conversation.turns.append({"role": "user", "content": text})
+        try:
+            reply = print_stream(answer(conversation.messages), target)
+        except RequestError as error:
+            conversation.turns.pop()
+            target.write(f"refused: {error} (/clear starts afresh)\n")
+            continue
+        conversation.turns.append({"role": "assistant", "content": reply})
+
+
+def obey(text: str, conversation: Conversation, target: TextIO) -> bool:
+    """Carry out a slash command; False when it ends the conversation."""
+    command, _, rest = text.partition(" ")
+    if command == "/exit":
+        return False
+    if command == "/help":
+        target.write(HELP + "\n")
+    elif command == "/clear":
+        conversation.turns.clear()
+    elif command == "/system":
+        conversation.system = rest.strip()
+        conversation.turns.clear()
+    else:
+        target.write(f"unknown command {command}{did_you_mean(command, COMMANDS)} (/help lists them)\n")
+    return True

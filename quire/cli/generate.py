@@ -1,0 +1,89 @@
+"""`quire generate [MODEL] --prompt TEXT`: completes prompts in this process and prints the text as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from quire.cli.model import add_engine_flags, engine_config
+from quire.cli.sampling import SamplingFlags, sampling_params
+from quire.config.engine import EngineConfig
+from quire.config.flags import add_flags
+from quire.core.errors import ConfigError
+from quire.core.sampling import OutputKind
+
+if TYPE_CHECKING:
+    from quire.core.outputs import RequestOutput
+    from quire.engine.llm import LLM
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "quire generate [MODEL] --prompt TEXT [options]"
+    parser.add_argument(
+        "--prompt", action="append", metavar="TEXT", default=[],
+        help="text to go on from; may be given several times; without it standard input is the prompt",
+    )  # fmt: skip
+    add_flags(parser, SamplingFlags, title="sampling options")
+    add_engine_flags(parser, positional=True)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Print the completions; returns the exit code."""
+    prompts = namespace.prompt or [read_prompt(sys.stdin)]
+    params = sampling_params(namespace, OutputKind.DELTA)
+    llm = open_llm(engine_config(namespace, disable_log_stats=True))
+    try:
+        if len(prompts) == 1 and params.n == 1:
+            print_stream(llm.stream(prompts[0], params), sys.stdout)
+        else:
+            params.output_kind = OutputKind.FINAL_ONLY
+            print_all(llm.generate(prompts, params, use_tqdm=sys.stderr.isatty()), sys.stdout)
+    finally:
+        llm.shutdown()
+    return 0
+
+
+def open_llm(config: EngineConfig) -> LLM:
+    """The offline engine for `config`. Text commands need a tokenizer: ConfigError without one."""
+    import msgspec
+
+    from quire.engine.llm import LLM
+
+    if config.skip_tokenizer_init:
+        raise ConfigError("this command needs a tokenizer, but skip_tokenizer_init (or a shape: model) leaves it out")
+    return LLM(**msgspec.structs.asdict(config))
+
+
+def read_prompt(stream: TextIO) -> str:
+    """All of standard input as the prompt; ConfigError if a person would have to type it or it is empty."""
+    if stream.isatty():
+        raise ConfigError("no prompt: give --prompt TEXT, or pipe the text into this command")
+    text = stream.read()
+    if not text:
+        raise ConfigError("the prompt on standard input is empty")
+    return text
+
+
+def print_stream(outputs: Iterator[RequestOutput], target: TextIO) -> str:
+    """Print each delta as it comes, and a newline at the end; returns the whole text."""
+    text = ""
+    for output in outputs:
+        piece = output.outputs[0].text
+        text += piece
+        target.write(piece)
+        target.flush()
+    target.write("\n")
+    return text
+
+
+def print_all(outputs: list[RequestOutput], target: TextIO) -> None:
+    """Print finished completions under headings, in the order of their prompts."""
+    for i, output in enumerate(outputs, start=1):
+        for completion in output.outputs:
+            part = f", {completion.index + 1} of {len(output.outputs)}" if len(output.outputs) > 1 else ""
+            target.write(f"--- prompt {i} of {len(outputs)}{part}\n{completion.text}\n")
+
+

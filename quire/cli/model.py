@@ -1,0 +1,39 @@
+"""From the command line to an `EngineConfig`: the MODEL argument, the engine's flags, and `shape:` models."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+
+from quire.bench.shape import PREFIX, shape_options
+from quire.config.engine import EngineConfig
+from quire.config.flags import add_flags, given_values, read_flags
+from quire.core.errors import ConfigError, shown
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, positional: bool, skip: Collection[str] = ()) -> None:
+    """Add the flags of `EngineConfig`, and a MODEL argument when `positional`."""
+    if positional:
+        parser.add_argument(
+            "model_argument", nargs="?", default="", metavar="MODEL",
+            help="folder or hub name; without it the bundled demo model is used",
+        )  # fmt: skip
+    add_flags(parser, EngineConfig, title="engine options", skip=skip)
+
+
+def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
+    """The engine's options as given; `defaults` stand in for flags that were not given.
+
+    `shape:<name>` as a model becomes a bundled config.json with random weights and no tokenizer.
+    Raises ConfigError when MODEL and --model disagree or a value is out of range.
+    """
+    given = given_values(namespace, EngineConfig)
+    values = defaults | given
+    argument = getattr(namespace, "model_argument", "")
+    if argument and given.get("model", argument) != argument:
+        raise ConfigError(f"MODEL {shown(argument)} and --model {shown(given['model'])} disagree: give one of them")
+    model = str(argument or values.get("model", ""))
+    values["model"] = model
+    if model.startswith(PREFIX):
+        values = values | shape_options(model)
+    return read_flags(argparse.Namespace(), EngineConfig, **values)

@@ -1,0 +1,25 @@
+"""`quire serve [MODEL]`: flags of the engine and of the server; the server itself is `serve/server.py`."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.cli.model import add_engine_flags, engine_config
+from quire.config.flags import add_flags, read_flags
+from quire.serve.config import ServerConfig
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "quire serve [MODEL] [options]"
+    add_engine_flags(parser, positional=True)
+    add_flags(parser, ServerConfig, title="server options")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Serve until told to stop; returns the exit code."""
+    engine = engine_config(namespace)
+    server = read_flags(namespace, ServerConfig)
+    from quire.serve.server import run as run_server
+
+    return run_server(engine, server)
