@@ -1,0 +1,86 @@
+"""`ServerConfig`: every option of the HTTP server, once. Flags (`quire serve --help`) and docs are generated from it.
+
+Owns names, types, defaults, bounds and meaning. Does not own options of the engine (`config/engine.py`).
+Invariant: after `verify()` the address can be bound, the key is safe to compare, and the key is in no repr.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.core import env
+from quire.core.errors import ConfigError
+
+_KEY = re.compile(r"[\x21-\x7e]+")
+_UNSET = "\0"
+
+
+def _doc(text: str, **bounds: float) -> Meta:
+    return Meta(description=text, **bounds)
+
+
+class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of one HTTP server. Spelling follows vLLM where vLLM has the option."""
+
+    host: Annotated[str, _doc("Address to listen on; 0.0.0.0 listens on every interface (set an API key then).")] = "127.0.0.1"
+    port: Annotated[int, _doc("TCP port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
+    api_key: Annotated[
+        str | None, _doc("Key that clients must send as 'Authorization: Bearer KEY'; QUIRE_API_KEY sets it out of sight of `ps`.")
+    ] = None
+    disable_page: Annotated[bool, _doc("Do not serve the web page at /.")] = False
+    access_log: Annotated[bool, _doc("Log one line a request (route, status, seconds; never its content).")] = False
+    uvicorn_log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug"], _doc("Level of the HTTP layer's own log.")
+    ] = "warning"
+    max_body_bytes: Annotated[int, _doc("Longest request body; a longer one is refused with 413.", ge=1024)] = 16 * 1024 * 1024
+    max_header_bytes: Annotated[int, _doc("Longest request line plus headers; more is refused with 431.", ge=1024)] = 32 * 1024
+    max_headers: Annotated[int, _doc("Most header fields; more are refused with 431.", ge=8)] = 100
+    header_timeout: Annotated[float, _doc("Seconds in which the request line and headers must arrive (408).", gt=0, le=86400)] = 10.0
+    body_timeout: Annotated[float, _doc("Seconds in which the body must arrive (408).", gt=0, le=86400)] = 60.0
+    write_timeout: Annotated[float, _doc("Seconds after which a client that does not read its stream is cut off.", gt=0, le=86400)] = 30.0
+    keep_alive_timeout: Annotated[float, _doc("Seconds for which an idle connection stays open.", gt=0, le=86400)] = 75.0
+    sse_keep_alive: Annotated[float, _doc("Seconds of silence after which a stream sends a comment.", gt=0, le=86400)] = 15.0
+    shutdown_timeout: Annotated[float, _doc("Seconds that running requests get to finish after SIGINT or SIGTERM.", ge=0, le=86400)] = 30.0
+    max_prompts: Annotated[int, _doc("Most prompts in one /v1/completions request, and most sequences (prompts times n).", ge=1)] = 1024
+    enable_chat_template_kwargs: Annotated[
+        bool, _doc("Let requests pass chat_template_kwargs (plain values under unreserved names) to the chat template.")
+    ] = False
+    ssl_certfile: Annotated[str, _doc("PEM file with the certificate; with --ssl-keyfile it turns HTTPS on.")] = ""
+    ssl_keyfile: Annotated[str, _doc("PEM file with the private key.")] = ""
+
+    def verify(self) -> None:
+        """Check every field and read QUIRE_API_KEY; raises ConfigError naming the field, the value and the limit."""
+        try:
+            msgspec.convert(msgspec.to_builtins(self), ServerConfig)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"server options: {error}") from None
+        if self.api_key is None:
+            value = env.read("QUIRE_API_KEY", _UNSET)
+            self.api_key = None if value == _UNSET else value
+        if self.api_key is not None and not _KEY.fullmatch(self.api_key):
+            raise ConfigError(
+                "the API key (--api-key or QUIRE_API_KEY) is empty or has a blank or non-ASCII character: "
+                "give visible ASCII characters, or leave the option and the variable out to serve without a key"
+            )
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ConfigError("ssl_certfile and ssl_keyfile belong together: give both or neither")
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            path = getattr(self, name)
+            if path and not pathlib.Path(path).is_file():
+                raise ConfigError(f"{name} = {path!r} is not a file")
+
+    @property
+    def is_public(self) -> bool:
+        """True if other machines can reach the address."""
+        return self.host not in {"127.0.0.1", "::1", "localhost"}
+
+    def __repr__(self) -> str:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        if self.api_key is not None:
+            fields["api_key"] = "***"
+        return f"ServerConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
