@@ -1,0 +1,67 @@
+"""Log-probabilities of chosen tokens and of the most probable ones, on the device, and their way to the host.
+
+The distribution is the model's own: before penalties, masks, temperature and truncation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from quire.core.result import TokenLogprobs
+
+
+@dataclasses.dataclass(slots=True)
+class LogprobTensors:
+    """One line for each row that asked; r lines, k = most entries that any of them asked for."""
+
+    rows: np.ndarray
+    """int64 [r], host: which row each line belongs to."""
+    n_top: np.ndarray
+    """int64 [r], host: how many of the k entries the line asked for."""
+    chosen: torch.Tensor
+    """float32 [r]: natural-log probability of the token that stands there."""
+    ranks: torch.Tensor
+    """int32 [r]: 1 + the number of tokens that are strictly more probable."""
+    top_ids: torch.Tensor
+    """int32 [r, k], most probable first."""
+    top_logprobs: torch.Tensor
+    """float32 [r, k]."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The four device tensors, in the order that `token_logprobs` takes them back."""
+        return [self.chosen, self.ranks, self.top_ids, self.top_logprobs]
+
+
+def logprobs(logits: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, n_top: np.ndarray) -> LogprobTensors:
+    """Lines for `logits` float32 [r, width] and the tokens `targets` int [r]; nothing waits for the device.
+
+    rows, n_top: host int64 [r], as in `LogprobTensors`.
+    """
+    chosen = logits.gather(1, targets.long()[:, None])
+    normaliser = logits.logsumexp(-1, keepdim=True)
+    k = min(int(n_top.max(initial=0)), logits.shape[1])
+    top = torch.topk(logits, k, dim=-1) if k else None
+    return LogprobTensors(
+        rows=rows,
+        n_top=np.minimum(n_top, k),
+        chosen=(chosen - normaliser)[:, 0],
+        ranks=(logits > chosen).sum(-1, dtype=torch.int32) + 1,
+        top_ids=logits.new_empty((len(rows), 0), dtype=torch.int32) if top is None else top.indices.to(torch.int32),
+        top_logprobs=logits.new_empty((len(rows), 0)) if top is None else top.values - normaliser,
+    )
+
+
+def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobTensors:
+    """Lines of k entries for prompt positions: logits float32 [r, width] that predict the tokens `targets` int [r]."""
+    return logprobs(logits, targets, np.arange(len(logits)), np.full(len(logits), k))
+
+
+def token_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[TokenLogprobs]:
+    """Plain values from `LogprobTensors.n_top` and the four `tensors()`, once these are on the host."""
+    chosen, ranks, top_ids, top_logprobs = (tensor.tolist() for tensor in tensors)
+    return [
+        TokenLogprobs(chosen[i], ranks[i], top_ids[i][:n], top_logprobs[i][:n]) for i, n in enumerate(n_top.tolist())
+    ]

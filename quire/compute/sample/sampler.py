@@ -1,0 +1,95 @@
+"""The vectorised sampler: one call a step for all rows that want a token.
+
+Owns the order of the parts (edits, penalties, choice, logprobs) and the per-slot parameters. Does not own the
+arithmetic of a choice (`kernels/sample`) nor the token table, which it only reads.
+Invariant: a row's token depends on its logits, tokens, parameters, seed and position, never on other rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+import numpy as np
+import torch
+
+from quire.compute.sample import edits, penalties
+from quire.compute.sample.logprobs import LogprobTensors, logprobs
+from quire.compute.sample.slots import SlotTable
+from quire.core.plan import SlotOpen
+from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose
+
+FAULT_CODES: Final = {NON_FINITE: "non_finite_logits", EMPTY: "empty_mask"}
+"""Status → code of `core.result.Fault`."""
+
+
+@dataclasses.dataclass(slots=True)
+class Sampled:
+    """Device tensors; row i answers row i of the logits."""
+
+    token_ids: torch.Tensor
+    """int32 [m]; 0 in a row that failed."""
+    status: torch.Tensor
+    """uint8 [m]: 0, or a key of `FAULT_CODES`."""
+    logprobs: LogprobTensors | None
+    """For the rows that asked."""
+
+    @property
+    def ok(self) -> torch.Tensor:
+        """bool [m]: a token was chosen."""
+        return self.status == FINE
+
+
+class Sampler:
+    """Samples for up to `n_slots` sequences. `vocab_limit` ids exist; logits beyond it are padding, never chosen."""
+
+    def __init__(self, n_slots: int, logits_width: int, device: torch.device, vocab_limit: int | None = None) -> None:
+        self._table = SlotTable(n_slots)
+        self._device = device
+        self._width = logits_width
+        self._limit = logits_width if vocab_limit is None else min(vocab_limit, logits_width)
+
+    def open(self, opened: SlotOpen) -> None:
+        """Take over a slot's parameters; nothing of its former owner is left."""
+        self._table.open(opened, self._width)
+
+    def close(self, slot: int) -> None:
+        """The slot has no owner any more."""
+        self._table.close(slot)
+
+    def sample(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, tokens: torch.Tensor) -> Sampled:
+        """Choose the token at `positions[i]` of the sequence in `slots[i]` from `logits[i]`, without any wait.
+
+        logits: float32 [m, width] with contiguous rows, OVERWRITTEN (penalties and masks are applied in place).
+        slots, positions: host int64 [m]. tokens: int32 [n_slots, >= max position], row `slots[i]` holds the
+        sequence's tokens before `positions[i]`; it is read only: the caller writes the new tokens.
+        """
+        table = self._table
+        asked = np.flatnonzero(table.n_top[slots] >= 0)
+        raw = logits[edits.upload(asked, self._device)] if len(asked) else None
+        if self._limit < self._width:
+            logits[:, self._limit :] = -torch.inf
+        self._edit(logits, slots, positions, tokens)
+        self._penalise(logits, slots, positions, tokens)
+        choice = choose(logits, table.draw(slots, positions))
+        lines = None
+        if raw is not None:
+            targets = choice.token_ids[edits.upload(asked, self._device)]
+            lines = logprobs(raw, targets, asked, table.n_top[slots[asked]])
+        return Sampled(choice.token_ids, choice.status, lines)
+
+    def _edit(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, tokens: torch.Tensor) -> None:
+        table = self._table
+        masked = positions < table.masked_until[slots]
+        rows = np.flatnonzero(table.edited[slots] | masked)
+        if len(rows):
+            found = [one for one in (table.edits[slot] for slot in slots[rows]) if one is not None]
+            edits.apply(logits, rows, found, slots[rows], positions[rows], masked[rows], tokens)
+
+    def _penalise(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, tokens: torch.Tensor) -> None:
+        table = self._table
+        rows = np.flatnonzero(table.penalised[slots])
+        if len(rows):
+            of = slots[rows]
+            strengths = np.stack([table.repetition[of], table.frequency[of], table.presence[of]])
+            penalties.apply(logits, rows, of, positions[rows], table.prompt_len[of], strengths, tokens)

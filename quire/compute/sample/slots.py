@@ -1,0 +1,67 @@
+"""Sampling parameters by slot, as host arrays. Which rows of a step need what is decided here, without the device.
+
+Invariant: `open` overwrites every value of a slot, so that a reused slot equals a fresh one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.compute.sample.edits import SlotEdits
+from quire.core.plan import SlotOpen
+from quire.kernels.sample import Draw, uniform
+
+
+class SlotTable:
+    """Arrays of length n_slots; only the values of open slots mean something."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.temperature = np.zeros(n_slots, np.float32)
+        self.top_k = np.zeros(n_slots, np.int32)
+        self.top_p = np.ones(n_slots, np.float32)
+        self.min_p = np.zeros(n_slots, np.float32)
+        self.seed = np.zeros(n_slots, np.int64)
+        self.presence = np.zeros(n_slots, np.float32)
+        self.frequency = np.zeros(n_slots, np.float32)
+        self.repetition = np.ones(n_slots, np.float32)
+        self.prompt_len = np.zeros(n_slots, np.int64)
+        self.n_top = np.full(n_slots, -1, np.int64)
+        self.masked_until = np.zeros(n_slots, np.int64)
+        self.penalised = np.zeros(n_slots, bool)
+        self.edited = np.zeros(n_slots, bool)
+        self.edits: list[SlotEdits | None] = [None] * n_slots
+
+    def open(self, opened: SlotOpen, logits_width: int) -> None:
+        """Take over the parameters of a sequence. Raises ValueError if a token id is not below `logits_width`."""
+        slot, params = opened.slot, opened.params
+        edits = SlotEdits(params, logits_width)
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k if 0 < params.top_k < logits_width else 0
+        self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
+        self.seed[slot] = params.seed
+        self.presence[slot] = params.presence_penalty
+        self.frequency[slot] = params.frequency_penalty
+        self.repetition[slot] = params.repetition_penalty
+        self.prompt_len[slot] = opened.prompt_len
+        self.n_top[slot] = params.logprobs
+        self.masked_until[slot] = params.masked_until if params.masked_end_ids else 0
+        self.penalised[slot] = (
+            params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
+        )
+        self.edited[slot] = edits.always
+        self.edits[slot] = edits
+
+    def close(self, slot: int) -> None:
+        """Forget a slot's edits; its numbers stay until the next `open` overwrites them, and nobody asks for them."""
+        self.edits[slot] = None
+
+    def draw(self, slots: np.ndarray, positions: np.ndarray) -> Draw:
+        """What choosing the tokens at `positions` int64 [m] of `slots` int64 [m] depends on."""
+        return Draw(
+            temperature=self.temperature[slots],
+            uniform=uniform(self.seed[slots], positions),
+            top_k=self.top_k[slots],
+            top_p=self.top_p[slots],
+            min_p=self.min_p[slots],
+        )

@@ -1,0 +1,130 @@
+"""Sampling on CPU: weights are made a few rows at a time so that they stay in cache; only their block sums are kept.
+
+Invariant: a row goes through the same arithmetic in any batch (reductions run inside a row, in blocks of fixed size).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, Draw
+
+BLOCK = 128
+"""Columns whose weights are summed first; the chosen block is then computed again."""
+CHUNK = 1 << 18
+"""Logits that one thread works on at a time: 1 MiB, so that the weights stay in its cache."""
+
+
+def choose(logits: torch.Tensor, draw: Draw) -> Choice:
+    """See `op.choose`."""
+    n_rows = logits.shape[0]
+    token_ids = torch.zeros(n_rows, dtype=torch.int64)
+    peaks = torch.zeros(n_rows)
+    random = draw.random
+    if not random.all():
+        # numpy takes the first of equal maxima, and the first NaN, about ten times faster than torch.argmax
+        token_ids = torch.from_numpy(logits.numpy().argmax(-1))
+        peaks = logits.gather(1, token_ids[:, None])[:, 0]
+    if random.any():
+        rows = np.flatnonzero(random)
+        token_ids[rows], peaks[rows] = _draw(logits, rows, draw.take(rows))
+    status = torch.full((n_rows,), FINE, dtype=torch.uint8)
+    status[~(peaks < torch.inf)] = NON_FINITE
+    status[peaks == -torch.inf] = EMPTY
+    return Choice(token_ids.masked_fill_(status != FINE, 0).to(torch.int32), status)
+
+
+def _draw(logits: torch.Tensor, rows: np.ndarray, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids, int64, and largest logits of some rows."""
+    n_rows, width = len(rows), logits.shape[1]
+    inverse = torch.from_numpy(np.float32(1) / draw.temperature)[:, None]
+    peaks, floors = torch.empty(n_rows, 1), None
+    sums = torch.empty(n_rows, -(-width // BLOCK))
+    if draw.truncated.any():
+        floors = torch.from_numpy(_floors(logits, rows, draw))[:, None]
+    n_chunk = max(1, CHUNK * torch.get_num_threads() // width)
+    for start in range(0, n_rows, n_chunk):
+        part = slice(start, start + n_chunk)
+        chunk = logits[rows[part]]
+        peaks[part] = chunk.amax(-1, keepdim=True)
+        weights = _weights(chunk, peaks[part], inverse[part], None if floors is None else floors[part])
+        _sum_blocks(weights, sums[part])
+    uniform = torch.from_numpy(draw.uniform)[:, None]
+    blocks, rests = _invert(sums, uniform)
+    cells = blocks * BLOCK + torch.arange(BLOCK)
+    chosen = logits[torch.from_numpy(rows)[:, None], cells.clamp(max=width - 1)]
+    weights = _weights(chosen, peaks, inverse, floors).masked_fill_(cells >= width, 0)
+    within = _first_above(weights.double().cumsum(-1), rests)
+    return cells.gather(1, within)[:, 0].clamp_(max=width - 1), peaks[:, 0]
+
+
+def _weights(x: torch.Tensor, peaks: torch.Tensor, inverse: torch.Tensor, floors: torch.Tensor | None) -> torch.Tensor:
+    """exp((x - peak) / temperature), 0 where x < floor. The peak goes first, since x / temperature may overflow."""
+    weights = torch.sub(x, peaks).mul_(inverse).exp_()
+    return weights if floors is None else weights.masked_fill_(x < floors, 0)
+
+
+def _sum_blocks(weights: torch.Tensor, out: torch.Tensor) -> None:
+    n_full = weights.shape[1] // BLOCK
+    torch.sum(weights[:, : n_full * BLOCK].unflatten(1, (n_full, BLOCK)), -1, out=out[:, :n_full])
+    if n_full < out.shape[1]:
+        out[:, n_full] = weights[:, n_full * BLOCK :].sum(-1)
+
+
+def _invert(sums: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The block in which the cumulative sum passes `uniform` times the total, and what that is beyond its start."""
+    cumulative = sums.double().cumsum(-1)
+    target = uniform * cumulative[:, -1:]
+    blocks = _first_above(cumulative, target)
+    before = torch.where(blocks > 0, cumulative.gather(1, (blocks - 1).clamp_(min=0)), 0)
+    return blocks, target - before
+
+
+def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """First index with cumulative > target, int64 [m, 1]. A target that rounding put at the total counts as just below
+    it, so the entry found always added something."""
+    total = cumulative[:, -1:]
+    target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).clamp_(max=cumulative.shape[1] - 1)
+
+
+def _floors(logits: torch.Tensor, rows: np.ndarray, draw: Draw) -> np.ndarray:
+    """float32 [m]: the smallest logit that each row keeps."""
+    floors = np.full(len(rows), -np.inf, np.float32)
+    for i in np.flatnonzero(draw.truncated):
+        floors[i] = _floor(logits[rows[i]], draw, int(i))
+    return floors
+
+
+def _floor(x: torch.Tensor, draw: Draw, i: int) -> float:
+    """The floor of row i, whose logits are x [width]."""
+    peak, temperature, top_k = float(x.max()), float(draw.temperature[i]), int(draw.top_k[i])
+    floor = -np.inf
+    if not np.isfinite(peak):
+        return floor
+    if draw.min_p[i] > 0:
+        floor = peak + temperature * float(np.log(draw.min_p[i], dtype=np.float64))
+    if 0 < top_k < len(x):
+        floor = max(floor, _kth_largest(x, top_k))
+    if draw.top_p[i] < 1:
+        kept = x.numpy() if floor == -np.inf else x.numpy()[x.numpy() >= np.float32(floor)]
+        floor = _nucleus_floor(kept, peak, temperature, float(draw.top_p[i]))
+    return floor
+
+
+def _kth_largest(x: torch.Tensor, k: int) -> float:
+    if k * 64 <= len(x):
+        return float(torch.topk(x, k, sorted=False).values.min())
+    return float(np.partition(x.numpy(), len(x) - k)[len(x) - k])
+
+
+def _nucleus_floor(x: np.ndarray, peak: float, temperature: float, top_p: float) -> float:
+    """Largest value t such that the weight of x >= t is at least `top_p` of the weight of all x."""
+    weights = np.exp((x - np.float32(peak)) * np.float32(1 / temperature))
+    total = weights.sum(dtype=np.float64)
+    # all logits that weigh less than this weigh less than 1 - top_p together, so they cannot be needed
+    candidates = np.sort(x[weights >= (1 - top_p) * total / len(x)])[::-1]
+    cumulative = np.exp((candidates - np.float32(peak)) * np.float32(1 / temperature)).cumsum(dtype=np.float64)
+    found = np.searchsorted(cumulative, top_p * total, side="left")
+    return float(candidates[min(found, len(candidates) - 1)])

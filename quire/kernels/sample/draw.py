@@ -1,0 +1,82 @@
+"""What the choice of a token depends on besides the logits: the controls of each row and its random number.
+
+Owns the counter-based hash. Invariant: the random number of a row is a function of (seed, position) alone, with
+the same integers in numpy, torch and Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures below this take the most probable token."""
+FINE, NON_FINITE, EMPTY = 0, 1, 2
+"""Status of a row: a token was chosen; NaN or +inf among the logits; nothing left above -inf."""
+
+
+def mix(x: Any) -> Any:
+    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit integers.
+
+    x: int64 array, tensor or Triton tensor. The masks make the arithmetic shift of signed integers a logical one.
+    """
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def uniform_bits(seed: Any, position: Any) -> Any:
+    """53 random bits, int64, of each (seed, position): two rounds of splitmix64. Arguments as in `mix`."""
+    keyed = mix(seed - 7046029254386353131)
+    return (mix(keyed + (position + 1) * -7046029254386353131) >> 11) & 0x1FFFFFFFFFFFFF
+
+
+def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """float64 [m] in [0, 1), a multiple of 2**-53, from int64 [m] seeds and positions."""
+    return uniform_bits(np.atleast_1d(seeds).astype(np.int64), np.atleast_1d(positions).astype(np.int64)) * 2.0**-53
+
+
+@dataclasses.dataclass(slots=True)
+class Draw:
+    """Host arrays of length m, one entry for each row of logits."""
+
+    temperature: np.ndarray
+    """float32; below `GREEDY_BELOW`: argmax, and the other fields of the row are ignored."""
+    uniform: np.ndarray
+    """float64 in [0, 1)."""
+    top_k: np.ndarray
+    """int32; keep the k largest logits and their ties; 0 keeps all."""
+    top_p: np.ndarray
+    """float32 in (0, 1]; 1 keeps all."""
+    min_p: np.ndarray
+    """float32 in [0, 1]; 0 keeps all."""
+
+    def __len__(self) -> int:
+        return len(self.temperature)
+
+    @property
+    def random(self) -> np.ndarray:
+        """bool [m]: rows that are not greedy."""
+        return self.temperature >= GREEDY_BELOW
+
+    @property
+    def truncated(self) -> np.ndarray:
+        """bool [m]: random rows that keep only a part of the vocabulary."""
+        return self.random & ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0))
+
+    def take(self, rows: np.ndarray) -> Draw:
+        """The draw of some rows only."""
+        return Draw(self.temperature[rows], self.uniform[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+@dataclasses.dataclass(slots=True)
+class Choice:
+    """Device tensors of length m."""
+
+    token_ids: torch.Tensor
+    """int32; 0 where the status is not `FINE`."""
+    status: torch.Tensor
+    """uint8: `FINE`, `NON_FINITE` or `EMPTY`."""
