@@ -1,0 +1,55 @@
+"""The host as a device: tensors share memory with numpy, work is done when the call returns."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+import torch
+
+
+class _Arrived:
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def wait(self) -> list[torch.Tensor]:
+        return self._tensors
+
+
+class CpuDevice:
+    """`Device` on the host's cores."""
+
+    name = "cpu"
+    torch_device = torch.device("cpu")
+
+    def __init__(self, n_threads: int = 0) -> None:
+        if n_threads:
+            torch.set_num_threads(n_threads)
+
+    def total_bytes(self) -> int:
+        return min(_meminfo("MemTotal"), _cgroup_limit())
+
+    def free_bytes(self) -> int:
+        return min(_meminfo("MemAvailable"), _cgroup_limit())
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.copy())
+
+    def download(self, tensors: list[torch.Tensor]) -> _Arrived:
+        return _Arrived(tensors)
+
+    def synchronize(self) -> None:
+        """Nothing is ever pending."""
+
+
+def _meminfo(field: str) -> int:
+    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/meminfo has no {field}")
+
+
+def _cgroup_limit() -> int:
+    path = pathlib.Path("/sys/fs/cgroup/memory.max")
+    text = path.read_text().strip() if path.exists() else "max"
+    return 2**62 if text == "max" else int(text)

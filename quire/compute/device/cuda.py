@@ -1,0 +1,80 @@
+"""An NVIDIA GPU as a device. The only file outside kernel launchers that says `torch.cuda`."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+
+from quire.core.errors import ConfigError
+
+
+class _Arriving:
+    def __init__(self, tensors: list[torch.Tensor], event: torch.cuda.Event) -> None:
+        self._tensors = tensors
+        self._event = event
+
+    def wait(self) -> list[torch.Tensor]:
+        self._event.synchronize()
+        return self._tensors
+
+
+class CudaDevice:
+    """`Device` on one GPU and its current stream; copies go through pinned memory."""
+
+    name = "cuda"
+
+    def __init__(self, index: int = 0) -> None:
+        if not torch.cuda.is_available():
+            raise ConfigError("device = 'cuda' but torch sees no CUDA device: check the driver with `quire doctor`, or use --device cpu")
+        self.torch_device = torch.device("cuda", index)
+        torch.cuda.set_device(self.torch_device)
+
+    def total_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.torch_device)[1]
+
+    def free_bytes(self) -> int:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.torch_device)[0]
+
+    def peak_bytes(self) -> int:
+        """Most memory that torch held at once since `reset_peak`."""
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def held_bytes(self) -> int:
+        """Memory that torch's tensors hold now."""
+        return torch.cuda.memory_allocated(self.torch_device)
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        # The caching host allocator keeps the pinned block until the copy has run on this stream.
+        return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
+
+    def download(self, tensors: list[torch.Tensor]) -> _Arriving:
+        targets = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
+        for target, source in zip(targets, tensors, strict=True):
+            target.copy_(source, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return _Arriving(targets, event)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+
+def is_available() -> bool:
+    """True if torch sees at least one CUDA device."""
+    return torch.cuda.is_available()
+
+
+def describe() -> list[str]:
+    """One line for each visible GPU: name, memory, compute capability."""
+    lines = []
+    for index in range(torch.cuda.device_count()):
+        p = torch.cuda.get_device_properties(index)
+        lines.append(f"{p.name}, {p.total_memory / 2**30:.0f} GiB, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs")
+    return lines

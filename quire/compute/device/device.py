@@ -1,0 +1,47 @@
+"""The `Device` protocol: the few things that differ between a CPU and a GPU, outside kernels.
+
+Owns memory figures, uploads, downloads and completion. Does not own what runs (kernels dispatch on the tensor).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+
+class Download(Protocol):
+    """Tensors on their way to the host."""
+
+    def wait(self) -> list[torch.Tensor]:
+        """Block until they arrived; CPU tensors in the order given."""
+        ...
+
+
+class Device(Protocol):
+    """One place where tensors live and kernels run, in order."""
+
+    name: str
+    """'cpu' or 'cuda'."""
+    torch_device: torch.device
+
+    def total_bytes(self) -> int:
+        """Size of its memory."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Memory that nobody uses now."""
+        ...
+
+    def upload(self, array: np.ndarray) -> torch.Tensor:
+        """Copy to the device without waiting; the array may be changed at once afterwards."""
+        ...
+
+    def download(self, tensors: list[torch.Tensor]) -> Download:
+        """Start copying to the host after all work queued so far."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything queued is done."""
+        ...

@@ -1,0 +1,46 @@
+"""The KV pool on the device and the context through which a model's layers reach it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from quire.config.arch import ModelArch
+from quire.core.plan import PageCopy
+from quire.kernels.attention import op as attention
+from quire.kernels.attention.plan import AttnPlan, Variant
+from quire.kernels.kvstore import op as kvstore
+
+
+class KVPool:
+    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, head_dim] in the model's dtype. Page 0 takes padding."""
+
+    def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        shape = (arch.n_layers, n_pages, arch.n_kv_heads, page_size, arch.head_dim)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+
+    def copy(self, copies: list[PageCopy]) -> None:
+        """Copy on write, in every layer."""
+        if not copies:
+            return
+        sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
+        for layer in range(self.k.shape[0]):
+            kvstore.copy_pages(self.k[layer], self.v[layer], sources, targets, counts)
+
+
+@dataclasses.dataclass(slots=True)
+class PagedContext:
+    """What attention layers need in one step: where rows are written and what they see."""
+
+    pool: KVPool
+    plan: AttnPlan
+    cells: torch.Tensor
+    """int64 [n_rows]: cell of each row's K and V."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, variant: Variant) -> torch.Tensor:
+        """Store k and v, then attend. q: [n, n_heads, d], k and v: [n, n_kv_heads, d]; returns [n, n_heads, d]."""
+        k_pages, v_pages = self.pool.k[layer], self.pool.v[layer]
+        kvstore.store_kv(k, v, k_pages, v_pages, self.cells)
+        return attention.run(q, k_pages, v_pages, self.plan, variant)

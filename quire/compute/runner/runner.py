@@ -1,0 +1,182 @@
+"""Executes `StepPlan`s: apply what changed, run the flat batch through the model, sample, start the copy to the host.
+
+Owns the order of these within a step. Does not own which tokens run (`control`) nor kernels.
+Invariant: `launch` never waits for the device; only `LaunchedStep.result` does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from quire.compute.device.device import Device, Download
+from quire.compute.layers.context import Context
+from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.pool import KVPool, PagedContext
+from quire.compute.runner.tables import SlotTables
+from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
+from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
+from quire.config.arch import ModelArch
+from quire.core.plan import SlotOpen, StepPlan
+from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
+from quire.kernels.attention import op as attention
+
+PROMPT_LOGPROB_ROWS = 256
+"""Rows whose logits are held at once while prompt logprobs are computed."""
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    arch: ModelArch
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor: ...
+
+    def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclasses.dataclass(slots=True)
+class PromptRows:
+    """Prompt logprobs of one span, on their way to the host."""
+
+    span: int
+    parts: list[LogprobTensors]
+
+
+class LaunchedStep:
+    """A step whose work is queued on the device."""
+
+    def __init__(self, plan: StepPlan, batch: FlatBatch, download: Download, fetched: Fetched, host_s: float, start_s: float) -> None:
+        self._plan = plan
+        self._batch = batch
+        self._download = download
+        self._fetched = fetched
+        self._host_s = host_s
+        self._start_s = start_s
+
+    def result(self) -> StepResult:
+        """Wait for the device, then turn its tensors into plain values."""
+        token_ids, status, *rest = self._download.wait()
+        statuses = status.tolist()
+        good = [code not in FAULT_CODES for code in statuses]
+        slots = self._batch.sampled_slots.tolist()
+        logprobs, prompt = self._fetched.read(rest)
+        kept = np.cumsum(good) - 1
+        return StepResult(
+            step=self._plan.step,
+            tokens=[token for token, fine in zip(token_ids.tolist(), good, strict=True) if fine],
+            n_new=[int(fine) for fine in good],
+            logprobs={int(kept[row]): line for row, line in logprobs.items() if good[row]},
+            prompt_logprobs=prompt,
+            faults=[Fault(slot, FAULT_CODES[code]) for slot, code in zip(slots, statuses, strict=True) if code in FAULT_CODES],
+            timings=StepTimings(self._host_s, time.perf_counter() - self._start_s),
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class Fetched:
+    """Logprob tensors that come along with the tokens."""
+
+    sampled: LogprobTensors | None
+    prompt: list[PromptRows]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """What is to be downloaded, in a fixed order."""
+        return [tensor for part in self._parts() for tensor in part.tensors()]
+
+    def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, TokenLogprobs], dict[int, list[TokenLogprobs]]]:
+        """Lines by sampled row, and lines by span, from the downloaded tensors."""
+        n_each = len(arrived) // max(len(self._parts()), 1)
+        lines = [token_logprobs(part.n_top, arrived[i * n_each : (i + 1) * n_each]) for i, part in enumerate(self._parts())]
+        sampled = {}
+        if self.sampled is not None:
+            sampled = dict(zip(self.sampled.rows.tolist(), lines.pop(0), strict=True))
+        prompt: dict[int, list[TokenLogprobs]] = {}
+        for rows in self.prompt:
+            prompt[rows.span] = [line for _ in rows.parts for line in lines.pop(0)]
+        return sampled, prompt
+
+    def _parts(self) -> list[LogprobTensors]:
+        return ([self.sampled] if self.sampled is not None else []) + [part for rows in self.prompt for part in rows.parts]
+
+
+class Runner:
+    """One model on one device, with its KV pool, slot tables and sampler."""
+
+    def __init__(self, device: Device, model: Model, pool: KVPool, tables: SlotTables, sampler: Sampler) -> None:
+        self._device = device
+        self._model = model
+        self._pool = pool
+        self._tables = tables
+        self._sampler = sampler
+        self._opened: dict[int, SlotOpen] = {}
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Queue one step on the device."""
+        start_s = time.perf_counter()
+        self._apply(plan)
+        batch = flatten(plan.spans)
+        hidden = self._forward(batch)
+        sampled, prompt = self._sample(plan, batch, hidden)
+        fetched = Fetched(sampled.logprobs, prompt)
+        download = self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
+        return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for slot in plan.closed:
+            self._sampler.close(slot)
+            del self._opened[slot]
+        for opened in plan.opened:
+            self._sampler.open(opened)
+            self._opened[opened.slot] = opened
+        self._tables.open(plan.opened)
+        self._tables.append(plan.pages)
+        self._pool.copy(plan.copies)
+
+    def _forward(self, batch: FlatBatch) -> torch.Tensor:
+        cells = self._tables.cells(batch.row_slots, batch.row_positions)
+        rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
+        k_pages = self._pool.k
+        plan = attention.plan(
+            batch.q_indptr,
+            batch.kv_lens,
+            batch.span_slots,
+            self._tables.pages,
+            page_size=k_pages.shape[3],
+            n_q_heads=self._model.arch.n_heads,
+            n_kv_heads=k_pages.shape[2],
+            head_dim=k_pages.shape[4],
+        )
+        token_ids = self._tables.tokens[rows[0], rows[1]]
+        return self._model.forward(token_ids, rows[1], PagedContext(self._pool, plan, rows[2]))
+
+    def _sample(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> tuple[Sampled, list[PromptRows]]:
+        tokens = self._tables.tokens
+        where = self._device.upload(np.stack([batch.sampled_rows, batch.sampled_slots, batch.sampled_positions]))
+        logits = self._model.logits(hidden[where[0]])
+        sampled = self._sampler.sample(logits, batch.sampled_slots, batch.sampled_positions, tokens)
+        tokens[where[1], where[2]] = sampled.token_ids
+        return sampled, self._prompt_logprobs(plan, batch, hidden)
+
+    def _prompt_logprobs(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> list[PromptRows]:
+        found = []
+        for span, slot in enumerate(plan.spans.slots):
+            opened = self._opened[slot]
+            start = plan.spans.starts[span]
+            n_rows = min(start + plan.spans.lengths[span], opened.prompt_len - 1) - start
+            if opened.params.prompt_logprobs < 0 or n_rows <= 0:
+                continue
+            first = int(batch.q_indptr[span])
+            targets = self._tables.tokens[slot, start + 1 : start + 1 + n_rows]
+            parts = []
+            for at in range(0, n_rows, PROMPT_LOGPROB_ROWS):
+                end = min(at + PROMPT_LOGPROB_ROWS, n_rows)
+                logits = self._model.logits(hidden[first + at : first + end])
+                parts.append(prompt_logprobs(logits, targets[at:end], opened.params.prompt_logprobs))
+            found.append(PromptRows(span, parts))
+        return found

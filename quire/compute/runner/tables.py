@@ -1,0 +1,63 @@
+"""What compute remembers between steps for each slot: its tokens and its pages.
+
+Owns the token table and the page table (a host mirror and a device copy). Does not own which page a slot gets.
+Invariant: row `slot` of the device tables equals what the plans so far said; the token table also holds sampled
+tokens that the host has not seen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.compute.device.device import Device
+from quire.core.plan import PageAppend, SlotOpen
+
+
+class SlotTables:
+    """`tokens` int32 [n_slots, max_model_len + 1] and `pages` int32 [n_slots, max_pages] on the device.
+
+    The extra token column takes the last sampled token, which is never computed.
+    """
+
+    def __init__(self, n_slots: int, max_model_len: int, page_size: int, device: Device) -> None:
+        self._device = device
+        n_columns = -(-max_model_len // page_size)
+        self.page_size = page_size
+        self.host_pages = np.zeros((n_slots, n_columns), np.int32)
+        shared = device.name == "cpu"
+        self.pages = torch.from_numpy(self.host_pages) if shared else device.upload(self.host_pages)
+        self.tokens = torch.zeros((n_slots, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
+        self._shared = shared
+
+    def open(self, opened: list[SlotOpen]) -> None:
+        """Write the known tokens of new sequences, in one upload."""
+        if not opened:
+            return
+        ids = self._device.upload(np.concatenate([np.asarray(one.token_ids, np.int32) for one in opened]))
+        at = 0
+        for one in opened:
+            n_tokens = len(one.token_ids)
+            self.tokens[one.slot, :n_tokens] = ids[at : at + n_tokens]
+            at += n_tokens
+
+    def append(self, added: list[PageAppend]) -> None:
+        """Extend page lists, on the host and, in one scatter, on the device."""
+        if not added:
+            return
+        for one in added:
+            self.host_pages[one.slot, one.first_index : one.first_index + len(one.pages)] = one.pages
+        if self._shared:
+            return
+        n_columns = self.host_pages.shape[1]
+        lengths = [len(one.pages) for one in added]
+        first = np.repeat([one.slot * n_columns + one.first_index for one in added], lengths)
+        within = np.arange(len(first)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        values = np.concatenate([np.asarray(one.pages, np.int64) for one in added])
+        where_and_what = self._device.upload(np.stack([first + within, values]))
+        self.pages.view(-1)[where_and_what[0]] = where_and_what[1].to(torch.int32)
+
+    def cells(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int64 [n]: index `page * page_size + offset` of each (slot, position) in the KV pool."""
+        pages = self.host_pages[slots, positions // self.page_size].astype(np.int64)
+        return pages * self.page_size + positions % self.page_size

@@ -1,0 +1,51 @@
+"""From options that say 'choose for me' to numbers, given the model and the kind of device. Torch-free.
+
+Owns the defaults that depend on both. Does not own memory (`planner/memory`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one engine may do at once."""
+
+    dtype: str
+    """'bfloat16', 'float16' or 'float32'."""
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+DEFAULT_SEQS = {"cuda": 512, "cpu": 64, "null": 256}
+DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
+
+
+def resolve(config: EngineConfig, arch: ModelArch, device: str) -> Limits:
+    """Limits for 'cuda', 'cpu' or 'null'. Raises ConfigError where an option exceeds what the model can do."""
+    if config.max_model_len > arch.max_position_scaled:
+        raise ConfigError(
+            f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
+            "lower it, or add rope scaling to config.json"
+        )
+    max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
+    return Limits(
+        dtype=arch.dtype if config.dtype == "auto" else config.dtype,
+        max_model_len=config.max_model_len or arch.max_position,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
+    )
+
+
+def _batched_tokens(n_tokens: int, n_seqs: int, device: str) -> int:
+    """A step must have room for one token of every running sequence."""
+    if not n_tokens:
+        return max(DEFAULT_BATCHED_TOKENS[device], n_seqs)
+    if n_tokens < n_seqs:
+        raise ConfigError(f"max_num_batched_tokens = {n_tokens} is less than max_num_seqs = {n_seqs}: raise the one or lower the other")
+    return n_tokens

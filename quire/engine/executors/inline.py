@@ -1,0 +1,78 @@
+"""Runs plans in this process. On a GPU launches return before the work is done; on a CPU one worker thread computes.
+
+Owns the order of steps (first in, first out). Does not own what a step does (`compute/runner`).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from typing import Protocol
+
+from quire.core.plan import StepPlan
+from quire.core.result import StepResult
+
+
+class Pending(Protocol):
+    """A launched step."""
+
+    def result(self) -> StepResult:
+        """Wait for the device and build the result."""
+        ...
+
+
+class Launcher(Protocol):
+    """The part of the runner that an executor needs."""
+
+    def launch(self, plan: StepPlan) -> Pending: ...
+
+
+class LaunchedFuture(concurrent.futures.Future[StepResult]):
+    """A future whose waiting is done by whoever asks for the result, not by a thread."""
+
+    def __init__(self, pending: Pending) -> None:
+        super().__init__()
+        self._pending = pending
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        if not self.done():
+            self.set_result(self._pending.result())
+        return super().result(timeout)
+
+
+class LaunchExecutor:
+    """For devices that compute on their own: `submit` launches at once in the caller's thread."""
+
+    def __init__(self, runner: Launcher) -> None:
+        self._runner = runner
+
+    def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
+        try:
+            return LaunchedFuture(self._runner.launch(plan))
+        except Exception as error:
+            failed: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
+            failed.set_exception(error)
+            return failed
+
+    def shutdown(self) -> None:
+        """Nothing runs in the background."""
+
+
+class ThreadExecutor:
+    """For a device that is the host itself: one thread computes while the caller plans the next step."""
+
+    def __init__(self, runner: Launcher) -> None:
+        self._runner = runner
+        self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-compute")
+
+    def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
+        return self._pool.submit(self._run, plan)
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        start_s = time.perf_counter()
+        result = self._runner.launch(plan).result()
+        result.timings.total_s = time.perf_counter() - start_s
+        return result
+
+    def shutdown(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)

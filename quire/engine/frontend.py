@@ -1,0 +1,60 @@
+"""The torch-free half of a loaded model: names, tokenizer, chat template, end tokens, intake.
+
+Owns loading them from a checkpoint folder. Does not own weights (`engine/build`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from quire.compute.weights.hub import find_checkpoint
+from quire.config.arch import read_arch
+from quire.config.engine import EngineConfig
+from quire.core.clock import Clock, MonotonicClock
+from quire.core.events import EngineReady
+from quire.engine.intake import Intake
+from quire.text.chat_template import ChatTemplate
+from quire.text.tokenizer import HfTokenizer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frontend:
+    """What a process needs to turn text into requests and deltas into text."""
+
+    config: EngineConfig
+    model_name: str
+    tokenizer: HfTokenizer | None
+    chat_template: ChatTemplate | None
+    end_token_ids: list[int]
+    clock: Clock = dataclasses.field(default_factory=MonotonicClock)
+    engine: EngineReady | None = None
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Frontend:
+        """Read the tokenizer, the chat template and the end tokens. Raises LoadError or ConfigError."""
+        folder = find_checkpoint(config.model, config.revision)
+        arch = read_arch(folder)
+        tokenizer = template = None
+        if not config.skip_tokenizer_init:
+            text_folder = find_checkpoint(config.tokenizer, config.revision) if config.tokenizer else folder
+            tokenizer = HfTokenizer.load(text_folder)
+            template = ChatTemplate.load(text_folder, pathlib.Path(config.chat_template) if config.chat_template else None)
+        names = config.served_model_name or [config.model or folder.name]
+        return cls(config, names[0], tokenizer, template, list(arch.eos_token_ids))
+
+    def attach(self, ready: EngineReady) -> Frontend:
+        """The same, knowing the engine's limits."""
+        return dataclasses.replace(self, engine=ready)
+
+    @property
+    def ready(self) -> EngineReady:
+        """The engine's limits (RuntimeError before `attach`)."""
+        if self.engine is None:
+            raise RuntimeError("attach() comes first")
+        return self.engine
+
+    @property
+    def intake(self) -> Intake:
+        """Checks against this model and engine."""
+        return Intake(self.config, self.ready, self.tokenizer, self.end_token_ids, self.clock)

@@ -1,0 +1,125 @@
+"""From `SeqDelta`s to `RequestOutput`s: incremental text, stop strings, logprobs with token strings.
+
+Owns the text state of open requests of one client. Does not own stopping by token (`control`).
+Invariants: the pieces of text of a sequence join to its whole text; nothing follows a finish reason.
+"""
+
+from __future__ import annotations
+
+from quire.core.clock import Clock
+from quire.core.events import FinishReason, SeqDelta
+from quire.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from quire.core.request import Request
+from quire.core.result import TokenLogprobs
+from quire.core.sampling import OutputKind
+from quire.text.output import TextStream
+from quire.text.tokenizer import HfTokenizer
+
+
+class OpenRequest:
+    """All state of one request between submission and its last output."""
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: HfTokenizer | None, clock: Clock) -> None:
+        params = request.params
+        self.request = request
+        self.prompt = prompt
+        self.metrics = RequestMetrics(arrival_s=request.arrival_s)
+        self.completions = [CompletionOutput(index=i, text="", token_ids=[]) for i in range(params.n)]
+        self.n_cached = 0
+        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._n_open = params.n
+        if params.logprobs is not None:
+            for completion in self.completions:
+                completion.logprobs, completion.cumulative_logprob = [], 0.0
+        self._texts = (
+            [TextStream(tokenizer, params) for _ in self.completions] if tokenizer is not None and params.detokenize else []
+        )
+
+    @property
+    def finished(self) -> bool:
+        """True once every completion has a finish reason."""
+        return self._n_open == 0
+
+    def take(self, delta: SeqDelta) -> tuple[CompletionOutput | None, bool]:
+        """Apply one delta. Returns the new part of its completion (None if it had ended already) and whether a stop
+        string ended the sequence, in which case the engine must be told to stop it."""
+        completion = self.completions[delta.index]
+        if completion.finish_reason is not None:
+            return None, False
+        now_s = self._clock.now_s()
+        if delta.token_ids and self.metrics.first_token_s is None:
+            self.metrics.first_token_s = now_s
+        if delta.index == 0:
+            self.n_cached = max(self.n_cached, delta.n_cached)
+            if delta.prompt_logprobs is not None:
+                self.prompt_logprobs = self._prompt_logprobs(delta.prompt_logprobs)
+        part = self._advance(completion, delta)
+        if completion.finish_reason is not None:
+            self._n_open -= 1
+            if self.finished:
+                self.metrics.finished_s = now_s
+        return part, isinstance(completion.stop_reason, str) and delta.finish_reason is None
+
+    def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> CompletionOutput:
+        reason = delta.finish_reason.value if delta.finish_reason is not None else None
+        stop_reason: int | str | None = delta.error if delta.finish_reason is FinishReason.ERROR else delta.stop_token
+        if stop_reason in self.request.end_token_ids:
+            stop_reason = None
+        text = ""
+        if self._texts:
+            hidden = delta.stop_token is not None and not self.request.params.include_stop_str_in_output
+            shown = delta.token_ids[:-1] if hidden else delta.token_ids
+            text, stop = self._texts[completion.index].feed(shown, reason is not None)
+            if stop is not None:
+                reason, stop_reason = FinishReason.STOP.value, stop
+        logprobs = None
+        if delta.logprobs is not None and completion.logprobs is not None:
+            logprobs = [self._logprobs(row, token) for row, token in zip(delta.logprobs, delta.token_ids, strict=True)]
+            completion.logprobs += logprobs
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(row.chosen for row in delta.logprobs)
+        completion.text += text
+        completion.token_ids += delta.token_ids
+        completion.finish_reason, completion.stop_reason = reason, stop_reason
+        return CompletionOutput(
+            index=completion.index,
+            text=text,
+            token_ids=delta.token_ids,
+            cumulative_logprob=completion.cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+        )
+
+    def output(self, parts: list[CompletionOutput]) -> RequestOutput | None:
+        """What the user gets for these new parts, by `params.output_kind`; None if nothing is to be shown yet."""
+        kind = self.request.params.output_kind
+        if kind is OutputKind.FINAL_ONLY and not self.finished:
+            return None
+        if kind is not OutputKind.DELTA:
+            parts = self.completions
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=parts,
+            finished=self.finished,
+            prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.n_cached,
+            metrics=self.metrics,
+        )
+
+    def _logprobs(self, row: TokenLogprobs, token: int) -> dict[int, Logprob]:
+        found = {token: Logprob(row.chosen, row.rank, self._name(token))}
+        for rank, (top, value) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), start=1):
+            if top != token:
+                found[top] = Logprob(value, rank, self._name(top))
+        return found
+
+    def _prompt_logprobs(self, rows: list[TokenLogprobs]) -> list[dict[int, Logprob] | None]:
+        tokens = self.request.prompt_token_ids[1:]
+        return [None, *(self._logprobs(row, token) for row, token in zip(rows, tokens, strict=True))]
+
+    def _name(self, token: int) -> str | None:
+        return None if self._tokenizer is None else self._tokenizer.decode([token], skip_special_tokens=False)
