@@ -1,0 +1,1 @@
+"""From a checkpoint's files to parameters: finding, checking, streaming. Only `loader` and `dummy` import torch."""

@@ -1,0 +1,180 @@
+"""Building a model: checks a checkpoint against it, allocates, streams weights into the fused parameters.
+
+Owns the match of names, shapes and dtypes, and the copies. Does not own files (`checkpoint`) or data flow (`models`).
+Invariant: everything that can be known from headers is checked before a parameter is allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+import torch
+from tqdm import tqdm
+
+from quire.compute.layers.rotary import rope_table
+from quire.compute.models.dense import DenseModel
+from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
+from quire.compute.weights.dummy import fill_random
+from quire.compute.weights.header import Entry
+from quire.config.arch import ModelArch
+from quire.core.errors import ConfigError, LoadError, shown
+
+BUFFER_BYTES: Final = 16 << 20
+TORCH_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""dtype of the format → dtype of torch, for those that weights may have."""
+LISTED: Final = 8
+"""Most tensor names in one error message."""
+TIED_HEAD: Final = ("lm_head.weight", "model.embed_tokens.weight")
+_COMPUTED: Final = re.compile(r"^model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
+"""Buffers that old checkpoints carry and every model computes from config.json: skipped."""
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """One tensor to read and where it goes."""
+
+    entry: Entry
+    target: str
+    """Name among the model's weights."""
+    compare: bool = False
+    """Do not write: the target is loaded already and must be equal."""
+
+
+def load_model(
+    folder: pathlib.Path,
+    arch: ModelArch,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_model_len: int,
+    load_format: str = "auto",
+    seed: int = 0,
+    check_finite: bool = True,
+    progress: bool | None = None,
+) -> DenseModel:
+    """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'.
+
+    dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
+    check_finite: refuse NaN and infinity. progress: show a bar; None shows it on a terminal only.
+    Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers.
+    """
+    if not 0 < max_model_len <= arch.max_position_scaled:
+        raise ConfigError(
+            f"max_model_len = {max_model_len:,} must be from 1 to {arch.max_position_scaled:,}, the model's context",
+            param="max_model_len",
+        )
+    cos_sin = rope_table(arch.rope, arch.head_dim, max_model_len)
+
+    def build(place: torch.device) -> DenseModel:
+        return DenseModel(arch, functools.partial(torch.empty, dtype=dtype, device=place), cos_sin.to(place))
+
+    if load_format == "dummy":
+        model = build(device)
+        fill_random(model.weights(), seed, device)
+        return model
+    shards = open_checkpoint(folder)
+    copies = _match(shards, build(torch.device("meta")))
+    model = build(device)
+    _stream(shards, copies, dict(model.weights()), check_finite, progress)
+    return model
+
+
+def _match(shards: list[Shard], model: DenseModel) -> list[list[Copy]]:
+    """What to copy from each shard. Raises LoadError: missing, left-over or mis-shaped tensors, an unusable dtype."""
+    wanted = dict(model.weights())
+    copies = [list(_copies(shard.entries, wanted, model.arch)) for shard in shards]
+    found = {copy.entry.name for shard_copies in copies for copy in shard_copies}
+    _refuse("has no tensor", sorted(set(wanted) - found))
+    for copy in (copy for shard_copies in copies for copy in shard_copies):
+        expected = tuple(wanted[copy.target].shape)
+        if copy.entry.shape != expected:
+            raise LoadError(f"tensor {copy.entry.name} has shape {copy.entry.shape}; config.json implies {expected}")
+        if copy.entry.dtype not in TORCH_DTYPES:
+            raise LoadError(
+                f"tensor {copy.entry.name} has dtype {copy.entry.dtype}; usable are {', '.join(TORCH_DTYPES)}"
+            )
+    return copies
+
+
+def _copies(entries: Iterable[Entry], wanted: dict[str, torch.Tensor], arch: ModelArch) -> Iterator[Copy]:
+    left_over = []
+    for entry in entries:
+        if entry.name in wanted:
+            yield Copy(entry, entry.name)
+        elif arch.tie_embeddings and entry.name == TIED_HEAD[0]:
+            yield Copy(entry, TIED_HEAD[1], compare=True)
+        elif not _COMPUTED.match(entry.name):
+            left_over.append(entry.name)
+    _refuse("has tensors that the model does not use:", left_over)
+
+
+def _refuse(what: str, names: list[str]) -> None:
+    if names:
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        raise LoadError(f"the checkpoint {what} {', '.join(shown(name) for name in names[:LISTED])}{more}")
+
+
+def _stream(
+    shards: list[Shard],
+    copies: list[list[Copy]],
+    targets: dict[str, torch.Tensor],
+    check_finite: bool,
+    progress: bool | None,
+) -> None:
+    """Read all shards in the order of their bytes; comparisons come last, when their targets are filled."""
+    buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8)
+    total = sum(copy.entry.n_bytes for shard_copies in copies for copy in shard_copies)
+    disable = None if progress is None else not progress
+    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=disable) as bar:
+        for compare in (False, True):
+            for shard, shard_copies in zip(shards, copies, strict=True):
+                chosen = [copy for copy in shard_copies if copy.compare == compare]
+                if chosen:
+                    _read_tensors(shard, chosen, targets, buffer, check_finite, bar)
+
+
+def _read_tensors(
+    shard: Shard,
+    copies: list[Copy],
+    targets: dict[str, torch.Tensor],
+    buffer: torch.Tensor,
+    check_finite: bool,
+    bar: tqdm,
+) -> None:
+    with open_shard(shard) as descriptor:
+        for copy in copies:
+            target = targets[copy.target].view(-1)
+            for start, piece in _pieces(descriptor, copy.entry, buffer, shard.path):
+                part = target[start : start + len(piece)]
+                if not copy.compare:
+                    part.copy_(piece)
+                elif not torch.equal(part, piece.to(part.device, part.dtype)):
+                    raise LoadError(
+                        f"{copy.entry.name} differs from {copy.target}, but tie_word_embeddings is true in config.json"
+                    )
+                bar.update(piece.nbytes)
+            if check_finite and not _is_finite(target):
+                raise LoadError(
+                    f"tensor {copy.entry.name} in {shard.path} has NaN or infinite values as {target.dtype}"
+                )
+
+
+def _pieces(
+    descriptor: int, entry: Entry, buffer: torch.Tensor, path: pathlib.Path
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """(index of the first element, elements) over a tensor's bytes; each piece is valid until the next."""
+    dtype = TORCH_DTYPES[entry.dtype]
+    for offset in range(0, entry.n_bytes, len(buffer)):
+        raw = buffer[: min(len(buffer), entry.n_bytes - offset)]
+        read_into(descriptor, memoryview(raw.numpy()), entry.start + offset, path)
+        yield offset // dtype.itemsize, raw.view(dtype)
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """One fast pass: the extremes are finite exactly if all values are (NaN propagates)."""
+    low, high = torch.aminmax(values)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
