@@ -25,5 +25,6 @@ def shape_options(model: str) -> dict[str, object]:
     name = model.removeprefix(PREFIX)
     if name not in shape_names():
         known = [PREFIX + each for each in shape_names()]
-        raise ConfigError(f"{shown(model)} is not a bundled shape{did_you_mean(model, known)} There are {', '.join(known)}.")
+        near = did_you_mean(model, known) or "."
+        raise ConfigError(f"{shown(model)} is not a bundled shape{near} There are {', '.join(known)}.")
     return {"model": str(FOLDER / name), "load_format": "dummy", "skip_tokenizer_init": True}

@@ -1,0 +1,108 @@
+"""Options of `quire bench`, in vLLM's spelling; flags and help are generated from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.bench.datasets import TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
+from quire.core.errors import ConfigError
+
+
+def _doc(text: str, **bounds: Any) -> Meta:
+    return Meta(description=text, **bounds)
+
+
+class ReportOptions(msgspec.Struct, kw_only=True):
+    """Where the figures go besides the terminal."""
+
+    output_json: Annotated[str, _doc("File for the figures with commit, hardware, command and configuration.")] = ""
+    plot: Annotated[str, _doc("Picture of the batch filling over time: a .png (needs matplotlib) or an .html.")] = ""
+
+
+class DatasetOptions(msgspec.Struct, kw_only=True):
+    """What is asked. Prompts are random token ids, fresh in each repetition."""
+
+    dataset_name: Annotated[
+        Literal["random", "lengths", "prefix_repetition"],
+        _doc("random: lengths around --input-len and --output-len; lengths: from --dataset-path (ShareGPT-like); "
+             "prefix_repetition: --num-prefixes prefixes of --prefix-len tokens, --input-len own tokens each."),
+    ] = "random"  # fmt: skip
+    dataset_path: Annotated[str, _doc("JSON file with lists 'input' and 'output' of lengths in tokens.")] = ""
+    num_prompts: Annotated[int, _doc("Number of requests; 0 takes all of a lengths file.", ge=0)] = 1000
+    input_len: Annotated[int, _doc("Prompt tokens of each request, after a shared prefix.", ge=1)] = 1024
+    output_len: Annotated[int, _doc("Tokens to generate for each request.", ge=1)] = 128
+    random_range_ratio: Annotated[float, _doc("Lengths are uniform in [len*(1-r), len*(1+r)].", ge=0, lt=1)] = 0.0
+    prefix_len: Annotated[int, _doc("Tokens of a prefix that requests share.", ge=0)] = 0
+    num_prefixes: Annotated[int, _doc("Distinct prefixes of prefix_repetition.", ge=1)] = 10
+
+    def dataset(self, vocab_size: int, seed: int) -> Dataset:
+        """The requests that these options describe, with token ids below `vocab_size`. ConfigError if they clash."""
+        if self.dataset_name == "lengths":
+            if not self.dataset_path:
+                raise ConfigError("--dataset-name lengths needs --dataset-path: a JSON file with 'input' and 'output'")
+            return from_lengths(read_lengths(self.dataset_path, self.num_prompts), vocab_size, seed, self.prefix_len)
+        if self.num_prompts == 0:
+            raise ConfigError("--num-prompts 0 takes all of a lengths file: use --dataset-name lengths too")
+        lengths = uniform_lengths(self.num_prompts, self.input_len, self.output_len, self.random_range_ratio, seed)
+        if self.dataset_name == "random":
+            return from_lengths(lengths, vocab_size, seed, self.prefix_len)
+        return from_lengths(lengths, vocab_size, seed, self.prefix_len or 256, self.num_prefixes)
+
+
+class ThroughputOptions(DatasetOptions, ReportOptions, kw_only=True):
+    """Options of `quire bench throughput`."""
+
+    workload: Annotated[
+        Literal["none", "W1", "W2", "W3", "W5"],
+        _doc("A fixed workload in place of the dataset options; see docs/bench.md."),
+    ] = "none"
+    temperature: Annotated[float, _doc("Sampling temperature.", ge=0, le=100)] = 1.0
+    num_repeats: Annotated[int, _doc("Timed repetitions; the median is reported.", ge=1)] = 1
+    num_warmups: Annotated[int, _doc("Untimed passes over all prompts with short outputs.", ge=0)] = 1
+    warmup_output_len: Annotated[int, _doc("Output tokens of each request in a warm-up pass.", ge=1)] = 16
+    vocab_size: Annotated[int, _doc("Random ids are below this and below the model's vocabulary.", ge=1)] = TOKEN_LIMIT
+
+
+class LatencyOptions(ReportOptions, kw_only=True):
+    """Options of `quire bench latency`."""
+
+    workload: Annotated[
+        Literal["none", "W4", "W6"], _doc("Fixed cases in place of the three options below; see docs/bench.md.")
+    ] = "none"
+    batch_size: Annotated[int, _doc("Requests that start together.", ge=1)] = 8
+    input_len: Annotated[int, _doc("Prompt tokens.", ge=1)] = 32
+    output_len: Annotated[int, _doc("Tokens to generate.", ge=1)] = 128
+    num_iters_warmup: Annotated[int, _doc("Untimed iterations.", ge=0)] = 3
+    num_iters: Annotated[int, _doc("Timed iterations.", ge=1)] = 10
+    vocab_size: Annotated[int, _doc("Random ids are below this and below the model's vocabulary.", ge=1)] = TOKEN_LIMIT
+
+
+class ServeBenchOptions(DatasetOptions, ReportOptions, kw_only=True):
+    """Options of `quire bench serve`, which needs no model here: it talks to a server."""
+
+    base_url: Annotated[str, _doc("Address of an OpenAI-compatible server.")] = "http://127.0.0.1:8000"
+    endpoint: Annotated[str, _doc("Path of its completions.")] = "/v1/completions"
+    model: Annotated[str, _doc("Model name in the requests; default: the first that /v1/models lists.")] = ""
+    api_key: Annotated[str, _doc("Bearer key; default: QUIRE_API_KEY.")] = ""
+    request_rate: Annotated[float, _doc("Requests a second, at random gaps; inf: all at once.", gt=0)] = float("inf")
+    burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", gt=0)] = 1.0
+    max_concurrency: Annotated[int, _doc("Most requests in flight; 0 sets no limit.", ge=0)] = 0
+    temperature: Annotated[float, _doc("Sampling temperature.", ge=0, le=100)] = 0.0
+    ignore_eos: Annotated[
+        bool, _doc("Ask for exactly --output-len tokens (not an OpenAI field; vLLM and Quire know it).")
+    ] = True
+    seed: Annotated[int, _doc("Seed of lengths, tokens and arrival times.", ge=0)] = 0
+    num_warmups: Annotated[int, _doc("Untimed requests before the run.", ge=0)] = 1
+    ready_check_timeout_sec: Annotated[float, _doc("Longest wait for the server to answer /v1/models.", ge=0)] = 60.0
+    metric_percentiles: Annotated[
+        list[Annotated[float, Meta(ge=0, le=100)]], _doc("Percentiles of TTFT, TPOT, ITL and E2EL to report.")
+    ] = [50.0, 90.0, 99.0]
+    goodput: Annotated[
+        list[str], _doc("Limits in ms, for instance ttft:200 tpot:50 e2el:5000; counts requests within all.")
+    ] = []
+    vocab_size: Annotated[
+        int, _doc("Random ids are below this; the server's vocabulary must be at least as large.", ge=1)
+    ] = 1000
