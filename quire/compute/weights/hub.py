@@ -1,0 +1,62 @@
+"""Where a model's folder is: local, bundled with Quire, or fetched from the Hugging Face hub into its cache.
+
+Owns the meaning of the model argument; does not look inside the folder. Imports neither torch nor (before it is needed)
+huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Final
+
+from quire.core.errors import ConfigError, LoadError, shown
+
+BUNDLED: Final = {"": "demo", "demo": "demo", "demo-draft": "demo-draft"}
+"""Model argument → folder of `quire/_models`. A local folder of such a name is reached as ./demo."""
+WANTED: Final = ("*.safetensors", "*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja")
+UNWANTED: Final = ("*/*", "consolidated*")
+"""Subfolders and second copies of the weights in other layouts."""
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
+_MODELS: Final = pathlib.Path(__file__).resolve().parents[2] / "_models"
+
+
+def find_checkpoint(model: str, revision: str = "") -> pathlib.Path:
+    """The folder of `model`: a bundled name ('' is the demo model), a local folder, or org/name on the hub.
+
+    A local folder wins over a hub name. `revision` (branch, tag or commit) applies to the hub only.
+    Raises LoadError if there is no such folder or it cannot be fetched, ConfigError for a revision elsewhere.
+    """
+    if model in BUNDLED:
+        path = _MODELS / BUNDLED[model]
+        if not path.is_dir():
+            raise LoadError(f"the bundled model is missing: {path} is not a folder; reinstall Quire or name a model")
+    else:
+        path = pathlib.Path(model).expanduser()
+    if path.is_dir():
+        if revision:
+            raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a folder", param="revision")
+        return path
+    if path.exists():
+        raise LoadError(f"{shown(model)} is a file; name the folder that holds config.json and *.safetensors")
+    if not _HUB_NAME.fullmatch(model):
+        raise LoadError(f"{shown(model)} is neither an existing folder nor a hub name such as org/name")
+    return _download(model, revision)
+
+
+def _download(name: str, revision: str) -> pathlib.Path:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision or None, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)
+        )
+    except LocalEntryNotFoundError:
+        raise LoadError(
+            f"{name} is not in the local hub cache and the hub cannot be reached (or HF_HUB_OFFLINE is set)."
+            f" Fetch it where there is a network with 'hf download {name}', or name a local folder."
+        ) from None
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise LoadError(f"cannot fetch {name} from the hub: {type(error).__name__}: {shown(str(error))}") from error
+    return pathlib.Path(folder)
