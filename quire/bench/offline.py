@@ -44,7 +44,7 @@ def timed_run(llm: LLM, requests: Sequence[BenchRequest], temperature: float, sh
     for request, output in zip(requests, outputs, strict=True):
         n = len(output.outputs[0].token_ids)
         if n != request.output_len:
-            raise EngineError(f"a request of {request.output_len} output tokens got {n}: the measurement would be wrong")
+            raise EngineError(f"a request of {request.output_len} output tokens got {n}: nothing was measured")
     return TimedRun(outputs, elapsed_s, timeline)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from quire.bench.datasets import TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
+from quire.bench.summary import PERCENTILES
 from quire.core.errors import ConfigError
 
 
@@ -22,7 +23,7 @@ class ReportOptions(msgspec.Struct, kw_only=True):
     plot: Annotated[str, _doc("Picture of the batch filling over time: a .png (needs matplotlib) or an .html.")] = ""
 
 
-class DatasetOptions(msgspec.Struct, kw_only=True):
+class DatasetOptions(ReportOptions, kw_only=True):
     """What is asked. Prompts are random token ids, fresh in each repetition."""
 
     dataset_name: Annotated[
@@ -52,7 +53,7 @@ class DatasetOptions(msgspec.Struct, kw_only=True):
         return from_lengths(lengths, vocab_size, seed, self.prefix_len or 256, self.num_prefixes)
 
 
-class ThroughputOptions(DatasetOptions, ReportOptions, kw_only=True):
+class ThroughputOptions(DatasetOptions, kw_only=True):
     """Options of `quire bench throughput`."""
 
     workload: Annotated[
@@ -80,7 +81,7 @@ class LatencyOptions(ReportOptions, kw_only=True):
     vocab_size: Annotated[int, _doc("Random ids are below this and below the model's vocabulary.", ge=1)] = TOKEN_LIMIT
 
 
-class ServeBenchOptions(DatasetOptions, ReportOptions, kw_only=True):
+class ServeBenchOptions(DatasetOptions, kw_only=True):
     """Options of `quire bench serve`, which needs no model here: it talks to a server."""
 
     base_url: Annotated[str, _doc("Address of an OpenAI-compatible server.")] = "http://127.0.0.1:8000"
@@ -99,7 +100,7 @@ class ServeBenchOptions(DatasetOptions, ReportOptions, kw_only=True):
     ready_check_timeout_sec: Annotated[float, _doc("Longest wait for the server to answer /v1/models.", ge=0)] = 60.0
     metric_percentiles: Annotated[
         list[Annotated[float, Meta(ge=0, le=100)]], _doc("Percentiles of TTFT, TPOT, ITL and E2EL to report.")
-    ] = [50.0, 90.0, 99.0]
+    ] = msgspec.field(default_factory=lambda: list(PERCENTILES))
     goodput: Annotated[
         list[str], _doc("Limits in ms, for instance ttft:200 tpot:50 e2el:5000; counts requests within all.")
     ] = []

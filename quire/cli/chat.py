@@ -63,7 +63,8 @@ def run(namespace: argparse.Namespace) -> int:
         if interactive:
             print("Type a message; /help lists commands.", file=sys.stderr)
         lines = typed_lines() if interactive else (line.rstrip("\n") for line in sys.stdin)
-        converse(lines, lambda messages: llm.stream_chat(messages, params), sys.stdout, Conversation(namespace.system))
+        conversation = Conversation(namespace.system)
+        converse(lines, lambda messages: llm.stream(llm.render_chat(messages), params), sys.stdout, conversation)
     finally:
         llm.shutdown()
     return 0

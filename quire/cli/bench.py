@@ -1,0 +1,150 @@
+"""`quire bench latency | throughput | serve`: options in, a table on the terminal, a JSON report and a plot out."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from quire.bench.options import LatencyOptions, ReportOptions, ServeBenchOptions, ThroughputOptions
+from quire.bench.plot import check_plot_path, write_plot
+from quire.bench.report import build_report, check_report_path, write_report
+from quire.bench.timeline import Timeline, from_requests
+from quire.bench.workloads import WORKLOADS, LatencyCase, throughput_dataset
+from quire.cli.model import add_engine_flags, engine_config
+from quire.config.engine import EngineConfig
+from quire.config.flags import add_flags, read_flags
+
+KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "latency": (LatencyOptions, "Time of one batch of equal requests, in this process."),
+    "throughput": (ThroughputOptions, "Tokens a second of many requests, in this process."),
+    "serve": (ServeBenchOptions, "Latencies and throughput of a running OpenAI-compatible server."),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the three benchmarks and their flags."""
+    runs: dict[str, Callable[[argparse.Namespace], int]] = {
+        "latency": run_latency, "throughput": run_throughput, "serve": run_serve,
+    }  # fmt: skip
+    kinds = parser.add_subparsers(title="benchmarks", metavar="KIND", required=True)
+    for name, (options, meaning) in KINDS.items():
+        kind = kinds.add_parser(name, help=meaning, description=meaning, usage=f"quire bench {name} [options]")
+        kind.set_defaults(measure=runs[name])
+        add_flags(kind, options, title="benchmark options")
+        if name != "serve":
+            add_engine_flags(kind, positional=False)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Run the chosen benchmark; returns the exit code."""
+    return int(namespace.measure(namespace))
+
+
+def run_throughput(namespace: argparse.Namespace) -> int:
+    """`quire bench throughput`."""
+    options = read_flags(namespace, ThroughputOptions)
+    _check_paths(options)
+    config, temperature = _engine_for(namespace, options.workload), options.temperature
+    if options.workload != "none":
+        fixed = throughput_dataset(options.workload, options.dataset_path)
+        temperature = WORKLOADS[options.workload].temperature
+    from quire.bench.offline import measure_throughput
+    from quire.engine.llm import LLM
+
+    llm = LLM(**msgspec.structs.asdict(config))
+    try:
+        own = options.dataset(min(options.vocab_size, llm.logits_width), config.seed)
+        dataset = own if options.workload == "none" else fixed
+        results, timeline = measure_throughput(llm, dataset, temperature, options)
+    finally:
+        llm.shutdown()
+    _print_table("Throughput", results)
+    _write(f"throughput {options.workload}", options, config, results, timeline)
+    return 0
+
+
+def run_latency(namespace: argparse.Namespace) -> int:
+    """`quire bench latency`."""
+    options = read_flags(namespace, LatencyOptions)
+    _check_paths(options)
+    cases: Sequence[LatencyCase] = [LatencyCase(options.batch_size, options.input_len, options.output_len)]
+    if options.workload != "none":
+        cases = WORKLOADS[options.workload].cases
+    config = _engine_for(namespace, options.workload)
+    from quire.bench.offline import measure_latency
+    from quire.engine.llm import LLM
+
+    llm = LLM(**msgspec.structs.asdict(config))
+    try:
+        rows, timeline = measure_latency(llm, cases, min(options.vocab_size, llm.logits_width), options)
+    finally:
+        llm.shutdown()
+    for row in rows:
+        _print_table(f"Batch of {row['batch_size']}, {row['input_len']} in, {row['output_len']} out", row)
+    _write(f"latency {options.workload}", options, config, {"cases": rows}, timeline)
+    return 0
+
+
+def run_serve(namespace: argparse.Namespace) -> int:
+    """`quire bench serve`; exit code 1 if a request failed."""
+    options = read_flags(namespace, ServeBenchOptions)
+    _check_paths(options)
+    import uvloop
+
+    from quire.bench.serving import measure_serving, parse_goodput, serving_metrics
+
+    goodput = parse_goodput(options.goodput)
+    run = uvloop.run(measure_serving(options))
+    results = serving_metrics(run.traces, run.duration_s, options.metric_percentiles, goodput)
+    _print_table(f"Serving {run.model}", results)
+    _write("serve", options, None, results, from_requests(run.traces))
+    return 1 if results["failed"] else 0
+
+
+def _engine_for(namespace: argparse.Namespace, workload: str) -> EngineConfig:
+    """Engine options as given; a workload stands in for the model and context length that were not."""
+    fixed: dict[str, object] = {"disable_log_stats": True}
+    if workload != "none":
+        fixed |= {"model": WORKLOADS[workload].model, "max_model_len": WORKLOADS[workload].max_model_len}
+    return engine_config(namespace, **fixed)
+
+
+def _check_paths(options: ReportOptions) -> None:
+    if options.plot:
+        check_plot_path(options.plot)
+    if options.output_json:
+        check_report_path(options.output_json)
+
+
+def _write(
+    name: str,
+    options: ReportOptions,
+    config: EngineConfig | None,
+    results: Mapping[str, object],
+    timeline: Timeline,
+) -> None:
+    name = name.removesuffix(" none")
+    if options.output_json:
+        engine = {} if config is None else msgspec.structs.asdict(config)
+        settings = msgspec.structs.asdict(options) | engine
+        write_report(options.output_json, build_report(name, settings, results, timeline))
+    if options.plot:
+        write_plot(options.plot, timeline, f"quire bench {name}")
+
+
+def _print_table(title: str, figures: Mapping[str, object]) -> None:
+    """One figure a line; lists and what was not measured are left to the report."""
+    print(f"{title:=^60}")
+    for name, value in figures.items():
+        if isinstance(value, float) and math.isfinite(value):
+            print(f"{name:<36}{value:>24,.2f}")
+        elif isinstance(value, int):
+            print(f"{name:<36}{value:>24,}")
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            for text in value:
+                print(f"{name}: {text}")
+
+
