@@ -1,0 +1,109 @@
+"""Who enters: waiting sequences in queue order, in chunks, with the tokens, slots and pages that running ones leave.
+
+A sequence is admitted when pages for all its known tokens and one more are available beyond what running prompts still
+need; it then takes only those of its first chunk. Check, then act: a refused one holds nothing and changes nothing.
+Order is strict (the first that does not fit stops admission), with one stated exception: a parallel sample whose sibling is
+computing their prompt waits for the next step, with a slot and pages set aside, and lets others pass.
+"""
+
+from __future__ import annotations
+
+from quire.control.cache import NO_MATCH
+from quire.control.draft import StepDraft
+from quire.control.roster import Roster
+from quire.control.seq import Seq, SeqState
+
+
+class Admission:
+    """One step's admissions. `committed`: the last step whose result has come; `prompts`: the running sequences that prefill."""
+
+    def __init__(self, roster: Roster, draft: StepDraft, committed: int, prompts: list[Seq]) -> None:
+        self.roster = roster
+        self.draft = draft
+        self.committed = committed
+        self.admitted: list[Seq] = []
+        config = roster.config
+        self.claimed_pages = sum(config.pages_for(seq.prefill_end) - len(seq.pages) for seq in prompts)
+        """Pages that running prompts and deferred siblings will take soon."""
+        self.claimed_slots = 0
+
+    def run(self) -> None:
+        """Admit until tokens, slots or pages run out or the queue's head must wait."""
+        roster, draft = self.roster, self.draft
+        deferred: list[Seq] = []
+        while draft.budget > 0 and len(roster.free_slots) > self.claimed_slots:
+            seq = roster.waiting.peek()
+            if seq is None or seq.last_step > self.committed:  # its tokens in flight are not known yet
+                break
+            sibling = self._sibling(seq)
+            if sibling is not None and sibling.prompt_step >= draft.step:
+                if not self._defer(seq):
+                    break
+                deferred.append(roster.waiting.pop())
+            elif not (self._admit(seq) if sibling is None else self._fork(seq, sibling)):
+                break
+        for seq in deferred:
+            roster.waiting.push(seq)
+
+    def _sibling(self, seq: Seq) -> Seq | None:
+        """The running sequence of the same request that has the most of the prompt, for a sample that has not begun."""
+        if seq.request.params.n == 1 or len(seq.tokens) > seq.prompt_len:
+            return None
+        siblings = self.roster.requests[seq.request.request_id]
+        running = [other for other in siblings if other.state is SeqState.RUNNING]
+        return min(running, key=lambda other: other.prompt_step, default=None)
+
+    def _pages_wanted(self, seq: Seq) -> int:
+        """Pages for the known tokens and one more; preempted ones ask for a page of slack for each running sequence."""
+        wanted = self.roster.config.pages_for(min(len(seq.tokens) + 1, seq.limit))
+        return wanted + (len(self.roster.running) if seq.last_step >= 0 else 0)
+
+    def _defer(self, seq: Seq) -> bool:
+        """Set a slot and pages aside for a sample that can fork in the next step; False if they are not there."""
+        n_shared = (seq.prompt_len - 1) // self.roster.config.page_size
+        wanted = self._pages_wanted(seq) - n_shared
+        if wanted > self.roster.cache.n_available - self.claimed_pages:
+            return False
+        self.claimed_pages += wanted
+        self.claimed_slots += 1
+        return True
+
+    def _admit(self, seq: Seq) -> bool:
+        """Enter with what the tree has of its tokens, and a first chunk of the rest."""
+        roster, draft, config = self.roster, self.draft, self.roster.config
+        cache = roster.cache
+        found = NO_MATCH if seq.prompt_rows is not None else cache.match(seq)  # prompt logprobs need every row computed
+        available = cache.n_available - found.n_unlocked - self.claimed_pages
+        if self._pages_wanted(seq) - len(found.pages) > available:
+            return False
+        roster.waiting.pop()
+        cached = len(found.pages) * config.page_size
+        roster.admit(seq, cache.hold(seq, found), cached)
+        length = min(len(seq.tokens) - cached, draft.budget, config.long_prefill_token_threshold or draft.budget)
+        cache.grow(seq, config.pages_for(cached + length) - len(seq.pages))
+        draft.open(seq)
+        draft.span(seq, length)
+        cache.publish(seq)
+        self.claimed_pages += config.pages_for(seq.prefill_end) - len(seq.pages)
+        self.admitted.append(seq)
+        return True
+
+    def _fork(self, seq: Seq, sibling: Seq) -> bool:
+        """Enter beside a sibling whose prompt earlier steps compute: share its full pages, copy the rest of the last one
+        (copy on write), and recompute the last prompt token only."""
+        roster, draft, config = self.roster, self.draft, self.roster.config
+        cached = seq.prompt_len - 1
+        n_shared, n_rows = divmod(cached, config.page_size)
+        if self._pages_wanted(seq) - n_shared > roster.cache.n_available - self.claimed_pages:
+            return False
+        roster.waiting.pop()
+        pages = roster.cache.fork(seq, sibling, n_shared)
+        source = sibling.pages[n_shared] if n_rows else 0
+        roster.admit(seq, pages + roster.cache.take(1), cached, source)
+        if n_rows:
+            draft.copy(source, seq.pages[n_shared], n_rows)
+        draft.open(seq)
+        draft.span(seq, 1)
+        roster.cache.publish(seq)
+        self.admitted.append(seq)
+        return True

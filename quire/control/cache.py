@@ -1,0 +1,82 @@
+"""Pool and prefix tree as one thing: the pages that a sequence can take, find and leave behind.
+
+Owns the page side of a sequence (pages, node, room, n_tree_pages). Does not decide who gets pages.
+Invariants: a page is available when it is free or cached without a holder; a request for more than that is refused before anything changes.
+"""
+
+from __future__ import annotations
+
+from quire.control.config import SchedulerConfig
+from quire.control.node import Match
+from quire.control.pages import PageError, PagePool
+from quire.control.seq import Seq
+from quire.control.tree import PrefixTree
+
+NO_MATCH = Match(None, 0, [], 0)
+
+
+class PageCache:
+    """The KV pages of one engine, counted."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.page_size = config.page_size
+        self.enabled = config.enable_prefix_caching
+        self.pool = PagePool(config.n_pages)
+        self.tree = PrefixTree(self.pool, config.page_size)
+
+    @property
+    def n_available(self) -> int:
+        """Pages that can be taken now: free, or in the tree with no holder."""
+        return self.pool.n_free + self.tree.n_unlocked
+
+    def take(self, n: int) -> list[int]:
+        """`n` fresh pages, evicting as needed; PageError, and no change, if fewer are available."""
+        lacking = n - self.pool.n_free
+        if lacking > self.tree.n_unlocked:
+            raise PageError(f"{n} pages wanted, {self.n_available} are available: check before taking")
+        if lacking > 0:
+            self.tree.evict(lacking)
+        return self.pool.take(n)
+
+    def grow(self, seq: Seq, n: int) -> list[int]:
+        """`n` fresh pages at the end of a sequence's table."""
+        pages = self.take(n)
+        seq.pages += pages
+        seq.room += n * self.page_size
+        return pages
+
+    def match(self, seq: Seq) -> Match:
+        """The cached prefix of a waiting sequence, at least one token short of all (that one is recomputed for its logits)."""
+        if not self.enabled:
+            return NO_MATCH
+        return self.tree.match(seq.request.cache_salt, seq.tokens, len(seq.tokens) - 1)
+
+    def hold(self, seq: Seq, found: Match) -> list[int]:
+        """Lock a match for `seq` and share its pages; returns them. The sequence takes them over by `Seq.enter`."""
+        node = self.tree.lock(found)
+        self.pool.share(found.pages)
+        seq.node, seq.n_tree_pages = node, len(found.pages)
+        return list(found.pages)
+
+    def fork(self, seq: Seq, source: Seq, n: int) -> list[int]:
+        """Share the first `n` pages of a running sibling, and its path in the tree."""
+        pages = source.pages[:n]
+        self.pool.share(pages)
+        if source.node is not None:
+            self.tree.relock(source.node)
+            seq.node, seq.n_tree_pages = source.node, source.n_tree_pages
+        return pages
+
+    def publish(self, seq: Seq) -> None:
+        """Enter the pages that are full of planned tokens known to the host into the tree."""
+        n_full = min(seq.planned, len(seq.tokens)) // self.page_size
+        if self.enabled and n_full > seq.n_tree_pages:
+            salt = seq.request.cache_salt
+            seq.node = self.tree.extend(salt, seq.node, seq.n_tree_pages, seq.tokens, seq.pages[:n_full])
+            seq.n_tree_pages = n_full
+
+    def release(self, seq: Seq) -> None:
+        """Give back everything a sequence holds, last page first, so that the next taker gets the coldest last."""
+        if seq.node is not None:
+            self.tree.unlock(seq.node)
+        self.pool.drop(reversed(seq.pages))

@@ -1,0 +1,86 @@
+"""What a step's result means: tokens appended, sequences ended, pages left to the tree; one delta a sequence.
+
+Owns stopping at token level (end tokens, stop tokens, length) and the reading of results. Faults are `faults.py`.
+Invariants: results come in step order; spans of sequences that ended meanwhile are ignored; a preempted sequence
+still takes the token that was in flight.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.control.draft import StepDraft
+from quire.control.roster import Roster
+from quire.control.seq import InvariantError, Seq
+from quire.core.errors import EngineError
+from quire.core.events import FinishReason, SeqDelta
+from quire.core.result import StepResult, TokenLogprobs
+
+
+def commit_step(roster: Roster, draft: StepDraft, result: StepResult) -> list[SeqDelta]:
+    """Advance every sequence of the step; returns its deltas in span order. EngineError if result and plan do not fit."""
+    spans, step = draft.plan.spans, draft.step
+    if len(result.n_new) != sum(spans.wants) or len(result.tokens) != sum(result.n_new):
+        raise EngineError(f"the result of step {step} has {len(result.n_new)} counts and {len(result.tokens)} tokens for {sum(spans.wants)} wants")
+    deltas: list[SeqDelta] = []
+    row = token_at = 0
+    n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
+    for i, (seq, start, length, wants) in enumerate(zip(draft.seqs, spans.starts, spans.lengths, spans.wants, strict=True)):
+        count = 0
+        if wants:
+            count = n_new[row]
+            row += 1
+        if step > seq.ignore_through:
+            if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
+                end = start + length
+                if not seq.computed <= end <= seq.planned:
+                    raise InvariantError(f"computed {seq.computed} to {end} of {seq.planned} planned tokens")
+                seq.computed = end
+            if i in all_prompt_rows:
+                _keep_prompt_rows(seq, start, all_prompt_rows[i])
+            if wants:
+                if count != 1:
+                    raise EngineError(f"step {step} brought {count} tokens for a span that wanted one, and no fault")
+                deltas.append(_append_token(roster, seq, tokens[token_at], logprobs.get(token_at)))
+        token_at += count
+    return deltas
+
+
+def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None) -> SeqDelta:
+    """One more output token, and the end if it is the last."""
+    seq.tokens.append(token)
+    n_outputs = len(seq.tokens) - seq.prompt_len
+    delta = SeqDelta(seq.request.request_id, seq.index, [token])
+    if seq.params.logprobs >= 0:
+        if row is None:
+            raise EngineError("a token came without the logprobs that its request asked for")
+        delta.logprobs = [row]
+    if n_outputs == 1:
+        _complete_first(seq, delta)
+    if token in seq.stop_ids and n_outputs > seq.min_tokens:
+        delta.stop_token = token
+        delta.finish_reason = FinishReason.STOP
+        roster.end(seq, FinishReason.STOP)
+    elif n_outputs >= seq.request.max_tokens:
+        delta.finish_reason = FinishReason.LENGTH
+        roster.end(seq, FinishReason.LENGTH)
+    return delta
+
+
+def _complete_first(seq: Seq, delta: SeqDelta) -> None:
+    """What only the first delta of a sequence carries."""
+    delta.n_cached = seq.first_cached
+    if seq.prompt_rows is not None:
+        rows = [row for row in seq.prompt_rows if row is not None]
+        if len(rows) != seq.prompt_len - 1:
+            raise EngineError(f"{len(rows)} of {seq.prompt_len - 1} prompt logprobs came before the first token")
+        delta.prompt_logprobs = rows
+        seq.prompt_rows = None
+        seq.params = msgspec.structs.replace(seq.params, prompt_logprobs=-1)
+
+
+def _keep_prompt_rows(seq: Seq, start: int, rows: list[TokenLogprobs]) -> None:
+    """Rows of the tokens at start+1, start+2, ... of the prompt."""
+    if seq.prompt_rows is None or start + len(rows) > len(seq.prompt_rows):
+        raise EngineError("prompt logprobs came that nobody asked for")
+    seq.prompt_rows[start : start + len(rows)] = rows

@@ -1,0 +1,63 @@
+"""`SchedulerConfig`: the limits within which control decides. Owns their bounds; not where they come from (`config/resolve`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from quire.core.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits and switches of one scheduler; checked when it is built (ConfigError)."""
+
+    n_pages: int
+    """Pages of the pool, the dummy page 0 included."""
+    page_size: int
+    """Tokens a page holds."""
+    max_num_seqs: int
+    """Slots: most sequences that run at once."""
+    max_num_batched_tokens: int
+    """Most tokens in one step; at least `max_num_seqs`, so that every running sequence can decode in every step."""
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in one step; 0: only the step's own budget."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    enable_prefix_caching: bool = True
+    pipeline_depth: int = 2
+    """Most steps in flight."""
+    max_num_waiting: int = 8192
+    """Most waiting sequences (each of a request's `n` counts); a request beyond is refused with QueueFull."""
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("n_pages", 2),
+            ("page_size", 1),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("max_model_len", 2),
+            ("long_prefill_token_threshold", 0),
+            ("pipeline_depth", 1),
+            ("max_num_waiting", 1),
+        ):
+            value = getattr(self, name)
+            if value < low:
+                raise ConfigError(f"{name} = {value} is too small: the scheduler needs at least {low}")
+        if self.policy not in ("fcfs", "priority"):
+            raise ConfigError(f"policy = {self.policy!r} is unknown: choose 'fcfs' or 'priority'")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = {self.max_num_seqs}: "
+                "every running sequence needs one token a step; raise the first or lower the second"
+            )
+
+    @property
+    def n_usable_pages(self) -> int:
+        """Pages that sequences can hold (all but the dummy page)."""
+        return self.n_pages - 1
+
+    def pages_for(self, n_tokens: int) -> int:
+        """Pages that `n_tokens` tokens of one sequence take."""
+        return -(-n_tokens // self.page_size)

@@ -1,0 +1,89 @@
+"""A step in which compute failed for some slots: who ends, what leaves the tree, who must compute again.
+
+The rule. The faulted sequence ends with an error. The K/V that its span of that step and its later spans wrote cannot be trusted:
+those pages leave the tree with all that is below them. Every live sequence that holds one of these pages, copied rows of one, or a
+path through one is sent back to compute again, and its results in flight are void. None of its delivered tokens is affected:
+pages become visible in the plan that writes them, so whatever read them was planned in that step or later and is still in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.control.draft import StepDraft
+from quire.control.node import Node
+from quire.control.roster import Roster
+from quire.control.seq import Seq, SeqState
+from quire.core.errors import EngineError
+from quire.core.events import FinishReason, SeqDelta
+from quire.core.result import StepResult
+
+
+def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResult) -> list[SeqDelta]:
+    """Apply the rule to each fault of a result, whose step is the oldest in flight; returns the error deltas."""
+    drafts = list(in_flight)
+    spans, deltas = drafts[0].plan.spans, []
+    for fault in result.faults:
+        if fault.slot not in spans.slots:
+            raise EngineError(f"step {result.step} reports a fault of slot {fault.slot}, which has no span in it")
+        row = spans.slots.index(fault.slot)
+        seq = drafts[0].seqs[row]
+        if result.step > seq.ignore_through:
+            roster.end(seq, FinishReason.ERROR, trusted=False)
+            text = f"{fault.code}: the model could not produce a token for this sequence"
+            deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=text))
+        _distrust(roster, drafts, seq, spans.starts[row] // roster.config.page_size)
+    return deltas
+
+
+def _distrust(roster: Roster, drafts: list[StepDraft], origin: Seq, first_bad: int) -> None:
+    """Detach what `origin` wrote from page index `first_bad` on, and send its readers back."""
+    tree, bad_pages, bad_nodes = roster.cache.tree, set[int](), set[Node]()
+    suspects = {seq for draft in drafts for seq in draft.seqs}.union(roster.running) - {origin}
+    tainted, fresh = [origin], [(origin, first_bad)]
+    while fresh:
+        seq, index = fresh.pop()
+        bad_pages.update(_table(seq)[index:])
+        top = _published(roster, seq, index, bad_nodes)
+        if top is not None:
+            bad_nodes.update(tree.subtree(top))
+            bad_pages.update(page for node in bad_nodes for page in node.pages)
+        found = [(other, _first_tainted(other, bad_pages, bad_nodes, roster.config.page_size)) for other in suspects]
+        fresh += [(other, index) for other, index in found if index is not None]
+        tainted += [other for other, index in found if index is not None]
+        suspects.difference_update(tainted)
+    for seq in tainted:
+        if seq.state is SeqState.RUNNING:
+            roster.preempt(seq, trusted=False)
+        elif seq.state is SeqState.WAITING:
+            seq.ignore_through = seq.last_step
+    for node in bad_nodes:
+        if node.parent is not None and node.parent not in bad_nodes:
+            tree.detach(node)
+
+
+def _table(seq: Seq) -> list[int]:
+    return seq.pages if seq.state is SeqState.RUNNING else seq.left_pages
+
+
+def _first_tainted(seq: Seq, bad_pages: set[int], bad_nodes: set[Node], page_size: int) -> int | None:
+    """Index of the first page of `seq` that cannot be trusted, or None."""
+    table = _table(seq)
+    for index, page in enumerate(table):
+        if page in bad_pages:
+            return index
+    if seq.copied_page in bad_pages:
+        return (seq.prompt_len - 1) // page_size
+    return len(table) if seq.node in bad_nodes else None
+
+
+def _published(roster: Roster, seq: Seq, first_bad: int, known: set[Node]) -> Node | None:
+    """The topmost node of the tree that holds pages of `seq` from index `first_bad` on, cut to begin there; None if known."""
+    tree, table = roster.cache.tree, _table(seq)
+    found = tree.match(seq.request.cache_salt, seq.tokens, len(table) * roster.config.page_size)
+    if found.node in known:
+        return None
+    for index in range(first_bad, len(found.pages)):
+        if found.pages[index] == table[index]:
+            return tree.cut(seq.request.cache_salt, seq.tokens, index)
+    return None

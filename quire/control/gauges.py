@@ -1,0 +1,83 @@
+"""What an operator sees of control: counters kept on the way, gauges read from the state when asked."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quire.control.roster import Roster
+from quire.control.seq import Seq
+from quire.core.events import EngineStats, SeqDelta
+
+MAX_MAP_CELLS = 4096
+
+
+@dataclasses.dataclass(slots=True)
+class Counters:
+    """They only grow; `progress_s` is the clock when the last step ended or work came to an idle engine."""
+
+    progress_s: float
+    steps: int = 0
+    prompt_tokens: int = 0
+    computed_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+    def count_admissions(self, admitted: list[Seq]) -> None:
+        """Sequences that just got a slot; only the first admission of each counts."""
+        for seq in admitted:
+            if seq.n_admissions == 1:
+                self.prompt_tokens += seq.prompt_len if seq.index == 0 else 0
+                self.prefix_queries += seq.prompt_len
+                self.prefix_hits += seq.first_cached
+
+    def count_step(self, n_tokens: int, deltas: list[SeqDelta], now_s: float) -> None:
+        """A step was committed."""
+        self.steps += 1
+        self.computed_tokens += n_tokens
+        for delta in deltas:
+            self.generation_tokens += len(delta.token_ids)
+        self.progress_s = now_s
+
+
+def read_stats(roster: Roster, counters: Counters, age_s: float) -> EngineStats:
+    """All of `EngineStats`."""
+    cache, tables = roster.cache, [seq.pages for seq in roster.running]
+    held = set().union(*tables)
+    n_repeats = sum(map(len, tables)) - len(held)  # shared pages are full ones
+    page_size = roster.config.page_size
+    return EngineStats(
+        n_running=len(roster.running),
+        n_waiting=len(roster.waiting),
+        n_pages=roster.config.n_usable_pages,
+        n_pages_free=cache.n_available,
+        n_pages_cached=cache.tree.n_unlocked,
+        n_tokens_held=sum(seq.planned for seq in roster.running) - n_repeats * page_size,
+        n_slots_taken=len(held) * page_size,
+        steps=counters.steps,
+        prompt_tokens=counters.prompt_tokens,
+        computed_tokens=counters.computed_tokens,
+        generation_tokens=counters.generation_tokens,
+        prefix_queries=counters.prefix_queries,
+        prefix_hits=counters.prefix_hits,
+        preemptions=roster.preemptions,
+        finished=dict(roster.finished),
+        last_step_age_s=age_s,
+        page_map=page_map(roster),
+    )
+
+
+def page_map(roster: Roster) -> bytes:
+    """One byte a cell: 0 free, 1 cached, 2..255 held by slot (cell - 2) modulo 254.
+
+    Above `MAX_MAP_CELLS` pages, cell i shows page i * stride only: a sample, not a summary.
+    """
+    refs = roster.cache.pool.refs
+    stride = -(-len(refs) // MAX_MAP_CELLS)
+    cells = bytearray(1 if count else 0 for count in refs[::stride])
+    for seq in roster.running:
+        owner = seq.slot % 254 + 2
+        for page in seq.pages:
+            if page % stride == 0:
+                cells[page // stride] = owner
+    return bytes(cells)

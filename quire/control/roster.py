@@ -1,0 +1,90 @@
+"""Who is here: live requests, the waiting queue, the running list and the slots; and the ways in and out of them.
+
+Owns membership and the counters of ends. Does not choose who moves (`admission.py`, `room.py`, `commit.py`).
+Invariants: `running` is sorted by key, so the next victim of preemption is its last; every live sequence is either
+waiting or running; a slot is free or held by one running sequence.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+
+from quire.control.cache import PageCache
+from quire.control.config import SchedulerConfig
+from quire.control.queue import WaitQueue
+from quire.control.seq import Seq, SeqState
+from quire.control.slot_params import slot_params
+from quire.core.events import FinishReason
+from quire.core.request import Request
+
+_key = operator.attrgetter("key")
+
+
+class Roster:
+    """See the module."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.cache = PageCache(config)
+        self.requests: dict[str, list[Seq]] = {}
+        """Request id → all its sequences, while one of them is live."""
+        self.waiting = WaitQueue()
+        self.running: list[Seq] = []
+        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self.closed: list[int] = []
+        """Slots left since the last plan."""
+        self.finished = {reason.value: 0 for reason in FinishReason}
+        self.n_submitted = 0
+        self.preemptions = 0
+        self._arrivals = 0
+
+    def add(self, request: Request) -> None:
+        """Put the request's sequences into the queue, behind all of its priority."""
+        priority = request.priority if self.config.policy == "priority" else 0
+        self._arrivals += 1
+        seqs = [
+            Seq(request, index, (priority, self._arrivals, index), slot_params(request, index)) for index in range(request.params.n)
+        ]
+        self.requests[request.request_id] = seqs
+        self.n_submitted += len(seqs)
+        for seq in seqs:
+            self.waiting.push(seq)
+
+    def admit(self, seq: Seq, pages: list[int], cached: int, copied_page: int = 0) -> None:
+        """WAITING → RUNNING with these pages, of which the first `cached` tokens hold K/V. The caller has popped it."""
+        seq.enter(self.free_slots.pop(), pages, cached, self.config.page_size, copied_page)
+        bisect.insort(self.running, seq, key=_key)
+
+    def preempt(self, seq: Seq, *, trusted: bool = True) -> None:
+        """RUNNING → WAITING, in front of later arrivals.
+
+        trusted: its full pages stay in the tree and its results in flight still count; otherwise both are dropped.
+        """
+        self._vacate(seq, SeqState.WAITING, trusted)
+        self.waiting.push(seq)
+        self.preemptions += 1
+
+    def end(self, seq: Seq, reason: FinishReason, *, trusted: bool = True) -> None:
+        """RUNNING or WAITING → ENDED. Nothing follows for it; the request goes with its last sequence."""
+        if seq.state is SeqState.RUNNING:
+            self._vacate(seq, SeqState.ENDED, trusted)
+        else:
+            seq.change(SeqState.ENDED)
+            self.waiting.forget()
+        seq.ignore_through = max(seq.ignore_through, seq.last_step)
+        self.finished[reason.value] += 1
+        siblings = self.requests[seq.request.request_id]
+        if all(sibling.state is SeqState.ENDED for sibling in siblings):
+            del self.requests[seq.request.request_id]
+
+    def _vacate(self, seq: Seq, state: SeqState, trusted: bool) -> None:
+        del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]
+        self.free_slots.append(seq.slot)
+        self.closed.append(seq.slot)
+        if trusted:
+            self.cache.publish(seq)
+        else:
+            seq.ignore_through = seq.last_step
+        self.cache.release(seq)
+        seq.leave(state)

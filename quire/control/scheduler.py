@@ -1,0 +1,176 @@
+"""`Scheduler`: decides each step and reads its result. The facade of control; the engine's loop calls nothing else.
+
+Order of a step: one token for every decoding sequence, then the next chunk of running prompts, then admissions, all within one
+token budget, so that no prompt stalls a decode (Agrawal et al. 2024, "Sarathi-Serve", section 4).
+Plans may be made before earlier results have come, up to `pipeline_depth` in flight: a decode span needs no token value.
+Invariant: nothing here waits, and every plan makes progress for the sequence that is first in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from quire.control.admission import Admission
+from quire.control.commit import commit_step
+from quire.control.config import SchedulerConfig
+from quire.control.draft import StepDraft
+from quire.control.faults import end_faulted
+from quire.control.gauges import Counters, read_stats
+from quire.control.preemption import fit_chunk, make_room
+from quire.control.roster import Roster
+from quire.control.seq import Seq, SeqState
+from quire.core.clock import Clock
+from quire.core.errors import ContextLengthExceeded, EngineError, InvalidParameter, QueueFull, RequestError
+from quire.core.events import EngineStats, FinishReason, SeqDelta
+from quire.core.plan import StepPlan
+from quire.core.request import Request
+from quire.core.result import StepResult
+
+
+class Scheduler:
+    """See the module. Not thread-safe: one loop owns it."""
+
+    def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self.roster = Roster(config)
+        self.in_flight: deque[StepDraft] = deque()
+        """Plans whose results have not come, oldest first."""
+        self.counters = Counters(progress_s=clock.now_s())
+        self._next_step = 0
+        self._abandoned = -1
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. RequestError (ContextLengthExceeded, QueueFull, ...) if it can never run; then nothing changed."""
+        self._verify(request)
+        if not self.has_work():
+            self.counters.progress_s = self.clock.now_s()
+        self.roster.add(request)
+
+    def _verify(self, request: Request) -> None:
+        config, n = self.config, request.params.n
+        prompt_len, max_tokens = len(request.prompt_token_ids), request.max_tokens
+        if request.request_id in self.roster.requests:
+            raise RequestError(f"a request with id {request.request_id!r} is running already", code="duplicate_request_id")
+        if prompt_len == 0:
+            raise InvalidParameter("prompt_token_ids", [], "a list of at least one token id")
+        if max_tokens < 1:
+            raise InvalidParameter("max_tokens", max_tokens, "at least 1")
+        if prompt_len + max_tokens > config.max_model_len:
+            raise ContextLengthExceeded(
+                f"prompt ({prompt_len}) plus output ({max_tokens}) is {prompt_len + max_tokens} tokens, the context holds "
+                f"{config.max_model_len}: shorten the prompt or lower max_tokens"
+            )
+        n_pages = config.pages_for(prompt_len + max_tokens - 1)
+        if n_pages > config.n_usable_pages:
+            raise ContextLengthExceeded(
+                f"prompt ({prompt_len}) plus output ({max_tokens}) need {n_pages} KV pages, the pool has {config.n_usable_pages}: "
+                "shorten the prompt, lower max_tokens or give the pool more memory"
+            )
+        if len(self.roster.waiting) + n > config.max_num_waiting:
+            raise QueueFull(f"{len(self.roster.waiting)} sequences wait and {n} more would exceed {config.max_num_waiting}: try again later")
+
+    def cancel(self, request_id: str) -> None:
+        """End a request now, in any state; unknown or ended ids are ignored. No delta follows for it."""
+        for seq in list(self.roster.requests.get(request_id, ())):
+            if seq.state is not SeqState.ENDED:
+                self.roster.end(seq, FinishReason.ABORT)
+
+    def cancel_seq(self, request_id: str, index: int) -> None:
+        """End one sequence of a request (its stop string was seen); unknown ones are ignored. No delta follows for it."""
+        seqs = self.roster.requests.get(request_id, [])
+        if 0 <= index < len(seqs) and seqs[index].state is not SeqState.ENDED:
+            self.roster.end(seqs[index], FinishReason.STOP)
+
+    def schedule(self) -> StepPlan | None:
+        """The next step, to be executed after all earlier ones; None when nothing can be planned now."""
+        roster = self.roster
+        if len(self.in_flight) >= self.config.pipeline_depth or not (roster.running or len(roster.waiting)):
+            return None
+        draft = StepDraft(self._next_step, self.config.max_num_batched_tokens)
+        prompts = _plan_decodes(roster, draft)
+        _plan_prompts(roster, draft, prompts)
+        if not draft.is_tight and draft.budget > 0 and roster.free_slots and len(roster.waiting):
+            admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts)
+            admission.run()
+            self.counters.count_admissions(admission.admitted)
+        if not draft.seqs:
+            return None
+        plan = draft.plan
+        plan.n_tokens = self.config.max_num_batched_tokens - draft.budget
+        plan.closed, roster.closed = roster.closed, []
+        self.in_flight.append(draft)
+        self._next_step += 1
+        return plan
+
+    def commit(self, result: StepResult) -> list[SeqDelta]:
+        """Take the result of the oldest step in flight; returns what its sequences gained. EngineError if it is another's."""
+        if result.step <= self._abandoned:
+            return []
+        if not self.in_flight or self.in_flight[0].step != result.step:
+            expected = self.in_flight[0].step if self.in_flight else "none"
+            raise EngineError(f"a result of step {result.step} came, expected was {expected}")
+        draft = self.in_flight[0]
+        deltas = end_faulted(self.roster, self.in_flight, result) if result.faults else []
+        deltas += commit_step(self.roster, draft, result)
+        self.in_flight.popleft()
+        self.counters.count_step(draft.plan.n_tokens, deltas, self.clock.now_s())
+        return deltas
+
+    def fail_all(self, message: str) -> list[SeqDelta]:
+        """End everything with an error, forget the steps in flight (late results are ignored) and every cached page."""
+        deltas = []
+        for seqs in list(self.roster.requests.values()):
+            for seq in seqs:
+                if seq.state is not SeqState.ENDED:
+                    self.roster.end(seq, FinishReason.ERROR, trusted=False)
+                    deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=message))
+        self.in_flight.clear()
+        self._abandoned = self._next_step - 1
+        self.roster.cache.tree.clear()
+        return deltas
+
+    def has_work(self) -> bool:
+        """True while a sequence waits or runs, or a result is outstanding."""
+        return bool(self.roster.requests or self.in_flight)
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters; costs time in proportion to the pages held, so ask a few times a second."""
+        age_s = self.clock.now_s() - self.counters.progress_s if self.has_work() else 0.0
+        return read_stats(self.roster, self.counters, age_s)
+
+
+def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
+    """One token for each running sequence whose known tokens are all planned; returns the others. The hot loop."""
+    prompts: list[Seq] = []
+    spans, seqs, step = draft.plan.spans, draft.seqs, draft.step
+    slots, starts = spans.slots, spans.starts
+    for seq in roster.running:  # in key order; preemption shortens the list at its end only
+        start = seq.planned
+        if start < seq.prefill_end:
+            prompts.append(seq)
+        elif start < seq.limit and (start < seq.room or make_room(roster, draft, seq)):
+            seq.planned = start + 1
+            seq.last_step = step
+            slots.append(seq.slot)
+            starts.append(start)
+            seqs.append(seq)
+    n = len(seqs)
+    spans.lengths, spans.n_drafts, spans.wants = [1] * n, [0] * n, [True] * n
+    draft.budget -= n
+    return prompts
+
+
+def _plan_prompts(roster: Roster, draft: StepDraft, prompts: list[Seq]) -> None:
+    """The next chunk of running prompts, in key order, while the budget lasts."""
+    config = roster.config
+    for seq in prompts:
+        if seq.state is not SeqState.RUNNING:  # preempted in this step
+            continue
+        length = min(seq.prefill_end - seq.planned, draft.budget, config.long_prefill_token_threshold or draft.budget)
+        if length > 0:
+            length = fit_chunk(roster, draft, seq, length)
+        if length > 0:
+            draft.grow(roster.cache, seq, config.pages_for(seq.planned + length) - len(seq.pages))
+            draft.span(seq, length)
+            roster.cache.publish(seq)

@@ -1,0 +1,166 @@
+"""`Seq`: one of the `n` sequences of a request: its tokens, its pages and how far it has come.
+
+Owns the order `cached <= computed <= planned <= limit` and the legal changes of state, checked where they change by raised
+exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`roster.py`).
+
+    tokens   |--- prompt (prompt_len) ---|--- outputs ---|
+    K/V      |-- cached --|-- computed --|-- planned --|............| limit = prompt_len + max_tokens - 1
+"""
+
+from __future__ import annotations
+
+import enum
+
+from quire.control.node import Node
+from quire.core.errors import EngineError
+from quire.core.plan import SlotParams
+from quire.core.request import Request
+from quire.core.result import TokenLogprobs
+
+NEVER = 1 << 62
+"""A step number that does not come."""
+
+
+class InvariantError(EngineError):
+    """Control contradicted itself: a bug in Quire, never a user's fault."""
+
+    code = "control_invariant"
+
+
+@enum.unique
+class SeqState(enum.Enum):
+    """WAITING → RUNNING → WAITING (preempted) or ENDED; WAITING → ENDED."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+_LEGAL = {
+    (SeqState.WAITING, SeqState.RUNNING),
+    (SeqState.RUNNING, SeqState.WAITING),
+    (SeqState.RUNNING, SeqState.ENDED),
+    (SeqState.WAITING, SeqState.ENDED),
+}
+
+
+class Seq:
+    """Plain attributes, read in tight loops; the methods are the checked ways to change them together."""
+
+    __slots__ = (
+        "cached",
+        "computed",
+        "copied_page",
+        "first_cached",
+        "ignore_through",
+        "index",
+        "key",
+        "last_step",
+        "left_pages",
+        "limit",
+        "min_tokens",
+        "n_admissions",
+        "n_tree_pages",
+        "node",
+        "pages",
+        "params",
+        "planned",
+        "prefill_end",
+        "prompt_len",
+        "prompt_rows",
+        "prompt_step",
+        "request",
+        "room",
+        "slot",
+        "state",
+        "stop_ids",
+        "tokens",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, index: int, key: tuple[int, int, int], params: SlotParams) -> None:
+        self.request = request
+        self.index = index
+        self.key = key
+        """(priority, arrival number, index): the order in which sequences are admitted; the largest is preempted first."""
+        self.params = params
+        self.tokens = list(request.prompt_token_ids)
+        """All tokens known to the host."""
+        self.prompt_len = len(self.tokens)
+        self.limit = self.prompt_len + request.max_tokens - 1
+        """Tokens whose K/V must be computed for the longest output (the last output's is not needed)."""
+        self.stop_ids = frozenset(request.end_token_ids).union(request.params.stop_token_ids)
+        self.min_tokens = request.params.min_tokens
+        self.state = SeqState.WAITING
+        self.n_admissions = 0
+        self.first_cached = 0
+        """Prompt tokens found in the cache at the first admission."""
+        self.copied_page = 0
+        """The page whose first rows it copied when it last entered; 0: none."""
+        self.prompt_rows: list[TokenLogprobs | None] | None = None
+        """Prompt logprobs by position - 1, until they are delivered; None when not asked or delivered."""
+        if params.prompt_logprobs >= 0:
+            self.prompt_rows = [None] * (self.prompt_len - 1)
+        self.last_step = -1
+        """Last step that has a span of this sequence."""
+        self.ignore_through = -1
+        """Results of steps up to this one are void for this sequence."""
+        self.left_pages: list[int] = []
+        """The page table it had when it last left its slot: what its spans in flight write to."""
+        self._reset()
+
+    def _reset(self) -> None:
+        """What holds outside a slot."""
+        self.slot = -1
+        self.pages: list[int] = []
+        self.room = 0
+        """Tokens that fit into `pages`."""
+        self.node: Node | None = None
+        """Where its locked path in the prefix tree ends."""
+        self.n_tree_pages = 0
+        """Leading pages that this path covers."""
+        self.cached = self.computed = self.planned = self.prefill_end = 0
+        self.prompt_step = NEVER
+        """The step that plans the last of its prompt."""
+
+    @property
+    def n_outputs(self) -> int:
+        """Output tokens known to the host."""
+        return len(self.tokens) - self.prompt_len
+
+    def enter(self, slot: int, pages: list[int], cached: int, page_size: int, copied_page: int) -> None:
+        """WAITING → RUNNING: a slot, and pages of which the first `cached` tokens hold K/V."""
+        self.change(SeqState.RUNNING)
+        self.slot, self.pages, self.room = slot, pages, len(pages) * page_size
+        self.cached = self.computed = self.planned = cached
+        self.prefill_end = len(self.tokens)
+        self.copied_page = copied_page
+        self.n_admissions += 1
+        if self.n_admissions == 1:
+            self.first_cached = cached
+        self.check()
+
+    def leave(self, state: SeqState) -> None:
+        """RUNNING → WAITING or ENDED; its pages must have been given back by the caller."""
+        self.change(state)
+        self.left_pages = self.pages
+        self._reset()
+
+    def change(self, state: SeqState) -> None:
+        """Go to `state` (InvariantError if that is not legal)."""
+        if (self.state, state) not in _LEGAL:
+            raise InvariantError(f"a sequence cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def plan(self, length: int, step: int) -> None:
+        """`length` more tokens are in flight."""
+        self.planned += length
+        self.last_step = step
+        self.check()
+
+    def check(self) -> None:
+        """InvariantError unless cached <= computed <= planned <= limit and the pages hold what is planned."""
+        if not 0 <= self.cached <= self.computed <= self.planned <= self.limit or self.planned > self.room:
+            raise InvariantError(
+                f"lengths out of order: cached {self.cached}, computed {self.computed}, planned {self.planned}, "
+                f"limit {self.limit}, room {self.room}"
+            )

@@ -1,0 +1,1 @@
+"""Executors: the in-process device, the null device, and later worker processes."""

@@ -1,0 +1,21 @@
+"""The seam in motion: whatever takes a `StepPlan` and brings its `StepResult`. Owns the protocol only."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Protocol
+
+from quire.core.plan import StepPlan
+from quire.core.result import StepResult
+
+
+class Executor(Protocol):
+    """Executes plans in the order in which they are submitted; several may be in flight."""
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Start a step and return at once. A step that fails as a whole carries its exception in the future."""
+        ...
+
+    def shutdown(self) -> None:
+        """Wait for what runs, free the device. Nothing may be submitted afterwards."""
+        ...

@@ -1,0 +1,1 @@
+"""The analytic model: memory, bytes, FLOPs and time of a step, from shapes alone. Never imports torch."""
