@@ -24,3 +24,8 @@ def read(name: str, default: str = "") -> str:
 def set_for_children(name: str, value: str) -> None:
     """Set a variable for libraries loaded later and for child processes (thread counts and the like)."""
     os.environ[name] = value
+
+
+def unknown() -> list[str]:
+    """Variables of the environment that look like Quire's and are not: likely misspelt."""
+    return sorted(name for name in os.environ if name.startswith("QUIRE_") and name not in VARIABLES)
