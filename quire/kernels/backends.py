@@ -1,4 +1,4 @@
-"""The lazy registry of op implementations: which module runs an op on a device. Imports Triton only when a GPU op is called.
+"""The lazy registry of implementations: which module runs an op on a device. Imports Triton when a GPU op is called.
 
 Invariant: CUDA always means Triton; CPU means the native library when it is loaded, else the torch reference
 (`native.explain()` says which and why).

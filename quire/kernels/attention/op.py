@@ -80,7 +80,7 @@ def _check(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: 
     if k_pages.shape[1:] != pool or v_pages.shape != k_pages.shape:
         raise ValueError(f"pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)} do not fit the plan [n_pages, {pool}]")
     if q.shape[1:] != (plan.n_q_heads, plan.head_dim) or q.shape[0] < plan.q_indptr[-1] or q.stride(2) != 1:
-        raise ValueError(f"q {tuple(q.shape)} does not fit the plan: {plan.q_indptr[-1]} rows of {plan.n_q_heads} heads")
+        raise ValueError(f"q {tuple(q.shape)} does not fit a plan of {plan.q_indptr[-1]} rows, {plan.n_q_heads} heads")
     if not q.dtype == k_pages.dtype == v_pages.dtype:
         raise ValueError(f"q is {q.dtype} but pages are {k_pages.dtype}, {v_pages.dtype}")
     if not (k_pages.is_contiguous() and v_pages.is_contiguous()):

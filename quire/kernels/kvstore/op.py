@@ -20,7 +20,8 @@ def store_kv(
     """
     _check_pages(k_pages, v_pages)
     if k.shape != v.shape or k.shape[1:] != (k_pages.shape[1], k_pages.shape[3]) or cells.shape != k.shape[:1]:
-        raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)}, cells {tuple(cells.shape)} do not fit {_shape(k_pages)}")
+        shapes = f"k {tuple(k.shape)}, v {tuple(v.shape)}, cells {tuple(cells.shape)}"
+        raise ValueError(f"{shapes} do not fit pages {_shape(k_pages)}")
     if k.dtype != k_pages.dtype or v.dtype != k_pages.dtype or k.stride(2) != 1 or v.stride(2) != 1:
         raise ValueError(f"k and v must have dtype {k_pages.dtype} and a contiguous last dimension")
     backends.module("kvstore", k.device.type).store_kv(k, v, k_pages, v_pages, cells)
@@ -39,7 +40,7 @@ def copy_pages(
     """
     _check_pages(k_pages, v_pages)
     if not len(sources) == len(targets) == len(n_tokens):
-        raise ValueError(f"{len(sources)} sources, {len(targets)} targets and {len(n_tokens)} counts must be equally many")
+        raise ValueError(f"{len(sources)} sources, {len(targets)} targets and {len(n_tokens)} counts must match")
     if len(sources):
         backends.module("kvstore", k_pages.device.type).copy_pages(k_pages, v_pages, sources, targets, n_tokens)
 

@@ -26,7 +26,8 @@ def add_rms_norm(
     """
     _check(x, weight)
     if x.shape != residual.shape or x.dtype != residual.dtype or x.dim() != 2:
-        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype} must be [n, h]")
+        shapes = f"x {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype}"
+        raise ValueError(f"{shapes} must be [n, h] and alike")
     return backends.module("norm", x.device.type).add_rms_norm(x, residual, weight, eps)
 
 

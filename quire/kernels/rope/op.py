@@ -22,5 +22,6 @@ def apply_rope(
     if q.stride(2) != 1 or k.stride(2) != 1:
         raise ValueError("the last dimension of q and k must be contiguous")
     if positions.shape != q.shape[:1] or cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > q.shape[2]:
-        raise ValueError(f"positions {tuple(positions.shape)} or cos_sin {tuple(cos_sin.shape)} do not fit q {tuple(q.shape)}")
+        shapes = f"positions {tuple(positions.shape)} and cos_sin {tuple(cos_sin.shape)}"
+        raise ValueError(f"{shapes} do not fit q {tuple(q.shape)}")
     return backends.module("rope", q.device.type).apply_rope(q, k, positions, cos_sin)

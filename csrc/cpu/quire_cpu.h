@@ -1,0 +1,47 @@
+// The plain C interface of the CPU kernels. No framework header, no allocation that outlives a call except one scratch
+// buffer a thread. Strides count elements. dtype: 0 float32, 1 bfloat16, 2 float16.
+#pragma once
+#include <cstdint>
+
+#define QUIRE_API extern "C" __attribute__((visibility("default")))
+
+// Set the OpenMP entry point (address of GOMP_parallel, or null for one thread).
+QUIRE_API void quire_set_fork(void* gomp_parallel);
+
+// One step's attention work, the same for every layer.
+struct QuireAttnPlan {
+    const int32_t* q_indptr;    // [n_spans + 1]
+    const int32_t* kv_lens;     // [n_spans]
+    const int32_t* slots;       // [n_spans]
+    const int32_t* tiles;       // [n_tiles, 3]: span, first token of the span, number of tokens
+    const int32_t* page_table;  // [n_slots, table_stride]
+    int64_t table_stride;
+    int32_t n_tiles, page_size, n_q_heads, n_kv_heads, head_dim;
+};
+
+// Causal attention of q [n, n_q_heads, head_dim] (row and head strides given) to pages [n_pages, n_kv_heads, page_size,
+// head_dim]; out is contiguous. window and softcap as in Variant; 0 switches either off.
+QUIRE_API void quire_attention(
+    const QuireAttnPlan* plan, int dtype, const void* q, int64_t q_row, int64_t q_head, const void* k_pages,
+    const void* v_pages, void* out, float scale, int window, float softcap, int n_threads);
+
+// out[i, j] = norm(x[i, j]) * weight over h elements; residual may be null, else total = x + residual is stored in
+// `total` (may alias residual or x) and normalised. x has strides (row, head), residual and total (row); out is
+// contiguous.
+QUIRE_API void quire_rms_norm(
+    int dtype, const void* x, int64_t x_row, int64_t x_head, const void* residual, int64_t residual_row, void* total,
+    const void* weight, void* out, int64_t n, int64_t n_heads, int64_t h, float eps, int n_threads);
+
+// Rotate q and k in place. cos_sin [max_pos, rotary] float32; positions are int64 if wide, else int32.
+QUIRE_API void quire_rope(
+    int dtype, void* q, int64_t q_row, int64_t q_head, int n_q_heads, void* k, int64_t k_row, int64_t k_head,
+    int n_kv_heads, int64_t n, const void* positions, int wide, const float* cos_sin, int rotary, int n_threads);
+
+// out[i, :] = silu(x[i, :f]) * x[i, f:].
+QUIRE_API void quire_silu_mul(int dtype, const void* x, int64_t x_row, void* out, int64_t n, int64_t f, int n_threads);
+
+// Copy k and v rows into their cells; element_bytes is 2 or 4 (or 8).
+QUIRE_API void quire_store_kv(
+    int element_bytes, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row, int64_t v_head,
+    void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
+    int n_threads);

@@ -1,0 +1,126 @@
+"""The compiled CPU kernels: finds the best library for this processor, loads it with ctypes, or says why it cannot.
+
+Owns the choice of instruction-set level and the thread pool's entry point; owns no arithmetic.
+The libraries run on the OpenMP pool that torch has loaded (the address of its GOMP_parallel is handed to them), so
+there is one set of threads. Invariant: `library()` is decided once a process and never changes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import re
+from pathlib import Path
+
+import torch
+
+from quire.core import env
+
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"})
+LEVELS: dict[str, frozenset[str]] = {
+    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "avx512": _AVX512,
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "portable": frozenset(),
+}
+"""Level → processor flags it needs, best first."""
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Element types that the libraries know, and their numbers in csrc/cpu/quire_cpu.h."""
+
+FOLDER = Path(__file__).parent / "_native"
+
+_P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_SIGNATURES: dict[str, list[type]] = {
+    "quire_set_fork": [_P],
+    "quire_attention": [_P, _I, _P, _L, _L, _P, _P, _P, _F, _I, _F, _I],
+    "quire_rms_norm": [_I, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _F, _I],
+    "quire_rope": [_I, _P, _L, _L, _I, _P, _L, _L, _I, _L, _P, _I, _P, _I, _I],
+    "quire_silu_mul": [_I, _P, _L, _P, _L, _L, _I],
+    "quire_store_kv": [_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """What this process uses."""
+
+    library: ctypes.CDLL | None
+    level: str
+    """Name of the level, or '' when there is no library."""
+    reason: str
+    """One sentence for people."""
+
+
+def library() -> ctypes.CDLL | None:
+    """The loaded library, or None when ops must run on the torch references."""
+    return choice().library
+
+
+def explain() -> str:
+    """One sentence: which level runs, or what was lost and why."""
+    return choice().reason
+
+
+@functools.cache
+def choice() -> Choice:
+    """Decide once: the best level that this processor supports and whose file loads."""
+    if env.read("QUIRE_NATIVE") == "0":
+        return Choice(None, "", "Native CPU kernels are off (QUIRE_NATIVE=0): slower torch paths run instead.")
+    troubles = []
+    for level in supported(cpu_flags()):
+        try:
+            loaded = open_level(level)
+        except OSError as error:
+            troubles.append(f"{level}: {error}")
+            continue
+        threads = "torch's threads" if fork_address() else "one thread only: no OpenMP library was found in the process"
+        return Choice(loaded, level, f"Native CPU kernels: level {level}, {threads}.")
+    hint = "install a C++ compiler and reinstall (pip install -e .)"
+    return Choice(None, "", f"No native CPU kernels, slower torch paths run instead ({'; '.join(troubles)}): {hint}.")
+
+
+def supported(flags: frozenset[str]) -> list[str]:
+    """Levels whose needs are met by these processor flags, best first."""
+    return [level for level, needs in LEVELS.items() if needs <= flags]
+
+
+def open_level(level: str) -> ctypes.CDLL:
+    """Load one level's library and declare its functions. Raises OSError when the file is missing or does not load."""
+    path = FOLDER / f"libquire_{level}.so"
+    if not path.exists():
+        raise OSError(f"{path.name} was not built")
+    loaded = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes = arguments
+        function.restype = None
+    loaded.quire_set_fork(fork_address())
+    return loaded
+
+
+def cpu_flags() -> frozenset[str]:
+    """Flags of the first processor in /proc/cpuinfo; empty where that file does not exist."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return frozenset()
+    match = re.search(r"^flags\s*:(.*)$", path.read_text(), re.MULTILINE)
+    return frozenset(match.group(1).split()) if match else frozenset()
+
+
+@functools.cache
+def fork_address() -> int | None:
+    """Address of GOMP_parallel in the OpenMP library that torch loaded, or None.
+
+    Torch's own copy is preferred over any other in the process; LLVM's and Intel's libraries export the name as well.
+    """
+    path = Path("/proc/self/maps")
+    if not path.exists():
+        return None
+    found = dict.fromkeys(re.findall(r"\S*/lib(?:gomp|iomp5|omp)[-.][^\s/]*$", path.read_text(), re.MULTILINE))
+    for candidate in sorted(found, key=lambda name: "torch" not in name):
+        loaded = ctypes.CDLL(candidate)
+        if hasattr(loaded, "GOMP_parallel"):
+            return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p).value
+    return None

@@ -1,0 +1,58 @@
+"""Builds the native CPU kernels: the sources in csrc/cpu, once a level of instruction sets, as shared libraries.
+
+They are optional: without a compiler the installation succeeds and Quire runs on torch alone (`quire doctor` says so).
+`quire/kernels/native.py` picks the best level at run time. Everything else about the package is in pyproject.toml.
+"""
+
+import platform
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+SOURCES = ["csrc/cpu/attention.cpp", "csrc/cpu/rows.cpp"]
+HEADERS = ["engine.h", "engine_bf16.h", "quire_cpu.h", "simd.h", "threads.h"]
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
+LEVELS = {
+    "avx512bf16": [*AVX512, "-mavx512bf16"],
+    "avx512": AVX512,
+    "avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "portable": [],
+}
+FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
+WARNINGS = ["-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+
+
+class BuildNative(build_ext):
+    """Shared libraries for ctypes: no Python symbol in them, and no Python version in their names."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return fullname.replace(".", "/") + ".so"
+
+    def get_export_symbols(self, ext: Extension) -> list[str]:
+        return []
+
+    def copy_extensions_to_source(self) -> None:
+        self.mkpath("quire/kernels/_native")
+        super().copy_extensions_to_source()
+
+
+def library(level: str, flags: list[str]) -> Extension:
+    """One level's library."""
+    return Extension(
+        f"quire.kernels._native.libquire_{level}",
+        sources=SOURCES,
+        depends=[f"csrc/cpu/{name}" for name in HEADERS],
+        extra_compile_args=[*FLAGS, *WARNINGS, *flags],
+        extra_link_args=["-Wl,-s"] if platform.system() == "Linux" else [],
+        language="c++",
+        optional=True,
+    )
+
+
+def libraries() -> list[Extension]:
+    """All levels on x86-64, the portable one elsewhere."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return [library(level, flags) for level, flags in LEVELS.items() if x86 or level == "portable"]
+
+
+setup(ext_modules=libraries(), cmdclass={"build_ext": BuildNative})
