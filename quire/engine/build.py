@@ -1,0 +1,102 @@
+"""Assembles an engine from options: device, model, KV pool, runner, executor, scheduler.
+
+Owns the order in which things are made and what is said about it. Does not own any of the parts.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from quire.compute.device import cuda
+from quire.compute.device.cpu import CpuDevice
+from quire.compute.device.device import Device
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.runner import Runner
+from quire.compute.runner.tables import SlotTables
+from quire.compute.sample.sampler import Sampler
+from quire.compute.weights.hub import find_checkpoint
+from quire.compute.weights.loader import load_model
+from quire.config.arch import ModelArch, read_arch
+from quire.config.engine import EngineConfig
+from quire.config.resolve import Limits, resolve
+from quire.control.config import SchedulerConfig
+from quire.control.scheduler import Scheduler
+from quire.core.clock import MonotonicClock
+from quire.core.events import EngineReady
+from quire.engine.core import EngineCore
+from quire.engine.executors.executor import Executor
+from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
+
+logger = logging.getLogger("quire.engine")
+
+TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
+    """Load everything. Raises ConfigError or LoadError saying what does not fit."""
+    folder = find_checkpoint(config.model, config.revision)
+    arch = read_arch(folder)
+    device = make_device(config)
+    limits = resolve(config, arch, device.name)
+    start_s = time.perf_counter()
+    model = load_model(
+        folder,
+        arch,
+        dtype=TORCH_DTYPES[limits.dtype],
+        device=device.torch_device,
+        max_model_len=limits.max_model_len,
+        load_format=config.load_format,
+        seed=config.seed,
+        check_finite=config.check_weights,
+    )
+    device.synchronize()
+    logger.info("weights: %.1f M parameters in %.2f s", arch.n_parameters / 1e6, time.perf_counter() - start_s)
+    n_pages = config.num_gpu_blocks_override
+    pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device.torch_device)
+    tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
+    sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device)
+    runner = Runner(device, model, pool, tables, sampler)
+    executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
+    return assemble(config, limits, executor, n_pages), ready(config, limits, arch, device.name, n_pages)
+
+
+def assemble(config: EngineConfig, limits: Limits, executor: Executor, n_pages: int) -> EngineCore:
+    """The loop over an executor."""
+    clock = MonotonicClock()
+    scheduler = Scheduler(
+        SchedulerConfig(
+            n_pages=n_pages,
+            page_size=config.block_size,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_model_len=limits.max_model_len,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            policy=config.scheduling_policy,
+            enable_prefix_caching=config.enable_prefix_caching,
+            pipeline_depth=config.pipeline_depth,
+            max_num_waiting=config.max_num_waiting,
+        ),
+        clock,
+    )
+    return EngineCore(scheduler, executor, clock, config.pipeline_depth)
+
+
+def ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int) -> EngineReady:
+    """What clients need to know."""
+    return EngineReady(
+        max_model_len=limits.max_model_len,
+        n_pages=n_pages,
+        page_size=config.block_size,
+        logits_width=arch.vocab_size,
+        device=device,
+    )
+
+
+def make_device(config: EngineConfig) -> Device:
+    """The device that `config.device` means on this machine."""
+    if config.device == "cuda" or (config.device == "auto" and cuda.is_available()):
+        return cuda.CudaDevice()
+    return CpuDevice(config.num_threads)

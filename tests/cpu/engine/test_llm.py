@@ -1,0 +1,147 @@
+"""The assembled engine against transformers: tokens, logprobs, text, order, stops, seeds, faults."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+
+import pytest
+import torch
+import transformers
+
+from quire.core.errors import ContextLengthExceeded, InvalidParameter
+from quire.core.sampling import OutputKind, SamplingParams
+from quire.engine.llm import LLM
+
+
+def prompts(n: int, longest: int = 120, seed: int = 0) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(1, 300) for _ in range(source.randrange(1, longest))] for _ in range(n)]
+
+
+def greedy(oracle: transformers.LlamaForCausalLM, prompt: list[int], n_tokens: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    out = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return out[0, len(prompt) :].tolist()
+
+
+def test_greedy_tokens_are_those_of_transformers(llm: LLM, oracle: transformers.LlamaForCausalLM) -> None:
+    batch = prompts(24)
+    outputs = llm.generate(batch, SamplingParams(temperature=0, max_tokens=64, ignore_eos=True), use_tqdm=False)
+    for prompt, output in zip(batch, outputs, strict=True):
+        assert output.prompt_token_ids == prompt
+        assert output.outputs[0].token_ids == greedy(oracle, prompt, 64)
+        assert output.outputs[0].finish_reason == "length"
+
+
+def test_preemption_changes_nothing(checkpoint: pathlib.Path, llm: LLM) -> None:
+    batch = prompts(12, seed=1)
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
+    expected = [one.outputs[0].token_ids for one in llm.generate(batch, params, use_tqdm=False)]
+    tight = LLM(str(checkpoint), max_num_seqs=8, max_num_batched_tokens=64, num_gpu_blocks_override=24, device="cpu", max_model_len=256)
+    outputs = tight.generate(batch, params, use_tqdm=False)
+    assert tight.stats().preemptions > 0
+    assert [one.outputs[0].token_ids for one in outputs] == expected
+    assert tight.stats().n_pages_free == tight.stats().n_pages
+    tight.shutdown()
+
+
+def test_prompt_logprobs_and_logprobs(llm: LLM, oracle: transformers.LlamaForCausalLM) -> None:
+    prompt = prompts(1, seed=2)[0]
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=3, prompt_logprobs=2, ignore_eos=True)
+    output = llm.generate([prompt], params, use_tqdm=False)[0]
+    ids = prompt + output.outputs[0].token_ids
+    with torch.no_grad():
+        table = oracle(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
+    assert len(output.prompt_logprobs) == len(prompt)
+    for position, row in enumerate(output.prompt_logprobs[1:], start=1):
+        assert row is not None
+        assert row[ids[position]].logprob == pytest.approx(float(table[position - 1, ids[position]]), abs=1e-3)
+    lines = output.outputs[0].logprobs
+    assert lines is not None
+    for step, line in enumerate(lines):
+        position = len(prompt) + step
+        best = table[position - 1].topk(3)
+        assert [token for token in line][:1] == [ids[position]]
+        assert set(best.indices.tolist()) <= set(line)
+        assert line[ids[position]].logprob == pytest.approx(float(best.values[0]), abs=1e-3)
+
+
+def test_n_gives_different_repeatable_samples(llm: LLM) -> None:
+    params = SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=12, ignore_eos=True)
+    prompt = prompts(1, seed=3)[0]
+    first, second = (llm.generate([prompt], params, use_tqdm=False)[0] for _ in range(2))
+    texts = [tuple(one.token_ids) for one in first.outputs]
+    assert len(set(texts)) == 4
+    assert texts == [tuple(one.token_ids) for one in second.outputs]
+    alone = llm.generate([prompt], SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True), use_tqdm=False)[0]
+    assert tuple(alone.outputs[0].token_ids) == texts[2]
+
+
+def test_seeded_text_does_not_depend_on_the_batch(llm: LLM) -> None:
+    batch = prompts(16, seed=4)
+    params = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=9, max_tokens=24, ignore_eos=True)
+    together = [one.outputs[0].token_ids for one in llm.generate(batch, params, use_tqdm=False)]
+    alone = [llm.generate([one], params, use_tqdm=False)[0].outputs[0].token_ids for one in batch]
+    assert together == alone
+
+
+def test_prefix_cache_is_hit_and_harmless(llm: LLM) -> None:
+    prompt = prompts(1, longest=2, seed=6)[0] + list(range(10, 110))
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    first = llm.generate([prompt], params, use_tqdm=False)[0]
+    again = llm.generate([prompt], params, use_tqdm=False)[0]
+    assert again.num_cached_tokens >= 96
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+
+
+def test_stop_strings_and_streams_join(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    whole = llm.generate("def add", params, use_tqdm=False)[0].outputs[0].text
+    assert "".join(one.outputs[0].text for one in llm.stream("def add", params)) == whole
+    stop = whole[7:10]
+    cut = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=[stop])
+    output = llm.generate("def add", cut, use_tqdm=False)[0].outputs[0]
+    assert output.text == whole[: whole.index(stop)]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert not llm.engine.has_work() or llm.engine.step() == []
+
+
+def test_stop_tokens_and_min_tokens(llm: LLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    ids = llm.generate([[5, 6, 7]], free, use_tqdm=False)[0].outputs[0].token_ids
+    stopped = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop_token_ids=[ids[4]]), use_tqdm=False)[0]
+    at = ids.index(ids[4])
+    assert stopped.outputs[0].token_ids == ids[: at + 1]
+    assert stopped.outputs[0].stop_reason == ids[4]
+    late = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop_token_ids=[ids[4]], min_tokens=20)
+    assert len(llm.generate([[5, 6, 7]], late, use_tqdm=False)[0].outputs[0].token_ids) >= 20
+
+
+def test_bad_requests_are_refused_and_leave_nothing(llm: LLM) -> None:
+    with pytest.raises(ContextLengthExceeded, match="shorten the prompt"):
+        llm.generate([[1] * 600], SamplingParams(max_tokens=1), use_tqdm=False)
+    with pytest.raises(InvalidParameter, match="token ids between 0 and"):
+        llm.generate([[1, 10**6]], use_tqdm=False)
+    with pytest.raises(InvalidParameter, match="temperature"):
+        llm.generate("x", SamplingParams(temperature=float("nan")), use_tqdm=False)
+    with pytest.raises(InvalidParameter):
+        llm.generate("", use_tqdm=False)
+    assert not llm.engine.has_work()
+
+
+def test_context_is_filled_exactly(llm: LLM) -> None:
+    output = llm.generate([[7] * 500], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)[0]
+    assert len(output.outputs[0].token_ids) == 12
+
+
+def test_chat_renders_the_template(llm: LLM) -> None:
+    ids = llm.render_chat([{"role": "user", "content": "hi"}])
+    assert llm.get_tokenizer().decode(ids) == "<user>hi\n<assistant>"
+    assert llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].text is not None
+
+
+def test_final_only_stream_yields_once(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
+    assert len(llm.generate("x", params, use_tqdm=False)) == 1
