@@ -1,0 +1,112 @@
+"""The memory equation and its exact inverse: how much an engine takes, and how many KV pages fit into a budget.
+
+    total = weights + workspace + logits + tables + n_pages * page_bytes
+
+One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: a caller that has
+loaded the weights passes their true size.
+Invariant: total_bytes(pages_within(b)) <= b < total_bytes(pages_within(b) + 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quire.core.errors import ConfigError
+from quire.core.units import format_bytes
+from quire.planner.shape import Shape, kv_numbers_per_token, n_weights
+
+INT32_BYTES = 4
+FLOAT32_BYTES = 4
+LOGITS_COPIES = 4
+"""Float32 arrays of [rows, vocab] alive at once in sampling: logits, sorted values, their indices, cumulative sums."""
+MIN_PAGES = 2
+"""The dummy page and one for a sequence."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEquation:
+    """All terms in bytes, from a shape and the limits of the scheduler."""
+
+    shape: Shape
+    page_size: int
+    """Tokens a page."""
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    weight_itemsize: int = 2
+    """Bytes a weight and an activation."""
+    kv_itemsize: int = 2
+    """Bytes a number in the KV cache."""
+    loaded_weights_bytes: int = 0
+    """True size of the weights when they are loaded already; 0 computes it from the shape."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Matrices, embeddings and norms."""
+        return self.loaded_weights_bytes or n_weights(self.shape) * self.weight_itemsize
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
+        shape = self.shape
+        attention = (2 * shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
+        widest = max(attention, 3 * shape.ffn_size)
+        return self.max_num_batched_tokens * (2 * shape.hidden_size + widest) * self.weight_itemsize
+
+    @property
+    def logits_bytes(self) -> int:
+        """Float32 logits and what sampling makes of them, one row a sequence."""
+        return LOGITS_COPIES * self.max_num_seqs * self.shape.vocab_size * FLOAT32_BYTES
+
+    @property
+    def tables_bytes(self) -> int:
+        """Token table [slots, max_model_len] and page table [slots, pages a sequence], int32."""
+        n_pages = -(-self.max_model_len // self.page_size)
+        return self.max_num_seqs * (self.max_model_len + n_pages) * INT32_BYTES
+
+    @property
+    def page_bytes(self) -> int:
+        """K and V of one page in all layers."""
+        return kv_numbers_per_token(self.shape) * self.page_size * self.kv_itemsize
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Everything but the pages."""
+        return self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
+
+    def total_bytes(self, n_pages: int) -> int:
+        """The equation: bytes of an engine with `n_pages` pages, the dummy page included."""
+        return self.fixed_bytes + n_pages * self.page_bytes
+
+    def pages_within(self, budget_bytes: int) -> int:
+        """Its inverse: most pages (dummy included) such that the total is within the budget.
+
+        ConfigError that shows every term, and what to change, if fewer than `MIN_PAGES` fit.
+        """
+        n_pages = (budget_bytes - self.fixed_bytes) // self.page_bytes
+        if n_pages < MIN_PAGES:
+            raise ConfigError(self.explain(budget_bytes))
+        return n_pages
+
+    def explain(self, budget_bytes: int) -> str:
+        """The terms beside the budget in GiB, and which option moves which."""
+        lacking = self.total_bytes(MIN_PAGES) - budget_bytes
+        verdict = f"short by {_gib(lacking)}" if lacking > 0 else f"{self.pages_within(budget_bytes)} KV pages fit"
+        full_pages = -(-self.max_model_len // self.page_size)
+        terms = (
+            ("weights", self.weights_bytes, "a smaller model or dtype"),
+            ("workspace", self.workspace_bytes, f"lower --max-num-batched-tokens {self.max_num_batched_tokens}"),
+            ("logits", self.logits_bytes, f"lower --max-num-seqs {self.max_num_seqs}"),
+            ("tables", self.tables_bytes, f"lower --max-model-len {self.max_model_len} or --max-num-seqs"),
+            ("KV pages", MIN_PAGES * self.page_bytes, f"at least: {MIN_PAGES} of {format_bytes(self.page_bytes)}"),
+        )
+        lines = [f"memory: a budget of {_gib(budget_bytes)}, {verdict}"]
+        lines += [f"  {name:<10}{_gib(n_bytes):>14}  ({change})" for name, n_bytes, change in terms]
+        full = _gib(full_pages * self.page_bytes)
+        lines.append(f"  one sequence of {self.max_model_len} tokens takes {full_pages} pages, {full}")
+        lines.append("  or raise the budget: --gpu-memory-utilization, --kv-cache-memory-bytes")
+        return "\n".join(lines)
+
+
+def _gib(n_bytes: float) -> str:
+    return f"{n_bytes / 2**30:.3f} GiB"
