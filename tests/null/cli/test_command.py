@@ -1,0 +1,141 @@
+"""The command itself: subcommands, exit codes, Ctrl-C, start-up time. No engine runs here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from quire import __version__
+from quire.cli import main as command
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError
+
+
+def quire(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "quire", *words]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
+    """Replace `quire serve` by a module whose run() does what a test needs."""
+    module = types.ModuleType("quire.cli.serve")
+    module.configure = lambda parser: None  # type: ignore[attr-defined]
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "quire.cli.serve", module)
+
+
+def raising(error: BaseException) -> object:
+    def run(_: object) -> int:
+        raise error
+
+    return run
+
+
+def test_version_and_help() -> None:
+    assert quire("--version").stdout == f"quire {__version__}\n"
+    shown = quire("--help")
+    assert shown.returncode == 0 and all(name in shown.stdout for name in command.COMMANDS)
+
+
+def test_help_is_quick_and_loads_no_torch() -> None:
+    code = (
+        "import sys; from quire.cli.main import main; main([])\n"
+        "sys.exit(bool({'torch', 'numpy', 'aiohttp'} & set(sys.modules)))"
+    )
+    times_s = []
+    for _ in range(3):
+        begin_s = time.perf_counter()
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+        times_s.append(time.perf_counter() - begin_s)
+    assert min(times_s) < 0.3
+
+
+def test_help_of_every_subcommand_loads_no_torch() -> None:
+    code = (
+        "import sys; from quire.cli.main import main\n"
+        "for words in (['serve'], ['chat'], ['generate'], ['doctor'], ['bench', 'serve'], ['bench', 'latency']):\n"
+        "    try: main([*words, '--help'])\n"
+        "    except SystemExit as ended: assert ended.code == 0, words\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_no_command_prints_help_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 2
+    assert "commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words, message", [
+    (["srve"], "quire: error: unknown command 'srve'; did you mean serve?"),
+    (["generate", "--temperatur", "1"],
+     "quire generate: error: unknown option --temperatur; did you mean --temperature?"),
+    (["bench", "latency", "--batchsize", "1"],
+     "quire bench latency: error: unknown option --batchsize; did you mean --batch-size?"),
+    (["generate", "--top-p", "2"], "quire generate: error: argument --top-p: '2' is not allowed"),
+    (["--vers"], "quire: error: unknown option --vers; did you mean --version?"),
+])  # fmt: skip
+def test_wrong_command_lines_exit_with_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(message)
+
+
+@pytest.mark.parametrize("error, code", [
+    (ConfigError("max_num_seqs = 0\nis wrong"), 2), (LoadError("no such folder"), 2),
+    (ContextLengthExceeded("too long"), 1), (EngineDead("gone"), 1),
+])  # fmt: skip
+def test_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
+) -> None:
+    stand_in(monkeypatch, raising(error))
+    assert command.main(["serve"]) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["quire: error: " + str(error).replace("\n", " ")]
+
+
+def test_exit_code_of_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, lambda _: 7)
+    assert command.main(["serve"]) == 7
+
+
+def test_ctrl_c_ends_with_130_and_one_line() -> None:
+    code = (
+        "import sys, time, types\n"
+        "from quire.cli.main import main\n"
+        "module = types.ModuleType('quire.cli.serve'); module.configure = lambda parser: None\n"
+        "def run(namespace): print('ready', flush=True); time.sleep(30)\n"
+        "module.run = run; sys.modules['quire.cli.serve'] = module\n"
+        "sys.exit(main(['serve']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors.strip() == "quire: interrupted"
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    process = subprocess.run(
+        f"{sys.executable} -m quire bench serve --help | true", shell=True, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert "Traceback" not in process.stderr
+
+
+def test_model_and_flag_that_disagree_are_refused() -> None:
+    done = quire("generate", "one", "--model", "two", "--prompt", "x")
+    assert done.returncode == 2
+    assert done.stderr == "quire: error: MODEL 'one' and --model 'two' disagree: give one of them\n"
+
+
+def test_a_prompt_is_needed() -> None:
+    done = quire("generate")
+    assert done.returncode == 2 and "the prompt on standard input is empty" in done.stderr

@@ -1,0 +1,142 @@
+"""`quire doctor`: each check with the machine that makes it complain."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+import tomllib
+import types
+
+import pytest
+
+from quire.bench import machine
+from quire.cli import doctor
+from quire.cli.doctor import Finding, Status
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def only(findings: list[Finding], name: str) -> Finding:
+    (found,) = [finding for finding in findings if finding.name == name]
+    return found
+
+
+def test_failures_decide_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = Finding("a", Status.WARN, "x", "do y"), Finding("b", Status.FAIL, "z")
+    for findings, code in (([good], 0), ([good, bad], 1)):
+        monkeypatch.setattr(doctor, "examine", lambda findings=findings: findings)
+        assert doctor.run(argparse.Namespace(json=False)) == code
+        assert "→ do y" in capsys.readouterr().out
+        assert doctor.run(argparse.Namespace(json=True)) == code
+        report = json.loads(capsys.readouterr().out)
+        assert report["can_serve"] is (code == 0) and report["findings"][0]["status"] == "warn"
+
+
+def test_old_python_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert only(list(doctor.check_python()), "python").status is Status.OK
+    monkeypatch.setattr(doctor, "MIN_PYTHON", (9, 0))
+    assert only(list(doctor.check_python()), "python").status is Status.FAIL
+
+
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert next(doctor.check_packages()).status is Status.OK
+    monkeypatch.setitem(doctor.NEEDED, "no_such_module", "no-such-package")
+    finding = next(doctor.check_packages())
+    assert finding.status is Status.FAIL and finding.advice == "pip install no-such-package"
+
+
+def test_needed_packages_are_dependencies() -> None:
+    declared = " ".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    assert all(package in declared for package in doctor.NEEDED.values())
+
+
+def fake_modules(monkeypatch: pytest.MonkeyPatch, **modules: object) -> None:
+    """`importlib.import_module` as the doctor sees it; an exception as a module is raised."""
+
+    def import_module(name: str) -> object:
+        module = modules[name.rpartition(".")[2]]
+        if isinstance(module, Exception):
+            raise module
+        return module
+
+    monkeypatch.setattr(doctor.importlib, "import_module", import_module)
+
+
+def torch_of(version: str, cuda: str | None) -> types.SimpleNamespace:
+    return types.SimpleNamespace(
+        __version__=version, version=types.SimpleNamespace(cuda=cuda), get_num_threads=lambda: 2
+    )
+
+
+@pytest.mark.parametrize("torch, status", [
+    (torch_of("2.13.0+cpu", None), Status.OK), (torch_of("2.11.1", "13.0"), Status.OK),
+    (torch_of("2.9.0", None), Status.WARN), (torch_of("2.14.0", None), Status.WARN),
+    (ImportError("no torch"), Status.FAIL), (OSError("libcudart missing"), Status.FAIL),
+])  # fmt: skip
+def test_torch(monkeypatch: pytest.MonkeyPatch, torch: object, status: Status) -> None:
+    fake_modules(monkeypatch, torch=torch)
+    assert next(doctor.check_torch()).status is status
+
+
+def test_gpu_that_torch_cannot_use_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"name": "H200", "memory.total": "143771 MiB", "driver_version": "580"}
+    fake_modules(monkeypatch, cuda=types.SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setattr(machine, "gpus", lambda: [row])
+    findings = list(doctor.check_gpus())
+    assert only(findings, "cuda").status is Status.WARN and "H200" in only(findings, "gpu").value
+    monkeypatch.setattr(machine, "gpus", list)
+    assert only(list(doctor.check_gpus()), "gpu").status is Status.NOTE
+    fake_modules(monkeypatch, cuda=types.SimpleNamespace(is_available=lambda: True, describe=lambda: ["H200, 141 GiB"]))
+    assert only(list(doctor.check_gpus()), "cuda").value == "H200, 141 GiB"
+
+
+def test_port_in_use_is_seen() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert next(doctor.check_port(port)).value == "in use"
+    assert next(doctor.check_port(port)).status is Status.OK
+
+
+def test_cache_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "new"))
+    assert next(doctor.check_cache()).status is Status.OK
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    finding = next(doctor.check_cache())
+    assert finding.status is Status.WARN and "QUIRE_CACHE_DIR" in finding.advice
+
+
+def test_environment_hides_keys_and_names_misspelt_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_API_KEY", "sesame")
+    monkeypatch.setenv("QUIRE_LOGLEVEL", "DEBUG")
+    findings = list(doctor.check_environment())
+    assert "sesame" not in repr(findings)
+    assert any(finding.value == "QUIRE_LOGLEVEL is set" for finding in findings)
+    monkeypatch.setenv("QUIRE_API_KEY", " ")
+    assert Status.FAIL in {finding.status for finding in doctor.check_environment()}
+
+
+def test_native_kernels_and_demo_model_problems_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = types.SimpleNamespace(library=lambda: None, explain=lambda: "not built")
+    fake_modules(monkeypatch, native=native, hub=OSError("x"))
+    assert next(doctor.check_native()) == Finding("cpu kernels", Status.WARN, "not built")
+    assert next(doctor.check_demo()).status is Status.WARN
+
+
+def test_memory_of_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_bytes", lambda: (4 * 2**30, 2**30))
+    assert next(doctor.check_memory()).status is Status.WARN
+
+
+def test_the_whole_examination_runs_here() -> None:
+    done = subprocess.run([sys.executable, "-m", "quire", "doctor", "--json"], capture_output=True, text=True, check=False)
+    report = json.loads(done.stdout)
+    names = {finding["name"] for finding in report["findings"]}
+    assert report["can_serve"] is (done.returncode == 0)
+    assert {"python", "processor", "memory", "torch", "cpu kernels", "demo model", "cache folder", "port 8000"} <= names

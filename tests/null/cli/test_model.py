@@ -1,0 +1,62 @@
+"""From the command line to an EngineConfig, with bundled shapes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+import pytest
+
+from quire.bench.shape import FOLDER, shape_names
+from quire.cli.model import add_engine_flags, engine_config
+from quire.config.engine import EngineConfig
+from quire.config.flags import FlagParser
+from quire.core.errors import ConfigError
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = FlagParser()
+    add_engine_flags(parser, positional=True)
+    return parser.parse_args(list(words))
+
+
+def test_argument_and_flag_name_the_same_thing() -> None:
+    assert engine_config(parsed("a/b")).model == engine_config(parsed("--model", "a/b")).model == "a/b"
+    assert engine_config(parsed("a", "--model", "a")).model == "a"
+    assert engine_config(parsed()) == EngineConfig()
+
+
+def test_defaults_of_a_command_yield_to_flags() -> None:
+    assert engine_config(parsed(), max_model_len=5, model="x").max_model_len == 5
+    given = engine_config(parsed("--max-model-len", "9", "--model", "y"), max_model_len=5, model="x")
+    assert (given.max_model_len, given.model) == (9, "y")
+
+
+def test_a_shape_is_a_folder_with_random_weights() -> None:
+    config = engine_config(parsed("shape:qwen3-0.6b"))
+    assert config.load_format == "dummy" and config.skip_tokenizer_init
+    assert (pathlib.Path(config.model) / "config.json").is_file()
+
+
+def test_an_unknown_shape_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean shape:qwen3-0.6b\?"):
+        engine_config(parsed("shape:qwen3-0.6"))
+
+
+PARAMETERS = {"qwen3-0.6b": 596_049_920, "llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400}
+"""As published with the checkpoints of these shapes."""
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    c = json.loads((FOLDER / name / "config.json").read_text())
+    heads, kv, dim, hidden = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"]
+    layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * c["intermediate_size"] + 2 * hidden
+    layer += 2 * dim if c["model_type"] == "qwen3" else 0
+    embeddings = c["vocab_size"] * hidden * (1 if c["tie_word_embeddings"] else 2)
+    assert layer * c["num_hidden_layers"] + embeddings + hidden == PARAMETERS[name]
+
+
+def test_every_shape_is_listed() -> None:
+    assert shape_names() == sorted(PARAMETERS)

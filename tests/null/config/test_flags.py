@@ -1,0 +1,143 @@
+"""Flags made from option structs: spelling, checks, suggestions, defaults."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from msgspec import Meta
+
+from quire.config.engine import EngineConfig
+from quire.config.flags import FlagParser, add_flags, describe, options_table, read_flags
+from quire.core.errors import ConfigError
+
+
+class Sample(msgspec.Struct, kw_only=True):
+    n_things: Annotated[int, Meta(description="How many, 100 % of them.", ge=1, le=9)] = 3
+    share: Annotated[float, Meta(description="A share.", gt=0, le=1)] = 0.5
+    names: Annotated[list[str], Meta(description="Names.")] = []
+    sizes: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(description="Sizes.")] = []
+    kind: Annotated[Literal["zeta", "alpha"], Meta(description="A kind.")] = "zeta"
+    page: Annotated[Literal[1, 16], Meta(description="A page.")] = 16
+    seed: Annotated[int | None, Meta(description="A seed.")] = None
+    enable_it: Annotated[bool, Meta(description="A switch.")] = True
+
+
+def parse(*words: str, options: type[msgspec.Struct] = Sample) -> msgspec.Struct:
+    parser = FlagParser(prog="tool")
+    add_flags(parser, options, title="options")
+    return read_flags(parser.parse_args(list(words)), options)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str, options: type[msgspec.Struct] = Sample) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parse(*words, options=options)
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_nothing_given_leaves_the_defaults() -> None:
+    assert parse() == Sample()
+    assert parse(options=EngineConfig) == EngineConfig()
+
+
+def test_every_type_is_converted() -> None:
+    made = parse(
+        "--n-things", "4", "--share", "0.25", "--names", "a", "b", "--sizes", "1", "2", "--kind", "alpha",
+        "--page", "1", "--seed", "7", "--no-enable-it",
+    )  # fmt: skip
+    assert made == Sample(
+        n_things=4, share=0.25, names=["a", "b"], sizes=[1, 2], kind="alpha", page=1, seed=7, enable_it=False
+    )
+
+
+@pytest.mark.parametrize("words, parts", [
+    (["--n-things", "10"], ["--n-things", "'10'", "an integer between 1 and 9"]),
+    (["--n-things", "x"], ["--n-things", "'x'", "an integer between 1 and 9"]),
+    (["--n-things=2.5"], ["'2.5'", "an integer"]),
+    (["--share", "0"], ["--share", "'0'", "a number above 0 and of at most 1"]),
+    (["--share", "nan"], ["--share", "'nan'"]),
+    (["--sizes", "1", "-3"], ["--sizes", "'-3'", "an integer of at least 0"]),
+    (["--kind", "alpa"], ["one of zeta, alpha", "did you mean alpha?"]),
+    (["--page", "2"], ["one of 1, 16"]),
+    (["--n-thing", "2"], ["unknown option --n-thing", "did you mean --n-things?"]),
+    (["--n_things=2"], ["unknown option --n_things", "did you mean --n-things?"]),
+    (["--no-enabel-it"], ["did you mean --no-enable-it?"]),
+    (["--qqqqqq"], ["unknown option --qqqqqq\n"]),
+    (["stray"], ["unexpected argument 'stray'"]),
+    (["--names"], ["--names", "expected at least one argument"]),
+])  # fmt: skip
+def test_a_bad_word_exits_with_2_and_says_why(
+    capsys: pytest.CaptureFixture[str], words: list[str], parts: list[str]
+) -> None:
+    message = refused(capsys, *words)
+    assert message.startswith("tool: error: ") and len(message.splitlines()) == 2
+    for part in parts:
+        assert part in message
+
+
+def test_flags_are_never_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown option --nam" in refused(capsys, "--nam", "a")
+
+
+def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(refused(capsys, "--n-things", "9" * 100_000)) < 500
+
+
+def test_flags_of_a_subcommand_are_suggested_too(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = FlagParser(prog="tool")
+    add_flags(parser.add_subparsers().add_parser("go"), Sample, title="options")
+    with pytest.raises(SystemExit):
+        parser.parse_args(["go", "--shar", "1"])
+    assert "tool go: error: unknown option --shar; did you mean --share?" in capsys.readouterr().err
+
+
+def test_help_shows_meaning_and_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse("--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0
+    assert "How many, 100 % of them. (default: 3)" in text and "(default: on)" in text and "{zeta,alpha}" in text
+
+
+def test_verify_runs_on_what_was_read() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_memory_bytes"):
+        parse("--kv-cache-memory-bytes", "0", options=EngineConfig)
+
+
+def test_overrides_win() -> None:
+    parser = FlagParser()
+    add_flags(parser, Sample, title="options")
+    assert read_flags(parser.parse_args(["--share", "0.1"]), Sample, share=0.9).share == 0.9
+
+
+def test_skipped_fields_have_no_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = FlagParser(prog="tool")
+    add_flags(parser, Sample, title="options", skip=("share",))
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--share", "1"])
+    assert "unknown option --share" in capsys.readouterr().err
+
+
+def test_a_type_that_no_flag_can_carry_is_refused() -> None:
+    class Odd(msgspec.Struct):
+        table: dict[str, int] = {}
+
+    with pytest.raises(TypeError, match=r"Odd\.table"):
+        add_flags(argparse.ArgumentParser(), Odd, title="options")
+
+
+def test_every_engine_option_has_a_flag_with_a_meaning() -> None:
+    options = describe(EngineConfig)
+    assert [option.name for option in options] == list(EngineConfig.__struct_fields__)
+    assert all(option.meaning for option in options)
+    assert next(option.flag for option in options if option.name == "max_num_seqs") == "--max-num-seqs"
+
+
+def test_table_has_a_row_for_each_field() -> None:
+    rows = options_table(Sample).splitlines()
+    assert len(rows) == 2 + len(Sample.__struct_fields__)
+    assert rows[2] == "| `--n-things` | an integer between 1 and 9 | 3 | How many, 100 % of them. |"
+    assert rows[-1].startswith("| `--enable-it`, `--no-enable-it` | on or off | on |")
