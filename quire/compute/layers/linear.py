@@ -1,10 +1,13 @@
 """Linear layers: one matrix product for several projections that read the same input.
 
-Owns the parameters and their split into the checkpoint's parts; does not own their names.
+Owns the parameters, their split into the checkpoint's parts, and on CPU their layout. Does not own their names.
+Invariant on CPU, float32 and bfloat16 with oneDNN: a row of the result has the same bits whatever the other rows and
+their number are, so a request's tokens do not depend on its batch.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,31 +17,55 @@ Make = Callable[..., torch.Tensor]
 """`make(*shape)`: an uninitialised tensor of the model's dtype, where the model lives."""
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias. x: [n, k], weight: [m, k], bias: [m]; returns [n, m], all of one dtype."""
-    return F.linear(x, weight, bias)
-
-
 class Linear:
-    """y = x @ weight.T + bias, where the rows of `weight` are several projections under one another."""
+    """y = x @ weight.T + bias, where the rows of `weight` are several projections under one another.
 
-    def __init__(self, make: Make, in_size: int, out_sizes: Sequence[int], *, bias: bool = False) -> None:
+    Parameters are filled through `part`; then `pack` puts the matrix into the layout that products want.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        in_size: int,
+        out_sizes: Sequence[int],
+        *,
+        bias: bool = False,
+        tied: torch.Tensor | None = None,
+    ) -> None:
+        """tied: a matrix [sum(out_sizes), in_size] owned by another layer, used instead of an own one."""
         self.out_sizes = tuple(out_sizes)
-        self.weight = make(sum(out_sizes), in_size)
+        self.weight = make(sum(out_sizes), in_size) if tied is None else tied
         self.bias = make(sum(out_sizes)) if bias else None
+        self.is_packed = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [n, in_size] → [n, sum(out_sizes)]."""
-        return linear(x, self.weight, self.bias)
+        """x: [n, in_size], n >= 1 → [n, sum(out_sizes)], x's dtype."""
+        if self.is_packed:
+            return _packed_linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """The parameters of projection `index`, by their kind in the checkpoint: contiguous views to copy into."""
         tensors = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
         return {kind: tensor.split(self.out_sizes)[index] for kind, tensor in tensors.items()}
 
+    def pack(self) -> None:
+        """Lay the matrix out for oneDNN where it can be used (see `can_pack`); call once, after loading."""
+        if can_pack(self.weight.device.type, self.weight.dtype):
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
+            self.is_packed = True
+
+
+class Head(Linear):
+    """The last linear layer: its output is the logits."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [m, in_size] → [m, out_size] float32, computed in x's dtype as transformers does."""
+        return super().__call__(x).float()
+
 
 class Embedding:
-    """A table of one row a token id; when tied it is the head's matrix too."""
+    """A table of one row a token id."""
 
     def __init__(self, make: Make, n_rows: int, size: int) -> None:
         self.weight = make(n_rows, size)
@@ -47,10 +74,27 @@ class Embedding:
         """token_ids: [n] int32 or int64, each < n_rows → [n, size]."""
         return F.embedding(token_ids, self.weight)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [m, size] → [m, n_rows], float32 (computed in the model's dtype, as transformers does)."""
-        return linear(hidden, self.weight).float()
-
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """See `Linear.part`; a table has one part."""
         return {"weight": self.weight}
+
+
+@functools.cache
+def can_pack(device_type: str, dtype: torch.dtype) -> bool:
+    """Whether matrices are packed. False on a GPU, without oneDNN, and for types this CPU has no fast kernel for.
+
+    Unpacked products go through `F.linear`. For float32 that is MKL, whose sums depend on the number of rows.
+    """
+    if device_type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return dtype == torch.float32
+
+
+def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    # oneDNN has a kernel of its own for one row, which sums in another order than the one for two rows or more.
+    rows = x if len(x) > 1 else x.expand(2, -1)
+    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")[: len(x)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from quire.compute.layers.context import Context
-from quire.compute.layers.linear import Embedding, Linear, Make
+from quire.compute.layers.linear import Embedding, Head, Linear, Make
 from quire.compute.layers.norm import RMSNorm
 from quire.config.arch import ModelArch
 from quire.kernels.act import silu_mul
@@ -33,7 +33,8 @@ BLOCK_NAMES = (
     ("mlp.up_proj", "gate_up", 1),
     ("mlp.down_proj", "down", 0),
 )
-MODEL_NAMES = (("model.embed_tokens", "embed", 0), ("model.norm", "norm", 0), ("lm_head", "head", 0))
+MODEL_NAMES = (("model.embed_tokens", "embed", 0), ("model.norm", "norm", 0))
+HEAD_NAMES = (("lm_head", "head", 0),)
 
 
 class Attention:
@@ -93,7 +94,8 @@ class DenseModel:
         self.embed = Embedding(make, arch.vocab_size, arch.hidden_size)
         self.blocks = [Block(arch, layer, make) for layer in range(arch.n_layers)]
         self.norm = RMSNorm(make, arch.hidden_size, arch.rms_eps)
-        self.head = None if arch.tie_embeddings else Embedding(make, arch.vocab_size, arch.hidden_size)
+        tied = self.embed.weight if arch.tie_embeddings else None
+        self.head = Head(make, arch.hidden_size, (arch.vocab_size,), tied=tied)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """token_ids, positions: [n] int32 or int64, over all spans of a step → final normed states [n, hidden]."""
@@ -107,15 +109,22 @@ class DenseModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32."""
-        return (self.head or self.embed).logits(hidden)
+        return self.head(hidden)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name in a checkpoint, contiguous view of the parameter that takes it), each parameter byte once."""
-        for name, place, part in MODEL_NAMES:
+        """(name in a checkpoint, contiguous view of the parameter that takes it), until `pack` is called."""
+        for name, place, part in MODEL_NAMES if self.arch.tie_embeddings else MODEL_NAMES + HEAD_NAMES:
             yield from _named(name, self, place, part)
         for layer, block in enumerate(self.blocks):
             for name, place, part in BLOCK_NAMES:
                 yield from _named(f"model.layers.{layer}.{name}", block, place, part)
+
+    def pack(self) -> None:
+        """Bring the matrices into the layout of the machine's products. Call once, when all weights are in place."""
+        self.head.pack()
+        for block in self.blocks:
+            for layer in (block.attention.qkv, block.attention.out, block.gate_up, block.down):
+                layer.pack()
 
 
 def _named(name: str, owner: object, place: str, part: int) -> Iterator[tuple[str, torch.Tensor]]:

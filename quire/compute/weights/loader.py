@@ -75,11 +75,12 @@ def load_model(
     if load_format == "dummy":
         model = build(device)
         fill_random(model.weights(), seed, device)
-        return model
-    shards = open_checkpoint(folder)
-    copies = _match(shards, build(torch.device("meta")))
-    model = build(device)
-    _stream(shards, copies, dict(model.weights()), check_finite, progress)
+    else:
+        shards = open_checkpoint(folder)
+        copies = _match(shards, build(torch.device("meta")))
+        model = build(device)
+        _stream(shards, copies, dict(model.weights()), check_finite, progress)
+    model.pack()
     return model
 
 
