@@ -162,6 +162,10 @@ class AsyncLLM:
         """True while the engine process lives and its scheduler makes progress."""
         return self._client.healthy() and not self._receiver.done()
 
+    def failure(self) -> str | None:
+        """Why the engine is gone; None while it lives, also when it makes no progress."""
+        return self._client.failure
+
     async def shutdown(self) -> None:
         """Stop the engine process; open requests fail with EngineDead."""
         self._receiver.cancel()

@@ -81,6 +81,11 @@ class ProcessClient:
         silent_s = time.monotonic() - self._last_event_s
         return self._failure is None and self._process.poll() is None and silent_s < SILENCE_LIMIT_S
 
+    @property
+    def failure(self) -> str | None:
+        """What ended the process, once that was noticed."""
+        return self._failure
+
     async def shutdown(self) -> None:
         """Ask the process to leave, then make it."""
         if self._process.poll() is None and self._failure is None:
