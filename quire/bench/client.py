@@ -57,6 +57,9 @@ class RequestTrace:
         return [later - earlier for earlier, later in zip(self.chunk_times_s, self.chunk_times_s[1:], strict=False)]
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Usage(msgspec.Struct):
     completion_tokens: int = 0
 
@@ -66,7 +69,7 @@ class _Chunk(msgspec.Struct):
 
     choices: list[msgspec.Raw] = []
     usage: _Usage | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NULL
 
 
 class _Model(msgspec.Struct):
@@ -127,7 +130,7 @@ async def _read_stream(response: aiohttp.ClientResponse, trace: RequestTrace) ->
                 ended = True
                 continue
             chunk = _CHUNKS.decode(payload)
-            if chunk.error is not None:
+            if chunk.error != _NULL:
                 trace.error = bytes(chunk.error).decode(errors="replace")[:ERROR_CHARS]
                 return
             if chunk.choices:

@@ -135,7 +135,8 @@ def test_memory_of_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_whole_examination_runs_here() -> None:
-    done = subprocess.run([sys.executable, "-m", "quire", "doctor", "--json"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "quire", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
     names = {finding["name"] for finding in report["findings"]}
     assert report["can_serve"] is (done.returncode == 0)
