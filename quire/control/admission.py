@@ -2,8 +2,8 @@
 
 A sequence is admitted when pages for all its known tokens and one more are available beyond what running prompts still
 need; it then takes only those of its first chunk. Check, then act: a refused one holds nothing and changes nothing.
-Order is strict (the first that does not fit stops admission), with one stated exception: a parallel sample whose sibling is
-computing their prompt waits for the next step, with a slot and pages set aside, and lets others pass.
+Order is strict (the first that does not fit stops admission), with one stated exception: a parallel sample whose
+sibling is computing their prompt waits for the next step, with a slot and pages set aside, and lets others pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from quire.control.seq import Seq, SeqState
 
 
 class Admission:
-    """One step's admissions. `committed`: the last step whose result has come; `prompts`: the running sequences that prefill."""
+    """One step's admissions.
+
+    committed: the last step whose result has come; prompts: the running sequences that have prompt left.
+    """
 
     def __init__(self, roster: Roster, draft: StepDraft, committed: int, prompts: list[Seq]) -> None:
         self.roster = roster
@@ -89,8 +92,10 @@ class Admission:
         return True
 
     def _fork(self, seq: Seq, sibling: Seq) -> bool:
-        """Enter beside a sibling whose prompt earlier steps compute: share its full pages, copy the rest of the last one
-        (copy on write), and recompute the last prompt token only."""
+        """Enter beside a sibling whose prompt earlier steps compute.
+
+        Share its full pages, copy the rows of the partial one (copy on write), recompute the last prompt token only.
+        """
         roster, draft, config = self.roster, self.draft, self.roster.config
         cached = seq.prompt_len - 1
         n_shared, n_rows = divmod(cached, config.page_size)

@@ -1,7 +1,8 @@
 """Pool and prefix tree as one thing: the pages that a sequence can take, find and leave behind.
 
 Owns the page side of a sequence (pages, node, room, n_tree_pages). Does not decide who gets pages.
-Invariants: a page is available when it is free or cached without a holder; a request for more than that is refused before anything changes.
+Invariants: a page is available when it is free or cached without a holder; a request for more than that is refused
+before anything changes.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PageCache:
         return pages
 
     def match(self, seq: Seq) -> Match:
-        """The cached prefix of a waiting sequence, at least one token short of all (that one is recomputed for its logits)."""
+        """The cached prefix of a waiting sequence, at least one token short of all: that one's logits are needed."""
         if not self.enabled:
             return NO_MATCH
         return self.tree.match(seq.request.cache_salt, seq.tokens, len(seq.tokens) - 1)
@@ -59,12 +60,12 @@ class PageCache:
         return list(found.pages)
 
     def fork(self, seq: Seq, source: Seq, n: int) -> list[int]:
-        """Share the first `n` pages of a running sibling, and its path in the tree."""
+        """Share the first `n` pages of a running sibling, and lock their path in the tree; returns them."""
         pages = source.pages[:n]
         self.pool.share(pages)
-        if source.node is not None:
-            self.tree.relock(source.node)
-            seq.node, seq.n_tree_pages = source.node, source.n_tree_pages
+        if self.enabled:
+            found = self.tree.match(seq.request.cache_salt, seq.tokens, n * self.page_size)
+            seq.node, seq.n_tree_pages = self.tree.lock(found), len(found.pages)
         return pages
 
     def publish(self, seq: Seq) -> None:

@@ -18,14 +18,18 @@ from quire.core.result import StepResult, TokenLogprobs
 
 
 def commit_step(roster: Roster, draft: StepDraft, result: StepResult) -> list[SeqDelta]:
-    """Advance every sequence of the step; returns its deltas in span order. EngineError if result and plan do not fit."""
+    """Advance every sequence of the step; returns deltas in span order. EngineError if result and plan do not fit."""
     spans, step = draft.plan.spans, draft.step
     if len(result.n_new) != sum(spans.wants) or len(result.tokens) != sum(result.n_new):
-        raise EngineError(f"the result of step {step} has {len(result.n_new)} counts and {len(result.tokens)} tokens for {sum(spans.wants)} wants")
+        raise EngineError(
+            f"the result of step {step} has {len(result.tokens)} tokens in {len(result.n_new)} counts, "
+            f"the plan wanted {sum(spans.wants)}"
+        )
     deltas: list[SeqDelta] = []
     row = token_at = 0
     n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
-    for i, (seq, start, length, wants) in enumerate(zip(draft.seqs, spans.starts, spans.lengths, spans.wants, strict=True)):
+    columns = zip(draft.seqs, spans.starts, spans.lengths, spans.wants, strict=True)
+    for i, (seq, start, length, wants) in enumerate(columns):
         count = 0
         if wants:
             count = n_new[row]

@@ -1,4 +1,4 @@
-"""`SchedulerConfig`: the limits within which control decides. Owns their bounds; not where they come from (`config/resolve`)."""
+"""`SchedulerConfig`: the limits within which control decides. Owns bounds, not origins (`config/resolve`)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class SchedulerConfig:
             raise ConfigError(f"policy = {self.policy!r} is unknown: choose 'fcfs' or 'priority'")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = {self.max_num_seqs}: "
-                "every running sequence needs one token a step; raise the first or lower the second"
+                f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "
+                f"{self.max_num_seqs}: every running sequence needs one token a step; raise one or lower the other"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""`StepDraft`: a plan while it is written, and afterwards the record by which its result is understood. Owns no policy."""
+"""`StepDraft`: a plan while it is written, then the record by which its result is understood. Owns no policy."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """A step in which compute failed for some slots: who ends, what leaves the tree, who must compute again.
 
-The rule. The faulted sequence ends with an error. The K/V that its span of that step and its later spans wrote cannot be trusted:
-those pages leave the tree with all that is below them. Every live sequence that holds one of these pages, copied rows of one, or a
-path through one is sent back to compute again, and its results in flight are void. None of its delivered tokens is affected:
-pages become visible in the plan that writes them, so whatever read them was planned in that step or later and is still in flight.
+The rule. The faulted sequence ends with an error. What its span of that step and its later spans wrote cannot be trusted:
+those pages leave the tree with all that is below them. Every live sequence that holds one of them, copied rows of one, or
+has its path through one, is sent back to compute again, and its results in flight are void. Its delivered tokens are
+right: pages become visible in the plan that writes them, so whatever read them was planned in that step or later and is
+still in flight.
 """
 
 from __future__ import annotations
@@ -78,12 +79,14 @@ def _first_tainted(seq: Seq, bad_pages: set[int], bad_nodes: set[Node], page_siz
 
 
 def _published(roster: Roster, seq: Seq, first_bad: int, known: set[Node]) -> Node | None:
-    """The topmost node of the tree that holds pages of `seq` from index `first_bad` on, cut to begin there; None if known."""
-    tree, table = roster.cache.tree, _table(seq)
-    found = tree.match(seq.request.cache_salt, seq.tokens, len(table) * roster.config.page_size)
-    if found.node in known:
-        return None
+    """The topmost part of the tree that holds pages of `seq` from index `first_bad` on, cut to begin there.
+
+    None if there is none, or if it is inside the `known` nodes.
+    """
+    tree, table, salt = roster.cache.tree, _table(seq), seq.request.cache_salt
+    found = tree.match(salt, seq.tokens, len(table) * roster.config.page_size)
     for index in range(first_bad, len(found.pages)):
-        if found.pages[index] == table[index]:
-            return tree.cut(seq.request.cache_salt, seq.tokens, index)
+        page = found.pages[index]
+        if page == table[index]:
+            return None if any(page in node.pages for node in known) else tree.cut(salt, seq.tokens, index)
     return None

@@ -1,4 +1,4 @@
-"""One node of the prefix tree, and the answers that a walk over nodes gives. Plain records; `tree.py` keeps them right."""
+"""A node of the prefix tree, and the answers that a walk gives. Plain records; `tree.py` keeps them right."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Who gives way when pages run out: the running sequence with the largest key (lowest priority, then latest arrival).
 
-Preemption is by recompute: its full pages stay in the tree, and its results in flight still count, so it loses no token.
+Preemption is by recompute: full pages stay in the tree, and results in flight still count, so that no token is lost.
 Invariant: a sequence that has a span in the plan being written is never preempted by it.
 """
 
@@ -27,8 +27,9 @@ def make_room(roster: Roster, draft: StepDraft, seq: Seq) -> bool:
 
 
 def fit_chunk(roster: Roster, draft: StepDraft, seq: Seq, length: int) -> int:
-    """Tokens of a prompt chunk that fit into pages now, preempting later sequences without a span only to get a first page.
+    """Tokens of a prompt chunk that fit into pages now.
 
+    Later sequences without a span in this plan are preempted, but only to get a first page.
     Returns 0 when `seq` must wait: the sequences that have the pages are planned in this step and so make progress.
     """
     cache, config = roster.cache, roster.config

@@ -1,6 +1,7 @@
-"""The waiting queue: sequences by key (priority, arrival, index). A preempted one comes back in front of later arrivals.
+"""The waiting queue: sequences by key (priority, arrival, index); a preempted one comes back before later arrivals.
 
-Owns the order only. Invariant: an entry counts while its sequence is WAITING; ended ones are skipped, and swept when they outnumber the rest.
+Owns the order only. Invariant: an entry counts while its sequence is WAITING; those of ended ones are skipped, and
+swept when they outnumber the rest.
 """
 
 from __future__ import annotations

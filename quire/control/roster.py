@@ -44,7 +44,8 @@ class Roster:
         priority = request.priority if self.config.policy == "priority" else 0
         self._arrivals += 1
         seqs = [
-            Seq(request, index, (priority, self._arrivals, index), slot_params(request, index)) for index in range(request.params.n)
+            Seq(request, index, (priority, self._arrivals, index), slot_params(request, index))
+            for index in range(request.params.n)
         ]
         self.requests[request.request_id] = seqs
         self.n_submitted += len(seqs)

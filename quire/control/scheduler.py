@@ -1,8 +1,8 @@
 """`Scheduler`: decides each step and reads its result. The facade of control; the engine's loop calls nothing else.
 
-Order of a step: one token for every decoding sequence, then the next chunk of running prompts, then admissions, all within one
-token budget, so that no prompt stalls a decode (Agrawal et al. 2024, "Sarathi-Serve", section 4).
-Plans may be made before earlier results have come, up to `pipeline_depth` in flight: a decode span needs no token value.
+Order of a step: one token for every decoding sequence, then the next chunk of running prompts, then admissions, all
+within one token budget, so that no prompt stalls a decode (Agrawal et al. 2024, "Sarathi-Serve", section 4).
+Plans are made before earlier results have come, up to `pipeline_depth` in flight: a decode span needs no token value.
 Invariant: nothing here waits, and every plan makes progress for the sequence that is first in order.
 """
 
@@ -41,7 +41,7 @@ class Scheduler:
         self._abandoned = -1
 
     def submit(self, request: Request) -> None:
-        """Queue a request. RequestError (ContextLengthExceeded, QueueFull, ...) if it can never run; then nothing changed."""
+        """Queue a request. RequestError (ContextLengthExceeded, QueueFull, ...) if refused; then nothing changed."""
         self._verify(request)
         if not self.has_work():
             self.counters.progress_s = self.clock.now_s()
@@ -51,24 +51,25 @@ class Scheduler:
         config, n = self.config, request.params.n
         prompt_len, max_tokens = len(request.prompt_token_ids), request.max_tokens
         if request.request_id in self.roster.requests:
-            raise RequestError(f"a request with id {request.request_id!r} is running already", code="duplicate_request_id")
+            raise RequestError("a request with this id is queued or running already", code="duplicate_request_id")
         if prompt_len == 0:
             raise InvalidParameter("prompt_token_ids", [], "a list of at least one token id")
         if max_tokens < 1:
             raise InvalidParameter("max_tokens", max_tokens, "at least 1")
         if prompt_len + max_tokens > config.max_model_len:
             raise ContextLengthExceeded(
-                f"prompt ({prompt_len}) plus output ({max_tokens}) is {prompt_len + max_tokens} tokens, the context holds "
-                f"{config.max_model_len}: shorten the prompt or lower max_tokens"
+                f"prompt ({prompt_len}) plus output ({max_tokens}) is {prompt_len + max_tokens} tokens, "
+                f"the context holds {config.max_model_len}: shorten the prompt or lower max_tokens"
             )
         n_pages = config.pages_for(prompt_len + max_tokens - 1)
         if n_pages > config.n_usable_pages:
             raise ContextLengthExceeded(
-                f"prompt ({prompt_len}) plus output ({max_tokens}) need {n_pages} KV pages, the pool has {config.n_usable_pages}: "
-                "shorten the prompt, lower max_tokens or give the pool more memory"
+                f"prompt ({prompt_len}) plus output ({max_tokens}) need {n_pages} KV pages, the pool has "
+                f"{config.n_usable_pages}: shorten the prompt, lower max_tokens or give the pool more memory"
             )
-        if len(self.roster.waiting) + n > config.max_num_waiting:
-            raise QueueFull(f"{len(self.roster.waiting)} sequences wait and {n} more would exceed {config.max_num_waiting}: try again later")
+        n_waiting = len(self.roster.waiting)
+        if n_waiting + n > config.max_num_waiting:
+            raise QueueFull(f"{n_waiting} sequences wait, {n} more exceed {config.max_num_waiting}: try again later")
 
     def cancel(self, request_id: str) -> None:
         """End a request now, in any state; unknown or ended ids are ignored. No delta follows for it."""
@@ -77,7 +78,7 @@ class Scheduler:
                 self.roster.end(seq, FinishReason.ABORT)
 
     def cancel_seq(self, request_id: str, index: int) -> None:
-        """End one sequence of a request (its stop string was seen); unknown ones are ignored. No delta follows for it."""
+        """End one sequence of a request (its stop string was seen), if it is live. No delta follows for it."""
         seqs = self.roster.requests.get(request_id, [])
         if 0 <= index < len(seqs) and seqs[index].state is not SeqState.ENDED:
             self.roster.end(seqs[index], FinishReason.STOP)
@@ -104,7 +105,7 @@ class Scheduler:
         return plan
 
     def commit(self, result: StepResult) -> list[SeqDelta]:
-        """Take the result of the oldest step in flight; returns what its sequences gained. EngineError if it is another's."""
+        """Take the result of the oldest step in flight (EngineError if of another); returns what sequences gained."""
         if result.step <= self._abandoned:
             return []
         if not self.in_flight or self.in_flight[0].step != result.step:

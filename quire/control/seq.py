@@ -1,7 +1,7 @@
 """`Seq`: one of the `n` sequences of a request: its tokens, its pages and how far it has come.
 
-Owns the order `cached <= computed <= planned <= limit` and the legal changes of state, checked where they change by raised
-exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`roster.py`).
+Owns the order `cached <= computed <= planned <= limit` and the legal changes of state, checked where they change by
+raised exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`roster.py`).
 
     tokens   |--- prompt (prompt_len) ---|--- outputs ---|
     K/V      |-- cached --|-- computed --|-- planned --|............| limit = prompt_len + max_tokens - 1
@@ -81,7 +81,7 @@ class Seq:
         self.request = request
         self.index = index
         self.key = key
-        """(priority, arrival number, index): the order in which sequences are admitted; the largest is preempted first."""
+        """(priority, arrival number, index): the order of admission; the largest is preempted first."""
         self.params = params
         self.tokens = list(request.prompt_token_ids)
         """All tokens known to the host."""

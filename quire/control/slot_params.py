@@ -8,7 +8,7 @@ from quire.core.sampling import MAX_SEED
 
 
 def slot_params(request: Request, index: int) -> SlotParams:
-    """Parameters of sequence `index`: seed + index; prompt logprobs for the first sequence only (they are the same for all)."""
+    """Parameters of sequence `index`: seed + index; prompt logprobs for sequence 0 only (they are the same for all)."""
     params = request.params
     end_ids = sorted({*request.end_token_ids, *params.stop_token_ids})
     wants_prompt = params.prompt_logprobs is not None and index == 0 and len(request.prompt_token_ids) > 1

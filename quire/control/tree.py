@@ -1,9 +1,9 @@
 """The prefix tree: full pages of K/V found again by the exact token ids that lead to them.
 
-A compressed radix tree at page granularity, one root for each cache salt (RadixAttention: Zheng et al. 2024, "SGLang", section 3).
-Owns one reference of every page in it. Does not own sequences: they lock the node at which their path ends.
-Invariants: a locked node has locked ancestors only; every node but a root has a page, so there are no more nodes than pages;
-`n_unlocked` counts the pages of unlocked nodes, all of which can be evicted, leaves first, in order of last use.
+A compressed radix tree at page granularity, one root for each cache salt (RadixAttention: Zheng et al. 2024, "SGLang",
+section 3). Owns one reference of every page in it. Does not own sequences: they lock the node at which their path ends.
+Invariants: a locked node has locked ancestors only; every node but a root has a page, so there are no more nodes than
+pages; `n_unlocked` counts the pages of unlocked nodes, all of which can be evicted: leaves first, in order of last use.
 """
 
 from __future__ import annotations
@@ -79,13 +79,6 @@ class PrefixTree:
             step = step.parent
         return node
 
-    def relock(self, node: Node) -> None:
-        """One more holder for a path that is locked already (a fork of its sequence)."""
-        step: Node | None = node
-        while step is not None:
-            self._lock_one(step)
-            step = step.parent
-
     def unlock(self, node: Node) -> None:
         """Undo one `lock`; the path may be evicted when nobody else holds it, and counts as used now."""
         self._tick += 1
@@ -154,7 +147,7 @@ class PrefixTree:
         return child
 
     def _split(self, node: Node, n_upper: int) -> Node:
-        """Cut a node after `n_upper` pages. The node itself stays the lower end (locks point at ends); returns the upper."""
+        """Cut a node after `n_upper` pages; returns the upper part. The node stays the lower: locks point at ends."""
         parent = node.parent
         if parent is None:
             raise PageError("a root or a removed node of the prefix tree was split")
@@ -221,7 +214,7 @@ class PrefixTree:
         return nodes
 
     def cut(self, salt: str, tokens: list[int], index: int) -> Node:
-        """The node that begins with page `index` of the path of `tokens`, split off if need be (PageError if not cached)."""
+        """The node that begins with page `index` of the path of `tokens`, split off if need be; PageError if none."""
         found = self.match(salt, tokens, (index + 1) * self.page_size)
         if found.node is None or len(found.pages) != index + 1:
             raise PageError(f"page {index} of the path is not in the prefix tree")
