@@ -31,6 +31,9 @@ class StepRecord:
     n_spans: int
     n_tokens: int
     n_prefill_tokens: int
+    n_running: int
+    """Sequences with a slot once the step was committed."""
+    n_waiting: int
     host_s: float
     total_s: float
 
@@ -106,6 +109,8 @@ class EngineCore:
             n_spans=len(plan.spans),
             n_tokens=plan.n_tokens,
             n_prefill_tokens=plan.n_tokens - n_decode,
+            n_running=len(self.scheduler.roster.running),
+            n_waiting=len(self.scheduler.roster.waiting),
             host_s=result.timings.host_s,
             total_s=result.timings.total_s,
         )

@@ -45,6 +45,11 @@ class LLM:
         """The tokenizer, or None with `skip_tokenizer_init`."""
         return self._frontend.tokenizer
 
+    @property
+    def logits_width(self) -> int:
+        """Number of logits: token ids of prompts are below it."""
+        return self._frontend.ready.logits_width
+
     def get_tokenizer(self) -> Any:
         """vLLM's spelling of `tokenizer`."""
         return self._frontend.tokenizer
