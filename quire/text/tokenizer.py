@@ -226,7 +226,7 @@ def _replacement(part: dict[str, Any]) -> tuple[str, str] | None:
 
 @functools.cache
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character → byte of byte-level BPE (Radford et al. 2019): printable bytes as themselves, the others from U+0100 on."""
+    """Character → byte of byte-level BPE (Radford et al. 2019): printable bytes as they are, others from U+0100."""
     kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in kept]
     return {chr(byte): byte for byte in kept} | {chr(256 + i): byte for i, byte in enumerate(others)}
