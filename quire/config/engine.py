@@ -22,10 +22,14 @@ def _doc(text: str, **bounds: float) -> Meta:
 class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one engine. Spelling follows vLLM: field `max_num_seqs` is flag `--max-num-seqs`."""
 
-    model: Annotated[str, _doc("Folder in the Hugging Face layout, or a hub name; empty serves the bundled demo model.")] = ""
+    model: Annotated[
+        str, _doc("Folder in the Hugging Face layout, or a hub name; empty serves the bundled demo model.")
+    ] = ""
     tokenizer: Annotated[str, _doc("Folder or hub name of the tokenizer when it is not beside the model.")] = ""
     revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
-    served_model_name: Annotated[list[str], _doc("Names under which the API knows the model; default: the model argument.")] = []
+    served_model_name: Annotated[
+        list[str], _doc("Names under which the API knows the model; default: the model argument.")
+    ] = []
     skip_tokenizer_init: Annotated[bool, _doc("Serve token ids only; no tokenizer is loaded.")] = False
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"],
@@ -40,8 +44,12 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         _doc("auto takes cuda when a GPU is there; null runs the whole engine without a model, on a virtual clock."),
     ] = "auto"
     seed: Annotated[int, _doc("Seed of dummy weights and of requests that bring none.", ge=0)] = 0
-    max_model_len: Annotated[int, _doc("Longest prompt plus output in tokens; 0 takes the model's own limit.", ge=0)] = 0
-    max_num_seqs: Annotated[int, _doc("Most sequences that run at once (slots); 0 chooses by device.", ge=0, le=65536)] = 0
+    max_model_len: Annotated[
+        int, _doc("Longest prompt plus output in tokens; 0 takes the model's own limit.", ge=0)
+    ] = 0
+    max_num_seqs: Annotated[
+        int, _doc("Most sequences that run at once (slots); 0 chooses by device.", ge=0, le=65536)
+    ] = 0
     max_num_batched_tokens: Annotated[int, _doc("Most tokens in one step; 0 chooses by device.", ge=0)] = 0
     max_num_waiting: Annotated[int, _doc("Most requests that wait; more are refused with 429.", ge=1)] = 8192
     long_prefill_token_threshold: Annotated[
@@ -52,15 +60,22 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         float, _doc("Share of GPU memory that weights, activations and KV pages may take together.", gt=0, le=1)
     ] = 0.9
     kv_cache_memory_bytes: Annotated[
-        str, _doc("Size of the KV pool, for instance 4GiB; empty: from gpu_memory_utilization, or a quarter of free memory on CPU.")
+        str,
+        _doc(
+            "Size of the KV pool, for instance 4GiB; empty: from gpu_memory_utilization, or a quarter of free memory on CPU."
+        ),
     ] = ""
     num_gpu_blocks_override: Annotated[int, _doc("Exact number of KV pages; 0 computes it.", ge=0)] = 0
     enable_prefix_caching: Annotated[bool, _doc("Share the pages of equal prefixes between requests.")] = True
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"], _doc("fcfs: order of arrival; priority: lower `priority` first, then arrival.")
     ] = "fcfs"
-    pipeline_depth: Annotated[int, _doc("Steps in flight; 2 hides the host's work, 1 waits for each step.", ge=1, le=8)] = 2
-    max_logprobs: Annotated[int, _doc("Largest logprobs or prompt_logprobs that a request may ask for.", ge=0, le=1000)] = 20
+    pipeline_depth: Annotated[
+        int, _doc("Steps in flight; 2 hides the host's work, 1 waits for each step.", ge=1, le=8)
+    ] = 2
+    max_logprobs: Annotated[
+        int, _doc("Largest logprobs or prompt_logprobs that a request may ask for.", ge=0, le=1000)
+    ] = 20
     num_threads: Annotated[int, _doc("Threads for compute on CPU; 0 takes every core.", ge=0, le=1024)] = 0
     enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
     check_weights: Annotated[bool, _doc("Refuse checkpoints with non-finite weights.")] = True

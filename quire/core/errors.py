@@ -1,15 +1,15 @@
 """The exception tree. Owns every error class that Quire raises on purpose; owns no handling.
 
-    QuireError
-    ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
-    │   ├── InvalidParameter          one named field has a bad value
-    │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
-    │   └── QueueFull                 too many requests wait (HTTP 429)
-    ├── ConfigError                   an option, config.json field or machine limit does not fit
-    ├── LoadError                     a checkpoint file is missing, damaged or does not match
-    └── EngineError                   the engine failed while it ran (HTTP 5xx)
-        ├── EngineDead                the engine process is gone
-        └── SequenceFault             one sequence failed; its neighbours did not
+QuireError
+├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
+│   ├── InvalidParameter          one named field has a bad value
+│   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
+│   └── QueueFull                 too many requests wait (HTTP 429)
+├── ConfigError                   an option, config.json field or machine limit does not fit
+├── LoadError                     a checkpoint file is missing, damaged or does not match
+└── EngineError                   the engine failed while it ran (HTTP 5xx)
+    ├── EngineDead                the engine process is gone
+    └── SequenceFault             one sequence failed; its neighbours did not
 """
 
 from __future__ import annotations

@@ -96,7 +96,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= max_logprobs:
-                raise InvalidParameter(name, value, f"between 0 and {max_logprobs}", "Raise --max-logprobs to allow more.")
+                raise InvalidParameter(
+                    name, value, f"between 0 and {max_logprobs}", "Raise --max-logprobs to allow more."
+                )
 
 
 def _is_int(value: object) -> bool:

@@ -122,12 +122,16 @@ class AsyncLLM:
     ) -> RequestStream:
         """Queue a request. Raises InvalidParameter, ContextLengthExceeded, QueueFull or EngineDead before anything starts."""
         if len(self._streams) >= self.config.max_num_waiting:
-            raise QueueFull(f"{len(self._streams)} requests are open, the limit is {self.config.max_num_waiting}: try again later")
+            raise QueueFull(
+                f"{len(self._streams)} requests are open, the limit is {self.config.max_num_waiting}: try again later"
+            )
         if isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS and self.tokenizer is not None:
             token_ids: Prompt = await asyncio.to_thread(self._intake.encode, prompt)
         else:
             token_ids = self._intake.encode(prompt)
-        request = self._intake.request(token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        request = self._intake.request(
+            token_ids, params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
         opened = OpenRequest(request, prompt if isinstance(prompt, str) else None, self.tokenizer, self._intake.clock)
         stream = RequestStream(self, opened)
         self._streams[request.request_id] = (opened, stream)
@@ -139,10 +143,18 @@ class AsyncLLM:
         return stream
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams, request_id: str | None = None, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[RequestOutput]:
         """`submit` as an async generator; leaving it early cancels the request."""
-        stream = await self.submit(prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        stream = await self.submit(
+            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+        )
         try:
             async for output in stream:
                 yield output

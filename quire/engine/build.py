@@ -6,6 +6,7 @@ Owns the order in which things are made and what is said about it. Does not own 
 from __future__ import annotations
 
 import logging
+import pathlib
 import time
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
+from quire.compute.models.dense import DenseModel
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
@@ -24,14 +26,19 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import Limits, resolve
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
-from quire.core.clock import MonotonicClock
+from quire.core.clock import Clock, MonotonicClock, VirtualClock
 from quire.core.events import EngineReady
+from quire.engine.capacity import size_pool
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
+from quire.engine.executors.null import NullExecutor
+from quire.planner.cost import CostModel
+from quire.planner.hardware import hardware_named
 
 logger = logging.getLogger("quire.engine")
 
+NULL_PAGES = 1 << 15
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -39,8 +46,25 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     """Load everything. Raises ConfigError or LoadError saying what does not fit."""
     folder = find_checkpoint(config.model, config.revision)
     arch = read_arch(folder)
+    if config.device == "null":
+        return _build_null(config, arch)
     device = make_device(config)
     limits = resolve(config, arch, device.name)
+    model = _load(config, limits, folder, arch, device)
+    n_pages, limits = size_pool(config, limits, arch, device)
+    runner = Runner(
+        device,
+        model,
+        KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device.torch_device),
+        SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device),
+        Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device),
+    )
+    executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
+    core = _assemble(config, limits, executor, MonotonicClock(), n_pages)
+    return core, _ready(config, limits, arch, device.name, n_pages)
+
+
+def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: ModelArch, device: Device) -> DenseModel:
     start_s = time.perf_counter()
     model = load_model(
         folder,
@@ -54,18 +78,28 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     )
     device.synchronize()
     logger.info("weights: %.1f M parameters in %.2f s", arch.n_parameters / 1e6, time.perf_counter() - start_s)
-    n_pages = config.num_gpu_blocks_override
-    pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device.torch_device)
-    tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
-    sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device)
-    runner = Runner(device, model, pool, tables, sampler)
-    executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
-    return assemble(config, limits, executor, n_pages), ready(config, limits, arch, device.name, n_pages)
+    return model
 
 
-def assemble(config: EngineConfig, limits: Limits, executor: Executor, n_pages: int) -> EngineCore:
+def _build_null(config: EngineConfig, arch: ModelArch) -> tuple[EngineCore, EngineReady]:
+    """The whole engine without a model, on the virtual clock of an H200."""
+    limits = resolve(config, arch, "null")
+    n_pages = config.num_gpu_blocks_override or NULL_PAGES
+    clock = VirtualClock()
+    executor = NullExecutor(
+        n_pages=n_pages,
+        page_size=config.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_model_len=limits.max_model_len,
+        vocab_size=arch.vocab_size,
+        clock=clock,
+        cost=CostModel(shape=arch, hardware=hardware_named("h200")),
+    )
+    return _assemble(config, limits, executor, clock, n_pages), _ready(config, limits, arch, "null", n_pages)
+
+
+def _assemble(config: EngineConfig, limits: Limits, executor: Executor, clock: Clock, n_pages: int) -> EngineCore:
     """The loop over an executor."""
-    clock = MonotonicClock()
     scheduler = Scheduler(
         SchedulerConfig(
             n_pages=n_pages,
@@ -84,7 +118,7 @@ def assemble(config: EngineConfig, limits: Limits, executor: Executor, n_pages: 
     return EngineCore(scheduler, executor, clock, config.pipeline_depth)
 
 
-def ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int) -> EngineReady:
+def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int) -> EngineReady:
     """What clients need to know."""
     return EngineReady(
         max_model_len=limits.max_model_len,

@@ -102,7 +102,9 @@ class EngineCore:
         self.executor.shutdown()
 
     def _record(self, plan: StepPlan, result: StepResult) -> StepRecord:
-        n_decode = sum(1 for length, wants in zip(plan.spans.lengths, plan.spans.wants, strict=True) if wants and length == 1)
+        n_decode = sum(
+            1 for length, wants in zip(plan.spans.lengths, plan.spans.wants, strict=True) if wants and length == 1
+        )
         return StepRecord(
             step=plan.step,
             time_s=self.clock.now_s(),

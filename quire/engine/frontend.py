@@ -39,7 +39,9 @@ class Frontend:
         if not config.skip_tokenizer_init:
             text_folder = find_checkpoint(config.tokenizer, config.revision) if config.tokenizer else folder
             tokenizer = HfTokenizer.load(text_folder)
-            template = ChatTemplate.load(text_folder, pathlib.Path(config.chat_template) if config.chat_template else None)
+            template = ChatTemplate.load(
+                text_folder, pathlib.Path(config.chat_template) if config.chat_template else None
+            )
         names = config.served_model_name or [config.model or folder.name]
         return cls(config, names[0], tokenizer, template, list(arch.eos_token_ids))
 

@@ -38,7 +38,13 @@ class Intake:
     counter: itertools.count = dataclasses.field(default_factory=itertools.count)
 
     def request(
-        self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> Request:
         """Build a checked request. Raises InvalidParameter or ContextLengthExceeded."""
         params.verify(self.ready.logits_width, self.config.max_logprobs)
@@ -101,7 +107,9 @@ class Intake:
             return
         for name in ("stop", "bad_words"):
             if getattr(params, name):
-                raise InvalidParameter(name, getattr(params, name), "empty when text is not produced (detokenize=False or no tokenizer)")
+                raise InvalidParameter(
+                    name, getattr(params, name), "empty when text is not produced (detokenize=False or no tokenizer)"
+                )
 
     def _bad_token_seqs(self, params: SamplingParams) -> list[list[int]]:
         """Each bad word at the start of a word and inside text (with and without a leading space), as vLLM does."""

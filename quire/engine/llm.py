@@ -70,7 +70,9 @@ class LLM:
         else:
             params = list(sampling_params)
         if len(params) != len(items):
-            raise InvalidParameter("sampling_params", f"{len(params)} values", f"one, or one for each of the {len(items)} prompts")
+            raise InvalidParameter(
+                "sampling_params", f"{len(params)} values", f"one, or one for each of the {len(items)} prompts"
+            )
         opened = [self._prepare(item, one) for item, one in zip(items, params, strict=True)]
         for one in opened:
             self._submit(one)
@@ -93,7 +95,9 @@ class LLM:
         prompts = [self.render_chat(one, tools, add_generation_prompt) for one in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, use_tqdm)
 
-    def render_chat(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, add_generation_prompt: bool = True) -> list[int]:
+    def render_chat(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> list[int]:
         """Token ids of a conversation."""
         template, tokenizer = self._frontend.chat_template, self._frontend.tokenizer
         if template is None or tokenizer is None:
@@ -138,12 +142,16 @@ class LLM:
         prompt: Prompt
         if isinstance(item, dict):
             if not {"prompt_token_ids", "prompt"} & set(item):
-                raise InvalidParameter("prompts", item, "a text, token ids, or a dict with 'prompt' or 'prompt_token_ids'")
+                raise InvalidParameter(
+                    "prompts", item, "a text, token ids, or a dict with 'prompt' or 'prompt_token_ids'"
+                )
             prompt = item.get("prompt_token_ids") or item["prompt"]
         else:
             prompt = item
         request = self._intake.request(prompt, params)
-        return OpenRequest(request, prompt if isinstance(prompt, str) else None, self._frontend.tokenizer, self._intake.clock)
+        return OpenRequest(
+            request, prompt if isinstance(prompt, str) else None, self._frontend.tokenizer, self._intake.clock
+        )
 
     def _submit(self, one: OpenRequest) -> None:
         self.engine.handle(Submit(one.request))

@@ -34,7 +34,9 @@ class OpenRequest:
             for completion in self.completions:
                 completion.logprobs, completion.cumulative_logprob = [], 0.0
         self._texts = (
-            [TextStream(tokenizer, params) for _ in self.completions] if tokenizer is not None and params.detokenize else []
+            [TextStream(tokenizer, params) for _ in self.completions]
+            if tokenizer is not None and params.detokenize
+            else []
         )
 
     @property
@@ -78,7 +80,9 @@ class OpenRequest:
         if delta.logprobs is not None and completion.logprobs is not None:
             logprobs = [self._logprobs(row, token) for row, token in zip(delta.logprobs, delta.token_ids, strict=True)]
             completion.logprobs += logprobs
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(row.chosen for row in delta.logprobs)
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(
+                row.chosen for row in delta.logprobs
+            )
         completion.text += text
         completion.token_ids += delta.token_ids
         completion.finish_reason, completion.stop_reason = reason, stop_reason

@@ -67,7 +67,9 @@ class EngineLoop:
             assert isinstance(command, Submit)
             request = command.request
             text = f"{error.code}: {error.message}"
-            return [SeqDelta(request.request_id, i, [], FinishReason.ERROR, error=text) for i in range(request.params.n)]
+            return [
+                SeqDelta(request.request_id, i, [], FinishReason.ERROR, error=text) for i in range(request.params.n)
+            ]
         return []
 
     def _send(self, deltas: list[SeqDelta]) -> None:
@@ -82,6 +84,7 @@ class EngineLoop:
 
 def end_with_parent() -> None:
     """Leave at once when the parent's end of standard input closes, however it died."""
+
     def wait() -> None:
         while sys.stdin.buffer.read(4096):
             pass
@@ -93,7 +96,9 @@ def end_with_parent() -> None:
 def main() -> int:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means.
-    logging.basicConfig(level=env.read("QUIRE_LOG_LEVEL", "INFO"), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=env.read("QUIRE_LOG_LEVEL", "INFO"), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProcessStart)
     end_with_parent()
     socket = zmq.Context.instance().socket(zmq.PAIR)

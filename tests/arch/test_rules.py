@@ -34,7 +34,9 @@ MAY_IMPORT = {
     "bench": {"engine", "kernels", "planner", "config", "core"},
     "cli": {"serve", "bench", "engine", "control", "text", "compute", "kernels", "planner", "config", "core"},
 }
-ANY_EXCEPTION_ALLOWED = {line.split()[0] for line in EXEMPTIONS.read_text().splitlines() if " except-Exception " in line}
+ANY_EXCEPTION_ALLOWED = {
+    line.split()[0] for line in EXEMPTIONS.read_text().splitlines() if " except-Exception " in line
+}
 EXEMPT = {tuple(line.split()[:2]) for line in EXEMPTIONS.read_text().splitlines() if line and not line.startswith("#")}
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -72,10 +74,15 @@ def test_exemptions_have_reasons() -> None:
 
 
 def test_no_relative_imports() -> None:
-    violations("relative-import", [
-        f"{name_of(path)}:{node.lineno}" for path, tree in TREES.items() for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.level
-    ])
+    violations(
+        "relative-import",
+        [
+            f"{name_of(path)}:{node.lineno}"
+            for path, tree in TREES.items()
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.level
+        ],
+    )
 
 
 def test_imports_point_down() -> None:
@@ -101,7 +108,7 @@ def test_imports_are_acyclic() -> None:
     done: set[str] = set()
 
     def visit(module: str, path: tuple[str, ...]) -> None:
-        assert module not in path, "import cycle: " + " > ".join((*path[path.index(module):], module))
+        assert module not in path, "import cycle: " + " > ".join((*path[path.index(module) :], module))
         if module not in done:
             for target in edges[module]:
                 visit(target, (*path, module))
@@ -118,7 +125,11 @@ def test_no_import_inside_functions() -> None:
             continue
         for function in ast.walk(tree):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found += [f"{name_of(path)}:{node.lineno} {name}" for name, node in imports(function) if name.startswith("quire")]
+                found += [
+                    f"{name_of(path)}:{node.lineno} {name}"
+                    for name, node in imports(function)
+                    if name.startswith("quire")
+                ]
     violations("import-in-function", found)
 
 
@@ -138,7 +149,11 @@ def test_sizes() -> None:
 
 
 def test_file_names_and_docstrings() -> None:
-    found = [f"{name_of(path)}: say what it holds" for path in FILES if path.name in FORBIDDEN_NAMES or path.stem.endswith("_v2")]
+    found = [
+        f"{name_of(path)}: say what it holds"
+        for path in FILES
+        if path.name in FORBIDDEN_NAMES or path.stem.endswith("_v2")
+    ]
     for path, tree in TREES.items():
         doc = ast.get_docstring(tree)
         if path.name != "__init__.py" and doc is None:
@@ -156,8 +171,11 @@ def test_forbidden_statements() -> None:
                 found.append(f"{name_of(path)}:{node.lineno} global statement")
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"eval", "exec"}:
                 found.append(f"{name_of(path)}:{node.lineno} {node.func.id}()")
-        found += [f"{name_of(path)}:{node.lineno} {name}" for name, node in imports(tree)
-                  if name.split(".")[0] in {"pickle", "dill", "cloudpickle", "shelve", "marshal"}]
+        found += [
+            f"{name_of(path)}:{node.lineno} {name}"
+            for name, node in imports(tree)
+            if name.split(".")[0] in {"pickle", "dill", "cloudpickle", "shelve", "marshal"}
+        ]
     violations("forbidden-statement", found)
 
 
@@ -167,6 +185,7 @@ def attribute_chain(node: ast.AST) -> str:
 
 def test_places_of_power() -> None:
     """torch.cuda, torch.distributed, ray and os.environ each have their own place."""
+
     def cuda_place(name: str) -> bool:
         return name == "quire/compute/device/cuda.py" or (name.startswith("quire/kernels/") and "triton" in name)
 
@@ -203,7 +222,11 @@ def test_enums_are_unique() -> None:
     found = []
     for path, tree in TREES.items():
         for node in ast.walk(tree):
-            bases = {attribute_chain(base).split(".")[-1] for base in node.bases} if isinstance(node, ast.ClassDef) else set()
+            bases = (
+                {attribute_chain(base).split(".")[-1] for base in node.bases}
+                if isinstance(node, ast.ClassDef)
+                else set()
+            )
             if bases & {"Enum", "IntEnum", "StrEnum", "Flag"} and "unique" not in {
                 attribute_chain(item).split(".")[-1] for item in node.decorator_list
             }:
@@ -243,24 +266,42 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("package", TORCH_FREE)
 def test_torch_free_packages_import_without_torch(package: str) -> None:
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES if package_of(path) == package]
-    done = run_python(f"import sys, importlib; sys.modules['torch'] = None\nfor name in {modules!r}: importlib.import_module(name)")
+    done = run_python(
+        f"import sys, importlib; sys.modules['torch'] = None\nfor name in {modules!r}: importlib.import_module(name)"
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_import_quire_is_quick_and_lazy() -> None:
-    done = run_python("import sys, quire; bad = {'torch', 'transformers', 'numpy'} & set(sys.modules); assert not bad, bad")
+    done = run_python(
+        "import sys, quire; bad = {'torch', 'transformers', 'numpy'} & set(sys.modules); assert not bad, bad"
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_import_and_serving_do_not_need_transformers() -> None:
-    found = [f"{name_of(path)}:{node.lineno}" for path, tree in TREES.items() for name, node in imports(tree) if name.split(".")[0] == "transformers"]
+    found = [
+        f"{name_of(path)}:{node.lineno}"
+        for path, tree in TREES.items()
+        for name, node in imports(tree)
+        if name.split(".")[0] == "transformers"
+    ]
     assert not found, found
 
 
 def test_public_names() -> None:
     quire = importlib.import_module("quire")
-    assert sorted(quire.__all__) == sorted([
-        "LLM", "AsyncLLM", "SamplingParams", "RequestOutput", "CompletionOutput", "EngineConfig", "QuireError", "__version__",
-    ])
+    assert sorted(quire.__all__) == sorted(
+        [
+            "LLM",
+            "AsyncLLM",
+            "SamplingParams",
+            "RequestOutput",
+            "CompletionOutput",
+            "EngineConfig",
+            "QuireError",
+            "__version__",
+        ]
+    )
     for name in quire.__all__:
         assert getattr(quire, name) is not None

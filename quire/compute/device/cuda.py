@@ -27,7 +27,9 @@ class CudaDevice:
 
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():
-            raise ConfigError("device = 'cuda' but torch sees no CUDA device: check the driver with `quire doctor`, or use --device cpu")
+            raise ConfigError(
+                "device = 'cuda' but torch sees no CUDA device: check the driver with `quire doctor`, or use --device cpu"
+            )
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
 
@@ -76,5 +78,7 @@ def describe() -> list[str]:
     lines = []
     for index in range(torch.cuda.device_count()):
         p = torch.cuda.get_device_properties(index)
-        lines.append(f"{p.name}, {p.total_memory / 2**30:.0f} GiB, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs")
+        lines.append(
+            f"{p.name}, {p.total_memory / 2**30:.0f} GiB, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs"
+        )
     return lines

@@ -50,7 +50,9 @@ class PromptRows:
 class LaunchedStep:
     """A step whose work is queued on the device."""
 
-    def __init__(self, plan: StepPlan, batch: FlatBatch, download: Download, fetched: Fetched, host_s: float, start_s: float) -> None:
+    def __init__(
+        self, plan: StepPlan, batch: FlatBatch, download: Download, fetched: Fetched, host_s: float, start_s: float
+    ) -> None:
         self._plan = plan
         self._batch = batch
         self._download = download
@@ -72,7 +74,11 @@ class LaunchedStep:
             n_new=[int(fine) for fine in good],
             logprobs={int(kept[row]): line for row, line in logprobs.items() if good[row]},
             prompt_logprobs=prompt,
-            faults=[Fault(slot, FAULT_CODES[code]) for slot, code in zip(slots, statuses, strict=True) if code in FAULT_CODES],
+            faults=[
+                Fault(slot, FAULT_CODES[code])
+                for slot, code in zip(slots, statuses, strict=True)
+                if code in FAULT_CODES
+            ],
             timings=StepTimings(self._host_s, time.perf_counter() - self._start_s),
         )
 
@@ -91,7 +97,9 @@ class Fetched:
     def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, TokenLogprobs], dict[int, list[TokenLogprobs]]]:
         """Lines by sampled row, and lines by span, from the downloaded tensors."""
         n_each = len(arrived) // max(len(self._parts()), 1)
-        lines = [token_logprobs(part.n_top, arrived[i * n_each : (i + 1) * n_each]) for i, part in enumerate(self._parts())]
+        lines = [
+            token_logprobs(part.n_top, arrived[i * n_each : (i + 1) * n_each]) for i, part in enumerate(self._parts())
+        ]
         sampled = {}
         if self.sampled is not None:
             sampled = dict(zip(self.sampled.rows.tolist(), lines.pop(0), strict=True))
@@ -101,7 +109,9 @@ class Fetched:
         return sampled, prompt
 
     def _parts(self) -> list[LogprobTensors]:
-        return ([self.sampled] if self.sampled is not None else []) + [part for rows in self.prompt for part in rows.parts]
+        return ([self.sampled] if self.sampled is not None else []) + [
+            part for rows in self.prompt for part in rows.parts
+        ]
 
 
 class Runner:

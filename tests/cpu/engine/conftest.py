@@ -11,7 +11,11 @@ import transformers
 
 from quire.engine.llm import LLM
 
-TEXT = ["def add(a, b):\n    return a + b\n", "The quick brown fox jumps over the lazy dog. ", "0123456789 αβγ 漢字 🙂"] * 3
+TEXT = [
+    "def add(a, b):\n    return a + b\n",
+    "The quick brown fox jumps over the lazy dog. ",
+    "0123456789 αβγ 漢字 🙂",
+] * 3
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,14 @@ def prompts(n: int, longest: int = 120, seed: int = 0) -> list[list[int]]:
 
 def greedy(oracle: transformers.LlamaForCausalLM, prompt: list[int], n_tokens: int) -> list[int]:
     ids = torch.tensor([prompt])
-    out = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    out = oracle.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=n_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     return out[0, len(prompt) :].tolist()
 
 
@@ -38,7 +45,14 @@ def test_preemption_changes_nothing(checkpoint: pathlib.Path, llm: LLM) -> None:
     batch = prompts(12, seed=1)
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
     expected = [one.outputs[0].token_ids for one in llm.generate(batch, params, use_tqdm=False)]
-    tight = LLM(str(checkpoint), max_num_seqs=8, max_num_batched_tokens=64, num_gpu_blocks_override=24, device="cpu", max_model_len=256)
+    tight = LLM(
+        str(checkpoint),
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        num_gpu_blocks_override=24,
+        device="cpu",
+        max_model_len=256,
+    )
     outputs = tight.generate(batch, params, use_tqdm=False)
     assert tight.stats().preemptions > 0
     assert [one.outputs[0].token_ids for one in outputs] == expected
@@ -63,7 +77,7 @@ def test_prompt_logprobs_and_logprobs(llm: LLM, oracle: transformers.LlamaForCau
     for step, line in enumerate(lines):
         position = len(prompt) + step
         best = table[position - 1].topk(3)
-        assert [token for token in line][:1] == [ids[position]]
+        assert list(line)[:1] == [ids[position]]
         assert set(best.indices.tolist()) <= set(line)
         assert line[ids[position]].logprob == pytest.approx(float(best.values[0]), abs=1e-3)
 
@@ -75,7 +89,9 @@ def test_n_gives_different_repeatable_samples(llm: LLM) -> None:
     texts = [tuple(one.token_ids) for one in first.outputs]
     assert len(set(texts)) == 4
     assert texts == [tuple(one.token_ids) for one in second.outputs]
-    alone = llm.generate([prompt], SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True), use_tqdm=False)[0]
+    alone = llm.generate(
+        [prompt], SamplingParams(temperature=1.0, seed=5, max_tokens=12, ignore_eos=True), use_tqdm=False
+    )[0]
     assert tuple(alone.outputs[0].token_ids) == texts[2]
 
 
@@ -111,7 +127,11 @@ def test_stop_strings_and_streams_join(llm: LLM) -> None:
 def test_stop_tokens_and_min_tokens(llm: LLM) -> None:
     free = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     ids = llm.generate([[5, 6, 7]], free, use_tqdm=False)[0].outputs[0].token_ids
-    stopped = llm.generate([[5, 6, 7]], SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop_token_ids=[ids[4]]), use_tqdm=False)[0]
+    stopped = llm.generate(
+        [[5, 6, 7]],
+        SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop_token_ids=[ids[4]]),
+        use_tqdm=False,
+    )[0]
     at = ids.index(ids[4])
     assert stopped.outputs[0].token_ids == ids[: at + 1]
     assert stopped.outputs[0].stop_reason == ids[4]
@@ -139,7 +159,10 @@ def test_context_is_filled_exactly(llm: LLM) -> None:
 def test_chat_renders_the_template(llm: LLM) -> None:
     ids = llm.render_chat([{"role": "user", "content": "hi"}])
     assert llm.get_tokenizer().decode(ids) == "<user>hi\n<assistant>"
-    assert llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].text is not None
+    assert (
+        llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=3), use_tqdm=False)[0].outputs[0].text
+        is not None
+    )
 
 
 def test_final_only_stream_yields_once(llm: LLM) -> None:

@@ -1,0 +1,87 @@
+"""How many KV pages the pool gets: the memory equation with what the device really has, and what to say about it.
+
+Owns the choice of budget. Does not own the equation (`planner/memory`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.resolve import Limits
+from quire.core.errors import ConfigError
+from quire.core.units import format_bytes, parse_bytes
+from quire.planner.memory import MemoryEquation
+
+logger = logging.getLogger("quire.engine")
+
+ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+CPU_SHARE = 0.25
+CPU_MOST_BYTES = 8 << 30
+"""The default pool on a CPU: a quarter of free memory, but not more than this."""
+
+
+class Memory(Protocol):
+    """What a device says of its memory, after the weights were loaded."""
+
+    name: str
+
+    def total_bytes(self) -> int: ...
+
+    def free_bytes(self) -> int: ...
+
+
+def equation(config: EngineConfig, limits: Limits, arch: ModelArch, taken_bytes: int = 0) -> MemoryEquation:
+    """The terms for one engine; taken_bytes: memory in use once the weights are loaded (0: computed)."""
+    return MemoryEquation(
+        shape=arch,
+        page_size=config.block_size,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        weight_itemsize=ITEMSIZES[limits.dtype],
+        kv_itemsize=ITEMSIZES[limits.dtype],
+        loaded_weights_bytes=taken_bytes,
+    )
+
+
+def size_pool(config: EngineConfig, limits: Limits, arch: ModelArch, memory: Memory) -> tuple[int, Limits]:
+    """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
+
+    Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
+    """
+    taken_bytes = memory.total_bytes() - memory.free_bytes()
+    terms = equation(config, limits, arch, taken_bytes if memory.name != "cpu" else 0)
+    budget_bytes = _budget(config, terms, memory)
+    n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
+    if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():
+        raise ConfigError(
+            f"{n_pages} KV pages do not fit into {format_bytes(memory.total_bytes())}:\n{terms.explain(memory.total_bytes())}"
+        )
+    n_tokens = (n_pages - 1) * config.block_size
+    if n_tokens < limits.max_model_len:
+        if config.max_model_len:
+            raise ConfigError(
+                f"max_model_len = {config.max_model_len} tokens do not fit the KV pool of {n_tokens} tokens:\n{terms.explain(budget_bytes)}"
+            )
+        logger.warning(
+            "the KV pool holds %d tokens, so max_model_len is lowered from %d to that", n_tokens, limits.max_model_len
+        )
+        limits = msgspec.structs.replace(limits, max_model_len=n_tokens)
+    logger.info(
+        "KV pool: %d pages of %d tokens, %s", n_pages, config.block_size, format_bytes(n_pages * terms.page_bytes)
+    )
+    return n_pages, limits
+
+
+def _budget(config: EngineConfig, terms: MemoryEquation, memory: Memory) -> int:
+    """Bytes for the whole engine."""
+    if config.kv_cache_memory_bytes:
+        return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
+    if memory.name == "cpu":
+        return terms.fixed_bytes + min(int(memory.free_bytes() * CPU_SHARE), CPU_MOST_BYTES)
+    return int(memory.total_bytes() * config.gpu_memory_utilization)

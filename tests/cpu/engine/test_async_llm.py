@@ -1,0 +1,128 @@
+"""The engine in its own process: streams, cancellation, death, refusal, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, QueueFull
+from quire.core.sampling import OutputKind, SamplingParams
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.llm import LLM
+
+DELTA = OutputKind.DELTA
+
+
+@contextlib.asynccontextmanager
+async def engine(folder: pathlib.Path, **options: object) -> AsyncIterator[AsyncLLM]:
+    defaults = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 129, "device": "cpu"}
+    llm = await AsyncLLM.create(EngineConfig(model=str(folder), **{**defaults, **options}))  # type: ignore[arg-type]
+    try:
+        yield llm
+    finally:
+        await llm.shutdown()
+
+
+async def settled(llm: AsyncLLM, limit_s: float = 5.0) -> None:
+    """Wait until nothing runs and every page is free again."""
+    end_s = time.monotonic() + limit_s
+    while time.monotonic() < end_s:
+        stats = llm.stats()
+        if stats.n_running == stats.n_waiting == 0 and stats.n_pages_free == stats.n_pages > 0:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"not settled: {llm.stats()}")
+
+
+async def test_streams_equal_the_offline_engine(checkpoint: pathlib.Path, llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, output_kind=DELTA)
+    expected = llm.generate(
+        ["def add", "The quick"], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False
+    )
+    async with engine(checkpoint) as served:
+
+        async def collect(prompt: str) -> tuple[str, list[int], str | None]:
+            text, ids, reason = "", [], None
+            async for output in served.generate(prompt, params):
+                text += output.outputs[0].text
+                ids += output.outputs[0].token_ids
+                reason = output.outputs[0].finish_reason
+            return text, ids, reason
+
+        for (text, ids, reason), one in zip(
+            await asyncio.gather(collect("def add"), collect("The quick")), expected, strict=True
+        ):
+            assert (text, ids, reason) == (one.outputs[0].text, one.outputs[0].token_ids, "length")
+        await settled(served)
+
+
+async def test_cancelled_requests_leave_nothing_and_disturb_nobody(checkpoint: pathlib.Path) -> None:
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=100, ignore_eos=True, output_kind=DELTA)
+    async with engine(checkpoint) as served:
+
+        async def run(prompt: list[int], stop_after: int | None) -> list[int]:
+            ids: list[int] = []
+            stream = await served.submit(prompt, params)
+            async for output in stream:
+                ids += output.outputs[0].token_ids
+                if stop_after is not None and len(ids) >= stop_after:
+                    await stream.aclose()
+                    await stream.aclose()
+                    break
+            return ids
+
+        quiet = await run([5, 6, 7, 8], None)
+        results = await asyncio.gather(*(run([5, 6, 7, 8], None if i % 3 == 0 else i % 7) for i in range(30)))
+        assert all(ids == quiet for i, ids in enumerate(results) if i % 3 == 0)
+        await settled(served)
+
+
+async def test_refusals_come_before_anything_starts(checkpoint: pathlib.Path) -> None:
+    async with engine(checkpoint, max_num_waiting=2) as served:
+        with pytest.raises(ContextLengthExceeded):
+            await served.submit([1] * 511, SamplingParams(max_tokens=2))
+        slow = SamplingParams(max_tokens=400, ignore_eos=True)
+        streams = [await served.submit([1, 2], slow) for _ in range(2)]
+        with pytest.raises(QueueFull):
+            await served.submit([1, 2], slow)
+        for stream in streams:
+            await stream.aclose()
+        await settled(served)
+
+
+async def test_stop_string_ends_the_sequence_in_the_engine(checkpoint: pathlib.Path) -> None:
+    async with engine(checkpoint) as served:
+        free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+        whole = [o async for o in served.generate("def add", free)][-1].outputs[0].text
+        cut = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, stop=[whole[5:8]])
+        last = [o async for o in served.generate("def add", cut)][-1]
+        assert last.outputs[0].finish_reason == "stop"
+        assert last.outputs[0].text == whole[: whole.index(whole[5:8])]
+        await settled(served, 2.0)
+
+
+async def test_a_killed_engine_fails_open_requests_soon(checkpoint: pathlib.Path) -> None:
+    async with engine(checkpoint) as served:
+        stream = await served.submit([1, 2, 3], SamplingParams(max_tokens=500, ignore_eos=True))
+        os.kill(served._client._process.pid, signal.SIGKILL)
+        start_s = time.monotonic()
+        with pytest.raises(EngineDead, match="ended with exit status"):
+            async for _ in stream:
+                pass
+        assert time.monotonic() - start_s < 2
+        assert not served.healthy()
+        with pytest.raises(EngineDead):
+            await served.submit([1], SamplingParams())
+
+
+async def test_a_bad_checkpoint_is_refused_with_its_reason(tmp_path: pathlib.Path) -> None:
+    with pytest.raises((ConfigError, LoadError), match=r"config\.json"):
+        await AsyncLLM.create(EngineConfig(model=str(tmp_path)))
