@@ -27,26 +27,45 @@ def _doc(text: str, **bounds: float) -> Meta:
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one HTTP server. Spelling follows vLLM where vLLM has the option."""
 
-    host: Annotated[str, _doc("Address to listen on; 0.0.0.0 listens on every interface (set an API key then).")] = "127.0.0.1"
+    host: Annotated[str, _doc("Address to listen on; 0.0.0.0 listens on every interface (set an API key then).")] = (
+        "127.0.0.1"
+    )
     port: Annotated[int, _doc("TCP port to listen on; 0 takes a free one.", ge=0, le=65535)] = 8000
     api_key: Annotated[
-        str | None, _doc("Key that clients must send as 'Authorization: Bearer KEY'; QUIRE_API_KEY sets it out of sight of `ps`.")
+        str | None,
+        _doc("Key that clients must send as 'Authorization: Bearer KEY'; QUIRE_API_KEY sets it out of sight of `ps`."),
     ] = None
     disable_page: Annotated[bool, _doc("Do not serve the web page at /.")] = False
     access_log: Annotated[bool, _doc("Log one line a request (route, status, seconds; never its content).")] = False
     uvicorn_log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug"], _doc("Level of the HTTP layer's own log.")
     ] = "warning"
-    max_body_bytes: Annotated[int, _doc("Longest request body; a longer one is refused with 413.", ge=1024)] = 16 * 1024 * 1024
-    max_header_bytes: Annotated[int, _doc("Longest request line plus headers; more is refused with 431.", ge=1024)] = 32 * 1024
+    max_body_bytes: Annotated[int, _doc("Longest request body; a longer one is refused with 413.", ge=1024)] = (
+        16 * 1024 * 1024
+    )
+    max_header_bytes: Annotated[int, _doc("Longest request line plus headers; more is refused with 431.", ge=1024)] = (
+        32 * 1024
+    )
     max_headers: Annotated[int, _doc("Most header fields; more are refused with 431.", ge=8)] = 100
-    header_timeout: Annotated[float, _doc("Seconds in which the request line and headers must arrive (408).", gt=0, le=86400)] = 10.0
+    header_timeout: Annotated[
+        float, _doc("Seconds in which the request line and headers must arrive (408).", gt=0, le=86400)
+    ] = 10.0
     body_timeout: Annotated[float, _doc("Seconds in which the body must arrive (408).", gt=0, le=86400)] = 60.0
-    write_timeout: Annotated[float, _doc("Seconds after which a client that does not read its stream is cut off.", gt=0, le=86400)] = 30.0
-    keep_alive_timeout: Annotated[float, _doc("Seconds for which an idle connection stays open.", gt=0, le=86400)] = 75.0
-    sse_keep_alive: Annotated[float, _doc("Seconds of silence after which a stream sends a comment.", gt=0, le=86400)] = 15.0
-    shutdown_timeout: Annotated[float, _doc("Seconds that running requests get to finish after SIGINT or SIGTERM.", ge=0, le=86400)] = 30.0
-    max_prompts: Annotated[int, _doc("Most prompts in one /v1/completions request, and most sequences (prompts times n).", ge=1)] = 1024
+    write_timeout: Annotated[
+        float, _doc("Seconds after which a client that does not read its stream is cut off.", gt=0, le=86400)
+    ] = 30.0
+    keep_alive_timeout: Annotated[float, _doc("Seconds for which an idle connection stays open.", gt=0, le=86400)] = (
+        75.0
+    )
+    sse_keep_alive: Annotated[
+        float, _doc("Seconds of silence after which a stream sends a comment.", gt=0, le=86400)
+    ] = 15.0
+    shutdown_timeout: Annotated[
+        float, _doc("Seconds that running requests get to finish after SIGINT or SIGTERM.", ge=0, le=86400)
+    ] = 30.0
+    max_prompts: Annotated[
+        int, _doc("Most prompts in one /v1/completions request, and most sequences (prompts times n).", ge=1)
+    ] = 1024
     enable_chat_template_kwargs: Annotated[
         bool, _doc("Let requests pass chat_template_kwargs (plain values under unreserved names) to the chat template.")
     ] = False

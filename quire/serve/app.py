@@ -1,0 +1,158 @@
+"""The ASGI application: the route table, and the gate that every request passes before its route.
+
+Owns the order of the checks (host, key, route, method) and the one place where exceptions become answers. Does not own
+any endpoint. Invariants: without the key nothing is answered but the page's files and /health; every answer is JSON (or
+what the route says) with a request id; nothing raised by an endpoint reaches the HTTP server.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.routing import Route, Router
+
+from quire.core.errors import EngineDead, QuireError
+from quire.serve.assets import FILES, Asset
+from quire.serve.chat import serve_chat
+from quire.serve.completions import serve_completion
+from quire.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
+from quire.serve.observation import serve_engine, serve_health, serve_metrics, serve_model, serve_models, serve_version
+from quire.serve.refusal import Refusal, bad_request, internal_error, refusal_of
+from quire.serve.state import ServerState
+from quire.serve.tokens import serve_detokenize, serve_tokenize
+
+logger = logging.getLogger("quire.serve")
+access_logger = logging.getLogger("quire.access")
+
+Handler = Callable[[ServerState, Exchange], Awaitable[None]]
+
+ROUTES: list[tuple[str, str, Handler]] = [
+    ("GET", "/health", serve_health),
+    ("GET", "/metrics", serve_metrics),
+    ("GET", "/version", serve_version),
+    ("GET", "/v1/models", serve_models),
+    ("GET", "/v1/models/{model:path}", serve_model),
+    ("GET", "/v1/engine", serve_engine),
+    ("POST", "/v1/chat/completions", serve_chat),
+    ("POST", "/v1/completions", serve_completion),
+    ("POST", "/tokenize", serve_tokenize),
+    ("POST", "/detokenize", serve_detokenize),
+]
+"""Every endpoint but the page's files."""
+
+OPEN_PATHS = frozenset({b"/health", *(path.encode() for path in FILES)})
+"""Raw paths that need no key: they hold nothing of a model or a user."""
+
+QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", *FILES})
+"""Polled routes and files, left out of the access log."""
+
+_HOST = re.compile(rb"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A route's handler as an ASGI application."""
+
+    state: ServerState
+    route: str
+    handler: Handler
+
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        """Run the handler on the exchange that the gate made."""
+        exchange: Exchange = scope["quire.exchange"]
+        exchange.route = self.route
+        await self.handler(self.state, exchange)
+
+
+class App:
+    """The server's ASGI application."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+        key = state.config.api_key
+        self._key_hash = None if key is None else hashlib.sha256(key.encode()).digest()
+        self.router = Router(_routes(state), redirect_slashes=False, default=_not_found)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One HTTP request, from its first check to its answer."""
+        if scope["type"] != "http":
+            raise RuntimeError(f"only http is served, not {scope['type']}")
+        exchange = Exchange(scope, receive, send)
+        scope["quire.exchange"] = exchange
+        scope["app"] = self
+        began_s = time.monotonic()
+        refusal = await self._run(exchange)
+        if refusal is not None:
+            await exchange.refuse(refusal)
+        self.state.metrics.count_answer(exchange.route, scope["method"], exchange.status)
+        if self.state.config.access_log and exchange.route not in QUIET_ROUTES:
+            access_logger.info(
+                "%s %s %d %.3f s", scope["method"], exchange.route, exchange.status, time.monotonic() - began_s
+            )
+
+    async def _run(self, exchange: Exchange) -> Refusal | None:
+        """Check and route; what goes wrong comes back as the answer to give."""
+        try:
+            self._check_host(exchange)
+            self._check_key(exchange)
+            await self.router(exchange.scope, exchange.receive, exchange.send)
+        except Refusal as refusal:
+            return refusal
+        except ClientGone:
+            return None
+        except HTTPException as error:
+            return _http_refusal(error)
+        except QuireError as error:
+            if isinstance(error, EngineDead):
+                self.state.engine_lost.set()
+            return refusal_of(error)
+        except Exception:
+            logger.exception("request %s failed", exchange.request_id)
+            return internal_error()
+        return None
+
+    def _check_host(self, exchange: Exchange) -> None:
+        hosts = exchange.header(b"host")
+        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
+            raise bad_request("Send exactly one Host header with a name and perhaps a port.", code="bad_host")
+
+    def _check_key(self, exchange: Exchange) -> None:
+        """Constant time in the key: hashes of equal length are compared."""
+        if self._key_hash is None or exchange.scope["raw_path"] in OPEN_PATHS:
+            return
+        given = exchange.header(b"authorization")
+        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        equal = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._key_hash)
+        if scheme.lower() != b"bearer" or not equal:
+            raise Refusal(
+                401,
+                "This server needs an API key: send 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers=[(b"www-authenticate", b"Bearer")],
+            )
+
+
+def _routes(state: ServerState) -> list[Route]:
+    table: list[tuple[str, str, Handler]] = list(ROUTES)
+    if not state.config.disable_page:
+        table += [("GET", path, Asset.load(name, media_type)) for path, (name, media_type) in FILES.items()]
+    return [Route(path, Endpoint(state, path, handler), methods=[method]) for method, path, handler in table]
+
+
+async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise Refusal(404, "There is nothing at this path.", code="not_found")
+
+
+def _http_refusal(error: HTTPException) -> Refusal:
+    """Starlette's router raises HTTPException for a wrong method."""
+    headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
+    if error.status_code == 405:
+        return Refusal(405, "This path does not take this method.", code="method_not_allowed", headers=headers)
+    return Refusal(error.status_code, "The request was refused.", headers=headers)

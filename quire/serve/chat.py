@@ -1,0 +1,162 @@
+"""POST /v1/chat/completions. Owns the shape of chat answers and the fields that only chat has.
+
+Does not own shared checks (`validation.py`), conversations (`conversation.py`) or running (`generation.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from quire.core.errors import InvalidParameter, RequestError, shown
+from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.serve.conversation import check_tool_choice, conversation_of
+from quire.serve.decoding import Decoder
+from quire.serve.exchange import Exchange
+from quire.serve.frames import ChatFrames
+from quire.serve.generation import Job, answer
+from quire.serve.logprobs import TokenNames, chat_logprobs, prompt_rows
+from quire.serve.refusal import bad_request, refusal_of, unsupported
+from quire.serve.schema import ChatRequest, JsonObject
+from quire.serve.state import ServerState
+from quire.serve.validation import (
+    check_cells,
+    check_labels,
+    check_model,
+    check_response_format,
+    check_sequences,
+    sampling_params,
+    stream_choice,
+)
+
+_DECODER = Decoder(ChatRequest)
+
+
+async def serve_chat(state: ServerState, exchange: Exchange) -> None:
+    """Answer one chat completion request."""
+    state.check_open()
+    body = _DECODER.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    check_model(body.model, state.limits.model_names)
+    renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
+    if body.max_completion_tokens is not None:
+        renamed["max_tokens"] = "max_completion_tokens"
+    try:
+        job = await _job(state, exchange, body)
+        names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
+        await answer(state, exchange, job, stream_choice(body), ChatAnswer(body, exchange.request_id, names))
+    except RequestError as error:
+        raise refusal_of(error, renamed) from None
+
+
+async def _job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job:
+    """Every check of the request, then its prompt."""
+    check_labels(body)
+    check_response_format(body.response_format)
+    check_tool_choice(body.tool_choice, body.tools)
+    _check_chat_fields(body)
+    params = sampling_params(
+        body,
+        state.limits,
+        max_tokens=_max_tokens(body),
+        logprobs=_n_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    check_sequences(1, params.n, state.limits)
+    conversation = conversation_of(body, allow_kwargs=state.config.enable_chat_template_kwargs)
+    if body.tool_choice == "none":
+        conversation = dataclasses.replace(conversation, tools=None)
+    prompt = await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
+    check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
+    return Job(exchange.request_id, [prompt], params, body.priority or 0, body.cache_salt or "")
+
+
+class ChatAnswer:
+    """The shape of one chat answer, whole or in chunks."""
+
+    def __init__(self, body: ChatRequest, request_id: str, names: TokenNames) -> None:
+        self._body = body
+        self._id = f"chatcmpl-{request_id}"
+        self._created = int(time.time())
+        self._n_top = body.top_logprobs or 0
+        self._names = names
+        self._frames = ChatFrames(self._id, self._created, body.model, stream_choice(body).include_usage)
+        self._begun: set[int] = set()
+
+    def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
+        """The answer of a request that is not streamed."""
+        body, output = self._body, outputs[0]
+        choices = [
+            {
+                "index": part.index,
+                "message": {"role": "assistant", "content": part.text, "refusal": None},
+                "logprobs": chat_logprobs(part.logprobs or [], self._n_top, self._names) if body.logprobs else None,
+                "finish_reason": part.finish_reason,
+                "stop_reason": part.stop_reason,
+            }
+            for part in output.outputs
+        ]
+        found: JsonObject = {
+            "id": self._id,
+            "object": "chat.completion",
+            "created": self._created,
+            "model": body.model,
+            "choices": choices,
+            "usage": usage,
+        }
+        if body.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_rows(output.prompt_logprobs or [], self._names)
+        return found
+
+    def frames(self, _prompt_index: int, output: RequestOutput) -> bytes:
+        """Chunks for what is new."""
+        return b"".join([self._part(part) for part in output.outputs])
+
+    def usage_frame(self, usage: JsonObject) -> bytes:
+        """The chunk with the counts."""
+        return self._frames.usage(usage)
+
+    def _part(self, part: CompletionOutput) -> bytes:
+        index, frames = part.index, b""
+        if index not in self._begun:
+            self._begun.add(index)
+            frames = self._frames.role(index)
+        if self._body.logprobs and part.logprobs:
+            frames += self._frames.text(index, part.text, chat_logprobs(part.logprobs, self._n_top, self._names))
+        elif part.text:
+            frames += self._frames.text(index, part.text)
+        if part.finish_reason is not None:
+            frames += self._frames.finish(index, part.finish_reason, part.stop_reason)
+        return frames
+
+
+def _max_tokens(body: ChatRequest) -> int | None:
+    """OpenAI's newer name and the older one may both be given if they agree."""
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        raise bad_request(
+            f"max_tokens = {shown(old)} and max_completion_tokens = {shown(new)} disagree: send one of them.",
+            "max_completion_tokens",
+        )
+    return old if new is None else new
+
+
+def _n_logprobs(body: ChatRequest) -> int | None:
+    top = body.top_logprobs
+    if top is not None and not body.logprobs:
+        if top != 0:
+            raise bad_request("top_logprobs is only allowed when logprobs is true.", "top_logprobs")
+        return None
+    if top is not None and top < 0:
+        raise InvalidParameter("top_logprobs", top, "0 or more")
+    return (top or 0) if body.logprobs else None
+
+
+def _check_chat_fields(body: ChatRequest) -> None:
+    if body.store:
+        raise unsupported("store", "answers are not kept.")
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise unsupported("modalities", 'only ["text"] is.')
+    if body.verbosity not in (None, "medium"):
+        raise unsupported("verbosity", "the model's verbosity cannot be controlled here.")
+    if body.stream and body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "not together with stream.")

@@ -1,0 +1,207 @@
+"""POST /v1/completions. Owns the shape of text completions, `echo`, and several prompts in one request.
+
+Does not own shared checks (`validation.py`) or running (`generation.py`).
+Invariant: choice `index` is prompt index times n plus the completion's own index.
+"""
+
+from __future__ import annotations
+
+import time
+
+from quire.core.errors import InvalidParameter, RequestError
+from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.serve.decoding import Decoder
+from quire.serve.exchange import Exchange
+from quire.serve.frames import TextFrames
+from quire.serve.generation import Job, answer
+from quire.serve.logprobs import Row, TextLogprobs, TokenNames, joined, prompt_rows
+from quire.serve.refusal import bad_request, refusal_of, unsupported
+from quire.serve.schema import CompletionRequest, JsonObject
+from quire.serve.state import ServerState
+from quire.serve.validation import (
+    check_cells,
+    check_labels,
+    check_model,
+    check_response_format,
+    check_sequences,
+    sampling_params,
+    stream_choice,
+)
+
+DEFAULT_MAX_TOKENS = 16
+
+_DECODER = Decoder(CompletionRequest)
+
+
+async def serve_completion(state: ServerState, exchange: Exchange) -> None:
+    """Answer one text completion request."""
+    state.check_open()
+    body = _DECODER.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    check_model(body.model, state.limits.model_names)
+    try:
+        job = await _job(state, exchange, body)
+        names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
+        shape = TextAnswer(body, exchange.request_id, job.params.n, await _echoed(state, body, job), names)
+        await answer(state, exchange, job, stream_choice(body), shape)
+    except RequestError as error:
+        raise refusal_of(error) from None
+
+
+async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) -> Job:
+    """Every check of the request, then its prompts as token ids."""
+    check_labels(body)
+    check_response_format(body.response_format)
+    _check_text_fields(body)
+    rows = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
+    params = sampling_params(
+        body,
+        state.limits,
+        max_tokens=_max_tokens(body),
+        logprobs=body.logprobs,
+        prompt_logprobs=rows,
+    )
+    texts = _prompts(body, state.config.max_prompts)
+    check_sequences(len(texts), params.n, state.limits)
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    prompts = [text for text in texts if isinstance(text, list)]
+    if not prompts:
+        strings = [text for text in texts if isinstance(text, str)]
+        prompts = await state.prompts.encode(strings, add_special_tokens=special, param="prompt")
+    check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
+    return Job(exchange.request_id, prompts, params, body.priority or 0, body.cache_salt or "")
+
+
+def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
+    """The four forms of `prompt` as a list: a text, texts, token ids, or lists of token ids."""
+    prompt = body.prompt
+    if prompt is None:
+        raise bad_request("prompt is missing.", "prompt", "missing_required_parameter")
+    if isinstance(prompt, str):
+        found: list[str | list[int]] = [prompt]
+    elif all(isinstance(item, int) for item in prompt):
+        found = [[item for item in prompt if isinstance(item, int)]]
+    elif any(isinstance(item, int) for item in prompt) or len({type(item) for item in prompt}) > 1:
+        raise bad_request("prompt mixes texts, token ids and lists of token ids: use one kind.", "prompt")
+    else:
+        found = [item for item in prompt if not isinstance(item, int)]
+    if len(found) > most:
+        raise bad_request(f"prompt has {len(found)} entries; one request may have {most}.", "prompt")
+    if not all(found):
+        raise bad_request("prompt is empty: give at least one token.", "prompt")
+    return found
+
+
+def _max_tokens(body: CompletionRequest) -> int:
+    """`max_tokens`, where 0 is allowed with `echo`: one token is computed and not shown."""
+    if body.max_tokens == 0 and body.echo:
+        return 1
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+def _check_text_fields(body: CompletionRequest) -> None:
+    n = 1 if body.n is None else body.n
+    if body.best_of is not None and body.best_of != n:
+        raise unsupported("best_of", f"it must equal n = {n}; choose among n completions yourself.")
+    if body.stream and body.prompt_logprobs is not None:
+        raise unsupported("prompt_logprobs", "not together with stream; echo with logprobs is.")
+    if (
+        body.echo
+        and body.prompt_logprobs is not None
+        and body.logprobs is not None
+        and body.prompt_logprobs != body.logprobs
+    ):
+        raise InvalidParameter(
+            "prompt_logprobs", body.prompt_logprobs, f"equal to logprobs = {body.logprobs} when echo is true"
+        )
+
+
+async def _echoed(state: ServerState, body: CompletionRequest, job: Job) -> list[str]:
+    """The prompts as text, when `echo` asks for them."""
+    prompt = body.prompt
+    if not body.echo:
+        return []
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and all(isinstance(text, str) for text in prompt):
+        return [text for text in prompt if isinstance(text, str)]
+    return await state.prompts.decode(job.prompts, "prompt")
+
+
+class TextAnswer:
+    """The shape of one text completion, whole or in chunks."""
+
+    def __init__(self, body: CompletionRequest, request_id: str, n: int, echoed: list[str], names: TokenNames) -> None:
+        self._body = body
+        self._n = n
+        self._echoed = echoed
+        self._names = names
+        self._id = f"cmpl-{request_id}"
+        self._created = int(time.time())
+        self._shows_output = body.max_tokens != 0
+        self._frames = TextFrames(self._id, self._created, body.model, stream_choice(body).include_usage)
+        self._columns: dict[int, TextLogprobs] = {}
+
+    def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
+        """The answer of a request that is not streamed."""
+        choices = [self._choice(at, output, part) for at, output in enumerate(outputs) for part in output.outputs]
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._body.model,
+            "choices": choices,
+            "usage": self._shown_usage(usage),
+        }
+
+    def frames(self, prompt_index: int, output: RequestOutput) -> bytes:
+        """Chunks for what is new; the first of a choice repeats the prompt when asked."""
+        return b"".join([self._part(prompt_index, output, part) for part in output.outputs])
+
+    def usage_frame(self, usage: JsonObject) -> bytes:
+        """The chunk with the counts."""
+        return self._frames.usage(self._shown_usage(usage))
+
+    def _choice(self, at: int, output: RequestOutput, part: CompletionOutput) -> JsonObject:
+        text, logprobs = self._content(at, output, part)
+        choice: JsonObject = {
+            "index": at * self._n + part.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": self._reason(part),
+            "stop_reason": part.stop_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = prompt_rows(output.prompt_logprobs or [], self._names)
+        return choice
+
+    def _part(self, at: int, output: RequestOutput, part: CompletionOutput) -> bytes:
+        index = at * self._n + part.index
+        text, logprobs = self._content(at, output, part)
+        frames = self._frames.text(index, text, logprobs) if text or logprobs else b""
+        if part.finish_reason is not None:
+            frames += self._frames.finish(index, self._reason(part) or "stop", part.stop_reason)
+        return frames
+
+    def _content(self, at: int, output: RequestOutput, part: CompletionOutput) -> tuple[str, JsonObject | None]:
+        """Text and logprobs of a part; the first part of a choice has the echoed prompt before it."""
+        index = at * self._n + part.index
+        is_first = index not in self._columns
+        columns = self._columns.setdefault(index, TextLogprobs(self._names))
+        text = part.text if self._shows_output else ""
+        pieces = []
+        if is_first and self._echoed:
+            text = self._echoed[at] + text
+            if self._body.logprobs is not None:
+                pieces.append(columns.piece(output.prompt_token_ids, output.prompt_logprobs or [None]))
+        if self._shows_output and part.logprobs is not None:
+            rows: list[Row | None] = list(part.logprobs)
+            pieces.append(columns.piece(part.token_ids, rows))
+        return text, joined(pieces) if pieces else None
+
+    def _reason(self, part: CompletionOutput) -> str | None:
+        return part.finish_reason if self._shows_output else "length"
+
+    def _shown_usage(self, usage: JsonObject) -> JsonObject:
+        if self._shows_output:
+            return usage
+        return {**usage, "completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}

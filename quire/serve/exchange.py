@@ -1,0 +1,141 @@
+"""One HTTP request and its answer, on the raw ASGI interface. Owns ids, body reading with limits, and writing.
+
+Does not own streams' pacing (`delivery.py`) nor routes. Invariants: the answer carries `x-request-id`, which is ours; a
+client's label is echoed only if it is plain; a body that was not read closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import msgspec
+
+from quire.serve.refusal import Headers, Refusal, bad_request, too_large
+
+Scope = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[AsgiMessage]]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+
+JSON = b"application/json"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+
+_LABEL = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
+_JSON_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-?8"?\s*)?;?', re.IGNORECASE)
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody is there to be answered."""
+
+
+class Exchange:
+    """A request, and the way to answer it exactly once."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.request_id = secrets.token_hex(12)
+        self.route = "other"
+        """The route's path pattern once it is known, for logs and metrics."""
+        self.status = 0
+        """Status of the answer, 0 before it starts."""
+        self._body_read = not self._announces_body()
+
+    @property
+    def started(self) -> bool:
+        """True once the status line is out."""
+        return self.status != 0
+
+    def header(self, name: bytes) -> list[bytes]:
+        """All values of a header; `name` in lower case."""
+        return [value for key, value in self.scope["headers"] if key == name]
+
+    async def read_body(self, limit: int, timeout_s: float) -> bytes:
+        """The whole JSON body. Raises Refusal 408, 413 or 415, ClientGone if the client leaves meanwhile."""
+        self._check_media()
+        declared = self.header(b"content-length")
+        if declared and int(declared[0]) > limit:
+            raise too_large(limit)
+        try:
+            async with asyncio.timeout(timeout_s):
+                body = await self._collect(limit)
+        except TimeoutError:
+            raise Refusal(408, "The request body did not arrive in time.", code="timeout", close=True) from None
+        self._body_read = True
+        return body
+
+    async def start(self, status: int, content_type: bytes, headers: Headers, n_bytes: int | None = None) -> None:
+        """Send status line and headers; `n_bytes` None means chunks follow."""
+        self.status = status
+        all_headers = [(b"content-type", content_type), (b"x-request-id", b"req_" + self.request_id.encode())]
+        label = self.header(b"x-request-id")
+        if len(label) == 1 and _LABEL.fullmatch(label[0]):
+            all_headers.append((b"x-client-request-id", label[0]))
+        if n_bytes is not None:
+            all_headers.append((b"content-length", str(n_bytes).encode()))
+        if not self._body_read and not any(name == b"connection" for name, _ in headers):
+            all_headers.append((b"connection", b"close"))
+        await self.send({"type": "http.response.start", "status": status, "headers": [*all_headers, *headers]})
+
+    async def write(self, data: bytes, *, more: bool = True) -> None:
+        """Send a piece of the body; waits while the client reads too slowly."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def respond(
+        self, status: int, data: bytes, content_type: bytes = JSON, headers: Headers | None = None
+    ) -> None:
+        """A whole answer."""
+        await self.start(status, content_type, [(b"x-content-type-options", b"nosniff"), *(headers or [])], len(data))
+        await self.write(data, more=False)
+
+    async def respond_json(self, value: Any) -> None:
+        """200 with `value` as JSON."""
+        await self.respond(200, msgspec.json.encode(value))
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Answer with an error: a status if nothing was sent yet, else as the last event of the stream."""
+        if self.started:
+            await self.write(b"data: " + refusal.body() + b"\n\n", more=False)
+        else:
+            await self.respond(refusal.status, refusal.body(), headers=refusal.headers())
+
+    async def abort(self) -> None:
+        """Cut the connection, dropping what the client has not read."""
+        extension = self.scope.get("extensions", {}).get("quire.abort")
+        if extension is not None:
+            extension["call"]()
+        await asyncio.sleep(0)
+
+    def _announces_body(self) -> bool:
+        lengths = self.header(b"content-length")
+        return bool(self.header(b"transfer-encoding")) or any(value != b"0" for value in lengths)
+
+    def _check_media(self) -> None:
+        types = self.header(b"content-type")
+        if len(types) != 1 or not _JSON_TYPE.fullmatch(types[0].decode("latin-1").strip()):
+            raise Refusal(415, "Send content-type: application/json, in UTF-8.", code="unsupported_media_type")
+        if any(value.lower() != b"identity" for value in self.header(b"content-encoding")):
+            raise Refusal(415, "Send the body without content-encoding.", code="unsupported_media_type")
+        declared = self.header(b"content-length")
+        if any(not value.isdigit() for value in declared):
+            raise bad_request("content-length is not a number.", code="invalid_content_length")
+
+    async def _collect(self, limit: int) -> bytes:
+        chunks: list[bytes] = []
+        n_bytes = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            n_bytes += len(chunk)
+            if n_bytes > limit:
+                raise too_large(limit)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                return b"".join(chunks)

@@ -1,0 +1,198 @@
+"""Running the sequences of one HTTP request: submit every prompt, then collect the results or turn them into events.
+
+Shared by chat and text completions. Owns submission, cancelling, metrics and usage; does not own the shape of answers.
+Invariants: prompts are submitted all or none; every stream is closed whatever happens; a choice that ended with `error`
+or `abort` fails the whole request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from quire.core.outputs import RequestOutput
+from quire.core.sampling import SamplingParams
+from quire.engine.async_llm import AsyncLLM, RequestStream
+from quire.serve.delivery import Attendant, Outbox
+from quire.serve.exchange import Exchange
+from quire.serve.metrics import Metrics
+from quire.serve.refusal import Refusal, internal_error, unavailable
+from quire.serve.schema import JsonObject
+from quire.serve.state import ServerState
+from quire.serve.validation import StreamChoice
+
+DONE = b"data: [DONE]\n\n"
+
+FrameSource = Callable[[int, RequestOutput], bytes]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be generated."""
+
+    request_id: str
+    prompts: list[list[int]]
+    params: SamplingParams
+    priority: int
+    cache_salt: str
+
+
+@dataclasses.dataclass(slots=True)
+class Usage:
+    """Token counts of one answer."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def plain(self) -> JsonObject:
+        """In OpenAI's shape."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class AnswerShape(Protocol):
+    """How an endpoint words its answer."""
+
+    def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
+        """The JSON of an answer that is not streamed."""
+
+    def frames(self, prompt_index: int, output: RequestOutput) -> bytes:
+        """Events for new output, possibly none."""
+
+    def usage_frame(self, usage: JsonObject) -> bytes:
+        """The event that carries the counts."""
+
+
+async def answer(state: ServerState, exchange: Exchange, job: Job, choice: StreamChoice, shape: AnswerShape) -> None:
+    """Run `job` and answer. Raises what submission or the engine raises, and ClientGone when the client left."""
+    outbox = Outbox(exchange) if choice.on else None
+    attendant = Attendant(exchange, state.config, outbox)
+    if outbox is not None:
+        await state.attend(attendant, _stream(state, job, choice, shape, outbox))
+    else:
+        await exchange.respond_json(await state.attend(attendant, _collect(state, job, shape)))
+
+
+async def _collect(state: ServerState, job: Job, shape: AnswerShape) -> JsonObject:
+    async with Generation(state.llm, state.metrics, job) as generation:
+        return shape.whole(await generation.collect(), generation.usage.plain())
+
+
+async def _stream(state: ServerState, job: Job, choice: StreamChoice, shape: AnswerShape, outbox: Outbox) -> None:
+    async with Generation(state.llm, state.metrics, job) as generation:
+        await generation.deliver(outbox, shape.frames)
+    usage = shape.usage_frame(generation.usage.plain()) if choice.include_usage else b""
+    await outbox.finish(usage + DONE)
+
+
+class Generation:
+    """The open streams of one request. Use as `async with`: leaving it cancels what still runs."""
+
+    def __init__(self, llm: AsyncLLM, metrics: Metrics, job: Job) -> None:
+        self._llm = llm
+        self._metrics = metrics
+        self.job = job
+        self.usage = Usage()
+        self._streams: list[RequestStream] = []
+
+    async def __aenter__(self) -> Generation:
+        """Submit every prompt; on any refusal the earlier ones are cancelled."""
+        job = self.job
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self._close)
+            for index, prompt in enumerate(job.prompts):
+                stream = await self._llm.submit(
+                    prompt,
+                    job.params,
+                    request_id=f"{job.request_id}-{index}",
+                    priority=job.priority,
+                    cache_salt=job.cache_salt,
+                )
+                self._streams.append(stream)
+                self.usage.prompt_tokens += len(prompt)
+            undo.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._close()
+
+    async def collect(self) -> list[RequestOutput]:
+        """The final output of each prompt, in order."""
+        if len(self._streams) == 1:
+            return [await self._last(self._streams[0])]
+        async with _FirstError(), asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._last(stream)) for stream in self._streams]
+        return [task.result() for task in tasks]
+
+    async def deliver(self, outbox: Outbox, frames: FrameSource) -> None:
+        """Write the frames of all outputs as they come."""
+        if len(self._streams) == 1:
+            await self._pump(0, self._streams[0], outbox, frames)
+            return
+        async with _FirstError(), asyncio.TaskGroup() as group:
+            for index, stream in enumerate(self._streams):
+                group.create_task(self._pump(index, stream, outbox, frames))
+
+    async def _last(self, stream: RequestStream) -> RequestOutput:
+        last = None
+        async for output in stream:
+            last = output
+        if last is None:
+            raise internal_error()
+        n_tokens = sum(len(part.token_ids) for part in last.outputs)
+        self._check(last)
+        self._account(last, n_tokens)
+        return last
+
+    async def _pump(self, index: int, stream: RequestStream, outbox: Outbox, frames: FrameSource) -> None:
+        now_s = asyncio.get_running_loop().time
+        last_s, n_tokens = 0.0, 0
+        async for output in stream:
+            self._check(output)
+            n_new = sum(len(part.token_ids) for part in output.outputs)
+            if n_new:
+                time_s = now_s()
+                if last_s:
+                    self._metrics.itl.observe((time_s - last_s) * len(output.outputs) / n_new, n_new)
+                last_s = time_s
+                n_tokens += n_new
+            if output.finished:
+                self._account(output, n_tokens)
+            made = frames(index, output)
+            if made:
+                await outbox.put(made)
+
+    def _check(self, output: RequestOutput) -> None:
+        for part in output.outputs:
+            if part.finish_reason == "error":
+                raise Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")
+            if part.finish_reason == "abort":
+                raise unavailable("aborted", "The request was ended by the server.")
+
+    def _account(self, output: RequestOutput, n_tokens: int) -> None:
+        self.usage.completion_tokens += n_tokens
+        self.usage.cached_tokens += output.num_cached_tokens
+        self._metrics.observe_request(output.metrics, len(output.prompt_token_ids), n_tokens)
+
+    async def _close(self) -> None:
+        # A dead engine cannot be told to cancel; the error that matters is already on its way.
+        await asyncio.gather(*(stream.aclose() for stream in self._streams), return_exceptions=True)
+
+
+class _FirstError:
+    """Turns a TaskGroup's ExceptionGroup into its first exception."""
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, BaseExceptionGroup):
+            raise error.exceptions[0] from None

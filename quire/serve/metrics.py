@@ -1,0 +1,199 @@
+"""Prometheus metrics: vLLM's names under the prefix `quire:`. Owns histograms of request times and the page /metrics.
+
+Gauges and token counters come from the engine's last `EngineStats`. Invariants: label values are from closed sets;
+counters only grow; a scrape walks no request.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from quire.core.events import EngineStats, FinishReason
+from quire.core.outputs import RequestMetrics
+
+TTFT_BUCKETS = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+    20.0,
+    40.0,
+    80.0,
+    160.0,
+)
+ITL_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    40.0,
+)
+E2E_BUCKETS = (
+    0.05,
+    0.1,
+    0.3,
+    0.5,
+    0.8,
+    1.0,
+    1.5,
+    2.0,
+    2.5,
+    5.0,
+    10.0,
+    15.0,
+    20.0,
+    30.0,
+    40.0,
+    60.0,
+    120.0,
+    240.0,
+    480.0,
+    960.0,
+)
+TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH")
+
+
+class Histogram:
+    """Counts by bucket; `observe` is a bisection and two additions."""
+
+    def __init__(self, name: str, meaning: str, bounds: Iterable[float]) -> None:
+        self.name = name
+        self.meaning = meaning
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count `value`, `times` times."""
+        self._counts[bisect.bisect_left(self._bounds, value)] += times
+        self._sum += value * times
+
+    def family(self, model_name: str) -> HistogramMetricFamily:
+        """The histogram in Prometheus' form."""
+        totals = list(itertools.accumulate(self._counts))
+        names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        family = HistogramMetricFamily(f"quire:{self.name}", self.meaning, labels=["model_name"])
+        family.add_metric([model_name], list(zip(names, totals, strict=True)), self._sum)
+        return family
+
+
+class Metrics:
+    """All metrics of one server."""
+
+    def __init__(self) -> None:
+        self.model_name = ""
+        self.stats = EngineStats()
+        self.ttft = Histogram("time_to_first_token_seconds", "Seconds from arrival to the first token.", TTFT_BUCKETS)
+        self.itl = Histogram("inter_token_latency_seconds", "Seconds between tokens of a stream.", ITL_BUCKETS)
+        self.tpot = Histogram(
+            "request_time_per_output_token_seconds", "Mean seconds a token after the first, by request.", ITL_BUCKETS
+        )
+        self.e2e = Histogram("e2e_request_latency_seconds", "Seconds from arrival to the last token.", E2E_BUCKETS)
+        self.prompt_len = Histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
+        self.output_len = Histogram("request_generation_tokens", "Generated tokens of a request.", TOKEN_BUCKETS)
+        self._answers: dict[tuple[str, str, str], int] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def count_answer(self, route: str, method: str, status: int) -> None:
+        """One HTTP answer; `route` is a pattern from the route table."""
+        key = (route, method if method in METHODS else "other", str(status))
+        self._answers[key] = self._answers.get(key, 0) + 1
+
+    def observe_request(self, times: RequestMetrics, prompt_len: int, output_len: int) -> None:
+        """A request that came to its end."""
+        self.prompt_len.observe(prompt_len)
+        self.output_len.observe(output_len)
+        if times.first_token_s is None or times.finished_s is None:
+            return
+        self.ttft.observe(times.first_token_s - times.arrival_s)
+        self.e2e.observe(times.finished_s - times.arrival_s)
+        if output_len > 1:
+            self.tpot.observe((times.finished_s - times.first_token_s) / (output_len - 1))
+
+    def text(self, stats: EngineStats) -> bytes:
+        """The page at /metrics."""
+        self.stats = stats
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Nothing is known before the first scrape; tells the registry not to collect at registration."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by prometheus_client for each scrape."""
+        stats = self.stats
+        used = 1.0 - stats.n_pages_free / stats.n_pages if stats.n_pages else 0.0
+        yield self._gauge("num_requests_running", "Sequences that run.", stats.n_running)
+        yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.n_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV pages that sequences hold, 0 to 1.", used)
+        yield self._counter("prompt_tokens", "Prompt tokens of admitted requests.", stats.prompt_tokens)
+        yield self._counter("generation_tokens", "Generated tokens.", stats.generation_tokens)
+        yield self._counter("computed_tokens", "Tokens that went through the model.", stats.computed_tokens)
+        yield self._counter(
+            "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries
+        )
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
+        yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
+        yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
+        yield self._finished(stats)
+        for histogram in (self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len):
+            yield histogram.family(self.model_name)
+        yield self._http()
+
+    def _gauge(self, name: str, meaning: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"quire:{name}", meaning, labels=["model_name"])
+        family.add_metric([self.model_name], value)
+        return family
+
+    def _counter(self, name: str, meaning: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"quire:{name}", meaning, labels=["model_name"])
+        family.add_metric([self.model_name], value)
+        return family
+
+    def _finished(self, stats: EngineStats) -> Metric:
+        family = CounterMetricFamily(
+            "quire:request_success", "Sequences that ended, by reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason in FinishReason:
+            family.add_metric([self.model_name, reason.value], stats.finished.get(reason.value, 0))
+        return family
+
+    def _http(self) -> Metric:
+        family = CounterMetricFamily("quire:http_requests", "HTTP answers.", labels=["handler", "method", "status"])
+        for labels, count in self._answers.items():
+            family.add_metric(labels, count)
+        return family

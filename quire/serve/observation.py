@@ -1,0 +1,75 @@
+"""What can be looked at: /health, /metrics, /version, /v1/models, and /v1/engine for the page."""
+
+from __future__ import annotations
+
+import base64
+import time
+
+import msgspec
+
+from quire import __version__
+from quire.core.errors import shown
+from quire.serve.exchange import Exchange
+from quire.serve.refusal import Refusal
+from quire.serve.schema import JsonObject
+from quire.serve.state import ServerState
+
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+async def serve_health(state: ServerState, exchange: Exchange) -> None:
+    """200 while the scheduler makes progress or is idle; 503 while loading, stalled, draining or dead."""
+    state.check_healthy()
+    await exchange.respond_json({"status": "ok"})
+
+
+async def serve_metrics(state: ServerState, exchange: Exchange) -> None:
+    """Prometheus text."""
+    await exchange.respond(200, state.metrics.text(state.llm.stats()), PROMETHEUS)
+
+
+async def serve_version(_state: ServerState, exchange: Exchange) -> None:
+    """Version of Quire."""
+    await exchange.respond_json({"version": __version__})
+
+
+async def serve_models(state: ServerState, exchange: Exchange) -> None:
+    """All names of the model."""
+    await exchange.respond_json({"object": "list", "data": [_model(state, name) for name in state.limits.model_names]})
+
+
+async def serve_model(state: ServerState, exchange: Exchange) -> None:
+    """One model by name."""
+    name = exchange.scope["path_params"]["model"]
+    if name not in state.limits.model_names:
+        raise Refusal(404, f"The model {shown(name)} does not exist here.", param="model", code="model_not_found")
+    await exchange.respond_json(_model(state, name))
+
+
+async def serve_engine(state: ServerState, exchange: Exchange) -> None:
+    """State of the engine for the page: gauges, counters and the map of KV pages (base64, one byte a page)."""
+    llm = state.llm
+    stats = msgspec.to_builtins(llm.stats())
+    stats["page_map"] = base64.b64encode(llm.stats().page_map).decode()
+    await exchange.respond_json(
+        {
+            "model": llm.model_name,
+            "version": __version__,
+            "healthy": llm.healthy() and not state.draining,
+            "time_s": time.monotonic(),
+            "engine": msgspec.to_builtins(llm.ready),
+            "stats": stats,
+        }
+    )
+
+
+def _model(state: ServerState, name: str) -> JsonObject:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(state.started_s),
+        "owned_by": "quire",
+        "root": state.llm.model_name,
+        "parent": None,
+        "max_model_len": state.llm.max_model_len,
+    }

@@ -1,0 +1,219 @@
+"""The JSON bodies that clients send, as types. A field of type None is known and refused unless it is null.
+
+Owns names and types. Ranges and combinations are checked in `validation.py` and `conversation.py`.
+Invariant: unknown fields are errors; an explicit null means the same as leaving the field out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+JsonObject = dict[str, Any]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a stream says besides its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What chat and text completions have in common."""
+
+    model: str
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[int, float] | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: JsonObject | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    # Known, not honoured: see `decoding.REASONS`.
+    prompt_cache_retention: None = None
+    prompt_cache_options: None = None
+    moderation: None = None
+    use_beam_search: None = None
+    length_penalty: None = None
+    truncate_prompt_tokens: None = None
+    structured_outputs: None = None
+    guided_json: None = None
+    guided_regex: None = None
+    guided_choice: None = None
+    guided_grammar: None = None
+    logits_processors: None = None
+    prompt_embeds: None = None
+
+
+class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/completions."""
+
+    prompt: str | list[str | int | list[int]] | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    suffix: None = None
+
+
+class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """A piece of a message's text."""
+
+    text: str
+
+
+class RefusalPart(msgspec.Struct, tag="refusal", tag_field="type", forbid_unknown_fields=True):
+    """A piece of an assistant message that was a refusal."""
+
+    refusal: str
+
+
+class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
+    """Name and JSON arguments of a call that the model made."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One tool call of an earlier assistant message."""
+
+    id: str
+    type: str = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class SystemMessage(msgspec.Struct, kw_only=True, tag="system", tag_field="role", forbid_unknown_fields=True):
+    """Instructions."""
+
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class DeveloperMessage(msgspec.Struct, kw_only=True, tag="developer", tag_field="role", forbid_unknown_fields=True):
+    """Instructions under OpenAI's newer name; templates know them as `system`."""
+
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class UserMessage(msgspec.Struct, kw_only=True, tag="user", tag_field="role", forbid_unknown_fields=True):
+    """What the user says."""
+
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True, tag="assistant", tag_field="role", forbid_unknown_fields=True):
+    """What the model said. Fields of OpenAI's own answers are known, so that an answer can be sent back as it came."""
+
+    content: str | list[TextPart | RefusalPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(msgspec.Struct, kw_only=True, tag="tool", tag_field="role", forbid_unknown_fields=True):
+    """The result of a tool call."""
+
+    content: str | list[TextPart]
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One entry of `tools`."""
+
+    type: str
+    function: FunctionTool
+
+
+class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[Tool] | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    store: bool | None = None
+    modalities: list[str] | None = None
+    verbosity: str | None = None
+    chat_template: None = None
+    documents: None = None
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    web_search_options: None = None
+    functions: None = None
+    function_call: None = None
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize, of a text or of a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = None
+    tools: list[Tool] | None = None
+    chat_template: None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,232 @@
+"""Life of a server process: claim the port, load the engine, serve, drain, leave.
+
+Owns signals, exit codes and what is printed. Does not own HTTP or the engine.
+Invariants: a taken port is reported before anything is loaded; the engine process never outlives this one; Ctrl-C
+never shows a traceback. Exit codes: 0 after SIGINT or SIGTERM, 1 engine lost, 2 bad options, port or checkpoint,
+130 when a second signal cut the drain short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from quire.config.engine import EngineConfig
+from quire.core import env
+from quire.core.errors import ConfigError, LoadError, QuireError
+from quire.engine.async_llm import AsyncLLM
+from quire.serve.app import App
+from quire.serve.config import ServerConfig
+from quire.serve.protocol import protocol_class
+from quire.serve.refusal import unavailable
+from quire.serve.state import ServerState
+
+logger = logging.getLogger("quire.serve")
+
+BACKLOG = 2048
+WATCH_S = 0.2
+CLOSE_S = 3.0
+"""Seconds for answers to leave and the engine to stop once no work is left or it was cut off."""
+EXIT_OK, EXIT_FAILED, EXIT_BAD_OPTIONS, EXIT_FORCED = 0, 1, 2, 130
+
+
+def run(engine: EngineConfig, server: ServerConfig) -> int:
+    """Serve until a signal; returns the exit code. Prints errors and the address to stderr and stdout."""
+    try:
+        engine.verify()
+        server.verify()
+        listener = bind(server)
+    except ConfigError as error:
+        return _fail(error, EXIT_BAD_OPTIONS)
+    prepare_process()
+    with listener, contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Service(engine, server, listener).serve())
+    return EXIT_FORCED
+
+
+def bind(server: ServerConfig) -> socket.socket:
+    """A socket bound to the address. Raises ConfigError if it is taken or not ours."""
+    family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((server.host, server.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {server.port} of {server.host} is in use: stop what uses it, or choose another --port"
+            ) from None
+        raise ConfigError(f"cannot listen on {server.host} port {server.port}: {error.strerror or error}") from None
+    return listener
+
+
+def prepare_process() -> None:
+    """File descriptors up to the hard limit; a log handler if the program has none."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if not logging.getLogger().handlers:
+        level = env.read("QUIRE_LOG_LEVEL", "INFO").upper()
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("quire").setLevel(level if level in logging.getLevelNamesMapping() else "INFO")
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers; the service has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class Service:
+    """One server from its first to its last second."""
+
+    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
+        self._engine = engine
+        self._server = server
+        self._listener = listener
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self.state = ServerState(server)
+
+    async def serve(self) -> int:
+        """Load, serve, drain; returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        http = HttpServer(self._http_config())
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        llm: AsyncLLM | None = None
+        try:
+            llm = await self._load()
+            code = EXIT_OK if llm is None else await self._watch(llm)
+            await self._drain()
+        except (ConfigError, LoadError) as error:
+            code = _fail(error, EXIT_BAD_OPTIONS)
+        except QuireError as error:
+            code = _fail(error, EXIT_FAILED)
+        finally:
+            http.should_exit = http.force_exit = True
+            await self._close(llm, serving)
+        return EXIT_FORCED if self._force.is_set() else code
+
+    def _http_config(self) -> uvicorn.Config:
+        server = self._server
+        return uvicorn.Config(
+            App(self.state),
+            http=protocol_class(server),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level=server.uvicorn_log_level,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=server.keep_alive_timeout,  # type: ignore[arg-type]
+            timeout_graceful_shutdown=1,
+            ssl_certfile=server.ssl_certfile or None,
+            ssl_keyfile=server.ssl_keyfile or None,
+        )
+
+    async def _load(self) -> AsyncLLM | None:
+        """The loaded engine, None when a signal came first. Meanwhile requests are answered with 503."""
+        loading = asyncio.create_task(AsyncLLM.create(self._engine))
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not loading.done():
+                return None
+            llm = loading.result()
+        finally:
+            stopping.cancel()
+            if not loading.done():
+                loading.cancel()
+                await asyncio.wait((loading,), timeout=CLOSE_S)
+        self.state.attach(llm)
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 20, 50)
+        self._announce(llm)
+        return llm
+
+    def _announce(self, llm: AsyncLLM) -> None:
+        server = self._server
+        host, port = self._listener.getsockname()[:2]
+        scheme = "https" if server.ssl_certfile else "http"
+        shown_host = f"[{host}]" if ":" in host else host
+        if server.is_public and server.api_key is None:
+            logger.warning(
+                "ANYONE WHO REACHES %s CAN USE THIS SERVER: it listens on the network without an API key "
+                "(set --api-key or QUIRE_API_KEY, or use --host 127.0.0.1)",
+                shown_host,
+            )
+        _say(f"Quire serves {llm.model_name} at {scheme}://{shown_host}:{port} (Ctrl-C stops)")
+
+    async def _watch(self, llm: AsyncLLM) -> int:
+        """Wait for a signal or the engine's end."""
+        while not self._stop.is_set():
+            failure = llm.failure()
+            if failure is not None or self.state.engine_lost.is_set():
+                logger.error("the engine is lost: %s", failure)
+                return EXIT_FAILED
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    await self._stop.wait()
+        return EXIT_OK
+
+    async def _drain(self) -> None:
+        """Refuse new work; let the running finish within the limit, then cut it off with an error event."""
+        self.state.draining = True
+        deadline_s = asyncio.get_running_loop().time() + self._server.shutdown_timeout
+        if self.state.live and self._server.shutdown_timeout:
+            _say(f"Finishing {len(self.state.live)} requests; a second Ctrl-C cuts them off.")
+        while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
+            await asyncio.sleep(0.05)
+        for attendant in list(self.state.live):
+            attendant.stop(unavailable("draining", "The server is shutting down."))
+        for _ in range(10):
+            if not self.state.live:
+                break
+            await asyncio.sleep(0.05)
+
+    async def _close(self, llm: AsyncLLM | None, serving: asyncio.Task[None]) -> None:
+        self.state.close()
+        if llm is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S + 1):
+                    await llm.shutdown()
+        await asyncio.wait((serving,), timeout=CLOSE_S)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._force.set()
+        self._stop.set()
+
+
+def _fail(error: QuireError, code: int) -> int:
+    """One line on stderr."""
+    with contextlib.suppress(OSError):
+        print(f"quire: error: {' '.join(error.message.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def _say(line: str) -> None:
+    """A line on stdout; a closed stdout is no reason to stop serving."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)

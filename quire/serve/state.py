@@ -1,0 +1,99 @@
+"""What the endpoints share: the engine once it is loaded, the options, the metrics, and the requests under way.
+
+Owns the answer to "can this server take a request now?". Invariant: `live` holds every exchange whose work runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from quire.engine.async_llm import AsyncLLM
+from quire.serve.config import ServerConfig
+from quire.serve.delivery import Attendant
+from quire.serve.metrics import Metrics
+from quire.serve.prompts import PromptMaker
+from quire.serve.refusal import Refusal, unavailable
+from quire.serve.validation import Limits
+
+T = TypeVar("T")
+
+
+class ServerState:
+    """State of one server process."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.live: set[Attendant] = set()
+        self.draining = False
+        self.started_s = time.time()
+        self.engine_lost = asyncio.Event()
+        """Set when a request finds the engine dead."""
+        self._llm: AsyncLLM | None = None
+        self._prompts: PromptMaker | None = None
+        self._limits: Limits | None = None
+
+    def attach(self, llm: AsyncLLM) -> None:
+        """The engine is loaded: requests can be served from now on."""
+        self._llm, self._prompts = llm, PromptMaker(llm)
+        self._limits = Limits(
+            model_names=tuple(llm.config.served_model_name) or (llm.model_name,),
+            logits_width=llm.logits_width,
+            max_logprobs=llm.config.max_logprobs,
+            max_sequences=self.config.max_prompts,
+        )
+        self.metrics.model_name = llm.model_name
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine. Raises a 503 Refusal until it is loaded."""
+        if self._llm is None:
+            raise _loading()
+        return self._llm
+
+    @property
+    def prompts(self) -> PromptMaker:
+        """Text work for the loaded model (503 until then)."""
+        if self._prompts is None:
+            raise _loading()
+        return self._prompts
+
+    @property
+    def limits(self) -> Limits:
+        """What the loaded model allows (503 until then)."""
+        if self._limits is None:
+            raise _loading()
+        return self._limits
+
+    def check_open(self) -> None:
+        """503 unless new work is taken."""
+        if self.draining:
+            raise unavailable("draining", "The server is shutting down.")
+        if self._llm is None:
+            raise _loading()
+
+    def check_healthy(self) -> None:
+        """503 unless new work is taken and the engine makes progress."""
+        self.check_open()
+        if not self.llm.healthy():
+            raise unavailable("engine_stalled", "The engine makes no progress.")
+
+    async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
+        """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""
+        self.live.add(attendant)
+        try:
+            return await attendant.attend(work)
+        finally:
+            self.live.discard(attendant)
+
+    def close(self) -> None:
+        """Drop waiting text work."""
+        if self._prompts is not None:
+            self._prompts.close()
+
+
+def _loading() -> Refusal:
+    return unavailable("loading", "The model is still loading.")

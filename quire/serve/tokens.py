@@ -1,0 +1,52 @@
+"""POST /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from quire.core.errors import RequestError
+from quire.serve.conversation import conversation_of
+from quire.serve.decoding import Decoder
+from quire.serve.exchange import Exchange
+from quire.serve.refusal import bad_request, refusal_of
+from quire.serve.schema import DetokenizeRequest, JsonObject, TokenizeRequest
+from quire.serve.state import ServerState
+from quire.serve.validation import check_model
+
+_TOKENIZE = Decoder(TokenizeRequest)
+_DETOKENIZE = Decoder(DetokenizeRequest)
+
+
+async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:
+    """Token ids of a text, or of a conversation after the chat template."""
+    state.check_open()
+    body = _TOKENIZE.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    check_model(body.model, state.limits.model_names)
+    try:
+        token_ids = await _token_ids(state, body)
+        answer: JsonObject = {"count": len(token_ids), "max_model_len": state.llm.max_model_len, "tokens": token_ids}
+        if body.return_token_strs:
+            answer["token_strs"] = await state.prompts.decode([[token_id] for token_id in token_ids], "tokens")
+    except RequestError as error:
+        raise refusal_of(error) from None
+    await exchange.respond_json(answer)
+
+
+async def serve_detokenize(state: ServerState, exchange: Exchange) -> None:
+    """Text of token ids."""
+    state.check_open()
+    body = _DETOKENIZE.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    check_model(body.model, state.limits.model_names)
+    try:
+        texts = await state.prompts.decode([body.tokens], "tokens")
+    except RequestError as error:
+        raise refusal_of(error) from None
+    await exchange.respond_json({"prompt": texts[0]})
+
+
+async def _token_ids(state: ServerState, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("Give either prompt or messages.", "prompt")
+    if body.prompt is None:
+        conversation = conversation_of(body, allow_kwargs=state.config.enable_chat_template_kwargs)
+        return await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
+    special = True if body.add_special_tokens is None else body.add_special_tokens
+    return (await state.prompts.encode([body.prompt], add_special_tokens=special, param="prompt"))[0]

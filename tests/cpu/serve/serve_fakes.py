@@ -1,0 +1,217 @@
+"""An engine without a model under the real `AsyncLLM`: deterministic tokens, a pace, and faults on demand.
+
+Everything but the model is real: intake, outflow, tokenizer, chat template, streams. The reply to a prompt is the text
+`reply_to(prompt ids)` in byte tokens, so tests know every answer beforehand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from quire.config.engine import EngineConfig
+from quire.core.errors import EngineDead
+from quire.core.events import (
+    Cancel,
+    CancelSeq,
+    Command,
+    EngineReady,
+    EngineStats,
+    FinishReason,
+    SeqDelta,
+    StepOutputs,
+    Submit,
+)
+from quire.core.request import Request
+from quire.core.result import TokenLogprobs
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.frontend import Frontend
+from quire.text.chat_template import ChatTemplate
+from quire.text.tokenizer import HfTokenizer
+
+END, USER, ASSISTANT = 256, 257, 258
+LOGITS_WIDTH = 272
+"""More than the tokenizer's 259 ids, as in models with a padded vocabulary."""
+MAX_MODEL_LEN = 4096
+TEMPLATE = (
+    "{% if tools %}<|user|>tools:{% for tool in tools %}{{ tool.function.name }},{% endfor %}{% endif %}"
+    "{% for m in messages %}{% if m.content == 'template, fail' %}{{ raise_exception('as asked') }}{% endif %}"
+    "{% if m.role == 'assistant' %}<|assistant|>{% else %}<|user|>{% endif %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if mood %}[{{ mood }}]{% endif %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def byte_tokenizer() -> HfTokenizer:
+    """One token a byte, and three special ones."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>", "<|user|>", "<|assistant|>"])
+    return HfTokenizer(backend, {"type": "ByteLevel"}, {"eos_token": "<|end|>"})
+
+
+def reply_to(prompt: list[int], index: int = 0, seed: int | None = None) -> str:
+    """The text that the fake model goes on with, long enough for every test."""
+    mark = zlib.crc32(bytes(token % 256 for token in prompt) + str(seed).encode())
+    return f"{mark:08x}/{index} " + "the pages of this book are numbered. " * 150
+
+
+class FakeEngine:
+    """Takes the place of `ProcessClient`: one token a sequence every `delay_s`."""
+
+    def __init__(self) -> None:
+        self.delay_s = 0.0
+        self.tokens_a_step = 1
+        self.held = False
+        """True: nothing is computed, requests wait."""
+        self.stalled = False
+        """True: not healthy, without being dead."""
+        self.fault: Callable[[Request], bool] = lambda request: False
+        """Requests whose sequences fail after two tokens."""
+        self.cached_tokens = 0
+        self.text: str | None = None
+        """Replaces `reply_to` for all requests."""
+        self.running: dict[str, asyncio.Task[None]] = {}
+        self.submitted: list[Request] = []
+        self.cancelled: list[str] = []
+        self.tokens_made: dict[str, int] = {}
+        self.failure: str | None = None
+        self._tokenizer = byte_tokenizer()
+        self._outputs: asyncio.Queue[StepOutputs | None] = asyncio.Queue()
+        self._n_prompt_tokens = self._n_generated = 0
+        self._finished: dict[str, int] = {}
+
+    async def send(self, *commands: Command) -> None:
+        if self.failure is not None:
+            raise EngineDead(self.failure)
+        for command in commands:
+            if isinstance(command, Submit):
+                request = command.request
+                self.submitted.append(request)
+                self._n_prompt_tokens += len(request.prompt_token_ids)
+                self.running[request.request_id] = asyncio.create_task(self._run(request))
+            elif isinstance(command, Cancel):
+                for request_id in command.request_ids:
+                    self.cancelled.append(request_id)
+                    self._drop(request_id)
+            elif isinstance(command, CancelSeq):
+                self.cancelled.append(f"{command.request_id}#{command.index}")
+
+    async def receive_all(self, take: Callable[[StepOutputs], list[Command]]) -> None:
+        while True:
+            outputs = await self._outputs.get()
+            if outputs is None:
+                raise EngineDead(self.failure or "gone")
+            await self.send(*take(outputs))
+
+    def healthy(self) -> bool:
+        return self.failure is None and not self.stalled
+
+    async def shutdown(self) -> None:
+        for request_id in list(self.running):
+            self._drop(request_id)
+
+    def die(self, why: str = "the engine process ended with exit status -9") -> None:
+        """What `kill -9` does."""
+        self.failure = why
+        for request_id in list(self.running):
+            self._drop(request_id)
+        self._outputs.put_nowait(None)
+
+    def stats(self) -> EngineStats:
+        n = len(self.running)
+        return EngineStats(
+            n_running=n,
+            n_pages=64,
+            n_pages_free=64 - n,
+            prompt_tokens=self._n_prompt_tokens,
+            generation_tokens=self._n_generated,
+            prefix_queries=self._n_prompt_tokens,
+            finished=dict(self._finished),
+            page_map=bytes([2] * n + [1] * 4 + [0] * (60 - n)),
+        )
+
+    def _drop(self, request_id: str) -> None:
+        task = self.running.pop(request_id, None)
+        if task is not None:
+            task.cancel()
+            self._finished["abort"] = self._finished.get("abort", 0) + 1
+            self._outputs.put_nowait(StepOutputs([], self.stats()))
+
+    async def _run(self, request: Request) -> None:
+        while self.held:
+            await asyncio.sleep(0.005)
+        replies = [self._tokens(request, index) for index in range(request.params.n)]
+        made = 0
+        while any(made < len(reply) for reply in replies):
+            await asyncio.sleep(self.delay_s)
+            stop = made + self.tokens_a_step
+            deltas = [
+                self._delta(request, index, reply, made, min(stop, len(reply)))
+                for index, reply in enumerate(replies)
+                if made < len(reply)
+            ]
+            made = stop
+            self.tokens_made[request.request_id] = made
+            self._n_generated += sum(len(delta.token_ids) for delta in deltas)
+            if self.fault(request) and made > 2:
+                deltas = [
+                    SeqDelta(request.request_id, i, [], FinishReason.ERROR, error="fault") for i in range(len(replies))
+                ]
+                replies = []
+            self._outputs.put_nowait(StepOutputs(deltas))
+        self.running.pop(request.request_id, None)
+        self._finished["length"] = self._finished.get("length", 0) + len(replies)
+        self._outputs.put_nowait(StepOutputs([], self.stats()))
+
+    def _tokens(self, request: Request, index: int) -> list[int]:
+        seed = request.params.seed
+        text = self.text if self.text is not None else reply_to(request.prompt_token_ids, index, seed)
+        tokens = self._tokenizer.encode(text)
+        if self.text is not None and request.end_token_ids:
+            tokens.append(END)
+        return tokens[: request.max_tokens]
+
+    def _delta(self, request: Request, index: int, reply: list[int], start: int, stop: int) -> SeqDelta:
+        params, tokens = request.params, reply[start:stop]
+        delta = SeqDelta(request.request_id, index, tokens, n_cached=self.cached_tokens if start == 0 else 0)
+        if params.logprobs is not None:
+            delta.logprobs = [_row(token, params.logprobs) for token in tokens]
+        if params.prompt_logprobs is not None and start == 0 and index == 0:
+            delta.prompt_logprobs = [_row(token, params.prompt_logprobs) for token in request.prompt_token_ids[1:]]
+        if stop == len(reply):
+            ended = reply[-1] == END
+            delta.finish_reason = FinishReason.STOP if ended else FinishReason.LENGTH
+            delta.stop_token = END if ended else None
+        return delta
+
+
+def _row(token: int, n_top: int) -> TokenLogprobs:
+    """The token itself is the most probable at even ids, second otherwise."""
+    first, second = (token, (token + 1) % 256) if token % 2 == 0 else ((token + 1) % 256, token)
+    top = [(first, -0.25), (second, -1.5), *((i, -3.0 - i / 8) for i in range(300, 320))]
+    return TokenLogprobs(
+        -0.25 if token == first else -1.5,
+        1 if token == first else 2,
+        [pair[0] % LOGITS_WIDTH for pair in top[:n_top]],
+        [pair[1] for pair in top[:n_top]],
+    )
+
+
+async def make_llm(engine: FakeEngine, **options: object) -> AsyncLLM:
+    """An `AsyncLLM` over `engine`."""
+    tokenizer = byte_tokenizer()
+    frontend = Frontend(
+        config=EngineConfig(served_model_name=["fake", "fake-alias"], max_num_waiting=64, **options),
+        model_name="fake",
+        tokenizer=tokenizer,
+        chat_template=ChatTemplate({"default": TEMPLATE}, {}),
+        end_token_ids=[END],
+    )
+    ready = EngineReady(MAX_MODEL_LEN, n_pages=4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake")
+    return AsyncLLM(frontend.attach(ready), engine)
