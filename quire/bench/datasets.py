@@ -46,7 +46,7 @@ def random_tokens(rng: random.Random, n: int, vocab_size: int) -> list[int]:
 
 
 def from_lengths(
-    lengths: list[tuple[int, int]], vocab_size: int, seed: int, prefix_len: int = 0, n_prefixes: int = 1
+    lengths: list[tuple[int, int]], vocab_size: int, seed: int | str, prefix_len: int = 0, n_prefixes: int = 1
 ) -> Dataset:
     """Requests of (own prompt tokens, output tokens); request i starts with prefix i modulo `n_prefixes`."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 
@@ -61,7 +62,7 @@ def measure_throughput(
     runs = []
     for repetition in range(options.num_repeats):
         requests = dataset(repetition)
-        runs.append(timed_run(llm, requests, temperature, show_bar=True))
+        runs.append(timed_run(llm, requests, temperature, show_bar=sys.stderr.isatty()))
     n_input = sum(len(request.prompt_token_ids) for request in requests)
     n_output = sum(request.output_len for request in requests)
     by_time = sorted(runs, key=lambda run: run.elapsed_s)
@@ -85,7 +86,8 @@ def measure_latency(
     """Each case with warm-up and fresh tokens every iteration; one row of figures a case, and the last timeline."""
     rows = []
     for case in cases:
-        dataset = from_lengths([(case.input_len, case.output_len)] * case.batch_size, vocab_size, llm.config.seed)
+        seed = f"{llm.config.seed}/{case}"  # a case must not find its prompts in the cache of the one before
+        dataset = from_lengths([(case.input_len, case.output_len)] * case.batch_size, vocab_size, seed)
         for i in range(options.num_iters_warmup):
             timed_run(llm, dataset(WARM_UP - i), temperature=0.0)
         runs = [timed_run(llm, dataset(i), temperature=0.0) for i in range(options.num_iters)]

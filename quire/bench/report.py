@@ -69,7 +69,8 @@ def is_secret(name: str) -> bool:
 
 def command_line(argv: Sequence[str]) -> str:
     """The command as one could type it again: the program's name without its folder, values of secrets starred."""
-    words = [pathlib.Path(argv[0]).name, *argv[1:]] if argv else []
+    program = pathlib.Path(argv[0]).name.replace("__main__.py", "quire") if argv else ""
+    words = [program, *argv[1:]]
     hidden = False
     shown_words = []
     for word in words:

@@ -1,0 +1,50 @@
+"""`quire generate` and `quire chat` on the bundled model."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from quire.cli.main import main
+
+ENGINE = ("--num-gpu-blocks-override", "600", "--num-threads", "1", "--device", "cpu")
+
+
+def test_generate_streams_one_prompt_and_lists_several(capsys: pytest.CaptureFixture[str]) -> None:
+    greedy = ["--temperature", "0", "--max-tokens", "8", "--ignore-eos"]
+    assert main(["generate", "--prompt", "def add(a, b):", *greedy, *ENGINE]) == 0
+    one = capsys.readouterr().out
+    assert len(one) > 1
+    assert main(["generate", "--prompt", "def add(a, b):", "--prompt", "import", *greedy, *ENGINE]) == 0
+    several = capsys.readouterr().out
+    assert several.startswith(f"--- prompt 1 of 2\n{one}--- prompt 2 of 2\n")
+
+
+def test_generate_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("import os\n"))
+    assert main(["generate", "--max-tokens", "4", "--ignore-eos", *ENGINE]) == 0
+    assert capsys.readouterr().out
+
+
+def test_chat_answers_lines_from_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n/hlp\nWhat is 2 + 3?\n/exit\n"))
+    assert main(["chat", "--temperature", "0", "--max-tokens", "12", *ENGINE]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "did you mean /help?" in "\n".join(lines) and len(lines) >= 3
+
+
+def test_a_prompt_that_is_too_long_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "--prompt", "word " * 200, "--max-model-len", "64", *ENGINE]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("quire: error: ") and "64" in error
+
+
+def test_a_model_without_tokenizer_cannot_chat(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "shape:qwen3-0.6b"]) == 2
+    assert "needs a tokenizer" in capsys.readouterr().err
+
+
+def test_a_missing_folder_is_a_load_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "./nowhere", "--prompt", "x"]) == 2
+    assert "nowhere" in capsys.readouterr().err
