@@ -61,12 +61,9 @@ def parse_rope(config: Fields, max_position: int) -> Rope:
     partial = fields.number("partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, 1.0))
     if partial != 1.0:
         raise (fields if "partial_rotary_factor" in fields else config).error("partial_rotary_factor", "1.0")
-    common: dict[str, Any] = {
-        "theta": fields.number("rope_theta", 2.0, 1e15, outer_theta),
-        "type": fields.choice("rope_type", ROPE_TYPES, fields.choice("type", ROPE_TYPES, "default")),
-        "original_max_position": max_position,
-    }
-    return Rope(**common, **_PARSERS[common["type"]](config, fields, max_position))
+    theta = fields.number("rope_theta", 2.0, 1e15, outer_theta)
+    kind = fields.choice("rope_type", ROPE_TYPES, fields.choice("type", ROPE_TYPES, "default"))
+    return Rope(theta=theta, type=kind, **_PARSERS[kind](config, fields, max_position))
 
 
 def _refuse_unknown(fields: Fields) -> None:
@@ -76,11 +73,11 @@ def _refuse_unknown(fields: Fields) -> None:
 
 
 def _default(config: Fields, fields: Fields, max_position: int) -> dict[str, Any]:
-    return {}
+    return {"original_max_position": max_position}
 
 
 def _factor(config: Fields, fields: Fields, max_position: int) -> dict[str, Any]:
-    return {"factor": fields.number("factor", 1.0, 1e4)}
+    return {"factor": fields.number("factor", 1.0, 1e4), "original_max_position": max_position}
 
 
 def _original(config: Fields, fields: Fields, max_position: int) -> int:

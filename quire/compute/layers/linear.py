@@ -96,5 +96,5 @@ def can_pack(device_type: str, dtype: torch.dtype) -> bool:
 
 def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     # oneDNN has a kernel of its own for one row, which sums in another order than the one for two rows or more.
-    rows = x if len(x) > 1 else x.expand(2, -1)
+    rows = x.expand(2, -1) if len(x) == 1 else x
     return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")[: len(x)]

@@ -1,0 +1,77 @@
+"""Linear layers: values against float64, and the same bits for a row whatever the batch around it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from quire.compute.layers.linear import Embedding, Head, Linear, can_pack
+
+SHAPES = [(64, 96), (320, 960), (864, 320), (2048, 1024), (1024, 2048), (4096, 256)]
+ROWS = [1, 2, 3, 7, 8, 31, 64]
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    with torch.inference_mode():
+        yield request.param
+    torch.set_num_threads(before)
+
+
+def layer(dtype: torch.dtype, in_size: int, out_size: int, *, bias: bool = False) -> tuple[Linear, torch.Tensor]:
+    torch.manual_seed(0)
+    made = Linear(functools.partial(torch.empty, dtype=dtype), in_size, (out_size,), bias=bias)
+    for tensor in made.part(0).values():
+        tensor.normal_(0, in_size**-0.5)
+    weight = made.weight.clone()
+    made.pack()
+    return made, weight
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_do_not_see_one_another(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    if not can_pack("cpu", dtype):
+        pytest.skip(f"this CPU has no packed kernel for {dtype}")
+    linear, weight = layer(dtype, *shape, bias=True)
+    x = torch.randn(300, shape[0]).to(dtype)
+    expected = linear(x)
+    exact = x.double() @ weight.double().T + linear.bias.double()
+    assert (expected - exact).abs().max() <= (2e-5 if dtype == torch.float32 else 0.05)
+    for n_rows in ROWS:
+        assert torch.equal(linear(x[:n_rows]), expected[:n_rows]), f"{n_rows} rows"
+        assert torch.equal(linear(x[-n_rows:]), expected[-n_rows:]), f"last {n_rows} rows"
+
+
+def test_no_rows() -> None:
+    linear, _ = layer(torch.float32, 64, 96)
+    assert linear(torch.empty(0, 64)).shape == (0, 96)
+
+
+def test_parts_are_views_in_order() -> None:
+    linear = Linear(torch.empty, 8, (4, 2, 6), bias=True)
+    for index, size in enumerate((4, 2, 6)):
+        part = linear.part(index)
+        assert part["weight"].shape == (size, 8) and part["bias"].shape == (size,)
+        for tensor in part.values():
+            tensor.fill_(index)
+    assert linear.bias is not None
+    assert linear.bias.tolist() == linear.weight[:, 0].tolist() == [0] * 4 + [1] * 2 + [2] * 6
+
+
+def test_tied_head_leaves_the_embedding_alone() -> None:
+    make = functools.partial(torch.empty, dtype=torch.bfloat16)
+    embedding = Embedding(make, 96, 64)
+    embedding.weight.normal_()
+    head = Head(make, 64, (96,), tied=embedding.weight)
+    kept = embedding.weight.clone()
+    head.pack()
+    assert torch.equal(embedding(torch.arange(96, dtype=torch.int32)), kept)
+    logits = head(kept[:3])
+    assert logits.dtype == torch.float32
+    assert torch.allclose(logits, kept[:3].float() @ kept.float().T, rtol=0.02, atol=0.1)

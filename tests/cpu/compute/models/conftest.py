@@ -1,0 +1,137 @@
+"""Tools of the oracle tests: tiny random checkpoints written by transformers, and a paged context on references."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from quire.compute.models.dense import DenseModel
+from quire.compute.weights.loader import load_model
+from quire.config.arch import ModelArch, read_arch
+from quire.kernels import attention, kvstore
+
+PAGE = 4
+TINY = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "attn_implementation": "eager",
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+"""Overridden by each case."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(n_threads)
+
+
+class PagedContext:
+    """`Context` for tests: pages in a shuffled order, each step set by `begin`."""
+
+    def __init__(self, arch: ModelArch, dtype: torch.dtype, n_slots: int = 2, max_len: int = 256) -> None:
+        n_pages = n_slots * max_len // PAGE
+        order = torch.randperm(n_pages, generator=torch.Generator().manual_seed(1)).int()
+        self.table = order.view(n_slots, -1)
+        shape = (arch.n_layers, n_pages, arch.n_kv_heads, PAGE, arch.head_dim)
+        self.k_pages, self.v_pages = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.arch = arch
+
+    def begin(self, spans: list[tuple[int, int, int]]) -> torch.Tensor:
+        """spans: (slot, start, length). Returns the positions of the flat batch."""
+        slots, starts, lengths = (np.array(column, np.int32) for column in zip(*spans, strict=True))
+        self.plan = attention.plan(
+            np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+            starts + lengths,
+            slots,
+            self.table,
+            page_size=PAGE,
+            n_q_heads=self.arch.n_heads,
+            n_kv_heads=self.arch.n_kv_heads,
+            head_dim=self.arch.head_dim,
+        )
+        positions = torch.cat([torch.arange(start, start + length) for _, start, length in spans])
+        rows = torch.repeat_interleave(torch.from_numpy(slots).long(), torch.from_numpy(lengths).long())
+        self.cells = self.table[rows, positions // PAGE].long() * PAGE + positions % PAGE
+        return positions
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, variant: attention.Variant
+    ) -> torch.Tensor:
+        kvstore.store_kv(k, v, self.k_pages[layer], self.v_pages[layer], self.cells)
+        return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)
+
+
+def run_chunks(model: DenseModel, dtype: torch.dtype, ids: list[int], chunks: list[int]) -> torch.Tensor:
+    """Logits [len(ids), vocab] of a prompt computed in chunks of the given lengths."""
+    context, start, rows = PagedContext(model.arch, dtype), 0, []
+    for length in chunks:
+        positions = context.begin([(1, start, length)])
+        hidden = model.forward(torch.tensor(ids[start : start + length]), positions, context)
+        rows.append(model.logits(hidden))
+        start += length
+    assert start == len(ids)
+    return torch.cat(rows)
+
+
+def greedy(model: DenseModel, dtype: torch.dtype, ids: list[int], n_tokens: int) -> list[int]:
+    """Tokens chosen one at a time, keys and values cached."""
+    context, known, fresh = PagedContext(model.arch, dtype), list(ids), len(ids)
+    for _ in range(n_tokens):
+        positions = context.begin([(0, len(known) - fresh, fresh)])
+        hidden = model.forward(torch.tensor(known[-fresh:], dtype=torch.int32), positions.int(), context)
+        known.append(int(model.logits(hidden[-1:]).argmax()))
+        fresh = 1
+    return known[len(ids) :]
+
+
+def random_checkpoint(
+    folder: pathlib.Path,
+    family: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "1GB",
+    **fields: Any,
+) -> transformers.PreTrainedModel:
+    """Write a random checkpoint with transformers; returns its float32 or `dtype` model for comparison."""
+    config = getattr(transformers, f"{family}Config")(**{**TINY, **fields})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    model = model.to(dtype)
+    model.config.dtype = dtype
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def load(
+    folder: pathlib.Path, dtype: torch.dtype = torch.float32, max_model_len: int = 0, **options: Any
+) -> DenseModel:
+    """The checkpoint as Quire loads it on CPU."""
+    arch = read_arch(folder)
+    length = max_model_len or arch.max_position
+    return load_model(folder, arch, dtype=dtype, device=torch.device("cpu"), max_model_len=length, **options)
+
+
+@pytest.fixture
+def tools() -> dict[str, Callable[..., Any]]:
+    """The functions above, for test modules (test folders are not packages)."""
+    functions = {"run_chunks": run_chunks, "greedy": greedy, "random_checkpoint": random_checkpoint, "load": load}
+    return {**functions, "context": PagedContext}
