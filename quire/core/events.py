@@ -97,7 +97,7 @@ class EngineStats(msgspec.Struct):
     last_step_age_s: float = 0.0
     """Seconds since the last step ended while work was waiting; 0 when idle."""
     page_map: bytes = b""
-    """One byte a page for the live view (at most 4,096 cells): 0 free, 1 cached, 2..255 held (owner slot modulo 254, plus 2)."""
+    """One byte a page for the live view, at most 4,096: 0 free, 1 cached, else held (2 + owner slot modulo 254)."""
 
 
 class StepOutputs(msgspec.Struct, tag="outputs"):

@@ -120,7 +120,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
     ) -> RequestStream:
-        """Queue a request. Raises InvalidParameter, ContextLengthExceeded, QueueFull or EngineDead before anything starts."""
+        """Queue a request. Raises InvalidParameter, ContextLengthExceeded, QueueFull or EngineDead before it starts."""
         if len(self._streams) >= self.config.max_num_waiting:
             raise QueueFull(
                 f"{len(self._streams)} requests are open, the limit is {self.config.max_num_waiting}: try again later"

@@ -59,14 +59,16 @@ def size_pool(config: EngineConfig, limits: Limits, arch: ModelArch, memory: Mem
     budget_bytes = _budget(config, terms, memory)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():
+        machine_bytes = memory.total_bytes()
         raise ConfigError(
-            f"{n_pages} KV pages do not fit into {format_bytes(memory.total_bytes())}:\n{terms.explain(memory.total_bytes())}"
+            f"{n_pages} KV pages do not fit into {format_bytes(machine_bytes)}:\n{terms.explain(machine_bytes)}"
         )
     n_tokens = (n_pages - 1) * config.block_size
     if n_tokens < limits.max_model_len:
         if config.max_model_len:
             raise ConfigError(
-                f"max_model_len = {config.max_model_len} tokens do not fit the KV pool of {n_tokens} tokens:\n{terms.explain(budget_bytes)}"
+                f"max_model_len = {config.max_model_len} tokens do not fit the KV pool of {n_tokens} tokens:\n"
+                f"{terms.explain(budget_bytes)}"
             )
         logger.warning(
             "the KV pool holds %d tokens, so max_model_len is lowered from %d to that", n_tokens, limits.max_model_len

@@ -74,7 +74,7 @@ class Intake:
                 raise RequestError("this engine was started without a tokenizer: send token ids", param="prompt")
             if len(prompt) > self.ready.max_model_len * MAX_CHARS_PER_TOKEN:
                 raise ContextLengthExceeded(
-                    f"the prompt has {len(prompt)} characters; the context of {self.ready.max_model_len} tokens cannot hold it",
+                    f"the prompt has {len(prompt)} characters, too many for {self.ready.max_model_len} tokens",
                     param="prompt",
                 )
             prompt = self.tokenizer.encode(prompt)

@@ -60,7 +60,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete prompts (texts, token id lists, or {"prompt": ...} / {"prompt_token_ids": ...}), batched by the engine.
+        """Complete prompts: texts, token id lists, or {"prompt": ...} / {"prompt_token_ids": ...}.
 
         sampling_params: one for all, one a prompt, or None for defaults. Raises RequestError for the first bad prompt.
         """

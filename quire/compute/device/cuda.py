@@ -28,7 +28,7 @@ class CudaDevice:
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():
             raise ConfigError(
-                "device = 'cuda' but torch sees no CUDA device: check the driver with `quire doctor`, or use --device cpu"
+                "device = 'cuda' but torch sees no CUDA device: see `quire doctor`, or use --device cpu"
             )
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)

@@ -1,4 +1,4 @@
-"""From a `StepPlan` to the arrays of one flat batch: which slot and position each row is, and which rows are sampled."""
+"""From a plan's spans to the arrays of one flat batch: which slot and position each row is, which rows are sampled."""
 
 from __future__ import annotations
 

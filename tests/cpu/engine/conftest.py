@@ -26,7 +26,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     tokenizer = tokenizers.ByteLevelBPETokenizer()
     tokenizer.train_from_iterator(TEXT, vocab_size=320, special_tokens=["<|end|>"], show_progress=False)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, eos_token="<|end|>")
-    fast.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    fast.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
     fast.save_pretrained(folder)
     config = transformers.LlamaConfig(
         vocab_size=len(fast),
