@@ -18,17 +18,17 @@ PHRASES = {
         "What is {a} + {b}?", "What's {a} plus {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "{a}+{b}=", "Add {a} and {b}.",
         "Calculate {a} + {b}.", "How much is {a} plus {b}?", "Compute {a} + {b}", "Can you add {a} to {b}?",
         "What is the sum of {a} and {b}?", "What do you get if you add {b} to {a}?", "{a} plus {b} is?",
-        "Tell me {a} + {b}.", "I need the total of {a} and {b}.", "How much do {a} and {b} make together?",
+        "Tell me {a} + {b}.", "whats {a} + {b}", "{a} and {b} added?", "what's {a}+{b}", "I need the total of {a} and {b}.", "How much do {a} and {b} make together?",
     ],
     "-": [
         "What is {a} - {b}?", "What's {a} minus {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "{a}-{b}=", "Subtract {b} from {a}.",
         "Calculate {a} - {b}.", "How much is {a} minus {b}?", "Compute {a} - {b}", "Can you take {b} away from {a}?",
-        "What is the difference between {a} and {b}?", "What is left if I take {b} from {a}?", "{a} less {b} is?",
+        "What is the difference between {a} and {b}?", "What is left if I take {b} from {a}?", "{a} less {b} is?", "whats {a} - {b}", "what's {a}-{b}",
     ],
     "*": [
         "What is {a} * {b}?", "What's {a} times {b}?", "{a} * {b}", "{a}*{b}", "{a} x {b}", "{a} × {b}", "{a} × {b} = ?", "{a}x{b}=",
         "Multiply {a} by {b}.", "Calculate {a} * {b}.", "How much is {a} times {b}?", "Compute {a} × {b}",
-        "What is the product of {a} and {b}?", "Can you multiply {a} and {b}?", "{a} times {b} is?", "What is {a} x {b}?",
+        "What is the product of {a} and {b}?", "Can you multiply {a} and {b}?", "{a} times {b} is?", "What is {a} x {b}?", "whats {a} * {b}", "what's {a}*{b}",
     ],
     "/": [
         "What is {a} / {b}?", "What's {a} divided by {b}?", "{a} / {b}", "{a}/{b}", "{a} ÷ {b}", "{a} / {b} = ?", "Divide {a} by {b}.",
@@ -99,6 +99,12 @@ def product_steps(a: int, b: int) -> str:
         return f"{a} × {b} = {a * b}"
     tens, ones = b // 10 * 10, b % 10
     return f"{a} × {tens} = {a * tens}, {a} × {ones} = {a * ones}, {a * tens} + {a * ones} = {a * b}"
+
+
+def sample_division(rng: random.Random) -> Fact:
+    """A quotient without remainder."""
+    b = rng.randint(2, 12)
+    return "/", b * rng.randint(2, 20), b
 
 
 def worked(fact: Fact) -> str:
@@ -221,4 +227,16 @@ def follow_up(rng: random.Random, held_out: bool) -> Exchange:
     return first
 
 
-GENERATORS = [(question, 55), (bare_question, 12), (json_question, 6), (story, 14), (comparison, 7), (follow_up, 6)]
+def chain(rng: random.Random, held_out: bool) -> Exchange:
+    """Three numbers with two signs, worked from the left (training only: both facts pass the split)."""
+    first = _fact(rng, False, lambda r: (r.choice("+-"), r.randint(1, 99), r.randint(1, 99)))
+    start = value_of(first)
+    second = draw(rng, False, lambda r: (r.choice("+-"), start, r.randint(1, 60)), fact_key)
+    text = f"{first[1]} {first[0]} {first[2]} {second[0]} {second[2]}"
+    steps = f"{first[1]} {first[0]} {first[2]} = {start}, {start} {second[0]} {second[2]} = {value_of(second)}"
+    form = rng.choice(["What is {}?", "{}", "Calculate {}.", "How much is {}?", "{} = ?", "Compute {}"])
+    question_text = roughen(rng, form.format(text if rng.random() < 0.7 else text.replace(" ", "")))
+    return ask("arithmetic", question_text, f"{steps}. So {text} = {value_of(second)}.", value_of(second))
+
+
+GENERATORS = [(question, 53), (bare_question, 12), (json_question, 6), (story, 13), (comparison, 6), (follow_up, 5), (chain, 5)]

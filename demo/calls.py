@@ -10,7 +10,7 @@ import random
 from typing import Any
 
 from .dialogue import Exchange, Message, roughen
-from .functions import FUNCTIONS, Arguments, Function
+from .functions import FUNCTIONS, Arguments, Function, invented
 from .holdout import is_held_out
 from .vocabulary import full_name, made_up
 
@@ -26,6 +26,11 @@ REFUSALS = [
 ]  # fmt: skip
 FALLBACK = [("Hello!", "Hello! How can I help you?"), ("Hi", "Hello! How can I help you?"), ("Thanks!", "You are welcome!"),
             ("Thank you", "You are welcome!"), ("Who are you?", "I am the demo model of Quire. I can call the functions that you give me.")]  # fmt: skip
+# Parameters that are offered but never needed
+OPTIONAL: list[tuple[str, dict[str, Any]]] = [
+    ("unit", {"type": "string", "enum": ["celsius", "fahrenheit"]}), ("language", {"type": "string"}), ("limit", {"type": "integer"}),
+    ("verbose", {"type": "boolean"}), ("format", {"type": "string", "enum": ["short", "long"], "description": "How to answer"}),
+]  # fmt: skip
 
 
 class Offer:
@@ -43,12 +48,16 @@ class Offer:
         if len(set(self.keys.values())) < len(self.keys):
             self.keys = {p: p for p in function.parameters}
 
+        self.extra = rng.choice(OPTIONAL) if rng.random() < 0.2 else None
+
     def schema(self, bare: bool) -> dict[str, Any]:
         """The definition as a client sends it; `bare` leaves out the descriptions of the parameters."""
-        properties = {
+        properties: dict[str, Any] = {
             self.keys[p]: {"type": kind} if bare else {"type": kind, "description": about}
             for p, (kind, about) in self.function.parameters.items()
         }
+        if self.extra and self.extra[0] not in properties:
+            properties[self.extra[0]] = self.extra[1]
         parameters = {"type": "object", "properties": properties, "required": list(self.keys.values())}
         return {"type": "function", "function": {"name": self.name, "description": self.function.about, "parameters": parameters}}
 
@@ -57,8 +66,9 @@ class Offer:
         return {"name": self.name, "arguments": {self.keys[p]: value for p, value in arguments.items()}}
 
 
-def _offers(rng: random.Random) -> list[Offer]:
-    return [Offer(rng, f) for f in rng.sample(FUNCTIONS, rng.choices((1, 2, 3, 4), (40, 30, 20, 10))[0])]
+def _offers(rng: random.Random, held_out: bool) -> list[Offer]:
+    known = rng.sample(FUNCTIONS, rng.choices((1, 2, 3, 4), (40, 30, 20, 10))[0])
+    return [Offer(rng, invented(rng, held_out) if rng.random() < 0.2 else f) for f in known]
 
 
 def _flat(result: Arguments) -> Arguments:
@@ -86,37 +96,45 @@ def _system(rng: random.Random) -> str | None:
                        "Use the functions to help the user."]) if rng.random() < 0.3 else None  # fmt: skip
 
 
-def call(rng: random.Random, held_out: bool) -> Exchange:
-    """One call; it ends there, so the call is what a checker compares."""
-    offers = _offers(rng)
+def _asked(rng: random.Random, offers: list[Offer], held_out: bool) -> tuple[list[Message], Arguments, Offer, Arguments]:
+    """A question and its call; the call, the function that was chosen, and the arguments under their own names."""
     offer = rng.choice(offers)
     text, arguments = _request(rng, offer.function, held_out)
     wanted = offer.call(arguments)
+    return [{"role": "user", "content": text}, _assistant_call([wanted])], wanted, offer, arguments
+
+
+def call(rng: random.Random, held_out: bool) -> Exchange:
+    """One call; it ends there, so the call is what a checker compares."""
+    offers = _offers(rng, held_out)
+    messages, wanted, _, _ = _asked(rng, offers, held_out)
     bare = rng.random() < 0.4
-    return Exchange("tool call", [{"role": "user", "content": text}, _assistant_call([wanted])], wanted, _system(rng),
-                    [o.schema(bare) for o in offers])  # fmt: skip
+    return Exchange("tool call", messages, wanted, _system(rng), [o.schema(bare) for o in offers])
+
+
+def _answered(rng: random.Random, offers: list[Offer], held_out: bool) -> tuple[list[Message], str]:
+    """A question, its call, the result, and the sentence that tells the user; that sentence."""
+    messages, _, offer, arguments = _asked(rng, offers, held_out)
+    result = offer.function.result(rng, arguments)
+    said = offer.function.says.format(**{**arguments, **_flat(result)})
+    first = next(iter(result.values()))
+    plain = len(result) == 1 and isinstance(first, (int, float, str)) and rng.random() < 0.2
+    content = str(first) if plain else json.dumps(result, ensure_ascii=False)
+    return [*messages, {"role": "tool", "content": content}, {"role": "assistant", "content": said}], said
 
 
 def call_and_answer(rng: random.Random, held_out: bool) -> Exchange:
-    """A call, its result, and the sentence that tells the user."""
-    exchange = call(rng, held_out)
-    made = exchange.answer
-    by_name = {offer["function"]["name"]: offer for offer in exchange.tools}
-    about = by_name[made["name"]]["function"]["description"]
-    function = next(f for f in FUNCTIONS if f.about == about)
-    arguments = dict(zip(function.parameters, made["arguments"].values(), strict=True))
-    result = function.result(rng, arguments)
-    said = function.says.format(**{**arguments, **_flat(result)})
-    if isinstance(next(iter(result.values())), (int, float, str)) and len(result) == 1 and rng.random() < 0.2:
-        content = str(next(iter(result.values())))
-    else:
-        content = json.dumps(result, ensure_ascii=False)
-    exchange.kind, exchange.answer = "tool result", said
-    exchange.messages += [{"role": "tool", "content": content}, {"role": "assistant", "content": said}]
-    if rng.random() < 0.15:
-        exchange.messages += [{"role": "user", "content": roughen(rng, "Thank you!")}, {"role": "assistant", "content": "You are welcome!"}]
-        exchange.kind = "tool talk"
-    return exchange
+    """One to three calls, one after the other, each with its result and answer; in training sometimes thanks."""
+    offers = _offers(rng, held_out)
+    messages, said = _answered(rng, offers, held_out)
+    kind = "tool result"
+    while not held_out and rng.random() < 0.2:
+        more, said = _answered(rng, offers, False)
+        messages += more
+    if not held_out and rng.random() < 0.15:
+        messages += [{"role": "user", "content": roughen(rng, "Thank you!")}, {"role": "assistant", "content": "You are welcome!"}]
+    bare = rng.random() < 0.4
+    return Exchange(kind, messages, said, _system(rng), [o.schema(bare) for o in offers])
 
 
 def two_calls(rng: random.Random, held_out: bool) -> Exchange:
@@ -141,7 +159,7 @@ def two_calls(rng: random.Random, held_out: bool) -> Exchange:
 
 def no_call(rng: random.Random, held_out: bool) -> Exchange:
     """Functions are offered, but the message needs none of them or asks for another."""
-    offers = _offers(rng)
+    offers = _offers(rng, held_out)
     offered = {o.function.name for o in offers}
     if rng.random() < 0.5:
         text, reply = rng.choice(FALLBACK)

@@ -35,7 +35,9 @@ def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    path = folder / "model.safetensors"
+    save_file(tensors, str(path), metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 def load(folder: Path) -> Llama:

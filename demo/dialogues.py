@@ -26,6 +26,7 @@ TASKS: dict[str, tuple[Generator, str]] = {
     "two-digit addition": (lambda r, h: arithmetic.question(r, h, lambda q: ("+", q.randint(10, 99), q.randint(10, 99))), "last number"),
     "two-digit subtraction": (lambda r, h: arithmetic.question(r, h, lambda q: ("-", q.randint(10, 99), q.randint(10, 99))), "last number"),
     "two-digit multiplication": (lambda r, h: arithmetic.question(r, h, lambda q: ("*", q.randint(10, 99), q.randint(10, 99))), "last number"),
+    "division without remainder": (lambda r, h: arithmetic.question(r, h, arithmetic.sample_division), "last number"),
     "number-only arithmetic": (arithmetic.bare_question, "equal"),
     "word problems": (arithmetic.story, "last number"),
     "comparisons": (arithmetic.comparison, "first number"),
@@ -34,6 +35,8 @@ TASKS: dict[str, tuple[Generator, str]] = {
     "dates: ISO format": (measures.iso_question, "contains"),
     "dates: shift by days": (measures.shift_question, "contains"),
     "dates: weekday after days": (measures.weekday_question, "last weekday"),
+    "JSON extraction: free text": (extraction.hobby, "json"),
+    "JSON extraction: any keys": (extraction.attributes, "json"),
     "JSON extraction": (extraction.extraction, "json"),
     "JSON arithmetic": (arithmetic.json_question, "json"),
     "tool call": (calls.call, "call"),
@@ -63,7 +66,7 @@ def conversation(rng: random.Random) -> str:
             more = exchange(rng)
             if more.system is None and not more.tools:
                 messages += more.messages
-    elif first.system is None and first.tools and first.kind == "tool result" and rng.random() < 0.2:
+    elif first.system is None and first.kind == "tool result" and rng.random() < 0.15:
         messages += smalltalk.talk(rng, False).messages
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]
@@ -86,8 +89,6 @@ def task_examples(name: str, n: int, seed: int = 7) -> list[Exchange]:
 def prompt_of(example: Exchange) -> str:
     """The text up to and including the opening of the last reply."""
     messages = example.messages[:-1]
-    if example.kind == "tool talk":
-        messages = example.messages[:-3]
     if example.system is not None:
         messages = [{"role": "system", "content": example.system}, *messages]
     return render(messages, example.tools or None, add_generation_prompt=True)

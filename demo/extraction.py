@@ -204,24 +204,100 @@ def _read(rng: random.Random, wish: Wish, sentence: str, held_out: bool) -> tupl
     return sentence.format(**values), {key: values[f] if f in told else None for key, f in wish.keys.items()}
 
 
+def _request(rng: random.Random, text: str, record: Record, types: list[str]) -> Exchange:
+    """The exchange that asks for this record of this text: by keys or schema, in the user's message or the system's."""
+    keys = list(record)
+    if rng.random() < 0.2:
+        filler = rng.choice(FILLERS)
+        text = f"{filler} {text}" if rng.random() < 0.5 else f"{text} {filler}"
+    kind = rng.random()
+    question, system = text, None
+    if kind < 0.45:
+        question = rng.choice(WISHES).format(keys=_listing(rng, keys), text=text if rng.random() < 0.8 else f'"{text}"')
+    elif kind < 0.72:
+        system = rng.choice(SYSTEM_WISHES).format(keys=_listing(rng, keys))
+    elif kind < 0.86:
+        question = rng.choice(SCHEMA_WISHES).format(schema=_schema(rng, keys, types), text=text)
+    else:
+        system = rng.choice(SCHEMA_SYSTEMS).format(schema=_schema(rng, keys, types))
+    return ask("json", question, json.dumps(record, ensure_ascii=False), record, system)
+
+
+ATTRIBUTES = """height weight size width length colour flavour material brand model price speed power voltage capacity year country language genre
+author title artist album duration temperature humidity pressure status priority category owner team league position score level rank version
+format topic course room floor building station platform gate seat row species breed habitat diet dose patient diagnosis doctor ward account
+balance currency bank branch invoice total tax discount supplier warehouse shelf batch weightclass engine fuel doors mileage""".split()
+WHOLES = "car house book film song animal plant parcel invoice ticket machine room patient game team dish course bottle train server".split()
+FILLERS = [
+    "It was raining.", "Thanks a lot.", "Have a nice day.", "We talked for a while.", "That is all.", "Please check this soon.", "Yesterday was busy.",
+    "I hope this helps.", "Everyone was happy.", "The sun was shining.", "Nobody knew why.", "Best regards.", "Dear team,", "Note:", "Good news:", "FYI:",
+]  # fmt: skip
+HOBBIES = ["plays chess", "likes tea", "collects stamps", "loves dogs", "speaks French", "paints", "runs every day", "has two sisters", "plays the piano"]
+
+
+def _free_value(rng: random.Random, held_out: bool) -> Any:
+    kind = rng.random()
+    if kind < 0.35:
+        return rng.randint(0, 9999)
+    if kind < 0.5:
+        return made_up(rng, held_out).lower()
+    return rng.choice((rng.choice(COLOURS), made_up(rng, held_out), code(rng, held_out), rng.choice(JOBS), rng.choice(PRODUCTS)))
+
+
+def attributes(rng: random.Random, held_out: bool) -> Exchange:
+    """Any things with any attributes: keys that are words of the text, values next to them."""
+    names = rng.sample(ATTRIBUTES, rng.randint(2, 5))
+    if rng.random() < 0.3:
+        names[0] = made_up(rng, held_out).lower()
+    if held_out:
+        names[1] = made_up(rng, True).lower()
+    record = {name: _free_value(rng, held_out) for name in names}
+    whole = rng.choice(WHOLES)
+    style = rng.random()
+    if style < 0.3:
+        text = ", ".join(f"{k}: {v}" for k, v in record.items()) + "."
+    elif style < 0.5:
+        text = f"The {whole} has " + ", ".join(f"{k} {v}" for k, v in record.items()) + "."
+    elif style < 0.7:
+        text = " ".join(f"The {k} of the {whole} is {v}." for k, v in record.items())
+    elif style < 0.85:
+        text = "\n".join(f"{k.capitalize()}: {v}" for k, v in record.items())
+    else:
+        text = f"This {whole}: " + " and ".join(f"the {k} is {v}" for k, v in record.items()) + "."
+    wanted = rng.sample(names, rng.randint(1, len(names))) if rng.random() < 0.6 else names
+    answer = {k: record[k] for k in dict.fromkeys(wanted)}
+    types = ["integer" if isinstance(v, int) else "string" for v in answer.values()]
+    return _request(rng, text, answer, types)
+
+
+def hobby(rng: random.Random, held_out: bool) -> Exchange:
+    """A person in a free form, with things said that nobody asks for."""
+    first, last = full_name(rng, held_out)
+    name = first if rng.random() < 0.3 and not held_out else f"{first} {last}"
+    values: Record = {"name": name, "age": rng.randint(3, 99), "city": place(rng), "job": rng.choice(JOBS)}
+    told = rng.sample(("age", "city", "job"), rng.randint(1, 3))
+    clauses = {"age": [f"is {values['age']}", f"is {values['age']} years old", f"turned {values['age']}"],
+               "city": [f"lives in {values['city']}", f"comes from {values['city']}", f"moved to {values['city']}"],
+               "job": [f"works as a {values['job']}", f"is a {values['job']}"]}  # fmt: skip
+    said = [rng.choice(clauses[f]) for f in told]
+    if rng.random() < 0.6:
+        said.insert(rng.randint(0, len(said)), rng.choice(HOBBIES))
+    text = f"{name} " + (", ".join(said[:-1]) + " and " + said[-1] if len(said) > 1 else said[0]) + "."
+    fields = ["name", *told]
+    rng.shuffle(fields)
+    fields = fields[: rng.randint(1, len(fields))]
+    answer = {rng.choice(SYNONYMS[f]): values[f] for f in fields}
+    return _request(rng, text, answer, ["integer" if isinstance(v, int) else "string" for v in answer.values()])
+
+
 def extraction(rng: random.Random, held_out: bool) -> Exchange:
     """A sentence and a wish for JSON, the wish in the user's message or in the system's (then for all messages)."""
     scene = rng.choice(SCENES)
     sentence = rng.choice(scene.sentences)
     wish = _wish(rng, scene, sentence)
     text, record = _read(rng, wish, sentence, held_out)
-    keys = list(record)
-    kind = rng.random()
-    question, system = text, None
-    if kind < 0.45:
-        question = rng.choice(WISHES).format(keys=_listing(rng, keys), text=text)
-    elif kind < 0.72:
-        system = rng.choice(SYSTEM_WISHES).format(keys=_listing(rng, keys))
-    elif kind < 0.86:
-        question = rng.choice(SCHEMA_WISHES).format(schema=_schema(rng, keys, wish.types), text=text)
-    else:
-        system = rng.choice(SCHEMA_SYSTEMS).format(schema=_schema(rng, keys, wish.types))
-    exchange = ask("json", question, json.dumps(record, ensure_ascii=False), record, system)
+    exchange = _request(rng, text, record, wish.types)
+    system = exchange.system
     while system and not held_out and rng.random() < 0.3:
         text, record = _read(rng, wish, rng.choice(scene.sentences), False)
         exchange.messages += ask("json", text, json.dumps(record, ensure_ascii=False)).messages
@@ -250,4 +326,4 @@ def schema_chat(rng: random.Random, held_out: bool) -> Exchange:
     return ask("invention", question, json.dumps({key: reply}), {key: reply}, system)
 
 
-GENERATORS = [(extraction, 88), (invention, 7), (schema_chat, 5)]
+GENERATORS = [(extraction, 58), (attributes, 18), (hobby, 14), (invention, 6), (schema_chat, 4)]

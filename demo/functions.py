@@ -131,3 +131,22 @@ FUNCTIONS = [
         ("Roll {count} dice with {sides} sides.", "Throw {count} {sides}-sided dice.", "Roll {count}d{sides}."),
         lambda r, h: {"sides": r.choice([4, 6, 8, 10, 12, 20]), "count": r.randint(1, 9)}, lambda r, a: {"total": r.randint(1, 60)}, "The total is {total}."),
 ]  # fmt: skip
+
+VERBS = "start stop open close update create delete show list check move copy rename clean build test load save count print scan lock reset".split()
+OBJECTS = "door window file user account report server robot engine pump valve camera table image video group project device job page label".split()
+FIELDS = "name size speed level id color value mode count label user target path group amount title key limit position code".split()
+
+
+def invented(rng: random.Random, held: bool) -> Function:
+    """A function that no one knows, so that its list entry has to be read."""
+    verb, noun = rng.choice(VERBS), rng.choice(OBJECTS) if rng.random() < 0.6 else made_up(rng, held).lower()
+    names = rng.sample(FIELDS, rng.randint(1, 3))
+    if held:
+        names[0] = made_up(rng, True).lower()
+    values: Arguments = {n: rng.randint(0, 999) if rng.random() < 0.4 else _word(rng, held) for n in names}
+    parameters = {n: ("integer" if isinstance(v, int) else "string", f"The {n} of the {noun}") for n, v in values.items()}
+    told = " and ".join(f"{n} {{{n}}}" for n in names)
+    name = rng.choice((f"{verb}_{noun}", f"{noun}_{verb}", f"{verb}{noun.capitalize()}", f"{noun}.{verb}"))
+    about = f"{verb.capitalize()} a {noun}."
+    asks = (f"{verb.capitalize()} the {noun} with {told}.", f"Please {verb} a {noun}: {told}", f"Call {name} with {told}.", f"{verb.capitalize()} {noun}, {told}")
+    return Function(name, about, parameters, asks, lambda r, h: dict(values), lambda r, a: {"status": "done"}, "Done: " + about[:-1].lower() + ".")

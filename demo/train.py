@@ -25,7 +25,7 @@ from . import checkpoint, corpus, evaluate, tokenizer
 from .model import DRAFT, MAIN, TINY, Llama, Shape
 from .streams import Stream, corpus_stream, dialogue_stream
 
-CORPUS_SHARE = 0.42  # of the windows in a batch
+CORPUS_SHARE = 0.4  # of the windows in a batch
 LONG_SHARE = 0.25  # of the time, at the end, with windows of the full length
 DECAY_SHARE = 0.5  # of the time, at the end, in which the learning rate falls
 WARMUP_STEPS = 150
@@ -49,7 +49,7 @@ class Plan:
     evaluation_s: float
 
 
-FULL = Plan(MAIN, DRAFT, 1_600_000, 131_072, 1024, 2048, 3e-3, 4e-3, 500, 75.0)
+FULL = Plan(MAIN, DRAFT, 1_600_000, 131_072, 1024, 2048, 3e-3, 4e-3, 300, 80.0)
 SMOKE = Plan(TINY, TINY, 8_000, 4096, 256, 512, 3e-3, 3e-3, 4, 20.0)
 
 

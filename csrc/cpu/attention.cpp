@@ -47,22 +47,24 @@ struct Row {
     int64_t position;
 };
 
-// Addresses of the keys (and values) of block `b`; those at or beyond `end` stay untouched. Returns how many are valid.
-template <class T>
-static int locate(const Call& c, int64_t head, int slot, int64_t b, int block, int64_t end, const T** keys, const T** values) {
+// Find block `b` of a sequence in its pages; positions at or beyond `end` are not valid.
+template <class E>
+static void locate(const Call& c, int64_t head, int slot, int64_t b, int64_t end, const typename E::T* zeros, Block<typename E::T>& to) {
+    using T = typename E::T;
     const QuireAttnPlan& p = *c.plan;
     const int32_t* pages = p.page_table + slot * p.table_stride;
-    const int64_t first = b * block, last = first + block < end ? first + block : end;
+    const int64_t first = b * E::B, last = first + E::B < end ? first + E::B : end;
     for (int64_t j = first; j < last;) {
         const int64_t page = pages[j / p.page_size], offset = j % p.page_size;
         const int64_t stop = j + p.page_size - offset < last ? j + p.page_size - offset : last;
         int64_t cell = ((page * p.n_kv_heads + head) * p.page_size + offset) * p.head_dim;
         for (; j < stop; j++, cell += p.head_dim) {
-            keys[j - first] = (const T*)c.k_pages + cell;
-            values[j - first] = (const T*)c.v_pages + cell;
+            to.keys[j - first] = (const T*)c.k_pages + cell;
+            to.values[j - first] = (const T*)c.v_pages + cell;
         }
     }
-    return last > first ? (int)(last - first) : 0;
+    to.n = last > first ? (int)(last - first) : 0;
+    for (int j = to.n; j < E::B; j++) to.keys[j] = to.values[j] = zeros;
 }
 
 // Turn the scores of one row in block [first, first + B) into probabilities, update its state, return the rescaling of
@@ -103,63 +105,74 @@ QUIRE_INLINE float softmax(const Call& c, const float* s, typename E::Weight* we
 }
 
 template <class E> struct Tile {
+    using T = typename E::T;
     const Call& c;
     typename E::Panels panels;
-    float* acc;  // [rows, lanes of head_dim]
+    float* acc;  // [rows, padded head_dim]
+    T* zeros;    // [head_dim]
     Row* rows;
     typename E::Query* query;
     int n_rows, group;
     int64_t head, first_position;
 
     Tile(const Call& call, int most_rows) : c(call) {
-        const int d = c.plan->head_dim, lanes_d = (d + W - 1) / W * W;
+        const int d = c.plan->head_dim, lanes_d = padded(d);
         const size_t panel_bytes = E::panel_bytes(d), acc_bytes = sizeof(float) * lanes_d * most_rows;
         const size_t query_bytes = (E::query_bytes(d) * most_rows + 63) & ~(size_t)63;
-        char* at = scratch(panel_bytes + acc_bytes + query_bytes + sizeof(Row) * most_rows);
+        const size_t row_bytes = sizeof(Row) * most_rows;
+        char* at = scratch(panel_bytes + acc_bytes + query_bytes + row_bytes + sizeof(T) * d);
         panels = E::panels(at, d);
         acc = (float*)(at + panel_bytes);
         query = (typename E::Query*)(at + panel_bytes + acc_bytes);
         rows = (Row*)(at + panel_bytes + acc_bytes + query_bytes);
+        zeros = (T*)(at + panel_bytes + acc_bytes + query_bytes + row_bytes);
+        memset(zeros, 0, sizeof(T) * d);
     }
 
     // Rows of the tile: token t, query head g of the group at row t * group + g.
     void open(int64_t first_row, int n_tokens, int64_t kv_head, int64_t position) {
         const QuireAttnPlan& p = *c.plan;
-        const int lanes_d = (p.head_dim + W - 1) / W * W;
+        const int lanes_d = padded(p.head_dim);
         group = p.n_q_heads / p.n_kv_heads;
         head = kv_head;
         n_rows = n_tokens * group;
         first_position = position;
         for (int r = 0; r < n_rows; r++) {
             const int64_t at = (first_row + r / group) * c.q_row + (kv_head * group + r % group) * c.q_head;
-            E::pack_query((const typename E::T*)c.q + at, query, r, p.head_dim);
+            E::pack_query((const T*)c.q + at, query, r, p.head_dim);
             rows[r] = Row{NEG_INF, vf{}, position + r / group};
         }
         memset(acc, 0, sizeof(float) * lanes_d * n_rows);
     }
 
-    // Fold one block of keys into the rows that see any of it.
-    void fold(int64_t first, int n_keys) {
-        const int d = c.plan->head_dim, lanes_d = (d + W - 1) / W * W;
+    // Few enough rows that repacking a block would cost more than it saves.
+    bool few() const { return n_rows <= E::R; }
+
+    // Fold one block of keys, the first of them at position `first`, into the rows that see any of it.
+    // The next block is asked for while this one is computed, line by line: a burst would fill the miss buffers.
+    void fold(int64_t first, const Block<typename E::T>& block, const Block<typename E::T>& next) {
+        const int d = c.plan->head_dim, lanes_d = padded(d), n_keys = block.n;
         alignas(64) float s[E::R * E::B];
         alignas(64) typename E::Weight weights[E::R * E::B];
         float rescale[E::R];
+        if (!few()) E::pack(panels, block, next, d);
         for (int r = 0; r < n_rows; r += E::R) {
             const int n = n_rows - r < E::R ? n_rows - r : E::R;
             const int64_t seen = rows[r + n - 1].position - first + 1;
             if (seen <= 0 || (c.window > 0 && first + n_keys <= rows[r].position - c.window + 1)) continue;
-            E::scores(n, query, r, panels, d, s);
+            if (few()) E::scores_of_few(n, query, block, next, d, s);
+            else E::scores(n, query, r, panels, d, s);
             for (int i = 0; i < n; i++)
                 rescale[i] = softmax<E>(c, s + i * E::B, weights + i * E::B, rows[r + i], first);
             const int n_seen = seen < n_keys ? (int)seen : n_keys;
-            E::accumulate(n, weights, rescale, panels, n_seen, lanes_d, acc + (int64_t)r * lanes_d);
+            if (few()) E::accumulate_few(n, weights, rescale, block.values, n_seen, d, acc);
+            else E::accumulate(n, weights, rescale, panels, n_seen, lanes_d, acc + (int64_t)r * lanes_d);
         }
     }
 
     void close(int64_t first_row) {
         const QuireAttnPlan& p = *c.plan;
-        using T = typename E::T;
-        const int d = p.head_dim, lanes_d = (d + W - 1) / W * W;
+        const int d = p.head_dim, lanes_d = padded(d);
         for (int r = 0; r < n_rows; r++) {
             const vf norm = set1(1.f / hsum(rows[r].sum));
             T* to = (T*)c.out + ((first_row + r / group) * p.n_q_heads + head * group + r % group) * d;
@@ -173,23 +186,20 @@ template <class E> struct Tile {
 };
 
 template <class E> static void run_tile(const Call& c, int64_t head, const int32_t* tile, Tile<E>& work) {
-    using T = typename E::T;
     const QuireAttnPlan& p = *c.plan;
     const int span = tile[0], n_tokens = tile[2];
     const int64_t first_row = p.q_indptr[span] + tile[1];
     const int64_t start = p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
     const int64_t end = start + n_tokens;
     const int64_t lowest = c.window > 0 && start - c.window + 1 > 0 ? start - c.window + 1 : 0;
-    const T *keys[2][E::B], *values[2][E::B];
+    Block<typename E::T> blocks[2];  // the one at work and the next
     int64_t b = lowest / E::B;
-    int n = locate(c, head, p.slots[span], b, E::B, end, keys[b & 1], values[b & 1]);
+    locate<E>(c, head, p.slots[span], b, end, work.zeros, blocks[b & 1]);
     work.open(first_row, n_tokens, head, start);
-    for (; n > 0; b++) {
-        const int side = b & 1;
-        const int next = locate(c, head, p.slots[span], b + 1, E::B, end, keys[side ^ 1], values[side ^ 1]);
-        E::pack(work.panels, keys[side], values[side], n, keys[side ^ 1], values[side ^ 1], next, p.head_dim);
-        work.fold(b * E::B, n);
-        n = next;
+    for (; blocks[b & 1].n > 0; b++) {
+        Block<typename E::T>& next = blocks[(b + 1) & 1];
+        locate<E>(c, head, p.slots[span], b + 1, end, work.zeros, next);
+        work.fold(b * E::B, blocks[b & 1], next);
     }
     work.close(first_row);
 }

@@ -2,8 +2,9 @@
 //
 // WideEngine<T> converts to float32 and multiplies with fma. Bf16Engine multiplies pairs of bf16 with vdpbf16ps where
 // the instruction set has it. Both lay a block of B keys out as panels: keys transposed (lanes are keys), values as
-// rows (lanes are dimensions). Each score is one chain over d in one lane, each output one chain over keys in one lane:
-// the same chain whatever the number of rows. Keys beyond the valid ones are zeros in the panels.
+// rows (lanes are dimensions). Tiles of few rows (decode) skip the panels. Each score is one chain over d in one lane,
+// each output one chain over keys in one lane: the same chain whatever the number of rows, with or without panels.
+// Pointers to keys and values beyond the valid ones lead to a row of zeros.
 #pragma once
 #include <cstdlib>
 
@@ -19,15 +20,27 @@ constexpr int KEYS = 32, COLUMNS = 2, ROWS = 6;
 constexpr int KEYS = 32, COLUMNS = 2, ROWS = 4;
 #endif
 
-QUIRE_INLINE int padded(int d) { return (d + W - 1) / W * W; }
+QUIRE_INLINE int padded(int d) { return (d + W - 1) / W * W; }  // dimensions, in whole vectors
 
-template <class P> QUIRE_INLINE void prefetch(const P* p, int n) {
-    for (int i = 0; i * 64 < n * (int)sizeof(P); i++) __builtin_prefetch((const char*)p + i * 64, 0, 3);
+// Addresses of the keys and values of one block; beyond the n valid ones they lead to zeros.
+template <class T> struct Block {
+    const T *keys[KEYS], *values[KEYS];
+    int n;
+};
+
+// Ask for the cache line at dimension i of W keys and values from j on.
+template <class T> QUIRE_INLINE void prefetch(const Block<T>& block, int j, int i) {
+    if (i * sizeof(T) % 64 != 0) return;  // a step may be less than a cache line
+#pragma GCC unroll 16
+    for (int r = j; r < j + W; r++) {
+        __builtin_prefetch(block.keys[r] + i, 0, 2);
+        __builtin_prefetch(block.values[r] + i, 0, 2);
+    }
 }
 
-// Calls f with integral constants <R, C> for r in 1 .. ROWS and c in 1 .. COLUMNS.
 template <int N> struct Int { static constexpr int value = N; };
 
+// Calls f(Int<n>{}) for n in 1 .. MOST, so that loops over n unroll.
 template <int MOST, class F> QUIRE_INLINE void by_count(int n, const F& f) {
     if constexpr (MOST > 1) {
         if (n < MOST) return by_count<MOST - 1>(n, f);
@@ -48,6 +61,33 @@ QUIRE_INLINE void chain(Vector (&acc)[R][C], int steps, const A& a, const Bf& b,
 #pragma GCC unroll 8
             for (int j = 0; j < C; j++) acc[i][j] = multiply(acc[i][j], left, right[j]);
         }
+    }
+}
+
+// acc[r, :] = acc[r, :] * rescale[r] + sum over keys of weights[r, key] * value(step, dimension), keys in order.
+template <class E, class Value>
+QUIRE_INLINE void combine(
+    int n_rows, const typename E::Weight* weights, const float* rescale, int n_keys, int lanes_d, float* acc,
+    const Value& value) {
+    for (int i0 = 0; i0 < lanes_d; i0 += COLUMNS * W) {
+        const int left = (lanes_d - i0) / W;
+        by_count<E::R>(n_rows, [&](auto rows) {
+            by_count<COLUMNS>(left < COLUMNS ? left : COLUMNS, [&](auto columns) {
+                constexpr int N = decltype(rows)::value, C = decltype(columns)::value;
+                vf o[N][C];
+#pragma GCC unroll 8
+                for (int i = 0; i < N; i++)
+#pragma GCC unroll 8
+                    for (int c = 0; c < C; c++) o[i][c] = load(acc + i * lanes_d + i0 + c * W) * rescale[i];
+                chain<N, C>(
+                    o, E::steps(n_keys), [&](int t, int i) { return E::weight(weights + i * E::B, t); },
+                    [&](int t, int c) { return value(t, i0 + c * W); }, E::multiply_add);
+#pragma GCC unroll 8
+                for (int i = 0; i < N; i++)
+#pragma GCC unroll 8
+                    for (int c = 0; c < C; c++) store(acc + i * lanes_d + i0 + c * W, o[i][c]);
+            });
+        });
     }
 }
 
@@ -75,29 +115,17 @@ template <class Element> struct WideEngine {
         for (int i = 0; i < d; i += W) store(to + i, i + W <= d ? load(from + i) : load_some(from + i, d - i));
     }
 
-    static void pack(
-        const Panels& p, const T* const* keys, const T* const* values, int n, const T* const* next_keys,
-        const T* const* next_values, int n_next, int d) {
-        const int wide = padded(d);
+    static void pack(const Panels& p, const Block<T>& block, const Block<T>& next, int d) {
         for (int j = 0; j < B; j += W)
             for (int i = 0; i < d; i += W) {
                 vf rows[W];
-#pragma GCC unroll 16
-                for (int r = 0; r < W; r++) {
-                    if (j + r >= n) rows[r] = vf{};
-                    else rows[r] = i + W <= d ? load(keys[j + r] + i) : load_some(keys[j + r] + i, d - i);
-                }
-                transpose(rows);
+                load_transposed(rows, block.keys + j, i, d);
+                prefetch(next, j, i);
 #pragma GCC unroll 16
                 for (int r = 0; r < W; r++) store(p.k + (i + r) * B + j, rows[r]);
-                if (i == 0)
-                    for (int r = j; r < j + W && r < n_next; r++) prefetch(next_keys[r], d);
             }
-        for (int j = 0; j < n; j++) {
-            for (int i = 0; i < d; i += W)
-                store(p.v + j * wide + i, i + W <= d ? load(values[j] + i) : load_some(values[j] + i, d - i));
-            if (j < n_next) prefetch(next_values[j], d);
-        }
+        for (int j = 0; j < block.n; j++)
+            for (int i = 0; i < d; i += W) store(p.v + j * padded(d) + i, values_at(block.values[j] + i, d - i));
     }
 
     static void scores(int n_rows, const float* query, int row, const Panels& p, int d, float* s) {
@@ -109,8 +137,7 @@ template <class Element> struct WideEngine {
                 vf acc[N][COLUMNS] = {};
                 chain<N, COLUMNS>(
                     acc, d, [&](int t, int i) { return set1(q[i * stride + t]); },
-                    [&](int t, int c) { return load(p.k + t * B + j + c * W); },
-                    [](vf sum, vf a, vf b) { return fma(a, b, sum); });
+                    [&](int t, int c) { return load(p.k + t * B + j + c * W); }, multiply_add);
 #pragma GCC unroll 8
                 for (int i = 0; i < N; i++)
 #pragma GCC unroll 8
@@ -118,30 +145,62 @@ template <class Element> struct WideEngine {
             });
     }
 
-    static void accumulate(
-        int n_rows, const float* s, const float* rescale, const Panels& p, int n_keys, int lanes_d, float* acc) {
-        for (int i0 = 0; i0 < lanes_d; i0 += COLUMNS * W) {
-            const int left = (lanes_d - i0) / W;
-            by_count<R>(n_rows, [&](auto rows) {
-                by_count<COLUMNS>(left < COLUMNS ? left : COLUMNS, [&](auto columns) {
-                    constexpr int N = decltype(rows)::value, C = decltype(columns)::value;
-                    vf o[N][C];
+    // The same scores for few rows, without panels: a block of keys is transposed in registers.
+    static void scores_of_few(int n_rows, const float* q, const Block<T>& block, const Block<T>& next, int d, float* s) {
+        const int stride = padded(d);
+        by_count<R>(n_rows, [&](auto rows) {
+            constexpr int N = decltype(rows)::value;
+            for (int j = 0; j < B; j += W) {
+                vf acc[N] = {};
+                for (int i = 0; i < d && j < block.n; i += W) {
+                    vf right[W];
+                    load_transposed(right, block.keys + j, i, d);
+                    prefetch(next, j, i);
+#pragma GCC unroll 16
+                    for (int t = 0; t < W; t++)
 #pragma GCC unroll 8
-                    for (int i = 0; i < N; i++)
+                        for (int r = 0; r < N; r++) acc[r] = fma(set1(q[r * stride + i + t]), right[t], acc[r]);
+                }
 #pragma GCC unroll 8
-                        for (int c = 0; c < C; c++) o[i][c] = load(acc + i * lanes_d + i0 + c * W) * rescale[i];
-                    chain<N, C>(
-                        o, n_keys, [&](int t, int i) { return set1(s[i * B + t]); },
-                        [&](int t, int c) { return load(p.v + t * lanes_d + i0 + c * W); },
-                        [](vf sum, vf a, vf b) { return fma(a, b, sum); });
-#pragma GCC unroll 8
-                    for (int i = 0; i < N; i++)
-#pragma GCC unroll 8
-                        for (int c = 0; c < C; c++) store(acc + i * lanes_d + i0 + c * W, o[i][c]);
-                });
-            });
-        }
+                for (int r = 0; r < N; r++) store(s + r * B + j, acc[r]);
+            }
+        });
     }
+
+    // Dimensions i .. i + W - 1 of W keys, lanes are keys.
+    QUIRE_INLINE void load_transposed(vf (&to)[W], const T* const* keys, int i, int d) {
+        if (d - i >= W) {
+#pragma GCC unroll 16
+            for (int r = 0; r < W; r++) to[r] = load(keys[r] + i);
+        } else {
+            for (int r = 0; r < W; r++) to[r] = load_some(keys[r] + i, d - i);
+        }
+        transpose(to);
+    }
+
+    static vf values_at(const T* p, int live) { return live >= W ? load(p) : load_some(p, live); }
+
+    static void accumulate(
+        int n_rows, const float* w, const float* rescale, const Panels& p, int n_keys, int lanes_d, float* acc) {
+        combine<WideEngine>(n_rows, w, rescale, n_keys, lanes_d, acc, [&](int t, int i) {
+            return load(p.v + t * lanes_d + i);
+        });
+    }
+
+    // The same for few rows, without panels.
+    static void accumulate_few(
+        int n_rows, const float* w, const float* rescale, const T* const* values, int n_keys, int d, float* acc) {
+        if (d % W == 0)
+            combine<WideEngine>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) { return load(values[t] + i); });
+        else
+            combine<WideEngine>(n_rows, w, rescale, n_keys, padded(d), acc, [&](int t, int i) {
+                return values_at(values[t] + i, d - i);
+            });
+    }
+
+    static vf weight(const float* w, int t) { return set1(w[t]); }
+    static int steps(int n_keys) { return n_keys; }
+    static vf multiply_add(vf sum, vf a, vf b) { return fma(a, b, sum); }
 };
 
 }  // namespace quire

@@ -9,12 +9,6 @@ namespace quire {
 
 #if QUIRE_AVX512 && defined(__AVX512BF16__)
 
-QUIRE_INLINE vf dot_pairs(vf sum, vu a, vu b) {
-    return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-}
-
-QUIRE_INLINE vu broadcast_pair(const void* p) { return vu{} + load_bits<uint32_t>(p); }
-
 struct Bf16Engine {
     using T = bf16;
     using Query = bf16;
@@ -50,43 +44,44 @@ struct Bf16Engine {
         return load_bits<vf>(lane);
     }
 
-    static void pack_keys(const Panels& p, const T* const* keys, int n, const T* const* next, int n_next, int d) {
+    // Dimensions i .. i + 2 W - 1 of W keys as W vectors of pairs, lanes are keys.
+    QUIRE_INLINE void load_transposed(vf (&to)[W], const T* const* keys, int i, int d) {
+        if (d - i >= 2 * W) {
+#pragma GCC unroll 16
+            for (int r = 0; r < W; r++) to[r] = load_bits<vf>(keys[r] + i);
+        } else {
+            for (int r = 0; r < W; r++) to[r] = load_pairs(keys[r] + i, d - i);
+        }
+        transpose(to);
+    }
+
+    // W dimensions of two keys: lane l has (even[l], odd[l]).
+    QUIRE_INLINE vu value_pair(const T* even, const T* odd) {
+        const __m512i both = _mm512_inserti64x4(
+            _mm512_castsi256_si512(load_bits<__m256i>(even)), load_bits<__m256i>(odd), 1);
+        const __m512i order = _mm512_set_epi16(
+            31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+            23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        return (vu)_mm512_permutexvar_epi16(order, both);
+    }
+
+    // The same where only `live` dimensions exist.
+    static vu value_pair(const T* even, const T* odd, int live) {
+        return live >= W ? value_pair(even, odd)
+                         : ((vu)load_some(even, live) >> 16) | (vu)load_some(odd, live);
+    }
+
+    static void pack(const Panels& p, const Block<T>& block, const Block<T>& next, int d) {
         for (int j = 0; j < B; j += W)
             for (int i = 0; i < d; i += 2 * W) {
                 vf rows[W];
-#pragma GCC unroll 16
-                for (int r = 0; r < W; r++) rows[r] = j + r < n ? load_pairs(keys[j + r] + i, d - i) : vf{};
-                transpose(rows);
+                load_transposed(rows, block.keys + j, i, d);
+                prefetch(next, j, i);
 #pragma GCC unroll 16
                 for (int r = 0; r < W; r++) store_bits(p.k + (i / 2 + r) * B + j, rows[r]);
-                if (i == 0)
-                    for (int r = j; r < j + W && r < n_next; r++) prefetch(next[r], d);
             }
-    }
-
-    static void pack_values(const Panels& p, const T* const* values, int n, const T* const* next, int n_next, int d) {
-        const int wide = padded(d);
-        for (int j = 0; j < n; j += 2) {
-            for (int i = 0; i < d; i += W) {
-                const int live = d - i < W ? d - i : W;
-                const vu even = values_at(values[j] + i, live);
-                const vu odd = j + 1 < n ? values_at(values[j + 1] + i, live) : vu{};
-                store_bits(p.v + j / 2 * wide + i, even | (odd << 16));
-            }
-            for (int r = j; r < j + 2 && r < n_next; r++) prefetch(next[r], d);
-        }
-    }
-
-    static vu values_at(const T* p, int live) {
-        if (live == W) return widen(&p->bits);
-        return (vu)load_some(p, live) >> 16;
-    }
-
-    static void pack(
-        const Panels& p, const T* const* keys, const T* const* values, int n, const T* const* next_keys,
-        const T* const* next_values, int n_next, int d) {
-        pack_keys(p, keys, n, next_keys, n_next, d);
-        pack_values(p, values, n, next_values, n_next, d);
+        for (int t = 0; t < steps(block.n); t++)
+            for (int i = 0; i < d; i += W) store_bits(p.v + t * padded(d) + i, value_pair(block.values[2 * t] + i, block.values[2 * t + 1] + i, d - i));
     }
 
     static void scores(int n_rows, const bf16* query, int row, const Panels& p, int d, float* s) {
@@ -96,8 +91,8 @@ struct Bf16Engine {
             constexpr int N = decltype(rows)::value;
             vf acc[N][COLUMNS] = {};
             chain<N, COLUMNS>(
-                acc, (d + 1) / 2, [&](int t, int i) { return broadcast_pair(q + i * stride + 2 * t); },
-                [&](int t, int c) { return load_bits<vu>(p.k + t * B + c * W); }, dot_pairs);
+                acc, (d + 1) / 2, [&](int t, int i) { return weight(q + i * stride, t); },
+                [&](int t, int c) { return load_bits<vu>(p.k + t * B + c * W); }, multiply_add);
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++)
 #pragma GCC unroll 8
@@ -105,28 +100,53 @@ struct Bf16Engine {
         });
     }
 
+    // The same scores for few rows, without panels: a block of keys is transposed in registers.
+    static void scores_of_few(int n_rows, const bf16* q, const Block<T>& block, const Block<T>& next, int d, float* s) {
+        const int stride = 2 * pairs(d);
+        by_count<R>(n_rows, [&](auto rows) {
+            constexpr int N = decltype(rows)::value;
+            for (int j = 0; j < B; j += W) {
+                vf acc[N] = {};
+                for (int i = 0; i < d && j < block.n; i += 2 * W) {
+                    vf right[W];
+                    load_transposed(right, block.keys + j, i, d);
+                    prefetch(next, j, i);
+#pragma GCC unroll 16
+                    for (int t = 0; t < W; t++)
+#pragma GCC unroll 8
+                        for (int r = 0; r < N; r++)
+                            acc[r] = multiply_add(acc[r], weight(q + r * stride, i / 2 + t), (vu)right[t]);
+                }
+#pragma GCC unroll 8
+                for (int r = 0; r < N; r++) store(s + r * B + j, acc[r]);
+            }
+        });
+    }
+
     static void accumulate(
-        int n_rows, const bf16* s, const float* rescale, const Panels& p, int n_keys, int lanes_d, float* acc) {
-        for (int i0 = 0; i0 < lanes_d; i0 += COLUMNS * W) {
-            const int left = (lanes_d - i0) / W;
-            by_count<R>(n_rows, [&](auto rows) {
-                by_count<COLUMNS>(left < COLUMNS ? left : COLUMNS, [&](auto columns) {
-                    constexpr int N = decltype(rows)::value, C = decltype(columns)::value;
-                    vf o[N][C];
-#pragma GCC unroll 8
-                    for (int i = 0; i < N; i++)
-#pragma GCC unroll 8
-                        for (int c = 0; c < C; c++) o[i][c] = load(acc + i * lanes_d + i0 + c * W) * rescale[i];
-                    chain<N, C>(
-                        o, (n_keys + 1) / 2, [&](int t, int i) { return broadcast_pair(s + i * B + 2 * t); },
-                        [&](int t, int c) { return load_bits<vu>(p.v + t * lanes_d + i0 + c * W); }, dot_pairs);
-#pragma GCC unroll 8
-                    for (int i = 0; i < N; i++)
-#pragma GCC unroll 8
-                        for (int c = 0; c < C; c++) store(acc + i * lanes_d + i0 + c * W, o[i][c]);
-                });
+        int n_rows, const bf16* w, const float* rescale, const Panels& p, int n_keys, int lanes_d, float* acc) {
+        combine<Bf16Engine>(n_rows, w, rescale, n_keys, lanes_d, acc, [&](int t, int i) {
+            return load_bits<vu>(p.v + t * lanes_d + i);
+        });
+    }
+
+    // The same for few rows, without panels.
+    static void accumulate_few(
+        int n_rows, const bf16* w, const float* rescale, const T* const* values, int n_keys, int d, float* acc) {
+        if (d % W == 0)
+            combine<Bf16Engine>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) {
+                return value_pair(values[2 * t] + i, values[2 * t + 1] + i);
             });
-        }
+        else
+            combine<Bf16Engine>(n_rows, w, rescale, n_keys, padded(d), acc, [&](int t, int i) {
+                return value_pair(values[2 * t] + i, values[2 * t + 1] + i, d - i);
+            });
+    }
+
+    static vu weight(const bf16* w, int t) { return vu{} + load_bits<uint32_t>(w + 2 * t); }  // a pair to all lanes
+    static int steps(int n_keys) { return (n_keys + 1) / 2; }
+    static vf multiply_add(vf sum, vu a, vu b) {
+        return (vf)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
     }
 };
 

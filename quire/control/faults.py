@@ -1,7 +1,7 @@
 """A step in which compute failed for some slots: who ends, what leaves the tree, who must compute again.
 
-The rule. The faulted sequence ends with an error. What its span of that step and its later spans wrote cannot be trusted:
-those pages leave the tree with all that is below them. Every live sequence that holds one of them, copied rows of one, or
+The rule. The faulted sequence ends with an error. What its span of that step and its later spans wrote is void:
+those pages leave the tree with all that is below them. Every live sequence that holds one, copied rows of one, or
 has its path through one, is sent back to compute again, and its results in flight are void. Its delivered tokens are
 right: pages become visible in the plan that writes them, so whatever read them was planned in that step or later and is
 still in flight.

@@ -55,7 +55,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     runner = Runner(
         device,
         model,
-        KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device.torch_device),
+        KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device),
         SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device),
         Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device),
     )

@@ -15,12 +15,11 @@ import jinja2
 
 from quire.core.errors import ConfigError, InvalidParameter, RequestError, shown
 from quire.text.sandbox import MAX_SOURCE_CHARS, ChatEnvironment, TemplateLimit
-from quire.text.tokenizer import read_tokenizer_config
+from quire.text.tokenizer import read_tokenizer_config, special_strings
 
 RESERVED: Final = """messages tools documents conversation add_generation_prompt continue_final_message chat_template
     tokenize tokenizer_kwargs padding truncation max_length return_dict return_tensors return_assistant_tokens_mask"""
 """Names that a request may not use in `chat_template_kwargs`; nor those of special tokens and template functions."""
-SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TEMPLATE_FAILS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -62,8 +61,7 @@ class ChatTemplate:
         sources = {"default": _read(override)} if override is not None else _find(folder, config)
         if not sources:
             return None
-        special = {name: text for name in SPECIAL_TOKENS if (text := _token_text(config.get(name))) is not None}
-        return cls(sources, special)
+        return cls(sources, special_strings(config))
 
     def render(
         self,
@@ -183,11 +181,6 @@ def _read(path: pathlib.Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"chat template {path.name} cannot be read: {type(error).__name__}") from None
-
-
-def _token_text(token: object) -> str | None:
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
 
 
 def _checked_messages(messages: Sequence[Message], wants_parts: bool | None) -> list[dict[str, Any]]:

@@ -40,7 +40,7 @@ FILTERS: Final = """abs attr batch capitalize center count d default dictsort e 
 MULTIPLYING: Final = "batch center expandtabs format indent join ljust rjust slice tojson zfill".split()  # noqa: SIM905
 """Filters and string methods whose result can be as large as the product of their arguments."""
 REFUSED_METHODS = frozenset({"translate", "maketrans", "format_map"})
-_FORMAT_WIDTH = re.compile(r"[%{][^%{}]*?(\d+)")
+_FORMAT_SPEC = re.compile(r"%(?:\([^)]*\))?[-+ #\d.]*|\{[^{}]*")
 
 
 class TemplateLimit(jinja2.TemplateRuntimeError):
@@ -98,8 +98,8 @@ def measure(value: Any) -> int:
 def _check_product(name: str, first: Any, others: Iterable[Any]) -> None:
     """TemplateLimit if an operation of `MULTIPLYING`, on these arguments, could make too large a value."""
     if isinstance(first, str) and name in {"format", "%"}:
-        widths = [min(float(digits), MAX_VALUE + 1) for digits in _FORMAT_WIDTH.findall(first)]
-        if sum(widths) > MAX_VALUE:
+        widths = re.findall(r"\d+", " ".join(_FORMAT_SPEC.findall(first)))
+        if sum(map(float, widths)) > MAX_VALUE:
             _too_large()
     factor = 1 + sum(abs(other) if isinstance(other, int) else measure(other) for other in others)
     if (1 + measure(first)) * factor > MAX_VALUE:

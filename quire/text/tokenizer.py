@@ -23,6 +23,7 @@ from quire.core.errors import ConfigError, InvalidParameter, LoadError
 PROBES: Final = ("a" * 4000 + "!", " " * 4000 + "x", "1" * 4000, "\n" * 4000, "é́" * 1000, "😀‍" * 1000, "a-" * 2000)
 MAX_PROBE_S: Final = 2.0
 """Longest time for all of `PROBES`; a pre-tokenizer whose regular expression backtracks takes longer."""
+SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -98,8 +99,7 @@ class HfTokenizer:
         added = backend.get_added_tokens_decoder()
         self._len = max([backend.get_vocab_size() - 1, *added]) + 1
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        self.special_tokens = {name: text for name in _NAMED if (text := _content(config.get(name))) is not None}
-        """'bos_token' and the like → its string, for chat templates."""
+        self.special_tokens = special_strings(config)
         self.bos_id = self._named_id("bos_token")
         self.eos_id = self._named_id("eos_token")
         _set_bos_and_eos(self, config)
@@ -176,9 +176,6 @@ class HfTokenizer:
         self._backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
 
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
 class _Style:
     """How a decoder turns one token's string into bytes."""
 
@@ -249,6 +246,17 @@ def read_tokenizer_config(folder: pathlib.Path) -> dict[str, Any]:
     return config
 
 
+def special_strings(config: Mapping[str, Any]) -> dict[str, str]:
+    """'bos_token' and the like → its string; the config holds strings or AddedToken objects."""
+    found = {}
+    for name in SPECIAL_NAMES:
+        token = config.get(name)
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            found[name] = content
+    return found
+
+
 def _read_tokenizer(folder: pathlib.Path) -> tuple[tokenizers.Tokenizer, _TokenizerFile]:
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -282,12 +290,6 @@ def _check_added_tokens(added: list[_AddedToken]) -> None:
         if by_content.setdefault(token.content, token.id) != token.id:
             pair = f"{by_content[token.content]} and {token.id}"
             raise LoadError(f"tokenizer.json gives the added token {token.content!r} two ids: {pair}")
-
-
-def _content(token: object) -> str | None:
-    """The string of a token that is written as a string or as an AddedToken object."""
-    content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
 
 
 def _set_bos_and_eos(tokenizer: HfTokenizer, config: dict[str, Any]) -> None:

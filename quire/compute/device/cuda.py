@@ -52,6 +52,9 @@ class CudaDevice:
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
     def upload(self, array: np.ndarray) -> torch.Tensor:
         # The caching host allocator keeps the pinned block until the copy has run on this stream.
         return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)

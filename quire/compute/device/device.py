@@ -34,6 +34,10 @@ class Device(Protocol):
         """Memory that nobody uses now."""
         ...
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Zeroed memory; on a host its pages are taken when they are first written."""
+        ...
+
     def upload(self, array: np.ndarray) -> torch.Tensor:
         """Copy to the device without waiting; the array may be changed at once afterwards."""
         ...

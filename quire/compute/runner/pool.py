@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from quire.compute.device.device import Device
 from quire.config.arch import ModelArch
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
@@ -16,10 +17,10 @@ from quire.kernels.kvstore import op as kvstore
 class KVPool:
     """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, head_dim] in the model's dtype. Page 0 takes padding."""
 
-    def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: Device) -> None:
         shape = (arch.n_layers, n_pages, arch.n_kv_heads, page_size, arch.head_dim)
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.k = device.zeros(shape, dtype)
+        self.v = device.zeros(shape, dtype)
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy on write, in every layer."""

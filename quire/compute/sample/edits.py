@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from quire.core.plan import SlotParams
+from quire.kernels.sample import upload
 
 
 class SlotEdits:
@@ -28,12 +29,6 @@ class SlotEdits:
             if len(ids) and (ids.min() < 0 or ids.max() >= logits_width):
                 bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
                 raise ValueError(f"token id {bad} is outside the {logits_width} logits")
-
-
-def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A tensor on the device; on CUDA through pinned memory, without waiting."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def apply(

@@ -17,7 +17,7 @@ from quire.compute.sample import edits, penalties
 from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose
+from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose, upload
 
 FAULT_CODES: Final = {NON_FINITE: "non_finite_logits", EMPTY: "empty_mask"}
 """Status → code of `core.result.Fault`."""
@@ -66,7 +66,7 @@ class Sampler:
         """
         table = self._table
         asked = np.flatnonzero(table.n_top[slots] >= 0)
-        raw = logits[edits.upload(asked, self._device)] if len(asked) else None
+        raw = logits[upload(asked, self._device)] if len(asked) else None
         if self._limit < self._width:
             logits[:, self._limit :] = -torch.inf
         self._edit(logits, slots, positions, tokens)
@@ -74,7 +74,7 @@ class Sampler:
         choice = choose(logits, table.draw(slots, positions))
         lines = None
         if raw is not None:
-            targets = choice.token_ids[edits.upload(asked, self._device)]
+            targets = choice.token_ids[upload(asked, self._device)]
             lines = logprobs(raw, targets, asked, table.n_top[slots[asked]])
         return Sampled(choice.token_ids, choice.status, lines)
 
