@@ -1,0 +1,96 @@
+"""The model argument: bundled, local or hub; the hub is a stub."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from quire.compute.weights import hub
+from quire.compute.weights.hub import find_checkpoint
+from quire.core.errors import ConfigError, LoadError
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[dict[str, Any]]:
+    """Arguments of each download; the stub answers with a folder."""
+    recorded: list[dict[str, Any]] = []
+
+    def download(name: str, **options: Any) -> str:
+        recorded.append({"name": name, **options})
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return recorded
+
+
+def test_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setattr(hub, "_MODELS", tmp_path)
+    with pytest.raises(LoadError, match="bundled model is missing"):
+        find_checkpoint("")
+    for name in ("demo", "demo-draft"):
+        (tmp_path / name).mkdir()
+    assert find_checkpoint("") == find_checkpoint("demo") == tmp_path / "demo"
+    assert find_checkpoint("demo-draft") == tmp_path / "demo-draft"
+
+
+def test_bundled_folder_is_inside_the_package() -> None:
+    package = pathlib.Path(hub.__file__).parents[2]
+    assert package.name == "quire" and package / "_models" == hub._MODELS
+
+
+def test_local(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, calls: list[dict[str, Any]]) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert find_checkpoint(str(tmp_path / "org")) == tmp_path / "org"
+    assert find_checkpoint("org/name") == pathlib.Path("org/name"), "a local folder wins over a hub name"
+    assert not calls
+    with pytest.raises(ConfigError, match="revision = 'main'") as caught:
+        find_checkpoint("org/name", "main")
+    assert caught.value.param == "revision"
+
+
+@pytest.mark.parametrize(
+    "model", ["/no/such/folder", "./nothing", "../a/b", "a/b/c", "a b/c", "org/", "name", "\0", "org/na\nme"]
+)
+def test_neither_folder_nor_name(model: str, calls: list[dict[str, Any]]) -> None:
+    with pytest.raises(LoadError, match="neither an existing folder nor a hub name"):
+        find_checkpoint(model)
+    assert not calls
+
+
+def test_a_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(LoadError, match="is a file; name the folder"):
+        find_checkpoint(str(tmp_path / "model.gguf"))
+
+
+def test_hub_name(tmp_path: pathlib.Path, calls: list[dict[str, Any]]) -> None:
+    assert find_checkpoint("Qwen/Qwen3-0.6B") == tmp_path
+    find_checkpoint("org/name", "v1.0")
+    assert [(call["name"], call["revision"]) for call in calls] == [("Qwen/Qwen3-0.6B", None), ("org/name", "v1.0")]
+    wanted, unwanted = calls[0]["allow_patterns"], calls[0]["ignore_patterns"]
+    files = ["config.json", "model-00001-of-2.safetensors", "tokenizer.json", "pytorch_model.bin", "original/a.json"]
+    files += ["consolidated.safetensors", "run.py", "tokenizer.model", "chat_template.jinja"]
+    kept = huggingface_hub.utils.filter_repo_objects(files, allow_patterns=wanted, ignore_patterns=unwanted)
+    assert sorted(kept) == sorted({*files[:3], "tokenizer.model", "chat_template.jinja"})
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (LocalEntryNotFoundError("offline"), "cannot be reached"),
+        (OSError("disk full"), "cannot fetch org/name from the hub: OSError: 'disk full'"),
+    ],
+)
+def test_failures(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(LoadError) as caught:
+        find_checkpoint("org/name")
+    assert message in caught.value.message
