@@ -30,17 +30,26 @@ class TimedRun:
     elapsed_s: float
     timeline: Timeline
 
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """Generated ids of each request."""
+        return [output.outputs[0].token_ids for output in self.outputs]
+
+
+def exact_params(requests: Sequence[BenchRequest], temperature: float) -> list[SamplingParams]:
+    """Parameters that generate exactly `output_len` tokens and no text."""
+    return [
+        SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=request.output_len, detokenize=False)
+        for request in requests
+    ]
+
 
 def timed_run(llm: LLM, requests: Sequence[BenchRequest], temperature: float, show_bar: bool = False) -> TimedRun:
     """Submit all requests at once and wait for the last. EngineError if an output is not as long as asked."""
     prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
-    params = [
-        SamplingParams(temperature=temperature, ignore_eos=True, max_tokens=request.output_len, detokenize=False)
-        for request in requests
-    ]
     with recording(llm) as timeline:
         begin_s = time.perf_counter()
-        outputs = llm.generate(prompts, params, use_tqdm=show_bar)
+        outputs = llm.generate(prompts, exact_params(requests, temperature), use_tqdm=show_bar)
         elapsed_s = time.perf_counter() - begin_s
     for request, output in zip(requests, outputs, strict=True):
         n = len(output.outputs[0].token_ids)
