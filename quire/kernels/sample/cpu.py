@@ -93,11 +93,11 @@ def _floors(logits: torch.Tensor, rows: np.ndarray, draw: Draw) -> np.ndarray:
     """float32 [m]: the smallest logit that each row keeps."""
     floors = np.full(len(rows), -np.inf, np.float32)
     for i in np.flatnonzero(draw.truncated):
-        floors[i] = _floor(logits[rows[i]], draw, int(i))
+        floors[i] = _floor(logits[rows[i]].numpy(), draw, int(i))
     return floors
 
 
-def _floor(x: torch.Tensor, draw: Draw, i: int) -> float:
+def _floor(x: np.ndarray, draw: Draw, i: int) -> float:
     """The floor of row i, whose logits are x [width]."""
     peak, temperature, top_k = float(x.max()), float(draw.temperature[i]), int(draw.top_k[i])
     floor = -np.inf
@@ -108,23 +108,29 @@ def _floor(x: torch.Tensor, draw: Draw, i: int) -> float:
     if 0 < top_k < len(x):
         floor = max(floor, _kth_largest(x, top_k))
     if draw.top_p[i] < 1:
-        kept = x.numpy() if floor == -np.inf else x.numpy()[x.numpy() >= np.float32(floor)]
+        kept = x if floor == -np.inf else _where(x, x >= np.float32(floor))
         floor = _nucleus_floor(kept, peak, temperature, float(draw.top_p[i]))
     return floor
 
 
-def _kth_largest(x: torch.Tensor, k: int) -> float:
-    if k * 64 <= len(x):
-        return float(torch.topk(x, k, sorted=False).values.min())
-    return float(np.partition(x.numpy(), len(x) - k)[len(x) - k])
+def _kth_largest(x: np.ndarray, k: int) -> float:
+    n_full = len(x) // BLOCK
+    if k < n_full:  # k blocks hold a value as large as the k-th largest of the blocks' maxima, and few values are
+        peaks = torch.from_numpy(x[: n_full * BLOCK]).view(n_full, BLOCK).amax(1).numpy()
+        x = _where(x, x >= np.partition(peaks, n_full - k)[n_full - k])
+    return float(np.partition(x, len(x) - k)[len(x) - k])
 
 
 def _nucleus_floor(x: np.ndarray, peak: float, temperature: float, top_p: float) -> float:
     """Largest value t such that the weight of x >= t is at least `top_p` of the weight of all x."""
     weights = np.exp((x - np.float32(peak)) * np.float32(1 / temperature))
-    total = weights.sum(dtype=np.float64)
+    total = float(weights.sum())
     # all logits that weigh less than this weigh less than 1 - top_p together, so they cannot be needed
-    candidates = np.sort(x[weights >= (1 - top_p) * total / len(x)])[::-1]
+    candidates = np.sort(_where(x, weights >= (1 - top_p) * total / len(x)))[::-1]
     cumulative = np.exp((candidates - np.float32(peak)) * np.float32(1 / temperature)).cumsum(dtype=np.float64)
     found = np.searchsorted(cumulative, top_p * total, side="left")
     return float(candidates[min(found, len(candidates) - 1)])
+
+
+def _where(x: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    return x[np.flatnonzero(kept)]  # twice as fast as x[kept]
