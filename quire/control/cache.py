@@ -60,24 +60,33 @@ class PageCache:
         return list(found.pages)
 
     def fork(self, seq: Seq, source: Seq, n: int) -> list[int]:
-        """Share the first `n` pages of a running sibling, and lock their path in the tree; returns them."""
+        """Share the first `n` pages of a running sibling, and lock those that are in the tree; returns them."""
         pages = source.pages[:n]
         self.pool.share(pages)
-        if self.enabled:
-            found = self.tree.match(seq.request.cache_salt, seq.tokens, n * self.page_size)
-            seq.node, seq.n_tree_pages = self.tree.lock(found), len(found.pages)
+        n_tree_pages = min(n, source.n_tree_pages)
+        found = self.tree.match(seq.request.cache_salt, seq.tokens, n_tree_pages * self.page_size)
+        seq.node, seq.n_tree_pages = self.tree.lock(found), len(found.pages)
         return pages
 
-    def publish(self, seq: Seq) -> None:
-        """Enter the pages that are full of planned tokens known to the host into the tree."""
-        n_full = min(seq.planned, len(seq.tokens)) // self.page_size
-        if self.enabled and n_full > seq.n_tree_pages:
-            salt = seq.request.cache_salt
-            seq.node = self.tree.extend(salt, seq.node, seq.n_tree_pages, seq.tokens, seq.pages[:n_full])
-            seq.n_tree_pages = n_full
+    def publish(self, seq: Seq, *, leaving: bool = False) -> None:
+        """Enter the pages that are full of planned tokens known to the host, and that `seq` alone holds, into the tree.
 
-    def release(self, seq: Seq) -> None:
-        """Give back everything a sequence holds, last page first, so that the next taker gets the coldest last."""
+        While the sequence stays, only as long as nobody else has entered the same tokens: it must not lock a page
+        that it does not use, or the last sequence of a full pool could not go on.
+        """
+        n_full, first = min(seq.planned, len(seq.tokens)) // self.page_size, seq.n_tree_pages
+        if not self.enabled or n_full <= first:
+            return
+        refs, end = self.pool.refs, first
+        while end < n_full and refs[seq.pages[end]] == 1:  # a fork that shares it would hold it without a lock
+            end += 1
+        salt, pages = seq.request.cache_salt, seq.pages[:end]
+        seq.node, seq.n_tree_pages = self.tree.extend(salt, seq.node, first, seq.tokens, pages, through=leaving)
+
+    def release(self, seq: Seq, *, keep: bool) -> None:
+        """Give back everything a sequence holds; `keep` leaves its full pages in the tree."""
+        if keep:
+            self.publish(seq, leaving=True)
         if seq.node is not None:
             self.tree.unlock(seq.node)
         self.pool.drop(reversed(seq.pages))

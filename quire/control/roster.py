@@ -83,9 +83,7 @@ class Roster:
         del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]
         self.free_slots.append(seq.slot)
         self.closed.append(seq.slot)
-        if trusted:
-            self.cache.publish(seq)
-        else:
+        if not trusted:
             seq.ignore_through = seq.last_step
-        self.cache.release(seq)
+        self.cache.release(seq, keep=trusted)
         seq.leave(state)

@@ -117,7 +117,7 @@ class Seq:
         self.node: Node | None = None
         """Where its locked path in the prefix tree ends."""
         self.n_tree_pages = 0
-        """Leading pages that this path covers."""
+        """Leading pages that are this path."""
         self.cached = self.computed = self.planned = self.prefill_end = 0
         self.prompt_step = NEVER
         """The step that plans the last of its prompt."""

@@ -101,32 +101,37 @@ class PrefixTree:
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
-    def extend(self, salt: str, node: Node | None, n_held: int, tokens: list[int], pages: list[int]) -> Node | None:
-        """Add `pages[n_held:]` (full pages of `tokens`) below `node`, where the caller's lock moves to the new end.
+    def extend(
+        self, salt: str, node: Node | None, n_held: int, tokens: list[int], pages: list[int], *, through: bool
+    ) -> tuple[Node | None, int]:
+        """Add `pages[n_held:]` (full pages of `tokens`) below `node`; the caller's lock moves to the new end.
 
-        node: the end of the caller's locked path, which covers pages[:n_held]; None when it holds none.
-        A page that is there already keeps its place: the caller's own page stays private. Returns the new end.
+        node: the end of the caller's locked path, which is pages[:n_held]; None when it holds none.
+        A page that is there already keeps its place, and the caller's stays private. `through` goes on below it, for a
+        caller about to unlock; without it the path ends above, so that nobody locks a page that it does not use.
+        Returns the new end and the pages that the path has.
         """
         depth, end = n_held, len(pages)
         if depth == end:
-            return node
+            return node, depth
         self._tick += 1
         if node is None:
-            node = self.roots.get(salt)
-            if node is None:
-                node = self.roots[salt] = Node(None, salt, [], [], 0)
+            root = self.roots.get(salt)
+            if root is not None and not through and self._page_key(tokens, 0) in root.children:
+                return None, 0
+            node = self.roots[salt] = root or Node(None, salt, [], [], 0)
             self._lock_one(node)
         while depth < end:
             child = node.children.get(self._page_key(tokens, depth))
             if child is None:
-                node = self._append(node, tokens, pages, depth)
-                depth = end
-            else:
-                n_same = self._common_pages(child, tokens, depth, end)
-                node = child if n_same == len(child.pages) else self._split(child, n_same)
-                self._lock_one(node)
-                depth += n_same
-        return node
+                return self._append(node, tokens, pages, depth), end
+            if not through:
+                break
+            n_same = self._common_pages(child, tokens, depth, end)
+            node = child if n_same == len(child.pages) else self._split(child, n_same)
+            self._lock_one(node)
+            depth += n_same
+        return node, depth
 
     def _append(self, node: Node, tokens: list[int], pages: list[int], depth: int) -> Node:
         """Put pages[depth:] behind `node`: into it when the caller alone holds this leaf, else as a new leaf."""

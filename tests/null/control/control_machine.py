@@ -1,0 +1,261 @@
+"""A hypothesis state machine over the real scheduler and the null device: any order of submissions, steps, results,
+cancellations and faults, with the invariants checked after each of them."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import hypothesis.strategies as st
+from control_checks import check_contents, check_pages, check_seqs, check_stats, check_tree, live_seqs
+from control_model import VOCAB, Ledger
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quire.control.config import SchedulerConfig
+from quire.control.scheduler import Scheduler
+from quire.control.seq import Seq, SeqState
+from quire.core.clock import VirtualClock
+from quire.core.errors import ContextLengthExceeded
+from quire.core.events import SeqDelta
+from quire.core.plan import StepPlan
+from quire.core.request import Request
+from quire.core.result import StepResult
+from quire.core.sampling import SamplingParams
+from quire.engine.executors.null import NullExecutor
+
+BASE = [1, 2, 1, 1, 2, 2, 1, 2, 2, 2, 1, 1, 2, 1, 2, 1, 1, 1, 2, 2]
+"""Prompts are a prefix of it and a short tail, so that they share."""
+
+
+class FaultyDevice(NullExecutor):
+    """The null device, which fails at one span when told to."""
+
+    armed: int | None = None
+
+    def fault(self, plan: StepPlan, row: int) -> str | None:
+        if self.armed is None or row != self.armed % len(plan.spans):
+            return None
+        self.armed = None
+        return "non_finite_logits"
+
+
+configs = st.builds(
+    lambda size, pages, seqs, budget, threshold, policy, caching, depth: SchedulerConfig(
+        n_pages=pages + 1, page_size=size, max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
+        long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
+    ),
+    size=st.sampled_from([1, 2, 4]),
+    pages=st.integers(2, 20),
+    seqs=st.integers(1, 5),
+    budget=st.sampled_from([0, 1, 3, 8, 20]),
+    threshold=st.sampled_from([0, 0, 2, 5]),
+    policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
+    caching=st.sampled_from([True, True, True, False]),
+    depth=st.integers(1, 3),
+)  # fmt: skip
+
+prompts = st.builds(lambda k, tail: (BASE[:k] + tail)[:20], st.integers(1, 20), st.lists(st.integers(1, 2), max_size=3))
+params = st.builds(
+    lambda n, stops, min_tokens, logprobs, prompt_logprobs: SamplingParams(
+        n=n, stop_token_ids=stops, min_tokens=min_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
+    ),
+    st.sampled_from([1, 1, 1, 2, 3]), st.sampled_from([[], [], [3], [3, 4]]), st.sampled_from([0, 0, 2]),
+    st.sampled_from([None, None, 0, 2]), st.sampled_from([None, None, None, 1]),
+)  # fmt: skip
+
+requests = st.builds(
+    lambda prompt, params, max_tokens, salt, end, priority: Request(
+        request_id="", prompt_token_ids=prompt, params=params, max_tokens=max(max_tokens, params.min_tokens), seed=0,
+        end_token_ids=end, priority=priority, cache_salt=salt,
+    ),
+    prompts, params, st.integers(1, 12), st.sampled_from(["", "", "b"]), st.sampled_from([[], [5]]), st.integers(0, 2),
+)  # fmt: skip
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """See the module."""
+
+    @initialize(config=configs)
+    def build(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.clock = VirtualClock()
+        self.scheduler = Scheduler(config, self.clock)
+        self.device = FaultyDevice(
+            n_pages=config.n_pages, page_size=config.page_size, max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len, vocab_size=VOCAB, clock=self.clock,
+        )  # fmt: skip
+        self.ledger = Ledger()
+        self.in_flight: deque[tuple[list[Seq], StepPlan, StepResult]] = deque()
+        self.counters: dict[str, int] = {}
+
+    # ---- operations ----------------------------------------------------------------------------------------------
+
+    @rule(burst=st.lists(requests, min_size=1, max_size=5))
+    def submit(self, burst: list[Request]) -> None:
+        for request in burst:
+            self._submit(request)
+
+    @rule()
+    def schedule(self) -> None:
+        self._schedule()
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def commit(self) -> None:
+        self._commit()
+
+    @rule(n=st.integers(2, 20))
+    def turns(self, n: int) -> None:
+        for _ in range(n):
+            self._turn()
+
+    @precondition(lambda self: self.ledger.seqs)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """E 28: any state, twice, exact ids only."""
+        request_id, _ = self._pick(data)
+        self.scheduler.cancel(request_id + "x")
+        self.scheduler.cancel(request_id)
+        self.ledger.end(request_id)
+        self.scheduler.cancel(request_id)
+
+    @precondition(lambda self: self.ledger.seqs)
+    @rule(data=st.data())
+    def cancel_seq(self, data: st.DataObject) -> None:
+        request_id, index = self._pick(data)
+        self.scheduler.cancel_seq(request_id, index)
+        self.scheduler.cancel_seq(request_id, 99)
+        self.ledger.end(request_id, index)
+
+    @rule(row=st.integers(0, 5))
+    def arm_fault(self, row: int) -> None:
+        self.device.armed = row
+
+    @precondition(lambda self: len(self.ledger.seqs) > 3)
+    @rule(go=st.sampled_from([False, False, True]))
+    def fail_all(self, go: bool) -> None:
+        if go:
+            for delta in self.scheduler.fail_all("engine_error: the device failed"):
+                self.ledger.hear(delta, may_fail=True)
+            assert not self.ledger.live()
+            while self.in_flight:
+                assert self.scheduler.commit(self.in_flight.popleft()[2]) == []
+
+    @rule(go=st.sampled_from([False, False, False, True]))
+    def empty(self, go: bool) -> None:
+        if go:
+            self._drain()
+
+    def _drain(self) -> None:
+        """D 20-23: everything accepted ends within a bound; then nothing is held."""
+        live = live_seqs(self.scheduler)
+        bound = 20 + sum(seq.limit + 4 for seq in live) * (len(live) + 1)
+        while self.scheduler.has_work():
+            bound -= 1
+            assert bound > 0, "sequences do not end"
+            self._turn()
+        assert not self.ledger.live() and not self.scheduler.roster.running and not self.in_flight
+
+    # ---- what operations are made of -----------------------------------------------------------------------------
+
+    def _pick(self, data: st.DataObject) -> tuple[str, int]:
+        """A sequence, live ones first."""
+        live = [seq.name for seq in self.ledger.live()]
+        return data.draw(st.sampled_from(live or list(self.ledger.seqs)))
+
+    def _submit(self, request: Request) -> None:
+        number = self.scheduler.roster.n_submitted
+        request.request_id, request.seed = f"r{number}", number * 10
+        total = len(request.prompt_token_ids) + request.max_tokens
+        fits = total <= self.config.max_model_len and self.config.pages_for(total - 1) <= self.config.n_usable_pages
+        try:
+            self.scheduler.submit(request)
+        except ContextLengthExceeded:
+            assert not fits and self.scheduler.roster.n_submitted == number, "a request that fits was refused"
+            return
+        assert fits, "a request that can never run was accepted"  # C 18
+        self.ledger.add(request, number, request.priority if self.config.policy == "priority" else 0)
+
+    def _turn(self) -> None:
+        """One turn of the engine's loop."""
+        planned = self._schedule()
+        if self.in_flight and (not planned or len(self.in_flight) >= self.config.pipeline_depth):
+            self._commit()
+        self.check()
+
+    def _schedule(self) -> bool:
+        roster = self.scheduler.roster
+        before = {seq: (seq.state, seq.planned, seq.prefill_end) for seq in live_seqs(self.scheduler)}
+        pages = (list(roster.cache.pool.refs), roster.cache.pool.free_pages(), roster.cache.tree.n_nodes)
+        preemptions = roster.preemptions
+        plan = self.scheduler.schedule()
+        if plan is None:
+            assert self.in_flight or not before, "work, nothing in flight, and no plan"  # D 20, 25
+            if roster.preemptions == preemptions:  # a sequence may give way to those whose last results are in flight
+                assert pages == (roster.cache.pool.refs, roster.cache.pool.free_pages(), roster.cache.tree.n_nodes)
+                assert all(state == (seq.state, seq.planned, seq.prefill_end) for seq, state in before.items())
+            return False
+        seqs = list(self.scheduler.in_flight[-1].seqs)
+        self._check_plan(plan, seqs, before)
+        result = self.device.submit(plan).result()
+        self.in_flight.append((seqs, plan, result))
+        assert len(self.in_flight) <= self.config.pipeline_depth
+        return True
+
+    def _commit(self) -> None:
+        seqs, plan, result = self.in_flight.popleft()
+        rows = [plan.spans.slots.index(fault.slot) for fault in result.faults]
+        must_fail = {
+            (seqs[row].request.request_id, seqs[row].index)
+            for row in rows
+            if seqs[row].state is not SeqState.ENDED and plan.step > seqs[row].ignore_through
+        }
+        deltas: list[SeqDelta] = self.scheduler.commit(result)
+        for delta in deltas:
+            self.ledger.hear(delta, may_fail=(delta.request_id, delta.index) in must_fail)
+        assert all(self.ledger.seqs[name].ended for name in must_fail), "a fault did not end its sequence"
+
+    def _check_plan(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
+        """C 16, 19 and D 22: budgets, decode first, victims and admissions by the stated order."""
+        config, running = self.config, self.scheduler.roster.running
+        threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        assert sum(plan.spans.lengths) == plan.n_tokens <= config.max_num_batched_tokens
+        orders = {seq: self.ledger.seqs[seq.request.request_id, seq.index].order for seq in before}
+        for seq, start, length in zip(seqs, plan.spans.starts, plan.spans.lengths, strict=True):
+            last = len(seq.request.prompt_token_ids) + seq.request.max_tokens - 1
+            assert length <= threshold and start + length <= last, "a span beyond the limits"
+        preempted = [seq for seq in before if before[seq][0] is SeqState.RUNNING and seq.state is SeqState.WAITING]
+        for victim in preempted:
+            assert all(orders[victim] > orders[seq] for seq in running), "the wrong victim was preempted"
+        for seq, (state, start, prefill_end) in before.items():
+            if state is SeqState.RUNNING and seq not in preempted and prefill_end <= start < seq.limit:
+                assert seq in seqs, "a decoding sequence was left out of a step"
+        admitted = [seq for seq in seqs if before[seq][0] is SeqState.WAITING]
+        assert not (preempted and admitted), "a step that preempts admits"
+        for seq in before:
+            if seq.state is SeqState.WAITING and admitted and orders[seq] < max(orders[other] for other in admitted):
+                siblings = self.scheduler.roster.requests[seq.request.request_id]
+                in_prompt = [other for other in siblings if other.state is SeqState.RUNNING]
+                assert seq.request.params.n > 1 and in_prompt, "a later arrival overtook a waiting sequence"
+                assert all(other.prompt_step >= plan.step for other in in_prompt), "a sample waits though it could fork"
+
+    @invariant()
+    def check(self) -> None:
+        if not hasattr(self, "config"):
+            return
+        check_pages(self.scheduler)
+        check_tree(self.scheduler)
+        check_seqs(self.scheduler)
+        check_stats(self.scheduler, len(self.ledger.seqs), self.ledger.n_ended)
+        if not any(result.faults for _, _, result in self.in_flight):
+            check_contents(self.scheduler, self.device)
+        stats = self.scheduler.stats()
+        assert stats.generation_tokens == self.ledger.n_generated
+        now = {name: getattr(stats, name) for name in ("steps", "computed_tokens", "prompt_tokens", "preemptions")}
+        assert all(now[name] >= value for name, value in self.counters.items()), "a counter went back"
+        self.counters = now
+
+    def teardown(self) -> None:
+        if hasattr(self, "config"):
+            self.device.armed = None
+            self._drain()
+            self.check()
