@@ -34,7 +34,7 @@ class CpuDevice:
         return min(_meminfo("MemAvailable"), _cgroup_limit())
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        # numpy asks for zeroed memory, which the kernel maps lazily; torch would write it all: 20 s for a pool of 6 GiB.
+        # numpy asks for zeroed memory, which is mapped lazily; torch would write it all: 20 s for a pool of 6 GiB.
         flat = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
         return flat.view(dtype).view(shape)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -27,11 +28,10 @@ class CudaDevice:
 
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():
-            raise ConfigError(
-                "device = 'cuda' but torch sees no CUDA device: see `quire doctor`, or use --device cpu"
-            )
+            raise ConfigError("device = 'cuda' but torch sees no CUDA device: see `quire doctor`, or use --device cpu")
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
+        self._graph_pool = torch.cuda.graph_pool_handle()
 
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.torch_device)[1]
@@ -66,6 +66,18 @@ class CudaDevice:
         event = torch.cuda.Event()
         event.record()
         return _Arriving(targets, event)
+
+    def capture(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """A graph of `forward` on fixed addresses: (replay, its output). Kernels are compiled and warmed up first."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            forward()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._graph_pool):
+            output = forward()
+        return graph.replay, output
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

@@ -8,35 +8,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from quire.compute.device.device import Device, Download
-from quire.compute.layers.context import Context
+from quire.compute.models.dense import DenseModel
 from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.graphs import DecodeGraphs
 from quire.compute.runner.pool import KVPool, PagedContext
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
-from quire.config.arch import ModelArch
 from quire.core.plan import SlotOpen, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.kernels.attention import op as attention
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
-
-
-class Model(Protocol):
-    """What the runner needs of a model."""
-
-    arch: ModelArch
-
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor: ...
-
-    def logits(self, hidden_rows: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclasses.dataclass(slots=True)
@@ -117,12 +106,21 @@ class Fetched:
 class Runner:
     """One model on one device, with its KV pool, slot tables and sampler."""
 
-    def __init__(self, device: Device, model: Model, pool: KVPool, tables: SlotTables, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        device: Device,
+        model: DenseModel,
+        pool: KVPool,
+        tables: SlotTables,
+        sampler: Sampler,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
         self._device = device
         self._model = model
         self._pool = pool
         self._tables = tables
         self._sampler = sampler
+        self._graphs = graphs
         self._opened: dict[int, SlotOpen] = {}
 
     @torch.inference_mode()
@@ -131,8 +129,15 @@ class Runner:
         start_s = time.perf_counter()
         self._apply(plan)
         batch = flatten(plan.spans)
-        hidden = self._forward(batch)
-        sampled, prompt = self._sample(plan, batch, hidden)
+        cells = self._tables.cells(batch.row_slots, batch.row_positions)
+        prompt: list[PromptRows] = []
+        if self._graphs is not None and self._graphs.fits(batch):
+            logits = self._graphs.run(batch, cells)
+        else:
+            hidden = self._forward(batch, cells)
+            prompt = self._prompt_logprobs(plan, batch, hidden)
+            logits = self._logits(batch, hidden)
+        sampled = self._sample(batch, logits)
         fetched = Fetched(sampled.logprobs, prompt)
         download = self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
         return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
@@ -148,8 +153,7 @@ class Runner:
         self._tables.append(plan.pages)
         self._pool.copy(plan.copies)
 
-    def _forward(self, batch: FlatBatch) -> torch.Tensor:
-        cells = self._tables.cells(batch.row_slots, batch.row_positions)
+    def _forward(self, batch: FlatBatch, cells: np.ndarray) -> torch.Tensor:
         rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
         k_pages = self._pool.k
         plan = attention.plan(
@@ -165,13 +169,17 @@ class Runner:
         token_ids = self._tables.tokens[rows[0], rows[1]]
         return self._model.forward(token_ids, rows[1], PagedContext(self._pool, plan, rows[2]))
 
-    def _sample(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> tuple[Sampled, list[PromptRows]]:
+    def _logits(self, batch: FlatBatch, hidden: torch.Tensor) -> torch.Tensor:
+        if len(batch.sampled_rows) == 0:
+            return hidden.new_empty((0, self._model.arch.vocab_size), dtype=torch.float32)
+        return self._model.logits(hidden[self._device.upload(batch.sampled_rows)])
+
+    def _sample(self, batch: FlatBatch, logits: torch.Tensor) -> Sampled:
         tokens = self._tables.tokens
-        where = self._device.upload(np.stack([batch.sampled_rows, batch.sampled_slots, batch.sampled_positions]))
-        logits = self._model.logits(hidden[where[0]])
         sampled = self._sampler.sample(logits, batch.sampled_slots, batch.sampled_positions, tokens)
-        tokens[where[1], where[2]] = sampled.token_ids
-        return sampled, self._prompt_logprobs(plan, batch, hidden)
+        where = self._device.upload(np.stack([batch.sampled_slots, batch.sampled_positions]))
+        tokens[where[0], where[1]] = sampled.token_ids
+        return sampled
 
     def _prompt_logprobs(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> list[PromptRows]:
         found = []
