@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 
+MIN_ROWS: Final = 4
+"""Fewer rows than this are filled up with zeros before a packed product."""
 Make = Callable[..., torch.Tensor]
 """`make(*shape)`: an uninitialised tensor of the model's dtype, where the model lives."""
 
@@ -95,6 +98,8 @@ def can_pack(device_type: str, dtype: torch.dtype) -> bool:
 
 
 def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    # oneDNN has a kernel of its own for one row, which sums in another order than the one for two rows or more.
-    rows = x.expand(2, -1) if len(x) == 1 else x
-    return torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")[: len(x)]
+    # oneDNN sums one row in another order than two or more, and reads a large matrix faster for four rows than for fewer.
+    n_rows = len(x)
+    if 0 < n_rows < MIN_ROWS:
+        x = F.pad(x, (0, 0, 0, MIN_ROWS - n_rows))
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[:n_rows]
