@@ -13,7 +13,7 @@ from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.bench.timeline import Timeline, from_requests
 from quire.bench.workloads import WORKLOADS, LatencyCase, throughput_dataset
-from quire.cli.model import add_engine_flags, engine_config
+from quire.cli.model import add_engine_flags, engine_config, load_llm
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
 
@@ -51,10 +51,9 @@ def run_throughput(namespace: argparse.Namespace) -> int:
     if options.workload != "none":
         fixed = throughput_dataset(options.workload, options.dataset_path)
         temperature = WORKLOADS[options.workload].temperature
+    llm = load_llm(config)
     from quire.bench.offline import measure_throughput
-    from quire.engine.llm import LLM
 
-    llm = LLM(**msgspec.structs.asdict(config))
     try:
         own = options.dataset(min(options.vocab_size, llm.logits_width), config.seed)
         dataset = own if options.workload == "none" else fixed
@@ -74,10 +73,9 @@ def run_latency(namespace: argparse.Namespace) -> int:
     if options.workload != "none":
         cases = WORKLOADS[options.workload].cases
     config = _engine_for(namespace, options.workload)
+    llm = load_llm(config)
     from quire.bench.offline import measure_latency
-    from quire.engine.llm import LLM
 
-    llm = LLM(**msgspec.structs.asdict(config))
     try:
         rows, timeline = measure_latency(llm, cases, min(options.vocab_size, llm.logits_width), options)
     finally:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from quire.cli.generate import open_llm, print_stream
+from quire.cli.generate import load_text_llm, print_stream
 from quire.cli.model import add_engine_flags, engine_config
 from quire.cli.sampling import SamplingFlags, sampling_params
 from quire.config.flags import add_flags, did_you_mean
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(namespace: argparse.Namespace) -> int:
     """Talk until the input ends; returns the exit code."""
     params = sampling_params(namespace, OutputKind.DELTA)
-    llm = open_llm(engine_config(namespace, disable_log_stats=True))
+    llm = load_text_llm(engine_config(namespace, disable_log_stats=True))
     try:
         interactive = sys.stdin.isatty()
         if interactive:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 
 from quire import __version__
 from quire.bench import machine
+from quire.cli.interrupt import instant_exit
 from quire.core import env
 from quire.core.errors import ConfigError, QuireError
 from quire.core.units import format_bytes
@@ -74,7 +75,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print the findings; returns 1 if one of them is a failure."""
-    findings = examine()
+    with instant_exit():
+        findings = examine()
     failed = any(finding.status is Status.FAIL for finding in findings)
     if namespace.json:
         rows = [dataclasses.asdict(finding) | {"status": finding.status.value} for finding in findings]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
-from quire.cli.model import add_engine_flags, engine_config
+from quire.cli.model import add_engine_flags, engine_config, load_llm
 from quire.cli.sampling import SamplingFlags, sampling_params
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags
@@ -34,7 +34,7 @@ def run(namespace: argparse.Namespace) -> int:
     """Print the completions; returns the exit code."""
     prompts = namespace.prompt or [read_prompt(sys.stdin)]
     params = sampling_params(namespace, OutputKind.DELTA)
-    llm = open_llm(engine_config(namespace, disable_log_stats=True))
+    llm = load_text_llm(engine_config(namespace, disable_log_stats=True))
     try:
         if len(prompts) == 1 and params.n == 1:
             print_stream(llm.stream(prompts[0], params), sys.stdout)
@@ -46,15 +46,11 @@ def run(namespace: argparse.Namespace) -> int:
     return 0
 
 
-def open_llm(config: EngineConfig) -> LLM:
-    """The offline engine for `config`. Text commands need a tokenizer: ConfigError without one."""
-    import msgspec
-
-    from quire.engine.llm import LLM
-
+def load_text_llm(config: EngineConfig) -> LLM:
+    """The offline engine of a command that works on text; ConfigError if `config` leaves the tokenizer out."""
     if config.skip_tokenizer_init:
         raise ConfigError("this command needs a tokenizer, but skip_tokenizer_init (or a shape: model) leaves it out")
-    return LLM(**msgspec.structs.asdict(config))
+    return load_llm(config)
 
 
 def read_prompt(stream: TextIO) -> str:

@@ -1,14 +1,21 @@
-"""From the command line to an `EngineConfig`: the MODEL argument, the engine's flags, and `shape:` models."""
+"""From the command line to an engine: the MODEL argument, the engine's flags, `shape:` models, loading."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from quire.bench.shape import PREFIX, shape_options
+from quire.cli.interrupt import instant_exit
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, given_values, read_flags
 from quire.core.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from quire.engine.llm import LLM
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, *, positional: bool, skip: Collection[str] = ()) -> None:
@@ -37,3 +44,11 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     if model.startswith(PREFIX):
         values = values | shape_options(model)
     return read_flags(argparse.Namespace(), EngineConfig, **values)
+
+
+def load_llm(config: EngineConfig) -> LLM:
+    """The offline engine for `config`; Ctrl-C while it loads ends the process."""
+    with instant_exit():
+        from quire.engine.llm import LLM
+
+        return LLM(**msgspec.structs.asdict(config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.flags import add_flags, read_flags
 from quire.serve.config import ServerConfig
@@ -20,6 +21,6 @@ def run(namespace: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit code."""
     engine = engine_config(namespace)
     server = read_flags(namespace, ServerConfig)
-    from quire.serve.server import run as run_server
-
+    with instant_exit():
+        from quire.serve.server import run as run_server
     return run_server(engine, server)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -32,6 +35,17 @@ def test_chat_answers_lines_from_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys:
     assert main(["chat", "--temperature", "0", "--max-tokens", "12", *ENGINE]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "did you mean /help?" in "\n".join(lines) and len(lines) >= 3
+
+
+def test_ctrl_c_while_text_streams_ends_with_130_and_one_line() -> None:
+    words = ["generate", "--prompt", "def f(x):", "--max-tokens", "1900", "--ignore-eos", *ENGINE]
+    command = [sys.executable, "-m", "quire", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors.decode().split("\n")[-2:] == ["quire: interrupted", ""] and b"Traceback" not in errors
 
 
 def test_a_prompt_that_is_too_long_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import types
 import pytest
 
 from quire import __version__
-from quire.cli import main as command
+from quire.cli.command import COMMANDS, run
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError
 
 
@@ -39,7 +39,7 @@ def raising(error: BaseException) -> object:
 def test_version_and_help() -> None:
     assert quire("--version").stdout == f"quire {__version__}\n"
     shown = quire("--help")
-    assert shown.returncode == 0 and all(name in shown.stdout for name in command.COMMANDS)
+    assert shown.returncode == 0 and all(name in shown.stdout for name in COMMANDS)
 
 
 def test_help_is_quick_and_loads_no_torch() -> None:
@@ -67,7 +67,7 @@ def test_help_of_every_subcommand_loads_no_torch() -> None:
 
 
 def test_no_command_prints_help_and_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main([]) == 2
+    assert run([]) == 2
     assert "commands:" in capsys.readouterr().out
 
 
@@ -82,7 +82,7 @@ def test_no_command_prints_help_and_exits_with_2(capsys: pytest.CaptureFixture[s
 ])  # fmt: skip
 def test_wrong_command_lines_exit_with_2(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        command.main(words)
+        run(words)
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith(message)
 
@@ -95,14 +95,14 @@ def test_errors_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
     stand_in(monkeypatch, raising(error))
-    assert command.main(["serve"]) == code
+    assert run(["serve"]) == code
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["quire: error: " + str(error).replace("\n", " ")]
 
 
 def test_exit_code_of_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, lambda _: 7)
-    assert command.main(["serve"]) == 7
+    assert run(["serve"]) == 7
 
 
 def test_ctrl_c_ends_with_130_and_one_line() -> None:
