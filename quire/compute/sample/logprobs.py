@@ -6,11 +6,15 @@ The distribution is the model's own: before penalties, masks, temperature and tr
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 import torch
 
 from quire.core.result import TokenLogprobs
+
+CACHE: Final = 1 << 15
+"""Logits worked on at a time on CPU, or one row: torch does not split the sum of so few, so its order is fixed."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,18 +44,24 @@ def logprobs(logits: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, n_to
 
     rows, n_top: host int64 [r], as in `LogprobTensors`.
     """
-    chosen = logits.gather(1, targets.long()[:, None])
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    k = min(int(n_top.max(initial=0)), logits.shape[1])
-    top = torch.topk(logits, k, dim=-1) if k else None
-    return LogprobTensors(
-        rows=rows,
-        n_top=np.minimum(n_top, k),
-        chosen=(chosen - normaliser)[:, 0],
-        ranks=(logits > chosen).sum(-1, dtype=torch.int32) + 1,
-        top_ids=logits.new_empty((len(rows), 0), dtype=torch.int32) if top is None else top.indices.to(torch.int32),
-        top_logprobs=logits.new_empty((len(rows), 0)) if top is None else top.values - normaliser,
-    )
+    n_rows, width = logits.shape
+    k = min(int(n_top.max(initial=0)), width)
+    n_chunk = max(1, CACHE // width) if logits.device.type == "cpu" else max(1, n_rows)
+    parts = [
+        _lines(logits[start : start + n_chunk], targets[start : start + n_chunk].long()[:, None], k)
+        for start in range(0, max(1, n_rows), n_chunk)
+    ]
+    return LogprobTensors(rows, np.minimum(n_top, k), *(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+    """Chosen, ranks, top ids and top logprobs of a few rows; targets: int64 [r, 1]."""
+    chosen = logits.gather(1, targets)
+    peaks = logits.amax(-1, keepdim=True)
+    normaliser = (logits - peaks).exp_().sum(-1, keepdim=True).log_().add_(peaks)
+    ranks = torch.gt(logits, chosen, out=torch.empty_like(logits)).sum(-1).to(torch.int32) + 1
+    top_logits, top_ids = torch.topk(logits, k, dim=-1)
+    return (chosen - normaliser)[:, 0], ranks, top_ids.to(torch.int32), top_logits - normaliser
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobTensors:

@@ -1,0 +1,54 @@
+"""The CUDA kernels without a GPU: their results in Triton's interpreter, and that they compile for Hopper."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[3]
+
+
+def run(code: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | variables | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    return subprocess.run([sys.executable, *code], capture_output=True, text=True, env=environment, check=False)
+
+
+def test_kernels_equal_the_oracle_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    done = run([str(HERE / "interpreted.py")], TRITON_INTERPRET="1")
+    assert done.stdout.strip() == "fine", done.stderr[-3000:]
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from quire.kernels.sample import triton as kernels
+
+row = dict(logits="*fp32", stride="i32", width="i32")
+stats = row | dict(controls="*fp64", floors="*fp32", stats="*fp32", first="*i32", n_rows="i32", n_chunks="i32")
+cases = [
+    (kernels._chunk_stats, stats, dict(CHUNK=4096)),
+    (kernels._select, stats | dict(token_ids="*i32", status="*u8"),
+     dict(CHUNK=4096, N_CHUNKS=64, FINE=0, NON_FINITE=1, EMPTY=2)),
+    (kernels._floors, row | dict(limits="*fp64", floors="*fp32", n_rows="i32"), dict(CHUNK=4096, N_PIVOTS=8)),
+]
+for kernel, signature, constants in cases:
+    signature = signature | dict.fromkeys(constants, "constexpr")
+    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    assert ".entry" in built.asm["ptx"] and built.metadata.shared < 100_000
+print("fine")
+"""
+
+
+def test_kernels_compile_for_hopper(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("triton")
+    done = run(["-c", COMPILE], TRITON_CACHE_DIR=str(tmp_path), TRITON_INTERPRET="0")
+    assert done.stdout.strip() == "fine", done.stderr[-3000:]
