@@ -98,7 +98,7 @@ def can_pack(device_type: str, dtype: torch.dtype) -> bool:
 
 
 def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    # oneDNN sums one row in another order than two or more, and reads a large matrix faster for four rows than for fewer.
+    # oneDNN sums one row in another order than two or more, and reads a large matrix faster for four rows than for one.
     n_rows = len(x)
     if 0 < n_rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - n_rows))

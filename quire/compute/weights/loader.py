@@ -7,6 +7,7 @@ Invariant: everything that can be known from headers is checked before a paramet
 from __future__ import annotations
 
 import functools
+import logging
 import pathlib
 import re
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,7 @@ TORCH_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.
 LISTED: Final = 8
 """Most tensor names in one error message."""
 TIED_HEAD: Final = ("lm_head.weight", "model.embed_tokens.weight")
+_logger = logging.getLogger(__name__)
 _COMPUTED: Final = re.compile(r"^model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
 """Buffers that old checkpoints carry and every model computes from config.json: skipped."""
 
@@ -66,6 +68,12 @@ def load_model(
         raise ConfigError(
             f"max_model_len = {max_model_len:,} must be from 1 to {arch.max_position_scaled:,}, the model's context",
             param="max_model_len",
+        )
+    if arch.rope.type == "dynamic" and max_model_len > arch.rope.original_max_position:
+        _logger.warning(
+            "max_model_len = %d exceeds the original context of %d tokens: dynamic rope scaling uses the base for %d"
+            " tokens at every length, so shorter prompts differ slightly from transformers",
+            *(max_model_len, arch.rope.original_max_position, max_model_len),
         )
     cos_sin = rope_table(arch.rope, arch.head_dim, max_model_len)
 

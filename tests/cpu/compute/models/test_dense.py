@@ -11,6 +11,8 @@ import pytest
 import torch
 import transformers
 
+from quire.compute.layers.linear import can_pack
+
 Tools = dict[str, Callable[..., Any]]
 LLAMA3 = {
     "rope_type": "llama3",
@@ -134,6 +136,28 @@ def test_flat_batch(tmp_path: pathlib.Path, tools: Tools) -> None:
     alone = [tools["run_chunks"](model, torch.float32, ids, [20]) for ids in (first, second)]
     assert (logits[0] - alone[0][-1]).abs().max() <= 1e-4
     assert (logits[1:] - alone[1]).abs().max() <= 1e-4
+
+
+class SelfOnly:
+    """A context whose attention returns its queries: what remains of the model works row by row."""
+
+    def attend(self, layer: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return q.contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_only_attention_mixes_rows(dtype: torch.dtype, tmp_path: pathlib.Path, tools: Tools) -> None:
+    """A token's logits have the same bits alone and among others."""
+    if not can_pack("cpu", dtype):
+        pytest.skip(f"this CPU has no packed kernel for {dtype}")
+    tools["random_checkpoint"](tmp_path, "Qwen3", head_dim=32, hidden_size=320, intermediate_size=864)
+    model = tools["load"](tmp_path, dtype)
+    ids, positions = torch.tensor(IDS), torch.arange(len(IDS))
+    together = model.logits(model.forward(ids, positions, SelfOnly()))
+    for start, stop in ((0, 1), (39, 40), (3, 5), (10, 17), (8, 40)):
+        rows = slice(start, stop)
+        alone = model.logits(model.forward(ids[rows], positions[rows], SelfOnly()))
+        assert torch.equal(alone, together[rows]), f"rows {start} to {stop}"
 
 
 def edit_config(folder: pathlib.Path, **fields: Any) -> None:
