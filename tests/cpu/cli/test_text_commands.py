@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -46,6 +50,40 @@ def test_ctrl_c_while_text_streams_ends_with_130_and_one_line() -> None:
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert errors.decode().split("\n")[-2:] == ["quire: interrupted", ""] and b"Traceback" not in errors
+
+
+def test_ctrl_c_while_the_model_loads_ends_with_130_and_one_line() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "quire", "generate", "--prompt", "x"], stderr=subprocess.PIPE)
+    time.sleep(0.7)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors.decode().strip()) == (130, "quire: interrupted")
+
+
+def test_chat_in_a_terminal_prompts_and_ctrl_c_leaves_it() -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "quire", "chat", "--temperature", "0", "--max-tokens", "8", *ENGINE]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        assert "/help lists commands" in read_until(ours, "> ")
+        os.write(ours, b"Hello\n")
+        assert len(read_until(ours, "> ").splitlines()) >= 2
+        process.send_signal(signal.SIGINT)
+        assert "quire: interrupted" in read_until(ours, "interrupted")
+        assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
+        os.close(ours)
+
+
+def read_until(terminal: int, end: str, limit_s: float = 60.0) -> str:
+    """What the terminal shows up to `end`; an assertion if it does not come."""
+    text, deadline_s = "", time.monotonic() + limit_s
+    while end not in text:
+        assert time.monotonic() < deadline_s and select.select([terminal], [], [], limit_s)[0], text
+        text += os.read(terminal, 1024).decode(errors="replace")
+    return text
 
 
 def test_a_prompt_that_is_too_long_is_one_line_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
