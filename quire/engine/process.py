@@ -86,7 +86,8 @@ def end_with_parent() -> None:
     """Leave at once when the parent's end of standard input closes, however it died."""
 
     def wait() -> None:
-        while sys.stdin.buffer.read(4096):
+        # The descriptor, not the buffered file: its lock would still be held when the interpreter shuts down.
+        while os.read(sys.stdin.fileno(), 4096):
             pass
         os._exit(1)
 
