@@ -1,4 +1,4 @@
-"""Sampling on a GPU: kernels against the oracle, rows against themselves in other batches, and no wait for the device."""
+"""Sampling on a GPU: kernels against the oracle, rows in different batches, and no wait for the device."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ FEATURES = [
 
 
 def make_draw(n_rows: int, features: list[dict[str, float]]) -> Draw:
-    fields = [{"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | features[i % len(features)] for i in range(n_rows)]
+    defaults = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    fields = [defaults | features[i % len(features)] for i in range(n_rows)]
     kinds = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float32, "min_p": np.float32}
     columns = {name: np.array([one[name] for one in fields], kind) for name, kind in kinds.items()}
     return Draw(uniform=np.random.default_rng(n_rows).random(n_rows), **columns)
