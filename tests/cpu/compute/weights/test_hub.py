@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import huggingface_hub
@@ -94,3 +96,9 @@ def test_failures(error: Exception, message: str, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LoadError) as caught:
         find_checkpoint("org/name")
     assert message in caught.value.message
+
+
+def test_finding_a_folder_needs_no_torch() -> None:
+    """The front end calls this in a process that never loads torch."""
+    code = "import sys, quire.compute.weights.hub, quire.config.generation; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
