@@ -121,7 +121,8 @@ class App:
     def _check_host(self, exchange: Exchange) -> None:
         hosts = exchange.header(b"host")
         if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
-            raise bad_request("Send exactly one Host header with a name and perhaps a port.", code="bad_host")
+            message = "Send exactly one Host header with a name and perhaps a port."
+            raise Refusal(400, message, code="bad_host", close=True)
 
     def _check_key(self, exchange: Exchange) -> None:
         """Constant time in the key: hashes of equal length are compared."""

@@ -77,9 +77,8 @@ class QuireProtocol(HttpToolsProtocol):
             self._read_bytes += len(data)
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # An offer to change the protocol (Java's client offers h2c) may be ignored; nothing after it can be parsed.
-            self.cycle.keep_alive = False
+        except httptools.HttpParserUpgrade as error:
+            self._ignore_upgrade(data[error.args[0] :])
         except httptools.HttpParserError:
             self._refuse(
                 self._stop.refusal
@@ -113,7 +112,30 @@ class QuireProtocol(HttpToolsProtocol):
         """Headers are there: the clock stops, the request starts."""
         self._in_head = False
         self._stop_head_timer()
+        if self.parser.should_upgrade():
+            return  # the parser stops behind the headers; `_ignore_upgrade` goes on
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if not self.parser.should_upgrade():
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Take a request that offers another protocol (Java's client offers h2c with its body) without the offer."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(bad_request("CONNECT is not served.", code="bad_http"))
+            return
+        kept = [pair for pair in self.headers if pair[0] not in {b"upgrade", b"connection", b"http2-settings"}]
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method, self.url, b"".join(b"%b: %b\r\n" % pair for pair in kept))
+        self.parser = httptools.HttpRequestParser(self)
+        self.data_received(head + rest)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
@@ -154,7 +176,12 @@ class QuireProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         logger.debug("refused a connection: %s", refusal.message)
-        if self._answering is None or self._answering.response_complete:
+        cycle = self._answering
+        if cycle is not None and not cycle.response_started and cycle is self.cycle and cycle.more_body:
+            cycle.disconnected = True  # its body is broken: this answer takes the place of the application's
+            cycle.message_event.set()
+            self.transport.write(raw_answer(refusal))
+        elif cycle is None or cycle.response_complete:
             self.transport.write(raw_answer(refusal))
         self.transport.close()
 

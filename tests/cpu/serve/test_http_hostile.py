@@ -1,0 +1,508 @@
+"""Hostile requests, table by table: JSON bodies (J), sampling (S), prompts (P), keys (H15, I07), bodies' limits (H)."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from serve_fakes import LOGITS_WIDTH, MAX_MODEL_LEN, reply_to
+
+from quire.serve.app import OPEN_PATHS, ROUTES
+from quire.serve.assets import FILES
+from quire.serve.decoding import Decoder
+from quire.serve.refusal import Refusal
+from quire.serve.schema import ChatRequest, CompletionRequest
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+POSTS = [path for method, path, _ in ROUTES if method == "POST"]
+ALL_PATHS = [path.replace("{model:path}", "fake") for _, path, _ in ROUTES] + list(FILES)
+JSON_HEADERS = {"content-type": "application/json"}
+
+
+def valid(path: str) -> dict[str, Any]:
+    if path == CHAT:
+        return {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+    if path == TEXT:
+        return {"model": "fake", "prompt": "x", "max_tokens": 2}
+    return {"prompt": "x"} if path == "/tokenize" else {"tokens": [1]}
+
+
+def check_error(answer: httpx.Response, status: int | tuple[int, ...], param: str | None = None) -> dict[str, Any]:
+    """The error body, exactly; never 422."""
+    statuses = (status,) if isinstance(status, int) else status
+    assert answer.status_code in statuses, f"{answer.status_code}: {answer.text[:300]}"
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-request-id"].startswith("req_")
+    body = answer.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert len(body["error"]["message"]) <= 700
+    assert "Traceback" not in answer.text and "/work" not in answer.text and " at 0x" not in answer.text
+    if param is not None:
+        assert body["error"]["param"] is not None and body["error"]["param"].startswith(param), body
+    return body["error"]
+
+
+@pytest.fixture
+def http(server: Any) -> Any:
+    """A client; afterwards the server is healthy, a canary has its golden text, and nothing runs."""
+    with server.client() as client:
+        yield client
+        assert client.get("/health").status_code == 200
+        server.engine.fault, server.engine.held, server.engine.text = (lambda request: False), False, None
+        canary = client.post(TEXT, json={"model": "fake", "prompt": "canary", "max_tokens": 8}).json()
+        assert canary["choices"][0]["text"] == reply_to(server.llm.tokenizer.encode("canary"))[:8]
+        assert not server.engine.running and not server.state.live and not server.llm._streams
+
+
+# ---- keys
+
+
+@pytest.fixture(scope="module")
+def locked() -> Any:
+    from conftest import LiveServer
+
+    from quire.serve.config import ServerConfig
+
+    config = ServerConfig(port=0, api_key="sésame".encode().hex())
+    config.verify()
+    server = LiveServer(config).start()
+    yield server
+    server.stop()
+
+
+WRONG_KEYS: list[list[tuple[bytes, bytes]]] = [
+    [],
+    [(b"authorization", b"")],
+    [(b"authorization", b"Bearer")],
+    [(b"authorization", b"Bearer wrong")],
+    [(b"authorization", b"Basic 73c3a973616d65")],
+    [(b"authorization", "Bearer sésame".encode())],
+    [(b"authorization", b"Bearer " + b"k" * 20_000)],
+    [(b"x-api-key", b"73c3a973616d65")],
+]
+
+
+@pytest.mark.parametrize(
+    "path", [*ALL_PATHS, "/nothing", "/v1/models/../models", "//v1/models", "/health/", "/%68ealth"]
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_every_route_needs_the_key(locked: Any, path: str, method: str) -> None:
+    with httpx.Client(base_url=locked.base, timeout=10) as client:
+        if path.encode() in OPEN_PATHS:
+            assert client.request(method, path).status_code in (200, 405)
+            return
+        for headers in WRONG_KEYS:
+            answer = client.request(method, httpx.URL(locked.base + path), headers=headers)
+            error = check_error(answer, 401)
+            assert error["code"] == "invalid_api_key"
+        key = locked.config.api_key.encode()
+        duplicate = [(b"authorization", b"Bearer " + key)] * 2
+        assert client.request(method, path, headers=duplicate).status_code == 401
+        assert client.request(method, path, headers=duplicate[:1]).status_code != 401
+
+
+def test_the_right_key_serves_and_is_in_no_repr(locked: Any) -> None:
+    with locked.client() as client:
+        assert client.post(TEXT, json=valid(TEXT)).status_code == 200
+    assert locked.config.api_key not in repr(locked.config)
+
+
+# ---- routes
+
+
+@pytest.mark.parametrize(("method", "path"), [(method, path) for method, path, _ in ROUTES])
+def test_wrong_methods(http: Any, method: str, path: str) -> None:
+    wrong = "GET" if method == "POST" else "POST"
+    answer = http.request(wrong, path.replace("{model:path}", "fake"), json={})
+    check_error(answer, 405)
+    assert method in answer.headers["allow"]
+
+
+def test_unknown_paths(http: Any) -> None:
+    for path in ("/v2", "/v1/chat/completions/", "/page/../config.py", "/page/quire.py", "/%2e%2e/etc/passwd", "/docs"):
+        check_error(http.get(path), 404)
+
+
+# ---- JSON bodies
+
+BAD_BODIES = {
+    "empty": b"",
+    "blank": b"  \n",
+    "truncated": b'{"model": "fake", "prompt": "x',
+    "array": b"[]",
+    "string": b'"x"',
+    "number": b"1",
+    "null": b"null",
+    "nested": b"[" * 100_000,
+    "nested object": b'{"a":' * 100_000,
+    "nested value": b'{"model": "fake", "metadata": ' + b"[" * 100_000,
+    "nested tools": b'{"model":"fake","messages":[],"tools":[{"type":"function","function":{"name":"a","parameters":{"a":'
+    + b"[" * 100_000,
+    "unknown keys": b"{" + b",".join(b'"k%d":1' % i for i in range(100_000)) + b"}",
+    "long key": b'{"' + b"k" * 10_000_000 + b'": 1}',
+    "not utf-8": b'{"model": "\xff\xfe"}',
+    "utf-16": '{"model": "fake"}'.encode("utf-16"),
+    "bom": b'\xef\xbb\xbf{"model": "fake"}',
+    "lone surrogate": b'{"model": "\\ud800"}',
+    "nan": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "temperature": NaN}',
+    "infinity": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "top_p": Infinity}',
+    "minus infinity": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "min_p": -Infinity}',
+    "1e999": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "temperature": 1e999}',
+    "two values": b"{} {}",
+}
+
+
+@pytest.mark.parametrize("path", POSTS)
+@pytest.mark.parametrize("name", BAD_BODIES)
+def test_bad_json(server: Any, path: str, name: str) -> None:
+    with server.client() as client:
+        began_s = time.monotonic()
+        answer = client.post(path, content=BAD_BODIES[name], headers=JSON_HEADERS)
+        check_error(answer, 400)
+        assert time.monotonic() - began_s < 2
+        assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_media_types(http: Any, path: str) -> None:
+    body = json.dumps(valid(path)).encode()
+    for media in (
+        "text/plain",
+        "multipart/form-data; boundary=x",
+        "application/json; charset=utf-16",
+        "application/jsonx",
+        "",
+    ):
+        check_error(http.post(path, content=body, headers={"content-type": media}), 415)
+    check_error(http.post(path, content=body, headers={**JSON_HEADERS, "content-encoding": "gzip"}), 415)
+    for media in ("application/json", "application/json;charset=utf-8", 'Application/JSON; charset="UTF-8"'):
+        assert http.post(path, content=body, headers={"content-type": media}).status_code == 200
+
+
+def kinds_of(annotation: str) -> set[str]:
+    parts = {part.strip().split("[")[0] for part in annotation.split("|")}
+    return {{"JsonObject": "dict", "StreamOptions": "dict", "None": "NoneType"}.get(part, part) for part in parts}
+
+
+@pytest.mark.parametrize(("path", "kind"), [(CHAT, ChatRequest), (TEXT, CompletionRequest)])
+def test_wrong_type_of_each_field_names_it(http: Any, path: str, kind: Any) -> None:
+    annotations: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        annotations |= {name: str(text) for name, text in each.__dict__.get("__annotations__", {}).items()}
+    for name in kind.__struct_fields__:
+        if name == "prompt":
+            continue
+        kinds = kinds_of(annotations[name])
+        refused = [value for value in (1, 1.5, "x", True, [], {}) if _kind(value) not in kinds]
+        refused = [value for value in refused if not (_kind(value) == "int" and "float" in kinds)]
+        assert refused, name
+        for value in refused:
+            answer = http.post(path, json={**valid(path), name: value})
+            assert answer.status_code in (400, 404), (name, value, answer.text)
+            if answer.status_code == 400:
+                check_error(answer, 400, name)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_unknown_fields_are_named(http: Any, path: str) -> None:
+    for name in ("extra_body", "num_beams", "request_id", "__class__", "k" * 1_000_000):
+        error = check_error(http.post(path, json={**valid(path), name: 1}), 400, name[:200])
+        assert error["code"] == "unknown_parameter"
+
+
+UNSUPPORTED = [
+    (TEXT, "suffix", "x"), (TEXT, "best_of", 5), (CHAT, "audio", {"voice": "a", "format": "mp3"}),
+    (CHAT, "functions", [{"name": "f"}]), (CHAT, "function_call", "auto"), (CHAT, "prediction", {"type": "content"}),
+    (CHAT, "web_search_options", {}), (CHAT, "reasoning_effort", "low"), (CHAT, "reasoning_effort", -1), (CHAT, "store", True),
+    (CHAT, "modalities", ["text", "audio"]), (CHAT, "verbosity", "high"), (CHAT, "chat_template", "{{ 1 }}"),
+    (CHAT, "documents", []), (CHAT, "response_format", {"type": "json_object"}),
+    (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
+    (TEXT, "response_format", {"type": "json_object"}), (TEXT, "guided_json", {}), (CHAT, "structured_outputs", {}),
+    (TEXT, "prompt_embeds", "gASVAAAA"), (TEXT, "use_beam_search", True), (TEXT, "truncate_prompt_tokens", 5),
+    (CHAT, "service_tier", "priority"), (CHAT, "stream_options", {"include_usage": True}), (TEXT, "logits_processors", ["os.system"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"), UNSUPPORTED, ids=[f"{row[1]}-{i}" for i, row in enumerate(UNSUPPORTED)]
+)
+def test_what_is_not_honoured_is_refused_by_name(http: Any, path: str, name: str, value: Any) -> None:
+    check_error(http.post(path, json={**valid(path), name: value}), 400, name)
+
+
+BIG = 2**63
+SAMPLING: list[tuple[str, list[Any]]] = [
+    ("temperature", [-1, -0.001, 101, 1e38]),
+    ("top_p", [0, -0.1, 1.01, 5]),
+    ("top_k", [-2, 2**31, BIG]),
+    ("min_p", [-0.1, 1.1]),
+    ("presence_penalty", [-2.1, 2.1, 1e10]),
+    ("frequency_penalty", [-2.1, 2.1, 1e10]),
+    ("repetition_penalty", [0, -1, 1e10]),
+    ("n", [0, -1, 129, 10**9, BIG]),
+    ("min_tokens", [-1, 3, BIG]),
+    ("seed", [BIG, -BIG - 1, 2**64]),
+    ("stop", ["", [""], ["x"] * 65, "x" * 1025, ["x", "y" * 1_000_000], ["x"] * 100_000]),
+    ("stop_token_ids", [[-1], [LOGITS_WIDTH], [BIG], [0] * 5000]),
+    ("allowed_token_ids", [[], [-1], [LOGITS_WIDTH], [0] * 5000]),
+    ("bad_words", [[""], ["x" * 1025], ["x"] * 257, ["y" * 1000]]),
+    ("logit_bias", [{"abc": 1}, {"-1": 1}, {str(LOGITS_WIDTH): 1}, {"1": 1e30}, {"1": -101}, {str(i): 1 for i in range(10_000)}]),
+    ("prompt_logprobs", [-1, 21, LOGITS_WIDTH]),
+    ("max_tokens", [-1, BIG, MAX_MODEL_LEN]),
+    ("priority", [2**31, -(2**31) - 1, BIG]),
+    ("cache_salt", ["x" * 257, "y" * 1_000_000]),
+    ("user", ["x" * 1_000_000, "a\nb"]),
+    ("safety_identifier", ["x" * 1_000_000]),
+    ("metadata", [{"k": "v" * 513}, {"k" * 65: "v"}, {str(i): "v" for i in range(17)}, {"a": {"b": "c"}}]),
+    ("model", ["", "x" * 1_000_000]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize(("name", "values"), SAMPLING, ids=[row[0] for row in SAMPLING])
+def test_values_out_of_range(http: Any, server: Any, path: str, name: str, values: list[Any]) -> None:
+    before = len(server.engine.submitted)
+    for value in values:
+        check_error(http.post(path, json={**valid(path), name: value}), 400, name)
+        check_error(http.post(path, json={**valid(path), name: value, "stream": True}), 400, name)
+    assert len(server.engine.submitted) == before, "a refused request must not reach the engine"
+
+
+@pytest.mark.parametrize("model", ["../../etc/passwd", "other", "fake\0", "FAKE"])
+def test_unknown_models(http: Any, model: str) -> None:
+    for path in POSTS:
+        assert (
+            check_error(http.post(path, json={**valid(path), "model": model}), 404, "model")["code"]
+            == "model_not_found"
+        )
+
+
+def test_edges_that_are_allowed(http: Any, server: Any) -> None:
+    for fields in (
+        {"temperature": 0}, {"temperature": 1e-45}, {"temperature": 100}, {"top_k": 0}, {"top_k": -1}, {"top_k": 2**31 - 1},
+        {"top_p": 1e-9}, {"n": 128}, {"seed": 0}, {"seed": BIG - 1}, {"stop": []}, {"logit_bias": {}}, {"stop": ["x"] * 64},
+        {"logit_bias": {str(LOGITS_WIDTH - 1): 100}}, {"stream_options": {"include_usage": True}, "stream": True},
+    ):  # fmt: skip
+        for path in (CHAT, TEXT):
+            assert http.post(path, json={**valid(path), **fields}).status_code == 200, fields
+
+
+def test_combinations(http: Any) -> None:
+    for path, fields, param in (
+        (CHAT, {"top_logprobs": 2}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (TEXT, {"logprobs": -1}, "logprobs"),
+        (TEXT, {"logprobs": 21}, "logprobs"),
+        (TEXT, {"max_tokens": 0}, "max_tokens"),
+        (TEXT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
+        (TEXT, {"n": 2, "best_of": 1}, "best_of"),
+        (CHAT, {"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+        (CHAT, {"continue_final_message": True}, "continue_final_message"),
+        (CHAT, {"continue_final_message": True, "add_generation_prompt": False}, "messages[0]"),
+        (CHAT, {"tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+        (TEXT, {"prompt": ["x"] * 64, "n": 128}, "prompt"),
+    ):
+        check_error(http.post(path, json={**valid(path), **fields}), 400, param)
+
+
+def tool(name: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
+
+
+def test_tools(http: Any) -> None:
+    deep: Any = {"type": "object"}
+    for _ in range(100):
+        deep = {"type": "object", "properties": {"a": deep}}
+    for tools, param in (
+        ({}, "tools"),
+        ([1], "tools"),
+        ([tool("")], "tools[0]"),
+        ([tool("a b")], "tools[0]"),
+        ([tool("x" * 65)], "tools[0]"),
+        ([tool("a"), tool("a")], "tools[1]"),
+        ([tool(f"f{i}") for i in range(129)], "tools"),
+        ([tool("a", parameters={"type": "string"})], "tools[0]"),
+        ([tool("a", parameters=deep)], "tools[0]"),
+        ([{"type": "custom", "function": {"name": "a"}}], "tools[0]"),
+    ):
+        check_error(http.post(CHAT, json={**valid(CHAT), "tools": tools}), 400, param)
+    for choice in ("required", "sometimes", {"type": "function", "function": {"name": "b"}}, tool("a"), {}):
+        check_error(
+            http.post(CHAT, json={**valid(CHAT), "tools": [tool("a")], "tool_choice": choice}), 400, "tool_choice"
+        )
+    for choice in ("auto", "none"):
+        assert http.post(CHAT, json={**valid(CHAT), "tools": [tool("a")], "tool_choice": choice}).status_code == 200
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+ASKS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+USER = {"role": "user", "content": "x"}
+
+
+def test_conversations(http: Any) -> None:
+    for messages, param in (
+        ([], "messages"),
+        ("x", "messages"),
+        ([1], "messages[0]"),
+        ([{"role": "user"}], "messages[0]"),
+        ([{"content": "x"}], "messages[0]"),
+        ([{"role": "robot", "content": "x"}], "messages[0]"),
+        ([{"role": "function", "content": "x", "name": "f"}], "messages[0]"),
+        ([{"role": "user", "content": ""}], "messages[0]"),
+        ([{"role": "user", "content": None}], "messages[0]"),
+        ([{"role": "user", "content": []}], "messages[0]"),
+        ([USER, {"role": "assistant"}], "messages[1]"),
+        ([USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}], "messages[2]"),
+        ([USER, {"role": "tool", "content": "1"}], "messages[1]"),
+        ([USER, {"role": "tool", "content": "1", "tool_call_id": "c1"}], "messages[1]"),
+        ([USER, ASKS, {"role": "tool", "content": "1", "tool_call_id": "c2"}], "messages[2]"),
+        ([USER, ASKS, *[{"role": "tool", "content": "1", "tool_call_id": "c1"}] * 2], "messages[3]"),
+        ([USER, ASKS, USER], "messages[2]"),
+        ([USER, {**ASKS, "tool_calls": [CALL, CALL]}], "messages[1]"),
+        ([{**USER, "name": "x" * 65}], "messages[0]"),
+        ([{**USER, "audio": 1}], "messages[0]"),
+        ([USER] * 100_000, "messages"),
+        ([{"role": "user", "content": "x" * 300_000}], "messages"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}],
+            "messages[0]",
+        ),
+        ([{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], "messages[0]"),
+        ([{"role": "user", "content": [{"type": "file", "file": {"file_data": "data:;base64,AA"}}]}], "messages[0]"),
+        ([{"role": "user", "content": "template, fail"}], "messages"),
+    ):
+        check_error(http.post(CHAT, json={**valid(CHAT), "messages": messages}), 400, param)
+    for messages in (
+        [USER, ASKS, {"role": "tool", "content": "1", "tool_call_id": "c1"}],
+        [{"role": "developer", "content": "x"}, USER],
+        [USER, {"role": "assistant", "content": "a", "refusal": None, "annotations": []}, USER],
+    ):
+        assert http.post(CHAT, json={**valid(CHAT), "messages": messages}).status_code == 200
+
+
+def test_prompts(http: Any) -> None:
+    for prompt in ("", [], [[]], [""], ["x", ""], [1, "x"], [[1], 2], ["x", [1]], [-1], [LOGITS_WIDTH], [BIG], [[1, BIG]],
+                   ["x"] * 1_000_000, "x" * 10_000_000, [[1]] * 5000):  # fmt: skip
+        check_error(http.post(TEXT, json={**valid(TEXT), "prompt": prompt}), 400, "prompt")
+        check_error(http.post(TEXT, json={**valid(TEXT), "prompt": prompt, "echo": True, "logprobs": 1}), 400)
+    assert http.post(TEXT, json={**valid(TEXT), "prompt": [LOGITS_WIDTH - 1], "echo": True}).status_code == 200
+
+
+def test_context_is_exact(http: Any) -> None:
+    for length, status in ((MAX_MODEL_LEN - 1, 200), (MAX_MODEL_LEN, 400), (MAX_MODEL_LEN + 1, 400)):
+        answer = http.post(TEXT, json={**valid(TEXT), "prompt": [1] * length, "max_tokens": 1})
+        assert answer.status_code == status
+        if status == 400:
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+    answer = http.post(TEXT, json={**valid(TEXT), "prompt": [1] * 4000, "max_tokens": 97})
+    assert check_error(answer, 400)["code"] == "context_length_exceeded"
+
+
+def test_prompt_logprob_cells_are_bounded(make_server: Any) -> None:
+    server = make_server(engine_options={"max_logprobs": 1000})
+    with server.client() as client:
+        answer = client.post(TEXT, json={**valid(TEXT), "prompt": [1] * 4000, "prompt_logprobs": 900})
+    check_error(answer, 400, "prompt_logprobs")
+
+
+def test_queue_full_is_429_at_once(make_server: Any) -> None:
+    server = make_server()
+    server.engine.held = True
+    with server.client() as client:
+        answer = client.post(TEXT, json={**valid(TEXT), "prompt": ["x"] * 65})
+        assert check_error(answer, 429)["type"] == "rate_limit_error"
+        assert answer.json()["error"]["code"] == "overloaded" and 0 < int(answer.headers["retry-after"]) <= 120
+    assert not server.engine.running, "the prompts that were taken before must be given back"
+
+
+def test_loading_stalled_and_dead(make_server: Any) -> None:
+    loading = make_server(loaded=False)
+    with loading.client() as client:
+        for path in ("/health", "/metrics", "/v1/models", "/v1/engine"):
+            answer = client.get(path)
+            assert check_error(answer, 503)["code"] == "loading" and answer.headers["retry-after"]
+        for path in POSTS:
+            check_error(client.post(path, json=valid(path)), 503)
+        assert client.get("/").status_code == 200 and client.get("/version").status_code == 200
+    server = make_server()
+    with server.client() as client:
+        server.engine.stalled = True
+        assert check_error(client.get("/health"), 503)["code"] == "engine_stalled"
+        server.engine.stalled = False
+        server.call(server.engine.die)
+        check_error(client.get("/health"), 503)
+        answer = client.post(CHAT, json=valid(CHAT))
+        assert check_error(answer, 503)["code"] == "engine_dead" and "retry-after" in answer.headers
+    assert server.state.engine_lost.is_set()
+
+
+def test_faults_that_are_not_worth_a_retry_say_so(http: Any, server: Any) -> None:
+    server.engine.fault = lambda request: True
+    answer = http.post(TEXT, json={**valid(TEXT), "max_tokens": 9})
+    assert check_error(answer, 500)["type"] == "server_error"
+    assert answer.headers["x-should-retry"] == "false"
+
+
+def test_surprises_become_a_fixed_text(make_server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = make_server()
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("secret at 0x7f00 in /work/secret")
+
+    server.llm.submit = fail
+    with server.client() as client:
+        answer = client.post(TEXT, json=valid(TEXT))
+    assert check_error(answer, 500)["message"] == "The server failed while it handled this request."
+    assert "secret" not in answer.text and "secret" in caplog.text
+
+
+# ---- any JSON whatever
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
+
+
+@pytest.fixture(scope="module")
+def open_client(shared_server: Any) -> Any:
+    with shared_server.client() as client:
+        yield client
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(path=st.sampled_from([CHAT, TEXT]), fields=st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4))
+def test_any_json_is_answered_or_refused(open_client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
+    answer = open_client.post(path, content=json.dumps({**valid(path), **fields}).encode(), headers=JSON_HEADERS)
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        check_error(answer, answer.status_code)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(max_size=200)
+    | st.text(max_size=100).map(str.encode)
+    | json_values.map(lambda value: json.dumps(value).encode())
+)
+def test_decoder_refuses_or_returns(body: bytes) -> None:
+    for kind in (ChatRequest, CompletionRequest):
+        try:
+            assert isinstance(Decoder(kind).decode(body), kind)
+        except Refusal as refusal:
+            assert refusal.status == 400
