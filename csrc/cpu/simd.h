@@ -66,10 +66,10 @@ QUIRE_INLINE float hsum(vf v) {
     return lane[0];
 }
 
-// 2^x, relative error below 2e-7; 0 for x <= -127, 2^127 beyond 127, NaN stays NaN. Coefficients: Cephes exp2f.
+// 2^x, relative error below 2e-7; 0 for x <= -127, infinity from 127.5 on, NaN stays NaN. Coefficients: Cephes exp2f.
 QUIRE_INLINE vf exp2(vf x) {
     x = x < set1(-127.f) ? set1(-127.f) : x;
-    x = x > set1(127.f) ? set1(127.f) : x;
+    x = x > set1(128.f) ? set1(128.f) : x;
     const vf magic = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     const vf shifted = x + magic;
     const vf f = x - (shifted - magic);

@@ -1,0 +1,64 @@
+"""The choice of the native library: by processor flags, off on request, and honest when it is missing."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from quire.kernels import native
+
+
+def test_best_level_first() -> None:
+    full = frozenset().union(*native.LEVELS.values())
+    assert native.supported(full) == ["avx512bf16", "avx512", "avx2", "portable"]
+    assert native.supported(full - {"avx512_bf16"}) == ["avx512", "avx2", "portable"]
+    assert native.supported(frozenset({"sse2"})) == ["portable"]
+
+
+def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    choice = native.choice.__wrapped__()
+    assert choice.library is None
+    assert "portable: libquire_portable.so was not built" in choice.reason
+    assert "compiler" in choice.reason
+
+
+def test_broken_library_falls_to_the_next_level(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "libquire_portable.so").write_bytes(b"not a library")
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    choice = native.choice.__wrapped__()
+    assert choice.library is None
+    assert "portable:" in choice.reason
+
+
+def test_switched_off_by_the_environment() -> None:
+    code = "from quire.kernels import native; print(native.library(), native.explain())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"QUIRE_NATIVE": "0"}, capture_output=True, text=True, check=True,
+        cwd=pathlib.Path(native.__file__).parents[2],
+    )  # fmt: skip
+    assert done.stdout.startswith("None Native CPU kernels are off (QUIRE_NATIVE=0)")
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native library was built")
+def test_one_thread_pool() -> None:
+    """Loading the kernels brings no second OpenMP library into the process."""
+    maps = pathlib.Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("needs /proc")
+    assert native.fork_address() is not None
+    libraries = {line.split()[-1] for line in maps.read_text().splitlines() if "libquire_" in line}
+    assert libraries
+    for path in libraries:
+        needed = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+        assert "gomp" not in needed
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native library was built")
+def test_every_symbol_is_declared() -> None:
+    library = native.open_level(native.choice().level)
+    assert all(isinstance(getattr(library, name), ctypes._CFuncPtr) for name in native._SIGNATURES)
