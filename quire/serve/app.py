@@ -24,7 +24,7 @@ from quire.serve.chat import serve_chat
 from quire.serve.completions import serve_completion
 from quire.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
 from quire.serve.observation import serve_engine, serve_health, serve_metrics, serve_model, serve_models, serve_version
-from quire.serve.refusal import Refusal, bad_request, internal_error, refusal_of
+from quire.serve.refusal import Refusal, internal_error, refusal_of
 from quire.serve.state import ServerState
 from quire.serve.tokens import serve_detokenize, serve_tokenize
 

@@ -81,7 +81,7 @@ def check_text(name: str, value: str | None, max_chars: int) -> None:
     """400 for a label that is too long or has control characters."""
     if value is not None and (len(value) > max_chars or _CONTROL.search(value)):
         raise bad_request(
-            f"{name} = {shown(value)} is not allowed: it must have at most {max_chars} characters and no control characters.",
+            f"{name} = {shown(value)} is not allowed: use at most {max_chars} characters, none of them control ones.",
             name,
         )
 

@@ -47,11 +47,12 @@ def check_refused(reply: bytes, *allowed: int) -> None:
 
 # ---- broken HTTP
 
+TOO_LONG = b"content-length: 99999999"
 GET = b"GET /version HTTP/1.1\r\n"
 BROKEN: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "H01 one header of 1 MB": (GET + b"host: a\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n", (431,)),
     "H01 long, unfinished": (GET + b"host: a\r\nx: " + b"y" * 200_000, (431,)),
-    "H01 in small headers": (GET + b"host: a\r\n" + b"".join(b"x%d: %s\r\n" % (i, b"y" * 1000) for i in range(60)) + b"\r\n", (431,)),
+    "H01 in small headers": (GET + b"".join(b"x%d: %s\r\n" % (i, b"y" * 1000) for i in range(60)) + b"\r\n", (431,)),
     "H01 path of 1 MB": (b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", (431,)),
     "H02 5,000 headers": (GET + b"host: a\r\n" + b"".join(b"x%d: 1\r\n" % i for i in range(5000)) + b"\r\n", (431,)),
     "H04 length and chunked": (post("/tokenize", b"0\r\n\r\n", b"transfer-encoding: chunked"), (400,)),
@@ -59,7 +60,7 @@ BROKEN: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "H06 length -1": (post("/tokenize", BODY, b"content-length: -1", length=False), (400,)),
     "H06 length abc": (post("/tokenize", BODY, b"content-length: abc", length=False), (400,)),
     "H06 length 1e22": (post("/tokenize", BODY, b"content-length: 10000000000000000000000", length=False), (400, 413)),
-    "H07 length over the limit": (post("/tokenize", b"", b"content-length: 99999999", length=False), (413,)),
+    "H07 length over the limit": (post("/tokenize", b"", TOO_LONG, length=False), (413,)),
     "H09 bad chunk size": (post("/tokenize", b"zz\r\nabc\r\n", b"transfer-encoding: chunked", length=False), (400,)),
     "H12 no host": (GET + b"\r\n", (400,)),
     "H12 two hosts": (GET + b"host: a\r\nhost: b\r\n\r\n", (400,)),
@@ -68,7 +69,7 @@ BROKEN: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "H13 unknown method": (b"BREW /version HTTP/1.1\r\nhost: a\r\n\r\n", (400, 405)),
     "H13 lower-case method": (b"get /version HTTP/1.1\r\nhost: a\r\n\r\n", (400, 405)),
     "H13 method of 10 kB": (b"A" * 10_000 + b" / HTTP/1.1\r\nhost: a\r\n\r\n", (400, 405)),
-    "H18 expect with oversize": (post("/tokenize", b"", b"expect: 100-continue", b"content-length: 99999999", length=False), (413,)),
+    "H18 expect with oversize": (post("/tokenize", b"", b"expect: 100-continue", TOO_LONG, length=False), (413,)),
     "NUL in a header": (GET + b"host: a\r\nx: \x00\r\n\r\n", (400,)),
     "TLS hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), (400,)),
     "garbage": (b"\xff\xfe\xfd\r\n\r\n", (400,)),
@@ -146,7 +147,7 @@ def test_requests_in_a_row_on_one_connection(server: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_fuzzed_requests(server: Any, seed: int) -> None:
-    """Cut, flipped, doubled and inserted bytes: every reply is HTTP with a known status, or the connection is closed."""
+    """Cut, flipped, doubled and inserted bytes: every reply is HTTP with a known status, or nothing."""
     rng = random.Random(seed)
     samples = [
         post("/v1/completions", BODY),

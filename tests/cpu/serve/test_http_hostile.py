@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import time
 from typing import Any
@@ -141,8 +142,8 @@ BAD_BODIES = {
     "nested": b"[" * 100_000,
     "nested object": b'{"a":' * 100_000,
     "nested value": b'{"model": "fake", "metadata": ' + b"[" * 100_000,
-    "nested tools": b'{"model":"fake","messages":[],"tools":[{"type":"function","function":{"name":"a","parameters":{"a":'
-    + b"[" * 100_000,
+    "nested tools": b'{"model":"fake","tools":[{"type":"function","function":{"name":"a","parameters":{"a":'
+    + b"[" * 10**5,
     "unknown keys": b"{" + b",".join(b'"k%d":1' % i for i in range(100_000)) + b"}",
     "long key": b'{"' + b"k" * 10_000_000 + b'": 1}',
     "not utf-8": b'{"model": "\xff\xfe"}',
@@ -151,7 +152,7 @@ BAD_BODIES = {
     "lone surrogate": b'{"model": "\\ud800"}',
     "nan": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "temperature": NaN}',
     "infinity": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "top_p": Infinity}',
-    "minus infinity": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "min_p": -Infinity}',
+    "minus infinity": b'{"model": "fake", "prompt": "x", "messages": [], "min_p": -Infinity}',
     "1e999": b'{"model": "fake", "prompt": "x", "messages": [{"role":"user","content":"x"}], "temperature": 1e999}',
     "two values": b"{} {}",
 }
@@ -193,7 +194,7 @@ def kinds_of(annotation: str) -> set[str]:
 def test_wrong_type_of_each_field_names_it(http: Any, path: str, kind: Any) -> None:
     annotations: dict[str, str] = {}
     for each in reversed(kind.__mro__):
-        annotations |= {name: str(text) for name, text in each.__dict__.get("__annotations__", {}).items()}
+        annotations |= {name: str(text) for name, text in inspect.get_annotations(each).items()}
     for name in kind.__struct_fields__:
         if name == "prompt":
             continue
@@ -222,13 +223,15 @@ def test_unknown_fields_are_named(http: Any, path: str) -> None:
 UNSUPPORTED = [
     (TEXT, "suffix", "x"), (TEXT, "best_of", 5), (CHAT, "audio", {"voice": "a", "format": "mp3"}),
     (CHAT, "functions", [{"name": "f"}]), (CHAT, "function_call", "auto"), (CHAT, "prediction", {"type": "content"}),
-    (CHAT, "web_search_options", {}), (CHAT, "reasoning_effort", "low"), (CHAT, "reasoning_effort", -1), (CHAT, "store", True),
+    (CHAT, "web_search_options", {}), (CHAT, "reasoning_effort", "low"), (CHAT, "reasoning_effort", -1),
+    (CHAT, "store", True),
     (CHAT, "modalities", ["text", "audio"]), (CHAT, "verbosity", "high"), (CHAT, "chat_template", "{{ 1 }}"),
     (CHAT, "documents", []), (CHAT, "response_format", {"type": "json_object"}),
     (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
     (TEXT, "response_format", {"type": "json_object"}), (TEXT, "guided_json", {}), (CHAT, "structured_outputs", {}),
     (TEXT, "prompt_embeds", "gASVAAAA"), (TEXT, "use_beam_search", True), (TEXT, "truncate_prompt_tokens", 5),
-    (CHAT, "service_tier", "priority"), (CHAT, "stream_options", {"include_usage": True}), (TEXT, "logits_processors", ["os.system"]),
+    (CHAT, "service_tier", "priority"), (CHAT, "stream_options", {"include_usage": True}), 
+    (TEXT, "logits_processors", ["os.system"]),
 ]  # fmt: skip
 
 
@@ -255,7 +258,8 @@ SAMPLING: list[tuple[str, list[Any]]] = [
     ("stop_token_ids", [[-1], [LOGITS_WIDTH], [BIG], [0] * 5000]),
     ("allowed_token_ids", [[], [-1], [LOGITS_WIDTH], [0] * 5000]),
     ("bad_words", [[""], ["x" * 1025], ["x"] * 257, ["y" * 1000]]),
-    ("logit_bias", [{"abc": 1}, {"-1": 1}, {str(LOGITS_WIDTH): 1}, {"1": 1e30}, {"1": -101}, {str(i): 1 for i in range(10_000)}]),
+    ("logit_bias", [{"abc": 1}, {"-1": 1}, {str(LOGITS_WIDTH): 1}, {"1": 1e30}, {"1": -101}]),
+    ("logit_bias", [{str(i): 1 for i in range(10_000)}]),
     ("prompt_logprobs", [-1, 21, LOGITS_WIDTH]),
     ("max_tokens", [-1, BIG, MAX_MODEL_LEN]),
     ("priority", [2**31, -(2**31) - 1, BIG]),
@@ -288,8 +292,10 @@ def test_unknown_models(http: Any, model: str) -> None:
 
 def test_edges_that_are_allowed(http: Any, server: Any) -> None:
     for fields in (
-        {"temperature": 0}, {"temperature": 1e-45}, {"temperature": 100}, {"top_k": 0}, {"top_k": -1}, {"top_k": 2**31 - 1},
-        {"top_p": 1e-9}, {"n": 128}, {"seed": 0}, {"seed": BIG - 1}, {"stop": []}, {"logit_bias": {}}, {"stop": ["x"] * 64},
+        {"temperature": 0}, {"temperature": 1e-45}, {"temperature": 100}, {"top_k": 0}, {"top_k": -1},
+        {"top_k": 2**31 - 1},
+        {"top_p": 1e-9}, {"n": 128}, {"seed": 0}, {"seed": BIG - 1}, {"stop": []}, {"logit_bias": {}},
+        {"stop": ["x"] * 64},
         {"logit_bias": {str(LOGITS_WIDTH - 1): 100}}, {"stream_options": {"include_usage": True}, "stream": True},
     ):  # fmt: skip
         for path in (CHAT, TEXT):
@@ -394,8 +400,10 @@ def test_conversations(http: Any) -> None:
 
 
 def test_prompts(http: Any) -> None:
-    for prompt in ("", [], [[]], [""], ["x", ""], [1, "x"], [[1], 2], ["x", [1]], [-1], [LOGITS_WIDTH], [BIG], [[1, BIG]],
-                   ["x"] * 1_000_000, "x" * 10_000_000, [[1]] * 5000):  # fmt: skip
+    empty: list[Any] = ["", [], [[]], [""], ["x", ""]]
+    wrong: list[Any] = [[1, "x"], [[1], 2], ["x", [1]], [-1], [LOGITS_WIDTH], [BIG], [[1, BIG]]]
+    long: list[Any] = [["x"] * 1_000_000, "x" * 10_000_000, [[1]] * 5000]
+    for prompt in empty + wrong + long:
         check_error(http.post(TEXT, json={**valid(TEXT), "prompt": prompt}), 400, "prompt")
         check_error(http.post(TEXT, json={**valid(TEXT), "prompt": prompt, "echo": True, "logprobs": 1}), 400)
     assert http.post(TEXT, json={**valid(TEXT), "prompt": [LOGITS_WIDTH - 1], "echo": True}).status_code == 200

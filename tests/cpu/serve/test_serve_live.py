@@ -1,0 +1,258 @@
+"""`quire serve` as a process on the bundled model: start, answers, faults, signals. transformers is the oracle."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = ROOT / "quire" / "_models" / "demo"
+
+pytestmark = pytest.mark.skipif(not (MODEL / "model.safetensors").exists(), reason="needs the bundled model")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Process:
+    """One `quire serve`."""
+
+    def __init__(self, *flags: str, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.base = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "quire", "serve", "--port", str(self.port), "--num-threads", "1"]
+        command += ["--num-gpu-blocks-override", "600", *flags]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+
+    def wait_ready(self, limit_s: float = 60) -> float:
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < limit_s:
+            assert self.process.poll() is None, self.output()
+            try:
+                answer = httpx.get(self.base + "/health", timeout=5)
+                if answer.status_code == 200:
+                    return time.monotonic() - began_s
+                assert answer.status_code == 503 and answer.headers["retry-after"], "loading is a 503"
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+        raise AssertionError("the server did not get ready")
+
+    def engine(self) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children()
+        assert len(children) == 1
+        return children[0]
+
+    def wait(self, limit_s: float) -> int:
+        return self.process.wait(limit_s)
+
+    def output(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.read()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(5)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Process]:
+    process = Process()
+    process.wait_ready()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    made: list[Process] = []
+
+    def make(*flags: str, port: int | None = None) -> Process:
+        made.append(Process(*flags, port=port))
+        return made[-1]
+
+    yield make
+    for process in made:
+        process.stop()
+
+
+@pytest.fixture
+def client(live: Process) -> openai.OpenAI:
+    return openai.OpenAI(base_url=live.base + "/v1", api_key="none", max_retries=0)
+
+
+def stats(live: Process) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(live.base + "/v1/engine").json()["stats"]
+    return found
+
+
+def wait_idle(live: Process, limit_s: float = 3) -> dict[str, Any]:
+    deadline_s = time.monotonic() + limit_s
+    while True:
+        found = stats(live)
+        if found["n_running"] == found["n_waiting"] == 0 and found["n_pages_free"] == found["n_pages"]:
+            return found
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.1)
+
+
+def test_prompt_log_likelihoods_are_those_of_transformers(client: openai.OpenAI) -> None:
+    """The request that lm-eval's `local-completions` sends, and the sum that it takes."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL)
+    texts = [("import os", "\nimport sys\n"), ("def add(a, b):", "\n    return a + b"), ("What is 2 + 2?", " 4")]
+    encoded = [(tokenizer(a)["input_ids"], tokenizer(b, add_special_tokens=False)["input_ids"]) for a, b in texts]
+    for max_tokens in (0, 1):
+        answer = client.completions.create(
+            model="demo", prompt=[a + b for a, b in encoded], echo=True, logprobs=1, max_tokens=max_tokens
+        )
+        for choice, (context, target) in zip(answer.choices, encoded, strict=True):
+            assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
+            end = len(context) + len(target)
+            got = choice.logprobs.token_logprobs[len(context) : end]
+            with torch.no_grad():
+                rows = oracle(torch.tensor([context + target])).logits[0].log_softmax(-1)
+            expected = [float(rows[len(context) + i - 1, token]) for i, token in enumerate(target)]
+            assert len(got) == len(expected)
+            # The server computes in bfloat16, the checkpoint's type.
+            assert math.isclose(sum(got), sum(expected), rel_tol=0.05, abs_tol=0.15), (got, expected)
+
+
+def test_stream_equals_whole_and_seed_repeats(client: openai.OpenAI) -> None:
+    arguments: dict[str, Any] = {"model": "demo", "prompt": "def main():\n", "max_tokens": 40, "seed": 7, "n": 2}
+    whole = client.completions.create(**arguments)
+    texts = ["", ""]
+    for chunk in client.completions.create(**arguments, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices]
+
+
+def test_chat_and_cached_tokens(client: openai.OpenAI, live: Process) -> None:
+    system = {"role": "system", "content": "Answer briefly. " * 10}
+    messages: Any = [system, {"role": "user", "content": "What is 17 + 25?"}]
+    first = client.chat.completions.create(model="demo", messages=messages, max_tokens=16, temperature=0)
+    wait_idle(live)
+    again = client.chat.completions.create(model="demo", messages=messages, max_tokens=16, temperature=0)
+    assert first.choices[0].message.content == again.choices[0].message.content
+    assert again.usage is not None and again.usage.prompt_tokens_details is not None
+    assert (again.usage.prompt_tokens_details.cached_tokens or 0) >= 16
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_lost_client_frees_its_pages(live: Process, stream: bool) -> None:
+    body = {"model": "demo", "prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": stream, "n": 2}
+    data = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(data)}\r\n\r\n"
+    aborted = stats(live)["finished"].get("abort", 0)
+    connections = [socket.create_connection(("127.0.0.1", live.port)) for _ in range(4)]
+    for connection in connections:
+        connection.sendall(head.encode() + data)
+    time.sleep(0.4)
+    for connection in connections:
+        connection.close()
+    assert wait_idle(live)["finished"]["abort"] == aborted + 8
+
+
+def test_metrics_follow_the_engine(live: Process, client: openai.OpenAI) -> None:
+    text = httpx.get(live.base + "/metrics").text
+    assert 'quire:generation_tokens_total{model_name="demo"}' in text
+    assert "quire:time_to_first_token_seconds_bucket" in text
+
+
+def test_taken_port_is_said_at_once(live: Process, start: Callable[..., Process]) -> None:
+    began_s = time.monotonic()
+    second = start(port=live.port)
+    assert second.wait(10) == 2
+    assert time.monotonic() - began_s < 4
+    output = second.output()
+    assert f"port {live.port}" in output and "in use" in output and "Traceback" not in output
+
+
+def test_empty_keys_are_refused(start: Callable[..., Process]) -> None:
+    for key in ("", "  ", "schlüssel"):
+        process = start("--api-key", key)
+        assert process.wait(15) == 2
+        assert "API key" in process.output()
+
+
+def test_sigterm_lets_requests_finish(start: Callable[..., Process]) -> None:
+    process = start()
+    assert process.wait_ready() < 30
+    engine = process.engine()
+    body = {"model": "demo", "prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        refused = httpx.post(process.base + "/v1/completions", json=body)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        assert httpx.get(process.base + "/health").status_code == 503
+        assert "data: [DONE]" in list(lines)
+    assert process.wait(10) == 0
+    output = process.output()
+    assert f"Quire serves demo at {process.base}" in output and "Traceback" not in output
+    assert not engine.is_running()
+
+
+def test_second_ctrl_c_cuts_off(start: Callable[..., Process]) -> None:
+    process = start()
+    process.wait_ready()
+    engine = process.engine()
+    body = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.killpg(process.process.pid, signal.SIGINT)  # as a terminal does: the engine's process gets it too
+        time.sleep(0.2)
+        os.killpg(process.process.pid, signal.SIGINT)
+        began_s = time.monotonic()
+        frames = [line for line in lines if line.startswith("data: ")]
+    assert json.loads(frames[-1][6:])["error"]["code"] == "draining"
+    assert process.wait(5) == 130 and time.monotonic() - began_s < 4
+    assert "Traceback" not in process.output()
+    assert not engine.is_running()
+
+
+def test_killed_engine_and_killed_server(start: Callable[..., Process]) -> None:
+    process, other = start(), start()
+    process.wait_ready()
+    body = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        process.engine().kill()
+        began_s = time.monotonic()
+        frames = [line for line in lines if line.startswith("data: ")]
+        assert time.monotonic() - began_s < 2
+    assert json.loads(frames[-1][6:])["error"]["code"] == "engine_dead"
+    assert process.wait(8) == 1
+    other.wait_ready()
+    orphan = other.engine()
+    other.process.kill()
+    orphan.wait(5)
+    assert not orphan.is_running()
