@@ -42,7 +42,7 @@ class PagePool:
             raise PageError(f"{n} pages wanted, {len(self._free)} are free: check before taking")
         if n <= 0:
             return []
-        taken = self._free[-n:]
+        taken = self._free[: -n - 1 : -1]
         del self._free[-n:]
         for page in taken:
             self.refs[page] = 1

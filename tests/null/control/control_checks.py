@@ -72,7 +72,8 @@ def check_tree(scheduler: Scheduler) -> None:
         path = path_of(seq.node)
         tokens = [token for node in path for token in node.tokens]
         pages = [page for node in path for page in node.pages]
-        assert path[0].salt == seq.request.cache_salt and roster.cache.tree.roots[path[0].salt] is path[0]
+        assert path[0].salt == seq.request.cache_salt, "a path of another salt"
+        assert roster.cache.tree.roots[path[0].salt] is path[0], "a path outside the tree"
         assert len(tokens) == seq.n_tree_pages * size and seq.tokens[: len(tokens)] == tokens, "a path of other tokens"
         assert pages == seq.pages[: seq.n_tree_pages], "a lock on pages of others"
         for node in path:
@@ -109,7 +110,7 @@ def check_seqs(scheduler: Scheduler) -> None:
     """C 16, D 24, E 30: lengths in order; only running sequences hold anything; slots are held once."""
     roster, config = scheduler.roster, scheduler.config
     assert len(roster.running) <= config.max_num_seqs
-    assert sorted([seq.slot for seq in roster.running] + roster.free_slots) == list(range(config.max_num_seqs))
+    assert sorted([seq.slot for seq in roster.running] + roster.free_slots) == list(range(config.max_num_seqs)), "slots"
     assert [seq.key for seq in roster.running] == sorted(seq.key for seq in roster.running)
     for seq in live_seqs(scheduler):
         seq.check()
@@ -124,8 +125,8 @@ def check_stats(scheduler: Scheduler, n_submitted: int, n_ended: int) -> None:
     roster, stats = scheduler.roster, scheduler.stats()
     live = live_seqs(scheduler)
     assert stats.n_running == len(roster.running) == sum(seq.state is SeqState.RUNNING for seq in live)
-    assert stats.n_waiting == sum(seq.state is SeqState.WAITING for seq in live)
-    assert sum(stats.finished.values()) == n_ended
+    assert stats.n_waiting == sum(seq.state is SeqState.WAITING for seq in live), "n_waiting differs from the state"
+    assert sum(stats.finished.values()) == n_ended, "finish reasons do not add up to what ended"
     assert n_submitted == stats.n_waiting + stats.n_running + n_ended
     assert stats.n_pages_free == roster.cache.n_available and stats.n_pages == scheduler.config.n_usable_pages
     rows = {(page, i) for seq in roster.running for i, page in _rows(seq, scheduler.config.page_size)}

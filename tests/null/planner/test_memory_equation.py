@@ -1,0 +1,86 @@
+"""The memory equation, its inverse, and what it says when nothing fits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.errors import ConfigError
+from quire.planner.memory import MIN_PAGES, MemoryEquation
+from quire.planner.shape import n_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    n_layers: int
+    hidden_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    vocab_size: int
+    tie_embeddings: bool
+
+
+LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
+QWEN_600M = Shape(28, 1024, 16, 8, 128, 3072, 151936, True)
+
+
+def equation(shape: Shape = LLAMA_8B, **changes: int) -> MemoryEquation:
+    limits = {"page_size": 16, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 8192, **changes}
+    return MemoryEquation(shape=shape, **limits)
+
+
+def test_weights_of_known_models() -> None:
+    assert n_weights(LLAMA_8B) == 8_030_261_248, "the count that its authors publish"
+    assert abs(n_weights(QWEN_600M) - 596_049_920) < 10_000, "qk-norms are left out"
+
+
+def test_a_page_of_llama_8b_is_two_mebibytes() -> None:
+    assert equation().page_bytes == 2 * 2**20
+
+
+def test_tokens_that_fit_on_an_h200() -> None:
+    n_tokens = equation().pages_within(int(0.9 * 139 * 2**30)) * 16
+    assert 850_000 < n_tokens < 920_000
+
+
+@given(st.integers(0, 2**42), st.integers(1, 1024), st.integers(1, 65536), st.sampled_from([1, 16, 128]))
+def test_the_inverse_is_exact(budget: int, seqs: int, tokens: int, size: int) -> None:
+    memory = equation(QWEN_600M, max_num_seqs=seqs, max_num_batched_tokens=tokens, page_size=size)
+    try:
+        n_pages = memory.pages_within(budget)
+    except ConfigError:
+        assert memory.total_bytes(MIN_PAGES) > budget
+    else:
+        assert n_pages >= MIN_PAGES
+        assert memory.total_bytes(n_pages) <= budget < memory.total_bytes(n_pages + 1)
+
+
+def test_every_limit_costs_something() -> None:
+    base = equation().fixed_bytes
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "weight_itemsize"):
+        assert equation(**{name: 2 * getattr(equation(), name)}).fixed_bytes > base, name
+    assert equation(kv_itemsize=1).page_bytes * 2 == equation().page_bytes
+    assert equation(loaded_weights_bytes=5).weights_bytes == 5
+
+
+def test_what_does_not_fit_explains_itself() -> None:
+    with pytest.raises(ConfigError) as caught:
+        equation().pages_within(10 * 2**30)
+    text = str(caught.value)
+    assert "a budget of 10.000 GiB, short by" in text
+    for term in ("weights", "workspace", "logits", "tables", "KV pages"):
+        assert term in text
+    for option in (
+        "--max-num-seqs 256",
+        "--max-num-batched-tokens 8192",
+        "--max-model-len 8192",
+        "--gpu-memory-utilization",
+    ):
+        assert option in text
+    assert "512 pages, 1.000 GiB" in text
+    assert "KV pages fit" in equation().explain(100 * 2**30)
