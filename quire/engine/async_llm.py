@@ -91,6 +91,7 @@ class AsyncLLM:
         self.tokenizer = frontend.tokenizer
         self.chat_template = frontend.chat_template
         self.model_name = frontend.model_name
+        self.default_sampling = frontend.generation.sampling
         self.max_model_len = frontend.ready.max_model_len
         self.logits_width = frontend.ready.logits_width
         self._intake = frontend.intake

@@ -11,6 +11,7 @@ import pathlib
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.generation import GenerationDefaults, read_generation
 from quire.core.clock import Clock, MonotonicClock
 from quire.core.events import EngineReady
 from quire.engine.intake import Intake
@@ -26,7 +27,8 @@ class Frontend:
     model_name: str
     tokenizer: HfTokenizer | None
     chat_template: ChatTemplate | None
-    end_token_ids: list[int]
+    generation: GenerationDefaults
+    """End tokens, and the sampling that the checkpoint proposes where a request says nothing."""
     clock: Clock = dataclasses.field(default_factory=MonotonicClock)
     engine: EngineReady | None = None
 
@@ -43,7 +45,7 @@ class Frontend:
                 text_folder, pathlib.Path(config.chat_template) if config.chat_template else None
             )
         names = config.served_model_name or [config.model or folder.name]
-        return cls(config, names[0], tokenizer, template, list(arch.eos_token_ids))
+        return cls(config, names[0], tokenizer, template, read_generation(folder, arch))
 
     def attach(self, ready: EngineReady) -> Frontend:
         """The same, knowing the engine's limits."""
@@ -59,4 +61,4 @@ class Frontend:
     @property
     def intake(self) -> Intake:
         """Checks against this model and engine."""
-        return Intake(self.config, self.ready, self.tokenizer, self.end_token_ids, self.clock)
+        return Intake(self.config, self.ready, self.tokenizer, list(self.generation.eos_token_ids), self.clock)

@@ -54,6 +54,10 @@ class LLM:
         """vLLM's spelling of `tokenizer`."""
         return self._frontend.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Defaults with what the checkpoint's generation_config.json proposes."""
+        return SamplingParams(**self._frontend.generation.sampling)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt | dict[str, Any]] | dict[str, Any],
@@ -62,11 +66,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: texts, token id lists, or {"prompt": ...} / {"prompt_token_ids": ...}.
 
-        sampling_params: one for all, one a prompt, or None for defaults. Raises RequestError for the first bad prompt.
+        sampling_params: one for all, one a prompt, or None for the model's defaults. Raises RequestError for the first bad prompt.
         """
         items = _as_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(items)
+            params = [sampling_params or self.get_default_sampling_params()] * len(items)
         else:
             params = list(sampling_params)
         if len(params) != len(items):
