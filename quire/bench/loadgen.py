@@ -39,7 +39,7 @@ async def run_load(
     send: Send,
     offsets_s: Sequence[float],
     max_concurrency: int = 0,
-    on_done: Callable[[RequestTrace], None] | None = None,
+    on_done: Callable[[], object] = lambda: None,
 ) -> tuple[list[RequestTrace], float]:
     """Send every request at its time; returns their traces in order and the seconds until the last was answered."""
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
@@ -48,8 +48,7 @@ async def run_load(
     async def one(request: BenchRequest, due_s: float) -> RequestTrace:
         async with gate:
             trace = await send(request, due_s)
-        if on_done is not None:
-            on_done(trace)
+        on_done()
         return trace
 
     async with asyncio.TaskGroup() as group:

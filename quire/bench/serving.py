@@ -62,7 +62,7 @@ async def measure_serving(options: ServeBenchOptions) -> ServingRun:
                 raise EngineError(f"the warm-up request failed: {trace.error}")
         with tqdm(total=len(timed), unit="req", disable=None) as bar:
             traces, duration_s = await run_load(
-                timed, client.complete, offsets_s, options.max_concurrency, lambda _: bar.update() and None
+                timed, client.complete, offsets_s, options.max_concurrency, on_done=bar.update
             )
     return ServingRun(traces, duration_s, client.model)
 

@@ -11,7 +11,7 @@ from quire.cli.model import add_engine_flags, engine_config, load_llm
 from quire.cli.sampling import SamplingFlags, sampling_params
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, EngineError
 from quire.core.sampling import OutputKind
 
 if TYPE_CHECKING:
@@ -64,13 +64,15 @@ def read_prompt(stream: TextIO) -> str:
 
 
 def print_stream(outputs: Iterator[RequestOutput], target: TextIO) -> str:
-    """Print each delta as it comes, and a newline at the end; returns the whole text."""
+    """Print each delta as it comes, and a newline at the end; returns the whole text. EngineError if it failed."""
     text = ""
     for output in outputs:
-        piece = output.outputs[0].text
-        text += piece
-        target.write(piece)
+        part = output.outputs[0]
+        text += part.text
+        target.write(part.text)
         target.flush()
+        if part.finish_reason == "error":
+            raise EngineError(f"the engine failed while answering: {part.stop_reason}")
     target.write("\n")
     return text
 

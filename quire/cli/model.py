@@ -11,7 +11,7 @@ import msgspec
 from quire.bench.shape import PREFIX, shape_options
 from quire.cli.interrupt import instant_exit
 from quire.config.engine import EngineConfig
-from quire.config.flags import add_flags, given_values, read_flags
+from quire.config.flags import add_flags, given_values, make_options
 from quire.core.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     values["model"] = model
     if model.startswith(PREFIX):
         values = values | shape_options(model)
-    return read_flags(argparse.Namespace(), EngineConfig, **values)
+    return make_options(EngineConfig, values)
 
 
 def load_llm(config: EngineConfig) -> LLM:

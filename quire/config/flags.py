@@ -11,7 +11,7 @@ import argparse
 import difflib
 import math
 import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -144,8 +144,12 @@ def given_values(namespace: argparse.Namespace, options: type[msgspec.Struct]) -
 
 
 def read_flags(namespace: argparse.Namespace, options: type[Options], **overrides: object) -> Options:
-    """The struct that the command line describes; `overrides` win. Calls its `verify()` if it has one (ConfigError)."""
-    values = given_values(namespace, options) | overrides
+    """The struct that the command line describes, checked; `overrides` win."""
+    return make_options(options, given_values(namespace, options) | overrides)
+
+
+def make_options(options: type[Options], values: Mapping[str, object]) -> Options:
+    """`options(**values)`, checked by its `verify()` if it has one (ConfigError)."""
     made = options(**values)
     verify = getattr(made, "verify", None)
     if verify is not None:

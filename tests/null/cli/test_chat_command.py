@@ -9,7 +9,7 @@ import pytest
 
 from quire.cli.chat import Conversation, Message, converse, obey
 from quire.cli.generate import print_all, print_stream, read_prompt
-from quire.core.errors import ConfigError, ContextLengthExceeded
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError
 from quire.core.outputs import CompletionOutput, RequestOutput
 
 
@@ -80,6 +80,13 @@ def test_stream_is_printed_as_it_comes() -> None:
     target = io.StringIO()
     assert print_stream(iter([outputs("ab"), outputs("c")]), target) == "abc"
     assert target.getvalue() == "abc\n"
+
+
+def test_a_failed_answer_is_an_error() -> None:
+    failed = outputs("x")
+    failed.outputs[0].finish_reason, failed.outputs[0].stop_reason = "error", "non_finite_logits"
+    with pytest.raises(EngineError, match="non_finite_logits"):
+        print_stream(iter([outputs("ab"), failed]), io.StringIO())
 
 
 def test_several_prompts_get_headings() -> None:
