@@ -66,7 +66,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: texts, token id lists, or {"prompt": ...} / {"prompt_token_ids": ...}.
 
-        sampling_params: one for all, one a prompt, or None for the model's defaults. Raises RequestError for the first bad prompt.
+        sampling_params: one for all, one a prompt, or None for the model's defaults. Raises RequestError for the first
+        bad prompt.
         """
         items = _as_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
