@@ -53,11 +53,14 @@ def test_ctrl_c_while_text_streams_ends_with_130_and_one_line() -> None:
 
 
 def test_ctrl_c_while_the_model_loads_ends_with_130_and_one_line() -> None:
-    process = subprocess.Popen([sys.executable, "-m", "quire", "generate", "--prompt", "x"], stderr=subprocess.PIPE)
-    time.sleep(0.7)
+    command = [sys.executable, "-X", "importtime", "-m", "quire", "generate", "--prompt", "x"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert any("torch" in line for line in process.stderr), "torch was never imported"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors.decode().strip()) == (130, "quire: interrupted")
+    assert process.returncode == 130
+    assert "Traceback" not in errors and errors.splitlines()[-1] == "quire: interrupted"
 
 
 def test_chat_in_a_terminal_prompts_and_ctrl_c_leaves_it() -> None:
