@@ -26,7 +26,7 @@ MAX_SOURCE_CHARS: Final = 1 << 19
 MAX_OUTPUT_CHARS: Final = 1 << 23
 MAX_VALUE: Final = 1 << 25
 """Largest value that a template may make: characters, plus `NODE` for each item, counted as if nothing were shared."""
-MAX_TOTAL: Final = 1 << 29
+MAX_TOTAL: Final = 1 << 28
 """Sum of all values made in one rendering."""
 NODE: Final = 64
 MAX_BITS: Final = 4096
@@ -37,9 +37,10 @@ FILTERS: Final = """abs attr batch capitalize center count d default dictsort e 
     groupby indent int items join last length list lower map max min random reject rejectattr replace reverse round safe
     select selectattr slice sort string striptags sum title trim truncate unique upper urlencode wordcount wordwrap"""
 """Those of Jinja's filters that a template may use, besides tojson."""
-MULTIPLYING: Final = "batch center expandtabs format indent join ljust rjust slice tojson zfill".split()  # noqa: SIM905
+MULTIPLYING: Final = """batch center expandtabs format indent join ljust rjust slice tojson wordwrap zfill""".split()  # noqa: SIM905
 """Filters and string methods whose result can be as large as the product of their arguments."""
-REFUSED_METHODS = frozenset({"translate", "maketrans", "format_map"})
+REFUSED_METHODS = frozenset({"translate", "maketrans", "format_map", "encode", "to_bytes"})
+_ADDED_BY_JINJA = ("_loop_vars", "_block_vars")
 _FORMAT_SPEC = re.compile(r"%(?:\([^)]*\))?[-+ #\d.]*|\{[^{}]*")
 
 
@@ -106,7 +107,7 @@ def _check_product(name: str, first: Any, others: Iterable[Any]) -> None:
         _too_large()
 
 
-def _check_replace(text: Any, old: Any = "", new: Any = "", *_: Any) -> None:
+def _check_replace(text: Any, old: Any = "", new: Any = "", count: Any = None) -> None:
     strings = isinstance(text, str) and isinstance(old, str) and isinstance(new, str)
     if strings and len(text) + text.count(old) * len(new) > MAX_VALUE:
         _too_large()
@@ -161,16 +162,23 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        extensions = [_Generation, jinja2.ext.loopcontrols]
-        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, cache_size=0, extensions=extensions)
         self._budget = _Budget()
+        extensions = [_Generation, jinja2.ext.loopcontrols]
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            optimized=False,
+            cache_size=0,
+            extensions=extensions,
+            finalize=self._printed,
+        )
         allowed = {name: self.filters[name] for name in FILTERS.split()}
         self.filters = {name: self._limited(name, function) for name, function in allowed.items()}
         self.filters["tojson"] = self._limited("tojson", _tojson)
         self.filters |= {"_each": self._each, "_concat": self._concat, "_spend": self._budget.spend}
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self.globals["strftime_now"] = _strftime_now
 
     def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
         """The text of one rendering. Raises TemplateLimit, or whatever the template's expressions raise."""
@@ -209,10 +217,11 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str):
             args = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+            named = {key: value for key, value in kwargs.items() if key not in _ADDED_BY_JINJA}
             if name in MULTIPLYING:
-                _check_product(name, owner, [*args, *kwargs.values()])
+                _check_product(name, owner, [*args, *named.values()])
             elif name == "replace":
-                _check_replace(owner, *args)
+                _check_replace(owner, *args, **named)
         return __self._budget.spend(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
@@ -246,7 +255,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             if name in MULTIPLYING:
                 _check_product(name, given[0], [*given[1:], *kwargs.values()])
             elif name == "replace":
-                _check_replace(*given)
+                _check_replace(*given, **kwargs)
             return self._budget.spend(function(*args[:n_own], *given, **kwargs))
 
         return limited
@@ -258,6 +267,17 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             tick()
             yield item
 
+    def _printed(self, value: Any) -> str:
+        """What `{{ value }}` writes."""
+        return value if isinstance(value, str) else str(self._budget.spend(str(value)))
+
+    def concat(self, pieces: Iterable[str]) -> str:
+        """Joins what a macro, a block or `{% set %}` has written."""
+        pieces = list(pieces)
+        if sum(map(len, pieces)) > MAX_VALUE:
+            _too_large()
+        return str(self._budget.spend("".join(pieces)))
+
     def _concat(self, parts: list[Any]) -> str:
         """The `~` operator."""
         measure(parts)
@@ -266,6 +286,11 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 def _raise_exception(message: object) -> NoReturn:
     raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    _check_product("strftime", form, ["longest of one field"])
+    return datetime.datetime.now().strftime(form)
 
 
 def _tojson(
