@@ -58,6 +58,7 @@ async def serve_engine(state: ServerState, exchange: Exchange) -> None:
             "healthy": llm.healthy() and not state.draining,
             "time_s": time.monotonic(),
             "engine": msgspec.to_builtins(llm.ready),
+            "default_sampling": llm.default_sampling,
             "stats": stats,
         }
     )

@@ -44,6 +44,7 @@ class ServerState:
             logits_width=llm.logits_width,
             max_logprobs=llm.config.max_logprobs,
             max_sequences=self.config.max_prompts,
+            defaults=llm.default_sampling,
         )
         self.metrics.model_name = llm.model_name
 

@@ -35,6 +35,8 @@ class Limits:
     logits_width: int
     max_logprobs: int
     max_sequences: int
+    defaults: dict[str, float]
+    """Sampling that the checkpoint proposes where a request says nothing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,15 +109,16 @@ def sampling_params(
 ) -> SamplingParams:
     """Verified `SamplingParams` of a request. `max_tokens`, `logprobs` and `prompt_logprobs` differ by endpoint."""
     streaming = stream_choice(body).on
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0} | limits.defaults
     params = SamplingParams(
         n=_or(body.n, 1),
-        temperature=_or(body.temperature, 1.0),
-        top_p=_or(body.top_p, 1.0),
-        top_k=_or(body.top_k, 0),
-        min_p=_or(body.min_p, 0.0),
+        temperature=_or(body.temperature, defaults["temperature"]),
+        top_p=_or(body.top_p, defaults["top_p"]),
+        top_k=_or(body.top_k, int(defaults["top_k"])),
+        min_p=_or(body.min_p, defaults["min_p"]),
         presence_penalty=_or(body.presence_penalty, 0.0),
         frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults["repetition_penalty"]),
         seed=_seed(body.seed),
         stop=_listed(body.stop),
         stop_token_ids=_or(body.stop_token_ids, []),

@@ -31,7 +31,10 @@ const NUMBERS = [
   { key: "repetition_penalty", label: "Repetition penalty", more: true, min: 0.5, max: 2, step: 0.05, value: 1 },
 ];
 const DEFAULTS = Object.fromEntries([...NUMBERS.map((each) => [each.key, each.value]), ["system", ""], ["stop", ""]]);
-const settings = { ...DEFAULTS, ...store.get("settings", {}) };
+/** What the server does with a field that is not sent; completed by what the checkpoint proposes. */
+const unsent = { temperature: 1, top_p: 1, top_k: 0, min_p: 0, presence_penalty: 0, frequency_penalty: 0, repetition_penalty: 1, seed: "" };
+const chosen = store.get("settings", {});
+const settings = { ...DEFAULTS, ...chosen };
 const fields = {};
 
 function buildSettings() {
@@ -58,17 +61,35 @@ function buildSettings() {
     $(key).addEventListener("input", () => { keep(key, $(key).value); grow($(key)); });
     fields[key] = (value) => { $(key).value = value; grow($(key)); };
   }
-  $("reset").addEventListener("click", () => { for (const [key, value] of Object.entries(DEFAULTS)) { keep(key, value); fields[key](value); } });
+  $("reset").addEventListener("click", () => {
+    for (const key of Object.keys(chosen)) delete chosen[key];
+    store.set("settings", chosen);
+    showSettings();
+  });
+  showSettings();
+}
+
+function showSettings() {
+  Object.assign(settings, DEFAULTS, chosen);
   for (const key of Object.keys(DEFAULTS)) fields[key](settings[key]);
 }
 
-function keep(key, value) { settings[key] = value; store.set("settings", settings); }
+function keep(key, value) {
+  settings[key] = chosen[key] = value;
+  store.set("settings", chosen);
+}
 
-/** Request fields; those at their neutral value are left out. */
+/** The checkpoint's proposals stand where nothing was chosen here. */
+function adopt(proposals) {
+  Object.assign(unsent, proposals);
+  Object.assign(DEFAULTS, proposals);
+  showSettings();
+}
+
+/** Request fields; those that say what the server does anyway are left out. */
 function samplingFields() {
-  const neutral = { top_p: 1, top_k: 0, min_p: 0, presence_penalty: 0, frequency_penalty: 0, repetition_penalty: 1, seed: "" };
   const made = {};
-  for (const { key } of NUMBERS) if (settings[key] !== neutral[key]) made[key] = settings[key];
+  for (const { key } of NUMBERS) if (settings[key] !== unsent[key]) made[key] = settings[key];
   const stop = settings.stop.split("\n").filter(Boolean);
   if (stop.length) made.stop = stop;
   return made;
@@ -421,6 +442,7 @@ function state(kind, text) {
 
 function show(info) {
   const { stats } = info;
+  if (server.model === null) adopt(info.default_sampling);
   server.model = info.model;
   $("model").textContent = $("model").title = info.model;
   document.title = info.model + " · Quire";

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config.engine import EngineConfig
+from quire.config.generation import GenerationDefaults
 from quire.core.errors import EngineDead
 from quire.core.events import (
     Cancel,
@@ -203,7 +204,7 @@ def _row(token: int, n_top: int) -> TokenLogprobs:
     )
 
 
-async def make_llm(engine: FakeEngine, **options: object) -> AsyncLLM:
+async def make_llm(engine: FakeEngine, defaults: dict[str, float] | None = None, **options: object) -> AsyncLLM:
     """An `AsyncLLM` over `engine`."""
     tokenizer = byte_tokenizer()
     frontend = Frontend(
@@ -211,7 +212,7 @@ async def make_llm(engine: FakeEngine, **options: object) -> AsyncLLM:
         model_name="fake",
         tokenizer=tokenizer,
         chat_template=ChatTemplate({"default": TEMPLATE}, {}),
-        end_token_ids=[END],
+        generation=GenerationDefaults((END,), defaults or {}),
     )
     ready = EngineReady(MAX_MODEL_LEN, n_pages=4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake")
     return AsyncLLM(frontend.attach(ready), engine)

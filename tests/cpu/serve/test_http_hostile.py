@@ -230,7 +230,7 @@ UNSUPPORTED = [
     (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
     (TEXT, "response_format", {"type": "json_object"}), (TEXT, "guided_json", {}), (CHAT, "structured_outputs", {}),
     (TEXT, "prompt_embeds", "gASVAAAA"), (TEXT, "use_beam_search", True), (TEXT, "truncate_prompt_tokens", 5),
-    (CHAT, "service_tier", "priority"), (CHAT, "stream_options", {"include_usage": True}), 
+    (CHAT, "service_tier", "priority"), (CHAT, "stream_options", {"include_usage": True}),
     (TEXT, "logits_processors", ["os.system"]),
 ]  # fmt: skip
 

@@ -363,3 +363,14 @@ def test_explicit_nulls_mean_absent(server: Any) -> None:
         assert answer.status_code == 200, answer.text
         assert isinstance(answer, httpx.Response)
         assert server.engine.submitted[-1].end_token_ids == [END]
+
+
+def test_the_checkpoints_defaults_hold_where_a_request_says_nothing(make_server: Any) -> None:
+    server = make_server(engine_options={"defaults": {"temperature": 0.0, "top_k": 20}})
+    with server.client() as http:
+        assert http.get("/v1/engine").json()["default_sampling"] == {"temperature": 0.0, "top_k": 20}
+        for fields, temperature in (({}, 0.0), ({"temperature": None}, 0.0), ({"temperature": 0.5}, 0.5)):
+            answer = http.post("/v1/completions", json={"model": "fake", "prompt": "x", "max_tokens": 1, **fields})
+            assert answer.status_code == 200
+            params = server.engine.submitted[-1].params
+            assert (params.temperature, params.top_k, params.top_p) == (temperature, 20, 1.0)
