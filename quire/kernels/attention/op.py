@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from quire.kernels import backends
-from quire.kernels.attention.plan import AttnPlan, Variant
+from quire.kernels.attention.plan import AttnPlan, PlanBuffers, Variant
 
 
 def plan(
@@ -21,12 +21,14 @@ def plan(
     n_q_heads: int,
     n_kv_heads: int,
     head_dim: int,
+    buffers: PlanBuffers | None = None,
 ) -> AttnPlan:
     """Prepare attention for the spans of one step, for all layers.
 
     q_indptr: int32 [n_spans + 1], rows of each span in the flat batch (empty spans allowed). kv_lens: int32 [n_spans],
     start + length of each span after this step. slots: int32 [n_spans], rows of page_table. page_table: int32
-    [n_slots, max_pages] on the device where `run` executes. Raises ValueError on a mismatch.
+    [n_slots, max_pages] on the device where `run` executes. buffers: from `plan_buffers`, to keep all addresses and
+    grids of the step fixed; they hold one plan at a time. Raises ValueError on a mismatch.
     """
     lengths = np.diff(q_indptr)
     if not len(q_indptr) == len(kv_lens) + 1 == len(slots) + 1 or q_indptr[0] != 0:
@@ -48,8 +50,17 @@ def plan(
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
     )
-    tiles = backends.module("attention", page_table.device.type).tiles(bare)
+    tiles = buffers.fill(bare) if buffers else backends.module("attention", page_table.device.type).tiles(bare)
     return dataclasses.replace(bare, tiles=tiles)
+
+
+def plan_buffers(like: AttnPlan, max_spans: int) -> PlanBuffers:
+    """Buffers for steps with the heads, page size and device of `like`, of at most `max_spans` spans of few tokens.
+
+    A span may have max(1, 16 // group) tokens (group: query heads of a KV head). A CUDA graph captured around `run`
+    with a plan from these buffers serves every later plan that was written into them before the replay. CUDA only.
+    """
+    return backends.module("attention", like.page_table.device.type).Buffers(like, max_spans)
 
 
 def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,13 @@ class Variant:
     """w > 0: the token at position i sees positions i-w+1 .. i; 0: all of 0 .. i."""
     softcap: float = 0.0
     """c > 0: scores become c * tanh(score / c) after scaling (Gemma 2, section 2); 0: unchanged."""
+
+
+class PlanBuffers(Protocol):
+    """Device memory with fixed addresses that holds one step's work list after another (for CUDA graphs)."""
+
+    def fill(self, plan: AttnPlan) -> Any:
+        """Overwrite with this plan's work, in stream order; raises ValueError when it does not fit."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,70 @@
+"""Page writes on CUDA: one program a token, or one a page and head for copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from quire.kernels import transfer
+
+
+def store_kv(
+    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cells: torch.Tensor
+) -> None:
+    """See op.py."""
+    _, n_kv_heads, page_size, d = k_pages.shape
+    if k.shape[0]:
+        _store[(k.shape[0],)](
+            k, k.stride(0), k.stride(1), v, v.stride(0), v.stride(1), k_pages, v_pages, cells, cells.stride(0),
+            HEADS=n_kv_heads, PAGE=page_size, D=d, BLOCK_H=triton.next_power_of_2(n_kv_heads),
+            BLOCK_D=triton.next_power_of_2(d), num_warps=4,
+        )  # fmt: skip
+
+
+def copy_pages(
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    sources: Sequence[int],
+    targets: Sequence[int],
+    n_tokens: Sequence[int],
+) -> None:
+    """See op.py."""
+    _, n_kv_heads, page_size, d = k_pages.shape
+    lines = transfer.upload(np.stack((sources, targets, n_tokens), axis=1).astype(np.int32), k_pages.device)
+    _copy[(len(sources), n_kv_heads)](
+        k_pages, v_pages, lines, HEADS=n_kv_heads, PAGE=page_size, D=d, BLOCK_P=triton.next_power_of_2(page_size),
+        BLOCK_D=triton.next_power_of_2(d), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _store(
+    k, k_row, k_head, v, v_row, v_head, k_pages, v_pages, cells, cells_stride, HEADS: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    cell = tl.load(cells + i * cells_stride)
+    heads, dims = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    live = (heads < HEADS) & (dims < D)
+    to = ((cell // PAGE * HEADS + heads) * PAGE + cell % PAGE) * D + dims
+    tl.store(k_pages + to, tl.load(k + i * k_row + heads * k_head + dims, mask=live), mask=live)
+    tl.store(v_pages + to, tl.load(v + i * v_row + heads * v_head + dims, mask=live), mask=live)
+
+
+@triton.jit
+def _copy(
+    k_pages, v_pages, lines, HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    line, head = lines + tl.program_id(0) * 3, tl.program_id(1)
+    source, target, n_tokens = tl.load(line).to(tl.int64), tl.load(line + 1).to(tl.int64), tl.load(line + 2)
+    offsets, dims = tl.arange(0, BLOCK_P)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    live = (offsets < n_tokens) & (dims < D)
+    inside = offsets * D + dims
+    old, new = (source * HEADS + head) * PAGE * D + inside, (target * HEADS + head) * PAGE * D + inside
+    tl.store(k_pages + new, tl.load(k_pages + old, mask=live), mask=live)
+    tl.store(v_pages + new, tl.load(v_pages + old, mask=live), mask=live)
