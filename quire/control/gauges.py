@@ -42,10 +42,9 @@ class Counters:
 
 def read_stats(roster: Roster, counters: Counters, age_s: float) -> EngineStats:
     """All of `EngineStats`."""
-    cache, tables = roster.cache, [seq.pages for seq in roster.running]
-    held = set().union(*tables)
-    n_repeats = sum(map(len, tables)) - len(held)  # shared pages are full ones
-    page_size = roster.config.page_size
+    cache, page_size, owners = roster.cache, roster.config.page_size, page_owners(roster)
+    n_held = len(owners) - owners.count(0)
+    n_repeats = sum(len(seq.pages) for seq in roster.running) - n_held  # shared pages are full ones
     return EngineStats(
         n_running=len(roster.running),
         n_waiting=len(roster.waiting),
@@ -53,7 +52,7 @@ def read_stats(roster: Roster, counters: Counters, age_s: float) -> EngineStats:
         n_pages_free=cache.n_available,
         n_pages_cached=cache.tree.n_unlocked,
         n_tokens_held=sum(seq.planned for seq in roster.running) - n_repeats * page_size,
-        n_slots_taken=len(held) * page_size,
+        n_slots_taken=n_held * page_size,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
         computed_tokens=counters.computed_tokens,
@@ -63,21 +62,26 @@ def read_stats(roster: Roster, counters: Counters, age_s: float) -> EngineStats:
         preemptions=roster.preemptions,
         finished=dict(roster.finished),
         last_step_age_s=age_s,
-        page_map=page_map(roster),
+        page_map=page_map(roster, owners),
     )
 
 
-def page_map(roster: Roster) -> bytes:
-    """One byte a cell: 0 free, 1 cached, 2..255 held by slot (cell - 2) modulo 254.
+def page_owners(roster: Roster) -> bytearray:
+    """By page: a slot that holds it, modulo 254, plus 2; 0 if none does."""
+    owners = bytearray(roster.config.n_pages)
+    for seq in roster.running:
+        owner = seq.slot % 254 + 2
+        for page in seq.pages:
+            owners[page] = owner
+    return owners
+
+
+def page_map(roster: Roster, owners: bytearray) -> bytes:
+    """One byte a cell: 0 free, 1 cached, else the owner.
 
     Above `MAX_MAP_CELLS` pages, cell i shows page i * stride only: a sample, not a summary.
     """
     refs = roster.cache.pool.refs
     stride = -(-len(refs) // MAX_MAP_CELLS)
-    cells = bytearray(1 if count else 0 for count in refs[::stride])
-    for seq in roster.running:
-        owner = seq.slot % 254 + 2
-        for page in seq.pages:
-            if page % stride == 0:
-                cells[page // stride] = owner
-    return bytes(cells)
+    cells = zip(owners[::stride], refs[::stride], strict=True)
+    return bytes(owner or min(count, 1) for owner, count in cells)

@@ -16,8 +16,9 @@ class Node:
         self.salt = salt
         self.tokens = tokens
         self.pages = pages
-        self.children: dict[tuple[int, ...], Node] = {}
-        """Keyed by the exact token ids of the child's first page: no hash can collide."""
+        self.children: dict[bytes, Node] = {}
+        """Keyed by the exact token ids of the child's first page, so that no two prefixes are confused; as bytes, whose
+        hash is keyed by the interpreter, so that nobody can craft prompts that slow the lookup down."""
         self.lock = 0
         """Sequences whose path ends here or below; it never grows on the way down."""
         self.stamp = 0

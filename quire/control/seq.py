@@ -83,8 +83,8 @@ class Seq:
         self.key = key
         """(priority, arrival number, index): the order of admission; the largest is preempted first."""
         self.params = params
-        self.tokens = list(request.prompt_token_ids)
-        """All tokens known to the host."""
+        self.tokens = request.prompt_token_ids
+        """All tokens known to the host; the request's own list until the first admission (`n` samples share it)."""
         self.prompt_len = len(self.tokens)
         self.limit = self.prompt_len + request.max_tokens - 1
         """Tokens whose K/V must be computed for the longest output (the last output's is not needed)."""
@@ -98,7 +98,7 @@ class Seq:
         """The page whose first rows it copied when it last entered; 0: none."""
         self.prompt_rows: list[TokenLogprobs | None] | None = None
         """Prompt logprobs by position - 1, until they are delivered; None when not asked or delivered."""
-        if params.prompt_logprobs >= 0:
+        if request.params.prompt_logprobs is not None and index == 0:
             self.prompt_rows = [None] * (self.prompt_len - 1)
         self.last_step = -1
         """Last step that has a span of this sequence."""
@@ -137,6 +137,7 @@ class Seq:
         self.n_admissions += 1
         if self.n_admissions == 1:
             self.first_cached = cached
+            self.tokens = list(self.tokens)
         self.check()
 
     def leave(self, state: SeqState) -> None:

@@ -8,6 +8,8 @@ pages; `n_unlocked` counts the pages of unlocked nodes, all of which can be evic
 
 from __future__ import annotations
 
+import struct
+
 from quire.control.eviction import EvictionOrder
 from quire.control.node import Match, Miss, Node
 from quire.control.pages import PageError, PagePool
@@ -24,6 +26,7 @@ class PrefixTree:
         self.n_nodes = 0
         """Nodes with pages (roots not counted)."""
         self._pool = pool
+        self._page = struct.Struct(f"<{page_size}q")
         self._order = EvictionOrder()
         self._tick = 0
         self._serial = 0
@@ -33,7 +36,7 @@ class PrefixTree:
     def match(self, salt: str, tokens: list[int], max_tokens: int) -> Match:
         """Longest cached path of `tokens[:max_tokens]` in whole pages. Changes nothing."""
         found = Match(self.roots.get(salt), 0, [], 0)
-        last = max_tokens // self.page_size
+        last = min(max_tokens, len(tokens)) // self.page_size
         node = found.node
         while node is not None and len(found.pages) < last:
             child = node.children.get(self._page_key(tokens, len(found.pages)))
@@ -245,8 +248,8 @@ class PrefixTree:
 
     # ---- comparing -----------------------------------------------------------------------------------------------
 
-    def _page_key(self, tokens: list[int], index: int) -> tuple[int, ...]:
-        return tuple(tokens[index * self.page_size : (index + 1) * self.page_size])
+    def _page_key(self, tokens: list[int], index: int) -> bytes:
+        return self._page.pack(*tokens[index * self.page_size : (index + 1) * self.page_size])
 
     def _common_pages(self, node: Node, tokens: list[int], depth: int, last: int) -> int:
         """Pages of `node` that equal tokens from page `depth` on, looking at pages before `last` only."""

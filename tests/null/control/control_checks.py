@@ -82,7 +82,7 @@ def check_tree(scheduler: Scheduler) -> None:
     for node in nodes:
         assert node.pages and len(node.tokens) == len(node.pages) * size, "a node with partial pages"
         assert node.lock == locks.get(node, 0), "a lock without a holder, or a holder without a lock"
-        assert node.parent is not None and node.parent.children[tuple(node.tokens[:size])] is node
+        assert node.parent is not None and node.parent.children[tree._page_key(node.tokens, 0)] is node
         if node.lock == 0 and not node.children:
             assert (node.stamp, id(node)) in entries, "an unlocked leaf that eviction cannot find"
         for child in node.children.values():

@@ -100,7 +100,7 @@ class Ledger:
         seq.n_cached = delta.n_cached
         prompt = seq.request.prompt_token_ids
         assert 0 <= delta.n_cached < len(prompt)
-        if seq.request.params.prompt_logprobs is not None and seq.index == 0 and len(prompt) > 1:
+        if seq.request.params.prompt_logprobs is not None and seq.index == 0:
             n_top = seq.request.params.prompt_logprobs
             assert delta.prompt_logprobs == [null_logprobs(token, n_top, VOCAB) for token in prompt[1:]]
             assert delta.n_cached == 0

@@ -299,6 +299,23 @@ def test_fail_all_ends_everything_once_and_trusts_no_page() -> None:
     rig.check(request)
 
 
+def test_a_large_head_is_not_starved_by_small_ones() -> None:
+    """Strict order: while the head waits for pages nobody passes, so that it enters when those before it have ended."""
+    rig = Rig(n_pages=9)
+    for i in range(2):
+        rig.submit(f"before{i}", [i] * 8, 3)
+    rig.turn()
+    rig.submit("large", [9] * 28, 3)
+    for i in range(20):
+        rig.submit(f"after{i}", [i] * 2, 1)
+        rig.turn()
+        if "large" in {seq.request.request_id for seq in rig.scheduler.roster.running}:
+            break
+    assert i <= 4, "those before it need two more steps"
+    rig.run()
+    assert list(rig.ends).index(("large", 0)) == 2
+
+
 def test_results_of_another_step_are_refused() -> None:
     rig = Rig()
     with pytest.raises(EngineError, match="expected was none"):
