@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import pathlib
 import platform
 import random
@@ -158,6 +159,7 @@ def main() -> None:
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
         ).stdout.strip(),
         "hardware": hardware(),
+        "load_average": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         "command": " ".join(["python", "benchmarks/schedule.py", *sys.argv[1:]]),
         "steady_decode_default_gc": steady_decode(options.seqs, options.steps, lockstep=False),
