@@ -15,6 +15,7 @@ from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
 from quire.compute.models.dense import DenseModel
+from quire.compute.runner.graphs import DecodeGraphs
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
@@ -39,6 +40,7 @@ from quire.planner.hardware import hardware_named
 logger = logging.getLogger("quire.engine")
 
 NULL_PAGES = 1 << 15
+WARM_UP_TOKENS = 512
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -52,13 +54,15 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     limits = resolve(config, arch, device.name)
     model = _load(config, limits, folder, arch, device)
     n_pages, limits = size_pool(config, limits, arch, device)
-    runner = Runner(
-        device,
-        model,
-        KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device),
-        SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device),
-        Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device),
-    )
+    pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device)
+    tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
+    sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device)
+    graphs = None
+    if isinstance(device, cuda.CudaDevice) and not config.enforce_eager:
+        graphs = DecodeGraphs(device, model, pool, tables, limits.max_num_seqs)
+        graphs.capture()
+    runner = Runner(device, model, pool, tables, sampler, graphs)
+    runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
     core = _assemble(config, limits, executor, MonotonicClock(), n_pages)
     return core, _ready(config, limits, arch, device.name, n_pages)

@@ -6,6 +6,7 @@ Invariant: row i of a replay equals row i of the eager forward; padding rows att
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -16,14 +17,15 @@ import torch
 from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.dense import DenseModel
 from quire.compute.runner.batch import FlatBatch
-from quire.compute.runner.pool import KVPool, PagedContext
+from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.kernels.attention import op as attention
+from quire.kernels.attention.plan import AttnPlan
 
 logger = logging.getLogger("quire.engine")
 
 N_INPUTS = 3
-"""Rows of the input buffer: slot, position (-1 in padding), cell."""
+"""Rows of the input buffer: slot, position, cell; all 0 in padding, so padding writes to page 0."""
 
 
 def bucket_sizes(largest: int) -> list[int]:
@@ -32,8 +34,19 @@ def bucket_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """One bucket."""
+
+    replay: Callable[[], None]
+    logits: torch.Tensor
+    """float32 [size, vocab], where every replay leaves them."""
+    plan: Callable[[np.ndarray, np.ndarray], object]
+    """Writes the attention plan of (kv_lens, slots) into this bucket's buffers."""
+
+
 class DecodeGraphs:
-    """One graph a bucket. Replaying costs one upload and one launch, whatever the number of layers."""
+    """One graph a bucket. Replaying costs two uploads and one launch, whatever the number of layers."""
 
     def __init__(self, device: CudaDevice, model: DenseModel, pool: KVPool, tables: SlotTables, largest: int) -> None:
         self._device = device
@@ -42,45 +55,45 @@ class DecodeGraphs:
         self._tables = tables
         self._sizes = bucket_sizes(largest)
         self._inputs = device.upload(np.zeros((N_INPUTS, largest), np.int64))
-        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+        self._captured: dict[int, Captured] = {}
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
         start_s = time.perf_counter()
         for size in reversed(self._sizes):
-            self._graphs[size] = self._device.capture(lambda n=size: self._forward(n))
+            self._captured[size] = self._capture(size)
         logger.info("graphs: %d captured in %.1f s", len(self._sizes), time.perf_counter() - start_s)
 
     def fits(self, batch: FlatBatch) -> bool:
         """True if a captured bucket can run this batch."""
         n_rows = len(batch.row_slots)
-        return n_rows == len(batch.sampled_rows) == len(batch.span_slots) and n_rows <= self._sizes[-1]
+        return 0 < n_rows <= self._sizes[-1] and n_rows == len(batch.sampled_rows) == len(batch.span_slots)
 
     def run(self, batch: FlatBatch, cells: np.ndarray) -> torch.Tensor:
         """Logits float32 [n_rows, vocab] of the batch; overwritten by the next replay."""
         n_rows = len(batch.row_slots)
         size = next(size for size in self._sizes if size >= n_rows)
         inputs = np.zeros((N_INPUTS, size), np.int64)
-        inputs[1] = -1
         inputs[:, :n_rows] = batch.row_slots, batch.row_positions, cells
         self._inputs[:, :size].copy_(self._device.upload(inputs))
-        replay, logits = self._graphs[size]
-        replay()
-        return logits[:n_rows]
+        captured = self._captured[size]
+        captured.plan(batch.kv_lens, batch.span_slots)
+        captured.replay()
+        return captured.logits[:n_rows]
 
-    def _forward(self, size: int) -> torch.Tensor:
+    def _capture(self, size: int) -> Captured:
         slots, positions, cells = self._inputs[:, :size]
-        known = positions.clamp(min=0)
-        token_ids = self._tables.tokens[slots, known]
-        plan = attention.decode_plan(
-            slots.to(torch.int32),
-            (positions + 1).to(torch.int32),
-            self._tables.pages,
-            page_size=self._pool.k.shape[3],
-            n_q_heads=self._model.arch.n_heads,
-            n_kv_heads=self._pool.k.shape[2],
-            head_dim=self._pool.k.shape[4],
-        )
-        hidden = self._model.forward(token_ids, known, PagedContext(self._pool, plan, cells))
-        return self._model.logits(hidden)
+        like = plan_attention(self._pool, self._tables, np.ones(size, np.int32), np.zeros(size, np.int32))
+        buffers = attention.plan_buffers(like, size)
+
+        def plan(kv_lens: np.ndarray, span_slots: np.ndarray) -> AttnPlan:
+            return plan_attention(self._pool, self._tables, kv_lens, span_slots, buffers=buffers)
+
+        context = PagedContext(self._pool, plan(like.kv_lens, like.slots), cells)
+
+        def forward() -> torch.Tensor:
+            token_ids = self._tables.tokens[slots, positions]
+            return self._model.logits(self._model.forward(token_ids, positions, context))
+
+        return Captured(*self._device.capture(forward), plan)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, Variant
+from quire.kernels.attention.plan import AttnPlan, PlanBuffers, Variant
 from quire.kernels.kvstore import op as kvstore
 
 
@@ -19,6 +21,7 @@ class KVPool:
 
     def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: Device) -> None:
         shape = (arch.n_layers, n_pages, arch.n_kv_heads, page_size, arch.head_dim)
+        self.n_heads = arch.n_heads
         self.k = device.zeros(shape, dtype)
         self.v = device.zeros(shape, dtype)
 
@@ -45,3 +48,25 @@ class PagedContext:
         k_pages, v_pages = self.pool.k[layer], self.pool.v[layer]
         kvstore.store_kv(k, v, k_pages, v_pages, self.cells)
         return attention.run(q, k_pages, v_pages, self.plan, variant)
+
+
+def plan_attention(
+    pool: KVPool,
+    tables: SlotTables,
+    kv_lens: np.ndarray,
+    slots: np.ndarray,
+    q_indptr: np.ndarray | None = None,
+    buffers: PlanBuffers | None = None,
+) -> AttnPlan:
+    """The attention plan of a step on this pool (`kernels.attention.op.plan`); q_indptr None: one row a span."""
+    return attention.plan(
+        np.arange(len(kv_lens) + 1, dtype=np.int32) if q_indptr is None else q_indptr,
+        kv_lens,
+        slots,
+        tables.pages,
+        page_size=pool.k.shape[3],
+        n_q_heads=pool.n_heads,
+        n_kv_heads=pool.k.shape[2],
+        head_dim=pool.k.shape[4],
+        buffers=buffers,
+    )

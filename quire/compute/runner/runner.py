@@ -16,13 +16,12 @@ from quire.compute.device.device import Device, Download
 from quire.compute.models.dense import DenseModel
 from quire.compute.runner.batch import FlatBatch, flatten
 from quire.compute.runner.graphs import DecodeGraphs
-from quire.compute.runner.pool import KVPool, PagedContext
+from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
-from quire.core.plan import SlotOpen, StepPlan
+from quire.core.plan import SlotOpen, SlotParams, Spans, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
-from quire.kernels.attention import op as attention
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
@@ -142,6 +141,14 @@ class Runner:
         download = self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
         return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
 
+    def warm_up(self, n_tokens: int) -> None:
+        """Run a prompt of `n_tokens` once, on the dummy page, so that kernels are compiled before the first request."""
+        params = SlotParams(0.7, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
+        spans = Spans([0], [0], [n_tokens], [0], [True])
+        self.launch(StepPlan(0, spans, n_tokens, opened=[SlotOpen(0, [0] * n_tokens, n_tokens, params)])).result()
+        self._sampler.close(0)
+        self._opened.clear()
+
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.closed:
             self._sampler.close(slot)
@@ -155,17 +162,7 @@ class Runner:
 
     def _forward(self, batch: FlatBatch, cells: np.ndarray) -> torch.Tensor:
         rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
-        k_pages = self._pool.k
-        plan = attention.plan(
-            batch.q_indptr,
-            batch.kv_lens,
-            batch.span_slots,
-            self._tables.pages,
-            page_size=k_pages.shape[3],
-            n_q_heads=self._model.arch.n_heads,
-            n_kv_heads=k_pages.shape[2],
-            head_dim=k_pages.shape[4],
-        )
+        plan = plan_attention(self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr)
         token_ids = self._tables.tokens[rows[0], rows[1]]
         return self._model.forward(token_ids, rows[1], PagedContext(self._pool, plan, rows[2]))
 
