@@ -47,6 +47,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=16, help="most sequences at once, for both")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the output lengths, to shorten the run")
     parser.add_argument("--repeats", type=int, default=3, help="alternating runs of each")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--threads", type=int, default=n_cores())
     parser.add_argument("--output", default="", help="report (default benchmarks/results/static_batching_<model>.json)")
     return parser.parse_args()
@@ -87,16 +88,16 @@ def run_transformers(model: transformers.PreTrainedModel, requests: list[BenchRe
     return Timed(token_ids, time.perf_counter() - begin_s)
 
 
-def load(model: str, batch: int, threads: int) -> tuple[LLM, transformers.PreTrainedModel]:
+def load(model: str, dtype: str, batch: int, threads: int) -> tuple[LLM, transformers.PreTrainedModel]:
     """The same model twice; for a shape both have random weights of their own, which does not change the work."""
     options = shape_options(model) if model.startswith(PREFIX) else {"model": model}
-    llm = LLM(**options, device="cpu", dtype="bfloat16", max_model_len=512, max_num_seqs=batch, num_threads=threads)
+    llm = LLM(**options, device="cpu", dtype=dtype, max_model_len=512, max_num_seqs=batch, num_threads=threads)
     folder = find_checkpoint(str(options["model"]))
     if model.startswith(PREFIX):
         config = transformers.AutoConfig.from_pretrained(folder)
-        reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        reference = transformers.AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     else:
-        reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     reference.generation_config = transformers.GenerationConfig()  # no sampling defaults from the checkpoint
     return llm, reference.eval()
 
@@ -109,7 +110,7 @@ def figures(runs: list[Timed]) -> dict[str, object]:
 
 def main() -> None:
     args = parse_arguments()
-    llm, reference = load(args.model, args.batch, args.threads)
+    llm, reference = load(args.model, args.dtype, args.batch, args.threads)
     torch.set_num_threads(args.threads)
     sides: dict[str, Callable[[list[BenchRequest]], Timed]] = {
         "quire": lambda requests: run_quire(llm, requests),
@@ -135,7 +136,7 @@ def main() -> None:
         results["n_identical_outputs"] = sum(ours == theirs for ours, theirs in pairs)
     print(f"ratio {results['ratio']:.2f}")
     path = args.output or str(RESULTS / f"static_batching_{args.model.removeprefix(PREFIX)}.json")
-    write_report(path, build_report("static_batching", vars(args) | {"dtype": "bfloat16"}, results))
+    write_report(path, build_report("static_batching", vars(args), results))
 
 
 if __name__ == "__main__":
