@@ -93,9 +93,8 @@ class App:
             await exchange.refuse(refusal)
         self.state.metrics.count_answer(exchange.route, scope["method"], exchange.status)
         if self.state.config.access_log and exchange.route not in QUIET_ROUTES:
-            access_logger.info(
-                "%s %s %d %.3f s", scope["method"], exchange.route, exchange.status, time.monotonic() - began_s
-            )
+            line = (scope["method"], exchange.route, exchange.status, time.monotonic() - began_s, exchange.request_id)
+            access_logger.info("%s %s %d %.3f s req_%s", *line)
 
     async def _run(self, exchange: Exchange) -> Refusal | None:
         """Check and route; what goes wrong comes back as the answer to give."""

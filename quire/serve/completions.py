@@ -60,7 +60,7 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
         logprobs=body.logprobs,
         prompt_logprobs=rows,
     )
-    texts = _prompts(body, state.config.max_prompts)
+    texts = _prompts(body, state.config.max_prompts, state.llm.max_model_len)
     check_sequences(len(texts), params.n, state.limits)
     special = True if body.add_special_tokens is None else body.add_special_tokens
     prompts = [text for text in texts if isinstance(text, list)]
@@ -71,11 +71,14 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     return Job(exchange.request_id, prompts, params, body.priority or 0, body.cache_salt or "")
 
 
-def _prompts(body: CompletionRequest, most: int) -> list[str | list[int]]:
+def _prompts(body: CompletionRequest, most: int, limit_tokens: int) -> list[str | list[int]]:
     """The four forms of `prompt` as a list: a text, texts, token ids, or lists of token ids."""
     prompt = body.prompt
     if prompt is None:
         raise bad_request("prompt is missing.", "prompt", "missing_required_parameter")
+    if len(prompt) > max(limit_tokens, most) and not isinstance(prompt, str):
+        code = "context_length_exceeded" if isinstance(prompt[0], int) else "invalid_value"
+        raise bad_request(f"prompt has {len(prompt)} entries, more than can be served.", "prompt", code)
     if isinstance(prompt, str):
         found: list[str | list[int]] = [prompt]
     elif all(isinstance(item, int) for item in prompt):

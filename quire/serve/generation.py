@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
+from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, RequestError
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import SamplingParams
 from quire.engine.async_llm import AsyncLLM, RequestStream
@@ -83,7 +84,11 @@ async def answer(state: ServerState, exchange: Exchange, job: Job, choice: Strea
 
 async def _collect(state: ServerState, job: Job, shape: AnswerShape) -> JsonObject:
     async with Generation(state.llm, state.metrics, job) as generation:
-        return shape.whole(await generation.collect(), generation.usage.plain())
+        outputs = await generation.collect()
+    if job.params.prompt_logprobs is None:
+        return shape.whole(outputs, generation.usage.plain())
+    # Rows for every prompt token take long to lay out; other streams go on meanwhile.
+    return await asyncio.to_thread(shape.whole, outputs, generation.usage.plain())
 
 
 async def _stream(state: ServerState, job: Job, choice: StreamChoice, shape: AnswerShape, outbox: Outbox) -> None:
@@ -173,7 +178,7 @@ class Generation:
     def _check(self, output: RequestOutput) -> None:
         for part in output.outputs:
             if part.finish_reason == "error":
-                raise Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")
+                raise _failure(str(part.stop_reason))
             if part.finish_reason == "abort":
                 raise unavailable("aborted", "The request was ended by the server.")
 
@@ -185,6 +190,16 @@ class Generation:
     async def _close(self) -> None:
         # A dead engine cannot be told to cancel; the error that matters is already on its way.
         await asyncio.gather(*(stream.aclose() for stream in self._streams), return_exceptions=True)
+
+
+def _failure(reason: str) -> Exception:
+    """What `code: text`, given by the engine for a sequence that ended with an error, means for the request."""
+    code, _, text = reason.partition(": ")
+    if code == QueueFull.code:
+        return QueueFull(text)
+    if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code}:
+        return RequestError(text, code=code)
+    return Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")
 
 
 class _FirstError:

@@ -47,11 +47,13 @@ def run(engine: EngineConfig, server: ServerConfig) -> int:
         engine.verify()
         server.verify()
         listener = bind(server)
+        service = Service(engine, server, listener)
+        http = HttpServer(http_config(server, service.state))
     except ConfigError as error:
         return _fail(error, EXIT_BAD_OPTIONS)
     prepare_process()
     with listener, contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Service(engine, server, listener).serve())
+        return runner.run(service.serve(http))
     return EXIT_FORCED
 
 
@@ -83,6 +85,32 @@ def prepare_process() -> None:
         logging.getLogger("quire").setLevel(level if level in logging.getLevelNamesMapping() else "INFO")
 
 
+def http_config(server: ServerConfig, state: ServerState) -> uvicorn.Config:
+    """uvicorn's options. Raises ConfigError if the certificate or its key cannot be used."""
+    config = uvicorn.Config(
+        App(state),
+        http=protocol_class(server),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level=server.uvicorn_log_level,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=server.keep_alive_timeout,  # type: ignore[arg-type]
+        timeout_graceful_shutdown=1,
+        ssl_certfile=server.ssl_certfile or None,
+        ssl_keyfile=server.ssl_keyfile or None,
+    )
+    try:
+        config.load()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise ConfigError(f"ssl_certfile and ssl_keyfile cannot be used: {error}") from None
+    return config
+
+
 class HttpServer(uvicorn.Server):
     """uvicorn without its signal handlers; the service has its own."""
 
@@ -103,12 +131,11 @@ class Service:
         self._force = asyncio.Event()
         self.state = ServerState(server)
 
-    async def serve(self) -> int:
+    async def serve(self, http: HttpServer) -> int:
         """Load, serve, drain; returns the exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        http = HttpServer(self._http_config())
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
         llm: AsyncLLM | None = None
         try:
@@ -123,26 +150,6 @@ class Service:
             http.should_exit = http.force_exit = True
             await self._close(llm, serving)
         return EXIT_FORCED if self._force.is_set() else code
-
-    def _http_config(self) -> uvicorn.Config:
-        server = self._server
-        return uvicorn.Config(
-            App(self.state),
-            http=protocol_class(server),
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level=server.uvicorn_log_level,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=server.keep_alive_timeout,  # type: ignore[arg-type]
-            timeout_graceful_shutdown=1,
-            ssl_certfile=server.ssl_certfile or None,
-            ssl_keyfile=server.ssl_keyfile or None,
-        )
 
     async def _load(self) -> AsyncLLM | None:
         """The loaded engine, None when a signal came first. Meanwhile requests are answered with 503."""

@@ -73,7 +73,8 @@ class FakeEngine:
         self.stalled = False
         """True: not healthy, without being dead."""
         self.fault: Callable[[Request], bool] = lambda request: False
-        """Requests whose sequences fail after two tokens."""
+        """Requests whose sequences fail after two tokens, with `fault_text`."""
+        self.fault_text = "non_finite_logits"
         self.cached_tokens = 0
         self.text: str | None = None
         """Replaces `reply_to` for all requests."""
@@ -162,7 +163,8 @@ class FakeEngine:
             self._n_generated += sum(len(delta.token_ids) for delta in deltas)
             if self.fault(request) and made > 2:
                 deltas = [
-                    SeqDelta(request.request_id, i, [], FinishReason.ERROR, error="fault") for i in range(len(replies))
+                    SeqDelta(request.request_id, i, [], FinishReason.ERROR, error=self.fault_text)
+                    for i in range(len(replies))
                 ]
                 replies = []
             self._outputs.put_nowait(StepOutputs(deltas))

@@ -464,6 +464,24 @@ def test_faults_that_are_not_worth_a_retry_say_so(http: Any, server: Any) -> Non
     assert answer.headers["x-should-retry"] == "false"
 
 
+def test_refusals_of_the_engines_process_keep_their_meaning(make_server: Any) -> None:
+    server = make_server()
+    server.engine.fault = lambda request: True
+    with server.client() as client:
+        for text, status, code in (
+            ("overloaded: 90 sequences wait", 429, "overloaded"),
+            ("context_length_exceeded: too long", 400, "context_length_exceeded"),
+            ("non_finite_logits: at 0x7f00", 500, "sequence_fault"),
+        ):
+            server.engine.fault_text = text
+            for stream in (True, False):
+                answer = client.post(TEXT, json={**valid(TEXT), "max_tokens": 9, "stream": stream})
+                if stream:
+                    assert answer.text.rstrip().endswith("}") and f'"code":"{code}"' in answer.text
+                else:
+                    assert check_error(answer, status)["code"] == code
+
+
 def test_surprises_become_a_fixed_text(make_server: Any, caplog: pytest.LogCaptureFixture) -> None:
     server = make_server()
 

@@ -199,6 +199,15 @@ def test_empty_keys_are_refused(start: Callable[..., Process]) -> None:
         assert "API key" in process.output()
 
 
+def test_unusable_certificates_are_refused(start: Callable[..., Process], tmp_path: Path) -> None:
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).write_text("not PEM")
+    process = start("--ssl-certfile", str(tmp_path / "cert.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
+    assert process.wait(15) == 2
+    output = process.output()
+    assert "ssl_certfile" in output and "Traceback" not in output
+
+
 def test_sigterm_lets_requests_finish(start: Callable[..., Process]) -> None:
     process = start()
     assert process.wait_ready() < 30
@@ -238,8 +247,8 @@ def test_second_ctrl_c_cuts_off(start: Callable[..., Process]) -> None:
     assert not engine.is_running()
 
 
-def test_killed_engine_and_killed_server(start: Callable[..., Process]) -> None:
-    process, other = start(), start()
+def test_killed_engine(start: Callable[..., Process]) -> None:
+    process = start()
     process.wait_ready()
     body = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:
@@ -251,8 +260,11 @@ def test_killed_engine_and_killed_server(start: Callable[..., Process]) -> None:
         assert time.monotonic() - began_s < 2
     assert json.loads(frames[-1][6:])["error"]["code"] == "engine_dead"
     assert process.wait(8) == 1
-    other.wait_ready()
-    orphan = other.engine()
-    other.process.kill()
+
+
+def test_killed_server_takes_its_engine_along(live: Process) -> None:
+    """Last in this file: it ends the server that the other tests share."""
+    orphan = live.engine()
+    live.process.kill()
     orphan.wait(5)
     assert not orphan.is_running()
