@@ -42,7 +42,7 @@ def main() -> None:
     )
     local = log_likelihoods("hf", f"pretrained={options.checkpoint},dtype={options.dtype},device=cpu")
     differences = [abs(a - b) for a, b in zip(served, local, strict=True)]
-    print(json.dumps({"n_choices": len(served), "largest_difference": max(differences), "first": list(zip(served, local))[:4]}))
+    print(json.dumps({"n_choices": len(served), "largest_difference": max(differences)}))
 
 
 if __name__ == "__main__":

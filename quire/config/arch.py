@@ -160,7 +160,7 @@ def parse_arch(config: dict[str, Any]) -> ModelArch:
 
 
 def token_ids(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
-    """Ids under `name`: an integer, a list, or absent (then none). Raises ConfigError unless all are below vocab_size."""
+    """Ids under `name`: an integer, a list, or absent (none). Raises ConfigError unless all are below vocab_size."""
     value = fields.values.get(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if len(ids) > MAX_EOS or not all(is_integer(i) and 0 <= i < vocab_size for i in ids):

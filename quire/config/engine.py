@@ -16,7 +16,8 @@ from quire.core.units import parse_bytes
 
 
 def _doc(text: str, **bounds: float) -> Meta:
-    return Meta(description=text, **bounds)
+    # The stubs of msgspec declare Meta as overloads, one for numbers, which keyword bounds of one type do not select.
+    return Meta(description=text, **bounds)  # type: ignore[call-overload, no-any-return]
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -62,7 +63,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kv_cache_memory_bytes: Annotated[
         str,
         _doc(
-            "Size of the KV pool, for instance 4GiB; empty: from gpu_memory_utilization, or a quarter of free memory on CPU."
+            "Size of the KV pool, for instance 4GiB; empty: by gpu_memory_utilization, on CPU a quarter of free memory."
         ),
     ] = ""
     num_gpu_blocks_override: Annotated[int, _doc("Exact number of KV pages; 0 computes it.", ge=0)] = 0

@@ -48,6 +48,6 @@ def _batched_tokens(n_tokens: int, n_seqs: int, device: str) -> int:
         return max(DEFAULT_BATCHED_TOKENS[device], n_seqs)
     if n_tokens < n_seqs:
         raise ConfigError(
-            f"max_num_batched_tokens = {n_tokens} is less than max_num_seqs = {n_seqs}: raise the one or lower the other"
+            f"max_num_batched_tokens = {n_tokens} is less than max_num_seqs = {n_seqs}: raise one or lower the other"
         )
     return n_tokens
