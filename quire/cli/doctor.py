@@ -36,7 +36,7 @@ TORCH_RANGE = ((2, 11), (2, 14))
 """Versions of torch that Quire is tested with: from the first, below the second."""
 NEEDED = {
     "msgspec": "msgspec", "zmq": "pyzmq", "safetensors": "safetensors", "tokenizers": "tokenizers", "jinja2": "jinja2",
-    "starlette": "starlette", "uvicorn": "uvicorn", "h11": "h11", "prometheus_client": "prometheus_client",
+    "starlette": "starlette", "uvicorn": "uvicorn", "httptools": "httptools", "prometheus_client": "prometheus_client",
 }  # fmt: skip
 """Module → package that serving imports."""
 MIN_MEMORY_BYTES = 2 * 2**30
