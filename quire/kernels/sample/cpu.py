@@ -1,4 +1,4 @@
-"""Sampling on CPU: weights are made a few rows at a time so that they stay in cache; only their block sums are kept.
+"""Sampling on CPU: weights are made some rows at a time, and only their block sums are kept.
 
 Invariant: a row goes through the same arithmetic in any batch (reductions run inside a row, in blocks of fixed size).
 """
@@ -13,7 +13,9 @@ from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, Draw
 BLOCK = 128
 """Columns whose weights are summed first; the chosen block is then computed again."""
 CHUNK = 1 << 18
-"""Logits that one thread works on at a time: 1 MiB, so that the weights stay in its cache."""
+"""Logits worked on at a time by one thread: 1 MiB, so that the weights stay in its cache."""
+SHARED_CHUNK = 1 << 24
+"""The same for several threads: 64 MiB, because each operation ends in a barrier, and that can cost a time slice."""
 
 
 def choose(logits: torch.Tensor, draw: Draw) -> Choice:
@@ -43,7 +45,7 @@ def _draw(logits: torch.Tensor, rows: np.ndarray, draw: Draw) -> tuple[torch.Ten
     sums = torch.empty(n_rows, -(-width // BLOCK))
     if draw.truncated.any():
         floors = torch.from_numpy(_floors(logits, rows, draw))[:, None]
-    n_chunk = max(1, CHUNK * torch.get_num_threads() // width)
+    n_chunk = max(1, (CHUNK if torch.get_num_threads() == 1 else SHARED_CHUNK) // width)
     for start in range(0, n_rows, n_chunk):
         part = slice(start, start + n_chunk)
         chunk = _rows(logits, rows[part])

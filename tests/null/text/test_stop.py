@@ -56,6 +56,7 @@ def test_the_cut_does_not_depend_on_chunks(text: str, stops: list[str], sizes: l
         (["aab"], ["a", "a", "a", "b"], ("a", "aab")),
         (["abc", "b"], ["a", "bc"], ("a", "b")),
         (["xabc", "abc"], ["xab", "c"], ("", "xabc")),
+        (["aab", "aaab"], ["aa", "aab"], ("a", "aaab")),
         (["日本"], ["こ日", "本語"], ("こ", "日本")),
     ],
 )

@@ -141,13 +141,17 @@ def test_a_banned_sequence_sees_a_token_that_the_host_does_not_know() -> None:
 def test_end_tokens_are_masked_until_the_minimum_length() -> None:
     bench = Bench(2)
     sampler = Sampler(N_SLOTS, WIDTH, CPU)
-    ends, n_min = [0, 119], 6
-    params = [make_params(masked_end_ids=ends, masked_until=int(n) + n_min) for n in bench.prompt_lens]
+    ends = [0, 119]
+    n_mins = [max(1, int(n)) for n in bench.positions - bench.prompt_lens + np.arange(8) % 3 - 1]
+    params = [
+        make_params(masked_end_ids=ends, masked_until=int(prompt_len) + n_min)
+        for prompt_len, n_min in zip(bench.prompt_lens, n_mins, strict=True)
+    ]
     bench.open_all(sampler, params)
     logits = bench.logits.clone()
     sampler.sample(logits, bench.slots, bench.positions, bench.tokens)
     for row in range(8):
-        processor = MinNewTokensLengthLogitsProcessor(int(bench.prompt_lens[row]), n_min, torch.tensor(ends))
+        processor = MinNewTokensLengthLogitsProcessor(int(bench.prompt_lens[row]), n_mins[row], torch.tensor(ends))
         expected = processor(torch.tensor([bench.history(row)]), bench.logits[row : row + 1].clone())
         assert torch.equal(logits[row : row + 1], expected)
 

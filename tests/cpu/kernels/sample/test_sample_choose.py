@@ -138,13 +138,19 @@ def test_frequencies_fit_the_distribution(feature: str) -> None:
 
 
 def test_ends_of_the_unit_interval_choose_tokens_with_weight() -> None:
-    logits = torch.full((4, 600), -torch.inf)
-    logits[:, 100:301] = torch.randn(201, generator=torch.Generator().manual_seed(2))
-    draw = make_draw(4)
-    draw.uniform = np.array([0.0, 1 - 2.0**-53, 0.5, 2.0**-53])
-    token_ids = choose(logits, draw).token_ids.tolist()
-    assert token_ids[0] == token_ids[3] == 100
-    assert token_ids[1] == 300
+    logits = torch.full((200, 600), -torch.inf)
+    logits[:, 100:301] = torch.randn(200, 201, generator=torch.Generator().manual_seed(2))
+    draw = make_draw(200)
+    for uniform_number, token in ((0.0, 100), (2.0**-53, 100), (1 - 2.0**-53, 300)):
+        draw.uniform = np.full(200, uniform_number)
+        assert choose(logits, draw).token_ids.tolist() == [token] * 200
+
+
+def test_the_nucleus_ends_where_its_share_is_reached_exactly() -> None:
+    half = -0.6931472  # exp gives exactly 0.5 in float32
+    logits = torch.tensor([[0.0, half, half]])
+    draw = make_draw(50, temperature=1.0, top_p=0.5)
+    assert set(choose(logits.expand(50, -1), draw).token_ids.tolist()) == {0}
 
 
 def test_greedy_takes_the_lowest_id_on_ties() -> None:
