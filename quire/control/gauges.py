@@ -79,9 +79,14 @@ def page_owners(roster: Roster) -> bytearray:
 def page_map(roster: Roster, owners: bytearray) -> bytes:
     """One byte a cell: 0 free, 1 cached, else the owner.
 
-    Above `MAX_MAP_CELLS` pages, cell i shows page i * stride only: a sample, not a summary.
+    Above `MAX_MAP_CELLS` pages, cell i stands for the pages from i * stride on: it shows an owner if one of them has
+    one, and is a sample (the first page) where none has, since the tree is not walked for a picture.
     """
     refs = roster.cache.pool.refs
     stride = -(-len(refs) // MAX_MAP_CELLS)
-    cells = zip(owners[::stride], refs[::stride], strict=True)
-    return bytes(owner or min(count, 1) for owner, count in cells)
+    cells = bytearray(owner or min(count, 1) for owner, count in zip(owners[::stride], refs[::stride], strict=True))
+    if stride > 1:
+        for seq in roster.running:
+            for page in seq.pages:
+                cells[page // stride] = owners[page]
+    return bytes(cells)

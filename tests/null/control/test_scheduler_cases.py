@@ -342,6 +342,8 @@ def test_stats_of_a_large_pool_stay_small() -> None:
     rig.turn()
     stats = rig.scheduler.stats()
     assert len(stats.page_map) <= 4096 and max(stats.page_map) == 2
+    held = {page // 3 for seq in rig.scheduler.roster.running for page in seq.pages}
+    assert {i for i, cell in enumerate(stats.page_map) if cell > 1} == held
     assert stats.n_tokens_held == 100 and stats.n_slots_taken == 100
 
 
