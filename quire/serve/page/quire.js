@@ -224,7 +224,7 @@ function grow(area) {
 
 // ---------------------------------------------------------------- chat
 
-const STARTERS = ["What is 17 + 25?", "Hello! Who are you?", "Write a function that reverses a string.", "Give me a person as JSON."];
+const STARTERS = ["What is 17 + 25?", "Hello! Who are you?", "Write a function that reverses a string.", "Extract the name and the age as JSON: Anna is 31 years old."];
 const chat = { messages: [], running: null };
 
 function buildChat() {
@@ -462,7 +462,8 @@ function show(info) {
   view.map = Uint8Array.from(atob(stats.page_map), (char) => char.charCodeAt(0));
   $("map").setAttribute("aria-label", `Map of the KV pages: ${held} held, ${stats.n_pages_cached} cached, of ${stats.n_pages}`);
   const engine = info.engine;
-  const many = stats.n_pages > view.map.length ? ` (${view.map.length} shown)` : "";
+  const each = Math.ceil(stats.n_pages / Math.max(1, view.map.length));
+  const many = each > 1 ? `, ${each} a cell,` : "";
   $("map-note").textContent = `${stats.n_pages.toLocaleString("en")} pages of ${engine.page_size} tokens${many} on ${engine.device}; ` +
     `context ${engine.max_model_len.toLocaleString("en")} tokens; Quire ${info.version}`;
   drawSpark();
