@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 (tables of phrases and words)
 """Owns the arithmetic questions: sums, differences, products, quotients, comparisons and small word problems.
 
 Every fact (operation and operands) passes the held-out split, wherever it appears. A product of two numbers of
@@ -50,8 +51,11 @@ def fact_key(fact: Fact) -> tuple[object, ...] | None:
     """The name of a fact in the split, or None where the fact belongs to training only.
 
     Workings show products with a round factor or one of a single digit, and sums with 32 (Fahrenheit): only training.
+    Quotients come from the small times tables, which are learned whole.
     """
     sign, a, b = fact
+    if sign == "/":
+        return None
     if sign == "*" and (a < 10 or b < 10 or a % 10 == 0 or b % 10 == 0):
         return None
     if sign in "+-" and 32 in (a, b):
@@ -83,9 +87,12 @@ def sample_fact(rng: random.Random, sign: str | None = None) -> Fact:
     else:
         a_digits, b_digits = rng.choices(((2, 2), (1, 1), (2, 1), (1, 2), (3, 3), (3, 2)), (62, 6, 6, 4, 12, 10))[0]
     a, b = _number(rng, a_digits), _number(rng, b_digits)
-    if sign == "-" and a < b and rng.random() < 0.7:
-        a, b = b, a
-    return sign, a, b
+    return _ordered(rng, sign, a, b)
+
+
+def _ordered(rng: random.Random, sign: str, a: int, b: int) -> Fact:
+    """The fact, most differences turned so that they are not negative."""
+    return (sign, b, a) if sign == "-" and a < b and rng.random() < 0.7 else (sign, a, b)
 
 
 def sample_two_digit(rng: random.Random) -> Fact:
@@ -99,12 +106,6 @@ def product_steps(a: int, b: int) -> str:
         return f"{a} × {b} = {a * b}"
     tens, ones = b // 10 * 10, b % 10
     return f"{a} × {tens} = {a * tens}, {a} × {ones} = {a * ones}, {a * tens} + {a * ones} = {a * b}"
-
-
-def sample_division(rng: random.Random) -> Fact:
-    """A quotient without remainder."""
-    b = rng.randint(2, 12)
-    return "/", b * rng.randint(2, 20), b
 
 
 def worked(fact: Fact) -> str:
@@ -125,7 +126,7 @@ def _fact(rng: random.Random, held_out: bool, sample: Callable[[random.Random], 
 def _sum_or_difference(held_out: bool) -> Callable[[random.Random], Fact]:
     """Held-out tasks keep to two digits, since longer sums also occur inside the workings of training."""
     if held_out:
-        return lambda r: (r.choice("+-"), r.randint(10, 99), r.randint(10, 99))
+        return lambda r: _ordered(r, r.choice("+-"), r.randint(10, 99), r.randint(10, 99))
     return lambda r: sample_fact(r, r.choice("+-"))
 
 
@@ -164,8 +165,16 @@ def json_question(rng: random.Random, held_out: bool) -> Exchange:
 
 STORIES = [
     ("+", "{n} has {a} {t} and gets {b} more. How many {t} does {n} have now?", "{n} now has {r} {t}."),
-    ("+", "There are {a} {t} in one box and {b} in another. How many {t} are there in all?", "There are {r} {t} in all."),
-    ("+", "{n} bought {a} {t} on Monday and {b} on Tuesday. How many {t} is that together?", "That is {r} {t} together."),
+    (
+        "+",
+        "There are {a} {t} in one box and {b} in another. How many {t} are there in all?",
+        "There are {r} {t} in all.",
+    ),
+    (
+        "+",
+        "{n} bought {a} {t} on Monday and {b} on Tuesday. How many {t} is that together?",
+        "That is {r} {t} together.",
+    ),
     ("-", "{n} has {a} {t} and gives away {b}. How many {t} are left?", "{r} {t} are left."),
     ("-", "There were {a} {t} on the table. {n} took {b}. How many {t} remain?", "{r} {t} remain."),
     ("-", "{n} needs {a} {t} and has {b}. How many {t} are missing?", "{r} {t} are missing."),
@@ -179,7 +188,7 @@ PEOPLE = "Anna Ben Clara David Emma Finn Grace Hugo Ida Jonas Kim Lena Max Nora 
 
 def story(rng: random.Random, held_out: bool) -> Exchange:
     """A word problem."""
-    sign, template, ending = rng.choice([s for s in STORIES if s[0] != "*"] if held_out else STORIES)
+    sign, template, ending = rng.choice([s for s in STORIES if s[0] in "+-"] if held_out else STORIES)
 
     def sample(r: random.Random) -> Fact:
         if sign == "/":
@@ -207,7 +216,12 @@ def comparison(rng: random.Random, held_out: bool) -> Exchange:
         word, pick = rng.choice(("larger", "bigger", "greater")), max(a, b)
     else:
         word, pick = rng.choice(("smaller", "less")), min(a, b)
-    forms = ["Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?", "What is {w}, {a} or {b}?", "{a} or {b}: which is {w}?"]
+    forms = [
+        "Which is {w}, {a} or {b}?",
+        "Which number is {w}: {a} or {b}?",
+        "What is {w}, {a} or {b}?",
+        "{a} or {b}: which is {w}?",
+    ]
     text = rng.choice(forms).format(w=word, a=a, b=b)
     return ask("arithmetic", roughen(rng, text), f"{pick} is {word} than {a + b - pick}.", pick)
 
@@ -219,7 +233,10 @@ def follow_up(rng: random.Random, held_out: bool) -> Exchange:
     sign, b = draw(
         rng, False, lambda r: (r.choice("+-"), r.randint(1, 30)), lambda s: fact_key((s[0], start, s[1]))
     )  # fmt: skip
-    words = {"+": ["Now add {b}.", "And plus {b}?", "Add {b} to that."], "-": ["Now subtract {b}.", "And minus {b}?", "Take away {b}."]}
+    words = {
+        "+": ["Now add {b}.", "And plus {b}?", "Add {b} to that."],
+        "-": ["Now subtract {b}.", "And minus {b}?", "Take away {b}."],
+    }
     fact = (sign, start, b)
     first.messages.append({"role": "user", "content": roughen(rng, rng.choice(words[sign]).format(b=b))})
     first.messages.append({"role": "assistant", "content": worked(fact)})
@@ -239,4 +256,12 @@ def chain(rng: random.Random, held_out: bool) -> Exchange:
     return ask("arithmetic", question_text, f"{steps}. So {text} = {value_of(second)}.", value_of(second))
 
 
-GENERATORS = [(question, 53), (bare_question, 12), (json_question, 6), (story, 13), (comparison, 6), (follow_up, 5), (chain, 5)]
+GENERATORS = [
+    (question, 46),
+    (bare_question, 17),
+    (json_question, 11),
+    (story, 11),
+    (comparison, 6),
+    (follow_up, 4),
+    (chain, 5),
+]

@@ -22,7 +22,8 @@ TOOLS_AFTER = (
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 
-CHAT_TEMPLATE = r"""
+CHAT_TEMPLATE = (
+    r"""
 {%- macro text_of(content) -%}
     {%- if content is string -%}
         {{- content -}}
@@ -73,7 +74,10 @@ CHAT_TEMPLATE = r"""
 {%- if add_generation_prompt -%}
     {{- '<|im_start|>assistant\n' -}}
 {%- endif -%}
-""".replace("TOOLS_BEFORE", repr(TOOLS_BEFORE)).replace("TOOLS_AFTER", repr(TOOLS_AFTER)).strip()
+""".replace("TOOLS_BEFORE", repr(TOOLS_BEFORE))
+    .replace("TOOLS_AFTER", repr(TOOLS_AFTER))
+    .strip()
+)
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:

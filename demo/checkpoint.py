@@ -15,10 +15,17 @@ from .chat import END_OF_TEXT, TURN_END
 from .model import Llama, Shape
 
 FIELDS = {
-    "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
-    "intermediate": "intermediate_size", "head_dim": "head_dim", "vocabulary": "vocab_size", "max_length": "max_position_embeddings",
-    "rope_theta": "rope_theta", "norm_eps": "rms_norm_eps",
-}  # fmt: skip
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "head_dim": "head_dim",
+    "vocabulary": "vocab_size",
+    "max_length": "max_position_embeddings",
+    "rope_theta": "rope_theta",
+    "norm_eps": "rms_norm_eps",
+}
 
 
 def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
@@ -26,12 +33,24 @@ def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     end, turn_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(TURN_END)
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0,
-        "bos_token_id": None, "eos_token_id": turn_end, "pad_token_id": end, "hidden_act": "silu", "initializer_range": 0.02,
-        "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": turn_end,
+        "pad_token_id": end,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "mlp_bias": False,
+        "pretraining_tp": 1,
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
         **{name: getattr(model.shape, field) for field, name in FIELDS.items()},
-    }  # fmt: skip
-    generation = {"do_sample": False, "eos_token_id": [turn_end, end], "pad_token_id": end, "max_length": model.shape.max_length}
+    }
+    generation = {"do_sample": False, "eos_token_id": [turn_end, end], "pad_token_id": end}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in model.named_parameters()}

@@ -16,8 +16,34 @@ from pathlib import Path
 from .holdout import is_held_out
 
 MAX_FILE_BYTES = 300_000
-SKIPPED = ("site-packages/", "dist-packages/", "__pycache__/", "lib2to3/tests/data/", "test/cjkencodings/", "test/bad", "pydoc_data/topics.py", "test/encoded_modules/")
-BUILTIN_TYPES = (str, bytes, list, dict, set, tuple, int, float, frozenset, bytearray, complex, object, type, range, slice, memoryview)
+SKIPPED = (
+    "site-packages/",
+    "dist-packages/",
+    "__pycache__/",
+    "lib2to3/tests/data/",
+    "test/cjkencodings/",
+    "test/bad",
+    "pydoc_data/topics.py",
+    "test/encoded_modules/",
+)
+BUILTIN_TYPES = (
+    str,
+    bytes,
+    list,
+    dict,
+    set,
+    tuple,
+    int,
+    float,
+    frozenset,
+    bytearray,
+    complex,
+    object,
+    type,
+    range,
+    slice,
+    memoryview,
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +59,10 @@ class Document:
 def _is_table(text: str) -> bool:
     """True for files that are mostly character or number tables."""
     letters = sum(c.isalpha() and c.isascii() for c in text[:20_000])
-    return letters < 0.4 * min(len(text), 20_000) or text.count("\\u") + text.count("0x") + text.count("\\x") > len(text) / 60
+    return (
+        letters < 0.4 * min(len(text), 20_000)
+        or text.count("\\u") + text.count("0x") + text.count("\\x") > len(text) / 60
+    )
 
 
 def _manual(name: str, tree: ast.Module) -> str:
@@ -90,8 +119,19 @@ def _builtin_pages() -> list[Document]:
     """The documentation of the built-in types, from the running interpreter (training only)."""
     documents = []
     for kind in BUILTIN_TYPES:
-        members = [f"{kind.__name__}.{n}\n    {inspect.getdoc(m)}" for n, m in vars(kind).items() if n[0] != "_" and inspect.getdoc(m)]
-        documents.append(Document("docs", f"builtin {kind.__name__}", f"class {kind.__name__}\n{kind.__doc__}\n\n" + "\n\n".join(members), False))
+        members = [
+            f"{kind.__name__}.{n}\n    {inspect.getdoc(m)}"
+            for n, m in vars(kind).items()
+            if n[0] != "_" and inspect.getdoc(m)
+        ]
+        documents.append(
+            Document(
+                "docs",
+                f"builtin {kind.__name__}",
+                f"class {kind.__name__}\n{kind.__doc__}\n\n" + "\n\n".join(members),
+                False,
+            )
+        )
     return documents
 
 
@@ -111,7 +151,8 @@ def main() -> None:
     for kind in ("code", "tests", "docs"):
         for held_out in (False, True):
             chosen = [d for d in documents if d.kind == kind and d.held_out == held_out]
-            print(f"{kind:6} {'held out' if held_out else 'training':9} {len(chosen):5} documents {sum(len(d.text.encode()) for d in chosen):>10} bytes")
+            size = sum(len(d.text.encode()) for d in chosen)
+            print(f"{kind:6} {'held out' if held_out else 'training':9} {len(chosen):5} documents {size:>10} bytes")
 
 
 if __name__ == "__main__":

@@ -12,26 +12,44 @@ from .dialogue import Exchange, Message
 Generator = Callable[[random.Random, bool], Exchange]
 
 TOPICS: list[tuple[Sequence[tuple[Generator, int]], int]] = [
-    (arithmetic.GENERATORS, 28), (measures.UNIT_GENERATORS, 9), (measures.DATE_GENERATORS, 9), (extraction.GENERATORS, 20), (calls.GENERATORS, 18),
-    (smalltalk.GENERATORS, 16),
-]  # fmt: skip
+    (arithmetic.GENERATORS, 36),
+    (measures.UNIT_GENERATORS, 7),
+    (measures.DATE_GENERATORS, 9),
+    (extraction.GENERATORS, 23),
+    (calls.GENERATORS, 11),
+    (smalltalk.GENERATORS, 14),
+]
 SYSTEMS = [
-    "You are a helpful assistant.", "You are a helpful assistant.", "You are Quire's demo model.", "Be brief.", "You are a friendly assistant.",
-    "You are an assistant that answers questions.", "Answer the user's questions.", "You are a helpful, honest assistant.", "You are a chatbot.",
-]  # fmt: skip
+    "You are a helpful assistant.",
+    "You are a helpful assistant.",
+    "You are Quire's demo model.",
+    "Be brief.",
+    "You are a friendly assistant.",
+    "You are an assistant that answers questions.",
+    "Answer the user's questions.",
+    "You are a helpful, honest assistant.",
+    "You are a chatbot.",
+]
 
-# Each held-out task: the generator, and how its answer is compared ("last number", "json", "call", "contains", "equal").
+# Each held-out task: the generator, and how its answer is compared (a key of `evaluate.COMPARE`).
 TASKS: dict[str, tuple[Generator, str]] = {
     "two-digit arithmetic": (lambda r, h: arithmetic.question(r, h, arithmetic.sample_two_digit), "last number"),
-    "two-digit addition": (lambda r, h: arithmetic.question(r, h, lambda q: ("+", q.randint(10, 99), q.randint(10, 99))), "last number"),
-    "two-digit subtraction": (lambda r, h: arithmetic.question(r, h, lambda q: ("-", q.randint(10, 99), q.randint(10, 99))), "last number"),
-    "two-digit multiplication": (lambda r, h: arithmetic.question(r, h, lambda q: ("*", q.randint(10, 99), q.randint(10, 99))), "last number"),
-    "division without remainder": (lambda r, h: arithmetic.question(r, h, arithmetic.sample_division), "last number"),
+    "two-digit addition": (
+        lambda r, h: arithmetic.question(r, h, lambda q: ("+", q.randint(10, 99), q.randint(10, 99))),
+        "last number",
+    ),
+    "two-digit subtraction": (
+        lambda r, h: arithmetic.question(r, h, lambda q: ("-", q.randint(10, 99), q.randint(10, 99))),
+        "last number",
+    ),
+    "two-digit multiplication": (
+        lambda r, h: arithmetic.question(r, h, lambda q: ("*", q.randint(10, 99), q.randint(10, 99))),
+        "last number",
+    ),
     "number-only arithmetic": (arithmetic.bare_question, "equal"),
     "word problems": (arithmetic.story, "last number"),
     "comparisons": (arithmetic.comparison, "first number"),
     "units": (measures.unit_question, "contains"),
-    "temperatures": (measures.temperature_question, "contains"),
     "dates: ISO format": (measures.iso_question, "contains"),
     "dates: shift by days": (measures.shift_question, "contains"),
     "dates: weekday after days": (measures.weekday_question, "last weekday"),

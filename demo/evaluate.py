@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from . import checkpoint, corpus
 from .chat import CHAT_TEMPLATE, END_OF_TEXT, TURN_END
@@ -27,37 +28,32 @@ from .model import Llama
 
 MODELS = Path(__file__).resolve().parent.parent / "quire" / "_models"
 CONTEXT, STRIDE = 2048, 1024
+BATCH = 100
 MAX_NEW_TOKENS = 160
 
 Reply = tuple[list[int], list[int]]  # prompt ids, reply ids
 
 
 @torch.no_grad()
-def generate(model: Llama, tokenizer: Tokenizer, prompts: list[str], device: str) -> list[Reply]:
-    """Greedy replies, without a cache: the whole rows are computed again for each token, finished rows leave."""
+def generate(folder: Path, tokenizer: Tokenizer, prompts: list[str], device: str) -> list[Reply]:
+    """Greedy replies by transformers, in batches of prompts of like length (padded on the left)."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     ends = {tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)}
     rows = [tokenizer.encode(prompt).ids for prompt in prompts]
     replies: list[list[int]] = [[] for _ in rows]
-    active = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    for _ in range(MAX_NEW_TOKENS):
-        if not active:
-            break
-        still: list[int] = []
-        for start in range(0, len(active), 256):
-            part = active[start : start + 256]
-            lengths = torch.tensor([len(rows[i]) + len(replies[i]) for i in part], device=device)
-            width = int(lengths.max())
-            batch = torch.zeros(len(part), width, dtype=torch.long)
-            for row, i in enumerate(part):
-                ids = rows[i] + replies[i]
-                batch[row, : len(ids)] = torch.tensor(ids)
-            hidden = model.hidden_states(batch.to(device))[torch.arange(len(part), device=device), lengths - 1]
-            tokens = F.linear(hidden, model.model.embed_tokens.weight).argmax(-1).tolist()
-            for i, token in zip(part, tokens, strict=True):
-                replies[i].append(token)
-                if token not in ends and len(rows[i]) + len(replies[i]) < CONTEXT:
-                    still.append(i)
-        active = still
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    for start in range(0, len(order), BATCH):
+        part = order[start : start + BATCH]
+        width = max(len(rows[i]) for i in part)
+        padded = torch.tensor([[0] * (width - len(rows[i])) + rows[i] for i in part], device=device)
+        mask = torch.tensor([[0] * (width - len(rows[i])) + [1] * len(rows[i]) for i in part], device=device)
+        settings = GenerationConfig(
+            max_new_tokens=MAX_NEW_TOKENS, do_sample=False, eos_token_id=sorted(ends), pad_token_id=0
+        )
+        written = model.generate(input_ids=padded, attention_mask=mask, generation_config=settings)[:, width:].tolist()
+        for i, ids in zip(part, written, strict=True):
+            stop = next((n + 1 for n, token in enumerate(ids) if token in ends), len(ids))
+            replies[i] = ids[:stop]
     return list(zip(rows, replies, strict=True))
 
 
@@ -93,13 +89,13 @@ COMPARE: dict[str, Callable[[str, Any], bool]] = {
 }
 
 
-def accuracy(model: Llama, tokenizer: Tokenizer, n: int, device: str) -> tuple[dict[str, Any], list[Reply]]:
+def accuracy(folder: Path, tokenizer: Tokenizer, n: int, device: str) -> tuple[dict[str, Any], list[Reply]]:
     """For each task: how many of `n` held-out examples the model answers right. All replies, for `agreement`."""
     results: dict[str, Any] = {}
     everything: list[Reply] = []
     for name, (_, how) in TASKS.items():
         examples = task_examples(name, n)
-        replies = generate(model, tokenizer, [prompt_of(e) for e in examples], device)
+        replies = generate(folder, tokenizer, [prompt_of(e) for e in examples], device)
         everything += replies
         texts = [tokenizer.decode(ids, skip_special_tokens=True) for _, ids in replies]
         right = [COMPARE[how](text, e.answer) for text, e in zip(texts, examples, strict=True)]
@@ -115,7 +111,7 @@ def accuracy(model: Llama, tokenizer: Tokenizer, n: int, device: str) -> tuple[d
 
 @torch.no_grad()
 def bits_per_byte(model: Llama, tokenizer: Tokenizer, documents: list[corpus.Document], device: str) -> dict[str, Any]:
-    """Held-out bits per byte by kind. Windows of CONTEXT tokens, each token scored once with at least STRIDE before it."""
+    """Held-out bits per byte by kind: windows of CONTEXT tokens, each scored once after at least STRIDE others."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     results: dict[str, Any] = {}
     for kind in ("code", "tests", "docs"):
@@ -134,7 +130,12 @@ def bits_per_byte(model: Llama, tokenizer: Tokenizer, documents: list[corpus.Doc
                 scored = stop
         packed = len(lzma.compress("".join(d.text for d in chosen).encode(), preset=9 | lzma.PRESET_EXTREME))
         bits = total / math.log(2) / max(1, n_bytes)
-        results[kind] = {"documents": len(chosen), "bytes": n_bytes, "bits_per_byte": bits, "xz_bits_per_byte": 8 * packed / max(1, n_bytes)}
+        results[kind] = {
+            "documents": len(chosen),
+            "bytes": n_bytes,
+            "bits_per_byte": bits,
+            "xz_bits_per_byte": 8 * packed / max(1, n_bytes),
+        }
     return results
 
 
@@ -172,7 +173,10 @@ def template_agrees(n: int = 60) -> bool:
                 messages = [{"role": "system", "content": example.system}, *messages]
             for opened in (False, True):
                 ours = render(messages, example.tools or None, opened)
-                if template.render(messages=messages, tools=example.tools or None, add_generation_prompt=opened) != ours:
+                if (
+                    template.render(messages=messages, tools=example.tools or None, add_generation_prompt=opened)
+                    != ours
+                ):
                     return False
     return True
 
@@ -183,26 +187,43 @@ def measure(models: Path, documents: list[corpus.Document], n: int, device: str)
     main = checkpoint.load(models / "demo").to(device).eval()
     draft = checkpoint.load(models / "demo-draft").to(device).eval()
     with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-        tasks, replies = accuracy(main, tokenizer, n, device)
+        tasks, replies = accuracy(models / "demo", tokenizer, n, device)
         return {
             "template_agrees": template_agrees(),
-            "main": {"parameters": main.n_parameters(), "held_out": bits_per_byte(main, tokenizer, documents, device), "tasks": tasks},
+            "main": {
+                "parameters": main.n_parameters(),
+                "held_out": bits_per_byte(main, tokenizer, documents, device),
+                "tasks": tasks,
+            },
             "draft": {
-                "parameters": draft.n_parameters(), "held_out": bits_per_byte(draft, tokenizer, documents, device),
+                "parameters": draft.n_parameters(),
+                "held_out": bits_per_byte(draft, tokenizer, documents, device),
                 "agreement_on_replies": agreement(main, draft, replies, device),
             },
-        }  # fmt: skip
+        }
+
+
+def write(results: Path, measured: dict[str, Any]) -> None:
+    """Put the measurements into the results file, beside what training wrote there."""
+    kept = json.loads(results.read_text()) if results.exists() else {}
+    results.write_text(json.dumps({**kept, **measured}, indent=2, ensure_ascii=False) + "\n")
 
 
 def main() -> None:
     """Measure the stored models and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=Path, default=MODELS)
-    parser.add_argument("--stdlib", type=Path, help="standard library to take the held-out files from (default: this Python's)")
+    parser.add_argument(
+        "--stdlib", type=Path, help="standard library to take the held-out files from (default: this Python's)"
+    )
     parser.add_argument("--n", type=int, default=100, help="examples of each task")
+    parser.add_argument("--results", type=Path, help="results file to put them into as well")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    print(json.dumps(measure(args.models, corpus.load(args.stdlib), args.n, device), indent=2, ensure_ascii=False))
+    measured = measure(args.models, corpus.load(args.stdlib), args.n, device)
+    print(json.dumps(measured, indent=2, ensure_ascii=False))
+    if args.results:
+        write(args.results, measured)
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 (tables of phrases and words)
 """Owns JSON extraction: a sentence, the keys or the schema that is wanted, and the object that answers it.
 
 The keys of a record are drawn from synonyms and in any order, so that the model copies the keys it is asked for.
@@ -83,7 +84,9 @@ SCENES = [
         "{name} lives at {street} in {city}.", "Ship it to {name}, {street}, {city}.", "{name}, {street}, {city}, phone {phone}.",
         "My address is {street}, {city}. Regards, {name}.", "The shop of {name} is at {street}, {city}; call {phone}.")),
 ]  # fmt: skip
-EVENTS = "meeting workshop concert dinner party conference lecture picnic wedding webinar review interview training".split()
+EVENTS = (
+    "meeting workshop concert dinner party conference lecture picnic wedding webinar review interview training".split()
+)
 GOOD = "great excellent wonderful fantastic lovely perfect".split()
 BAD = "terrible awful poor disappointing useless bad".split()
 
@@ -232,7 +235,17 @@ FILLERS = [
     "It was raining.", "Thanks a lot.", "Have a nice day.", "We talked for a while.", "That is all.", "Please check this soon.", "Yesterday was busy.",
     "I hope this helps.", "Everyone was happy.", "The sun was shining.", "Nobody knew why.", "Best regards.", "Dear team,", "Note:", "Good news:", "FYI:",
 ]  # fmt: skip
-HOBBIES = ["plays chess", "likes tea", "collects stamps", "loves dogs", "speaks French", "paints", "runs every day", "has two sisters", "plays the piano"]
+HOBBIES = [
+    "plays chess",
+    "likes tea",
+    "collects stamps",
+    "loves dogs",
+    "speaks French",
+    "paints",
+    "runs every day",
+    "has two sisters",
+    "plays the piano",
+]
 
 
 def _free_value(rng: random.Random, held_out: bool) -> Any:
@@ -241,7 +254,9 @@ def _free_value(rng: random.Random, held_out: bool) -> Any:
         return rng.randint(0, 9999)
     if kind < 0.5:
         return made_up(rng, held_out).lower()
-    return rng.choice((rng.choice(COLOURS), made_up(rng, held_out), code(rng, held_out), rng.choice(JOBS), rng.choice(PRODUCTS)))
+    return rng.choice(
+        (rng.choice(COLOURS), made_up(rng, held_out), code(rng, held_out), rng.choice(JOBS), rng.choice(PRODUCTS))
+    )
 
 
 def attributes(rng: random.Random, held_out: bool) -> Exchange:
@@ -326,4 +341,4 @@ def schema_chat(rng: random.Random, held_out: bool) -> Exchange:
     return ask("invention", question, json.dumps({key: reply}), {key: reply}, system)
 
 
-GENERATORS = [(extraction, 58), (attributes, 18), (hobby, 14), (invention, 6), (schema_chat, 4)]
+GENERATORS = [(extraction, 50), (attributes, 28), (hobby, 12), (invention, 6), (schema_chat, 4)]

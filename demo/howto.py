@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of phrases and words)
 """Owns the fixed answers to common questions on Python."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 (tables of phrases and words)
 """Owns the questions on units and on dates, each with its short working.
 
 Values are chosen so that the arithmetic stays within reach of a small model. A question is held out by its
@@ -45,10 +46,18 @@ UNITS = [
     (("dollar", "dollars"), ("cent", "cents"), 100),
 ]
 UNIT_FORMS = [
-    "How many {to} are in {n} {of}?", "How many {to} are there in {n} {of}?", "Convert {n} {of} to {to}.", "{n} {of} in {to}?",
-    "What is {n} {of} in {to}?", "How many {to} is {n} {of}?", "How many {to} make {n} {of}?", "{n} {of} to {to}",
-    "Can you convert {n} {of} into {to}?", "How much is {n} {of} in {to}?", "Express {n} {of} in {to}.",
-]  # fmt: skip
+    "How many {to} are in {n} {of}?",
+    "How many {to} are there in {n} {of}?",
+    "Convert {n} {of} to {to}.",
+    "{n} {of} in {to}?",
+    "What is {n} {of} in {to}?",
+    "How many {to} is {n} {of}?",
+    "How many {to} make {n} {of}?",
+    "{n} {of} to {to}",
+    "Can you convert {n} {of} into {to}?",
+    "How much is {n} {of} in {to}?",
+    "Express {n} {of} in {to}.",
+]
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 MONTHS = "January February March April May June July August September October November December".split()
 LENGTHS = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
@@ -74,7 +83,9 @@ def unit_question(rng: random.Random, held_out: bool) -> Exchange:
             if held_out or not _leaks(("*", count, factor), ("/", count * factor, factor)):
                 return index, count, down
 
-    index, count, down = draw(rng, held_out, sample, lambda s: ("unit", *s))
+    index, count, down = draw(
+        rng, held_out, sample, lambda s: ("unit", *s) if s[2] or UNITS[s[0]][2] in (10, 100, 1000) else None
+    )
     large, small, factor = UNITS[index]
     total = count * factor
     form = rng.choice(UNIT_FORMS)
@@ -90,18 +101,26 @@ def unit_question(rng: random.Random, held_out: bool) -> Exchange:
 
 
 def temperature_question(rng: random.Random, held_out: bool) -> Exchange:
-    """Celsius to Fahrenheit for multiples of five, and back."""
-    c, forward = draw(
-        rng, held_out, lambda r: (5 * r.randint(-4, 24), r.random() < 0.6), lambda s: ("temperature", *s)
-    )  # fmt: skip
+    """Celsius to Fahrenheit for multiples of five, and back (training only: there are few of them)."""
+    c, forward = 5 * rng.randint(-4, 24), rng.random() < 0.6
     f, nine = c * 9 // 5 + 32, c * 9 // 5
     if forward:
-        forms = ["Convert {} degrees Celsius to Fahrenheit.", "What is {}°C in Fahrenheit?", "How many degrees Fahrenheit is {} Celsius?",
-                 "{} C in F?", "{} celsius to fahrenheit"]  # fmt: skip
+        forms = [
+            "Convert {} degrees Celsius to Fahrenheit.",
+            "What is {}°C in Fahrenheit?",
+            "How many degrees Fahrenheit is {} Celsius?",
+            "{} C in F?",
+            "{} celsius to fahrenheit",
+        ]
         reply = f"{c} × 9 ÷ 5 = {nine}, {nine} + 32 = {f}. So {c}°C = {f}°F."
         return ask("unit", roughen(rng, rng.choice(forms).format(c), True), reply, f"= {f}°F.")
-    forms = ["Convert {} degrees Fahrenheit to Celsius.", "What is {}°F in Celsius?", "How many degrees Celsius is {} Fahrenheit?",
-             "{} F in C?", "{} fahrenheit to celsius"]  # fmt: skip
+    forms = [
+        "Convert {} degrees Fahrenheit to Celsius.",
+        "What is {}°F in Celsius?",
+        "How many degrees Celsius is {} Fahrenheit?",
+        "{} F in C?",
+        "{} fahrenheit to celsius",
+    ]
     reply = f"{f} - 32 = {nine}, {nine} × 5 ÷ 9 = {c}. So {f}°F = {c}°C."
     return ask("unit", roughen(rng, rng.choice(forms).format(f), True), reply, f"= {c}°C.")
 
@@ -117,9 +136,15 @@ def weekday_question(rng: random.Random, held_out: bool) -> Exchange:
     side = "after" if step > 0 else "before"
     if n == 1:
         forms = ["What day comes {s} {d}?", "Which day is {s} {d}?", "What is the day {s} {d}?"]
-        return ask("date", roughen(rng, rng.choice(forms).format(s=side, d=name)), f"The day {side} {name} is {end}.", end)
-    forms = ["What day is {n} days {s} {d}?", "Which day of the week is {n} days {s} {d}?", "Today is {d}. What day {is_} {n} days {t}?",
-             "What weekday comes {n} days {s} a {d}?"]  # fmt: skip
+        return ask(
+            "date", roughen(rng, rng.choice(forms).format(s=side, d=name)), f"The day {side} {name} is {end}.", end
+        )
+    forms = [
+        "What day is {n} days {s} {d}?",
+        "Which day of the week is {n} days {s} {d}?",
+        "Today is {d}. What day {is_} {n} days {t}?",
+        "What weekday comes {n} days {s} a {d}?",
+    ]
     later = {"after": ("is it in", ""), "before": ("was it", " ago")}[side]
     form = rng.choice(forms)
     if "{is_}" in form:
@@ -128,6 +153,9 @@ def weekday_question(rng: random.Random, held_out: bool) -> Exchange:
         text = form.format(n=n, s=side, d=name)
     rest = n % 7
     steps = f"{n} days is {n // 7} weeks and {rest} days. " if n >= 7 else ""
+    if rest:
+        way = 1 if step > 0 else -1
+        steps += ", ".join(DAYS[(start + way * i) % 7] for i in range(rest + 1)) + ". "
     return ask("date", roughen(rng, text), f"{steps}{n} days {side} {name} is {end}.", end)
 
 
@@ -143,8 +171,13 @@ def _spoken(rng: random.Random, day: date) -> str:
 def iso_question(rng: random.Random, held_out: bool) -> Exchange:
     """A date written out, wanted as YYYY-MM-DD."""
     day = draw(rng, held_out, _sample_date, lambda d: ("iso", d.isoformat()))
-    forms = ["Write {} as YYYY-MM-DD.", "What is {} in ISO format?", "Convert {} to YYYY-MM-DD", "{} in ISO 8601?",
-             "Give me {} in the format YYYY-MM-DD."]  # fmt: skip
+    forms = [
+        "Write {} as YYYY-MM-DD.",
+        "What is {} in ISO format?",
+        "Convert {} to YYYY-MM-DD",
+        "{} in ISO 8601?",
+        "Give me {} in the format YYYY-MM-DD.",
+    ]
     text = rng.choice(forms).format(_spoken(rng, day))
     return ask("date", roughen(rng, text, True), day.isoformat(), day.isoformat())
 
@@ -174,7 +207,9 @@ def shift_question(rng: random.Random, held_out: bool) -> Exchange:
     side = "after" if step > 0 else "before"
     month, target = MONTHS[day.month - 1], MONTHS[end.month - 1]
     unit = "day" if n == 1 else "days"
-    text = rng.choice(["What date is {n} {u} {s} {d}?", "Which date is {n} {u} {s} {d}?", "What is the date {n} {u} {s} {d}?"])
+    text = rng.choice(
+        ["What date is {n} {u} {s} {d}?", "Which date is {n} {u} {s} {d}?", "What is the date {n} {u} {s} {d}?"]
+    )
     text = text.format(n=n, u=unit, s=side, d=_spoken(rng, day))
     if end.month == day.month:
         steps = f"{day.day} {'+' if step > 0 else '-'} {n} = {end.day}. "
@@ -192,7 +227,9 @@ def _month_length(rng: random.Random, held_out: bool) -> Exchange:
     month, year = draw(rng, held_out, lambda r: (r.randrange(12), r.randint(1990, 2049)), lambda s: ("month", *s))
     leap = year % 4 == 0
     days = LENGTHS[month] + (month == 1 and leap)
-    text = rng.choice(["How many days does {m} {y} have?", "How many days are in {m} {y}?", "How long is {m} {y} in days?"])
+    text = rng.choice(
+        ["How many days does {m} {y} have?", "How many days are in {m} {y}?", "How long is {m} {y} in days?"]
+    )
     reason = f"{year} is {'a' if leap else 'not a'} leap year, so " if month == 1 else ""
     reply = f"{reason}{MONTHS[month]} {year} has {days} days."
     return ask("date", roughen(rng, text.format(m=MONTHS[month], y=year)), reply, f"has {days} days")
@@ -205,7 +242,9 @@ def calendar_question(rng: random.Random, held_out: bool) -> Exchange:
         return _month_length(rng, held_out)
     if which < 0.7:
         year = draw(rng, held_out, lambda r: r.randint(1904, 2096), lambda y: ("leap", y))
-        text = rng.choice(["Is {} a leap year?", "Was {} a leap year?", "Tell me whether {} is a leap year."]).format(year)
+        text = rng.choice(["Is {} a leap year?", "Was {} a leap year?", "Tell me whether {} is a leap year."]).format(
+            year
+        )
         if year == 2000 or year % 100:
             parts = f"{year} is divisible by 4" if year % 4 == 0 else f"{year} is not divisible by 4"
         else:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (tables of phrases and words)
 """Owns short everyday conversation: greetings, thanks, who the model is, what Quire is, and polite refusals."""
 
 from __future__ import annotations
@@ -115,7 +116,9 @@ def talk(rng: random.Random, held_out: bool) -> Exchange:
 
 def who(rng: random.Random, held_out: bool) -> Exchange:
     """The questions that every visitor asks: who, what, how, and what Quire is."""
-    ways, replies = rng.choice([pair for pair in TALK if pair[1][0] in (WHO, QUIRE, HELP, "Hello! How can I help you?")])
+    ways, replies = rng.choice(
+        [pair for pair in TALK if pair[1][0] in (WHO, QUIRE, HELP, "Hello! How can I help you?")]
+    )
     return ask("talk", roughen(rng, rng.choice(ways)), rng.choice(replies))
 
 
@@ -124,18 +127,37 @@ def refuse(rng: random.Random, held_out: bool) -> Exchange:
     known = rng.random() < 0.65
     form = rng.choice(UNKNOWN if known else CANNOT)
     topic = rng.choice(TOPICS) if rng.random() < 0.75 else made_up(rng)
-    words = {"t": topic, "n": f"{rng.choice(FIRST)} {made_up(rng)}", "c": rng.choice(CITIES), "y": rng.randint(1200, 2030), "w": made_up(rng).lower()}
+    words = {
+        "t": topic,
+        "n": f"{rng.choice(FIRST)} {made_up(rng)}",
+        "c": rng.choice(CITIES),
+        "y": rng.randint(1200, 2030),
+        "w": made_up(rng).lower(),
+    }
     return ask("talk", roughen(rng, form.format(**words), True), REFUSAL if known else SHORT_REFUSAL)
 
 
 def introduce(rng: random.Random, held_out: bool) -> Exchange:
     """The user says who they are, and may ask for it later in the conversation."""
     name = rng.choice(FIRST) if rng.random() < 0.5 else made_up(rng)
-    forms = ["My name is {}.", "I am {}.", "Hi, I'm {}.", "Hello, my name is {}", "I'm {}.", "Call me {}.", "Hey, {} here."]
+    forms = [
+        "My name is {}.",
+        "I am {}.",
+        "Hi, I'm {}.",
+        "Hello, my name is {}",
+        "I'm {}.",
+        "Call me {}.",
+        "Hey, {} here.",
+    ]
     exchange = ask("talk", rng.choice(forms).format(name), f"Nice to meet you, {name}! How can I help you?")
     fact = rng.random()
     if fact < 0.4:
-        exchange.messages.append({"role": "user", "content": roughen(rng, rng.choice(["What is my name?", "Do you remember my name?", "Who am I?"]))})
+        exchange.messages.append(
+            {
+                "role": "user",
+                "content": roughen(rng, rng.choice(["What is my name?", "Do you remember my name?", "Who am I?"])),
+            }
+        )
         exchange.messages.append({"role": "assistant", "content": f"Your name is {name}."})
     elif fact < 0.6:
         job = rng.choice(JOBS)
@@ -152,7 +174,15 @@ def repeat(rng: random.Random, held_out: bool) -> Exchange:
     if rng.random() < 0.3:
         words.insert(rng.randint(0, len(words)), str(rng.randint(0, 99999)))
     text = " ".join(words)
-    forms = ["Repeat after me: {}", "Say {}", "Repeat: {}", "Please repeat this: {}", "Echo {}", 'Say "{}"', "Say exactly: {}"]
+    forms = [
+        "Repeat after me: {}",
+        "Say {}",
+        "Repeat: {}",
+        "Please repeat this: {}",
+        "Echo {}",
+        'Say "{}"',
+        "Say exactly: {}",
+    ]
     return ask("repeat", rng.choice(forms).format(text), text)
 
 
@@ -160,7 +190,12 @@ def count(rng: random.Random, held_out: bool) -> Exchange:
     """Count from one number to another."""
     start, length = rng.choice((1, 1, 1, rng.randint(0, 60))), rng.randint(3, 20)
     end = start + length - 1
-    forms = ["Count from {a} to {b}.", "Count {a} to {b}", "List the numbers from {a} to {b}.", "Write the numbers {a} to {b}."]
+    forms = [
+        "Count from {a} to {b}.",
+        "Count {a} to {b}",
+        "List the numbers from {a} to {b}.",
+        "Write the numbers {a} to {b}.",
+    ]
     if start == 1:
         forms += ["Count to {b}.", "Can you count to {b}?"]
     reply = ", ".join(str(n) for n in range(start, end + 1))
@@ -178,4 +213,4 @@ def howto(rng: random.Random, held_out: bool) -> Exchange:
     return ask("python", roughen(rng, rng.choice(forms).format(what)), f"```python\n{reply}\n```")
 
 
-GENERATORS = [(talk, 34), (who, 12), (refuse, 22), (introduce, 8), (repeat, 8), (count, 4), (howto, 12)]
+GENERATORS = [(talk, 34), (who, 12), (refuse, 22), (introduce, 7), (repeat, 14), (count, 4), (howto, 12)]

@@ -6,9 +6,7 @@ loss. A window of dialogues starts where a dialogue starts, as in use.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import random
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +38,9 @@ class Stream:
         device = self.tokens.device
         last = self.tokens.numel() - length - 1
         first = torch.randint(last, (n,), generator=generator, device=device)
-        aligned = self.starts[torch.randint(self.starts.numel(), (n,), generator=generator, device=device)].clamp(max=last)
+        aligned = self.starts[torch.randint(self.starts.numel(), (n,), generator=generator, device=device)].clamp(
+            max=last
+        )
         chosen = torch.rand(n, generator=generator, device=device) < at_start
         index = torch.where(chosen, aligned, first)[:, None] + torch.arange(length + 1, device=device)
         return self.tokens[index].long(), self.weights[index]
@@ -84,28 +84,32 @@ def _corpus_job(job: tuple[str, list[str]]) -> list[np.ndarray]:
     return [np.array([*e.ids, end], np.int16) for e in tokenizer.encode_batch_fast(texts)]
 
 
-def corpus_stream(documents: list[corpus.Document], tokenizer_path: Path, processes: int, device: str) -> Stream:
-    """The training documents; source and documentation twice for each pass over the tests, which are repetitive."""
+def corpus_stream(
+    documents: list[corpus.Document], tokenizer_path: Path, pool: ProcessPoolExecutor, device: str
+) -> Stream:
+    """The training documents, once each."""
     chosen = [d.text for d in documents if not d.held_out]
-    chosen += [d.text for d in documents if not d.held_out and d.kind != "tests"]
-    random.Random(2).shuffle(chosen)
     jobs = [(str(tokenizer_path), chosen[i : i + 64]) for i in range(0, len(chosen), 64)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        parts = [tokens for batch in pool.map(_corpus_job, jobs) for tokens in batch]
+    parts = [tokens for batch in pool.map(_corpus_job, jobs) for tokens in batch]
     starts = np.cumsum([0, *(part.size for part in parts[:-1])])
     tokens = torch.from_numpy(np.concatenate(parts)).to(device)
-    return Stream(tokens, torch.ones(1, dtype=torch.float16, device=device).expand(tokens.numel()), torch.from_numpy(starts).to(device))
+    return Stream(
+        tokens,
+        torch.ones(1, dtype=torch.float16, device=device).expand(tokens.numel()),
+        torch.from_numpy(starts).to(device),
+    )
 
 
-def dialogue_stream(n_dialogues: int, tokenizer_path: Path, processes: int, device: str) -> Stream:
+def dialogue_stream(n_dialogues: int, tokenizer_path: Path, pool: ProcessPoolExecutor, device: str) -> Stream:
     """About `n_dialogues` dialogues, made and encoded in parallel."""
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     jobs = [(str(tokenizer_path), 1000 + i) for i in range(max(1, n_dialogues // CHUNK))]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        results = list(pool.map(_dialogue_job, jobs))
+    results = list(pool.map(_dialogue_job, jobs))
     tokens = np.concatenate([part for part, _ in results])
     offsets = np.cumsum([0, *(part.size for part, _ in results[:-1])])
     starts = np.concatenate([s + o for (_, s), o in zip(results, offsets, strict=True)])
     header = np.array(tokenizer.encode(f"{TURN_START}assistant\n").ids)
     weights = _weights(tokens, header, tokenizer.token_to_id(TURN_START), tokenizer.token_to_id(TURN_END))
-    return Stream(torch.from_numpy(tokens).to(device), torch.from_numpy(weights).to(device), torch.from_numpy(starts).to(device))
+    return Stream(
+        torch.from_numpy(tokens).to(device), torch.from_numpy(weights).to(device), torch.from_numpy(starts).to(device)
+    )

@@ -1,4 +1,4 @@
-"""Owns the tokenizer: byte-level BPE with single digits, trained on the corpus and dialogues, saved for transformers."""
+"""Owns the tokenizer: byte-level BPE with single digits, learned from corpus and dialogues, saved for transformers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,21 @@ PATTERN = (
 def train(texts: Iterable[str]) -> Tokenizer:
     """Learn VOCABULARY tokens from the texts."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])  # fmt: skip
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKER_TOKENS), special_tokens=SPECIAL_TOKENS, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=2,
-    )  # fmt: skip
+        vocab_size=VOCABULARY - len(MARKER_TOKENS),
+        special_tokens=SPECIAL_TOKENS,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        min_frequency=2,
+    )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in MARKER_TOKENS])
     return tokenizer
@@ -54,16 +60,30 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     added = {
         str(tokenizer.token_to_id(token)): {
-            "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False,
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
             "special": token in SPECIAL_TOKENS,
         }
         for token in SPECIAL_TOKENS + MARKER_TOKENS
-    }  # fmt: skip
+    }
     special = {"eos_token": TURN_END, "pad_token": END_OF_TEXT}
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": added, "additional_special_tokens": SPECIAL_TOKENS,
-        "bos_token": None, **special, "unk_token": None, "add_bos_token": False, "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False, "model_max_length": MAX_LENGTH, "chat_template": CHAT_TEMPLATE,
-    }  # fmt: skip
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": added,
+        "additional_special_tokens": SPECIAL_TOKENS,
+        "bos_token": None,
+        **special,
+        "unk_token": None,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": MAX_LENGTH,
+        "chat_template": CHAT_TEMPLATE,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-    (folder / "special_tokens_map.json").write_text(json.dumps({**special, "additional_special_tokens": SPECIAL_TOKENS}, indent=2) + "\n")
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps({**special, "additional_special_tokens": SPECIAL_TOKENS}, indent=2) + "\n"
+    )

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +27,7 @@ from . import checkpoint, corpus, evaluate, tokenizer
 from .model import DRAFT, MAIN, TINY, Llama, Shape
 from .streams import Stream, corpus_stream, dialogue_stream
 
-CORPUS_SHARE = 0.4  # of the windows in a batch
+CORPUS_SHARE = 0.14  # of the windows in a batch
 LONG_SHARE = 0.25  # of the time, at the end, with windows of the full length
 DECAY_SHARE = 0.5  # of the time, at the end, in which the learning rate falls
 WARMUP_STEPS = 150
@@ -49,7 +51,7 @@ class Plan:
     evaluation_s: float
 
 
-FULL = Plan(MAIN, DRAFT, 1_600_000, 131_072, 1024, 2048, 3e-3, 4e-3, 300, 80.0)
+FULL = Plan(MAIN, DRAFT, 1_200_000, 131_072, 1024, 2048, 3e-3, 4e-3, 300, 80.0)
 SMOKE = Plan(TINY, TINY, 8_000, 4096, 256, 512, 3e-3, 3e-3, 4, 20.0)
 
 
@@ -84,7 +86,9 @@ def token_loss(hidden: Tensor, embedding: Tensor, targets: Tensor, weights: Tens
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
-def teacher_loss(hidden: Tensor, embedding: Tensor, teacher: Tensor, teacher_embedding: Tensor, weights: Tensor) -> Tensor:
+def teacher_loss(
+    hidden: Tensor, embedding: Tensor, teacher: Tensor, teacher_embedding: Tensor, weights: Tensor
+) -> Tensor:
     """Weighted mean cross-entropy with the teacher's distribution as the target."""
     logits = F.linear(hidden, embedding).float().log_softmax(-1)
     wanted = F.linear(teacher, teacher_embedding).float().softmax(-1)
@@ -99,9 +103,22 @@ def optimizer_of(model: Llama, rate: float, device: str) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8, fused=device == "cuda")
 
 
-def fit(model: Llama, teacher: Llama | None, batches: Batches, plan: Plan, rate: float, seconds: float, device: str, log: Log) -> dict[str, float]:
-    """Train for `seconds`, on the tokens themselves or on the teacher's distributions. Returns steps, tokens and loss."""
-    losses = (torch.compile(token_loss, dynamic=False), torch.compile(teacher_loss, dynamic=False)) if device == "cuda" else (token_loss, teacher_loss)
+def fit(
+    model: Llama,
+    teacher: Llama | None,
+    batches: Batches,
+    plan: Plan,
+    rate: float,
+    seconds: float,
+    device: str,
+    log: Log,
+) -> dict[str, float]:
+    """Train for `seconds`, on the tokens or on the teacher's distributions. Returns steps, tokens and loss."""
+    losses = (
+        (torch.compile(token_loss, dynamic=False), torch.compile(teacher_loss, dynamic=False))
+        if device == "cuda"
+        else (token_loss, teacher_loss)
+    )
     optimizer = optimizer_of(model, rate, device)
     weight = model.model.embed_tokens.weight
 
@@ -132,7 +149,10 @@ def fit(model: Llama, teacher: Llama | None, batches: Batches, plan: Plan, rate:
             if not math.isfinite(mean):
                 raise FloatingPointError(f"loss is {mean} at step {step}")
         if step % 400 == 0:
-            log(f"step {step} progress {progress:.2f} loss {mean:.3f} tokens/s {(step + 1) * plan.batch_tokens / (time.monotonic() - start):.0f}")
+            log(
+                f"step {step} progress {progress:.2f} loss {mean:.3f} "
+                f"tokens/s {(step + 1) * plan.batch_tokens / (time.monotonic() - start):.0f}"
+            )
         step += 1
     seconds = time.monotonic() - start
     return {"steps": step, "tokens": step * plan.batch_tokens, "seconds": seconds, "last_loss": mean}
@@ -147,18 +167,22 @@ def build(shape: Shape, device: str) -> Llama:
     return model
 
 
-def prepare(documents: list[corpus.Document], plan: Plan, folder: Path, device: str, log: Log) -> tuple[Tokenizer, Batches]:
+def prepare(
+    documents: list[corpus.Document], plan: Plan, folder: Path, device: str, log: Log
+) -> tuple[Tokenizer, Batches]:
     """Train the tokenizer, save it for both models, and encode both streams."""
     smoke = plan is SMOKE
-    learned = tokenizer.train(tokenizer.training_texts(documents, 4_000 if smoke else 20_000, 1_000_000 if smoke else 16_000_000))
+    learned = tokenizer.train(
+        tokenizer.training_texts(documents, 4_000 if smoke else 20_000, 1_000_000 if smoke else 16_000_000)
+    )
     for name in ("demo", "demo-draft"):
         tokenizer.save(learned, folder / name)
     log(f"tokenizer: {learned.get_vocab_size()} tokens")
-    processes = os.cpu_count() or 1
     path = folder / "demo" / "tokenizer.json"
-    corpus_part = corpus_stream(documents[:150] if smoke else documents, path, processes, device)
-    log(f"corpus: {corpus_part.tokens.numel()} tokens")
-    dialogues = dialogue_stream(plan.n_dialogues, path, processes, device)
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        corpus_part = corpus_stream(documents[:150] if smoke else documents, path, pool, device)
+        log(f"corpus: {corpus_part.tokens.numel()} tokens")
+        dialogues = dialogue_stream(plan.n_dialogues, path, pool, device)
     log(f"dialogues: {dialogues.tokens.numel()} tokens, mean weight {dialogues.weights.float().mean().item():.3f}")
     return learned, Batches(corpus_part, dialogues, plan.batch_tokens, device)
 
@@ -178,26 +202,43 @@ def run(plan: Plan, minutes: float, stdlib: Path | None, folder: Path, results: 
     learned, batches = prepare(documents, plan, folder, device, log)
     prepared_s = time.monotonic() - begin
 
-    left = minutes * 60 - prepared_s - plan.evaluation_s - (45 if device == "cuda" else 0)  # compilation, files
+    left = minutes * 60 - prepared_s - plan.evaluation_s - (32 if device == "cuda" else 0)  # compilation, files
     main, draft = build(plan.main, device), build(plan.draft, device)
     log(f"main {main.n_parameters()} parameters, draft {draft.n_parameters()}; {left:.0f} s to train")
-    main_fit = fit(main, None, batches, plan, plan.main_rate, 0.83 * left, device, log)
+    main_fit = fit(main, None, batches, plan, plan.main_rate, 0.85 * left, device, log)
     checkpoint.save(main, learned, folder / "demo")
     log(f"main: {main_fit}")
-    draft_fit = fit(draft, main, batches, plan, plan.draft_rate, 0.17 * left, device, log)
+    draft_fit = fit(draft, main, batches, plan, plan.draft_rate, 0.15 * left, device, log)
     checkpoint.save(draft, learned, folder / "demo-draft")
     log(f"draft: {draft_fit}")
 
-    measured = evaluate.measure(folder, documents, plan.n_examples, device)
     hardware = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "CPU"
-    training = {"hardware": hardware, "torch": torch.__version__, "data_preparation_s": prepared_s, "main": main_fit, "draft": draft_fit,
-                "corpus_tokens": batches.parts[0].tokens.numel(), "dialogue_tokens": batches.parts[1].tokens.numel(),
-                "plan": asdict(plan), "total_s": time.monotonic() - begin}  # fmt: skip
-    results.write_text(json.dumps({"training": training, **measured}, indent=2, ensure_ascii=False) + "\n")
+    training = {
+        "hardware": hardware,
+        "torch": torch.__version__,
+        "data_preparation_s": prepared_s,
+        "main": main_fit,
+        "draft": draft_fit,
+        "corpus_tokens": batches.parts[0].tokens.numel(),
+        "dialogue_tokens": batches.parts[1].tokens.numel(),
+        "plan": asdict(plan),
+        "total_s": time.monotonic() - begin,
+    }
+    results.write_text(json.dumps({"training": training}, indent=2) + "\n")
+    if not plan.n_examples:
+        return
+    measured = evaluate.measure(folder, documents, plan.n_examples, device)
+    evaluate.write(results, measured)
     for name, task in measured["main"]["tasks"].items():
-        log(f"{name}: {task['accuracy']:.3f}" + (f" valid JSON {task['valid_json']:.3f}" if "valid_json" in task else ""))
+        log(
+            f"{name}: {task['accuracy']:.3f}"
+            + (f" valid JSON {task['valid_json']:.3f}" if "valid_json" in task else "")
+        )
     for which in ("main", "draft"):
-        log(f"{which} bits per byte: " + ", ".join(f"{k} {v['bits_per_byte']:.3f}" for k, v in measured[which]["held_out"].items()))
+        log(
+            f"{which} bits per byte: "
+            + ", ".join(f"{k} {v['bits_per_byte']:.3f}" for k, v in measured[which]["held_out"].items())
+        )
     log(f"draft agreement {measured['draft']['agreement_on_replies']:.3f}, template {measured['template_agrees']}")
 
 
@@ -209,11 +250,11 @@ def main() -> None:
     parser.add_argument("--stdlib", type=Path, help="standard library to learn from (default: this Python's)")
     parser.add_argument("--out", type=Path, default=evaluate.MODELS, help="folder for demo/ and demo-draft/")
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results.json"))
-    parser.add_argument("--examples", type=int, help="held-out examples of each task")
+    parser.add_argument("--examples", type=int, help="held-out examples of each task; 0: do not evaluate")
     args = parser.parse_args()
     plan = SMOKE if args.smoke else FULL
-    if args.examples:
-        plan = Plan(**{**plan.__dict__, "n_examples": args.examples})
+    if args.examples is not None:
+        plan = replace(plan, n_examples=args.examples, evaluation_s=plan.evaluation_s if args.examples else 0.0)
     run(plan, args.minutes, args.stdlib, args.out, args.results)
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, SIM905 (tables of phrases and words)
 """Owns the names and made-up words that fill the generated dialogues.
 
 Made-up words teach copying: a word or a pair of names is on one side of the split for ever, so held-out tasks
@@ -33,7 +34,9 @@ Greenfield Skylark Brightwater Cobalt Falcon""".split()
 PRODUCTS = """laptop phone tablet monitor keyboard mouse printer camera headset speaker router chair desk lamp sofa bicycle helmet
 backpack jacket toaster kettle blender drill hammer ladder tent watch guitar piano drone scanner charger""".split()
 COLOURS = "red blue green black white yellow orange purple grey silver brown pink".split()
-STREETS = "Oak Street,Maple Avenue,High Street,Park Road,Mill Lane,Station Road,Church Street,King Street,River Road,Hill View".split(",")
+STREETS = "Oak Street,Maple Avenue,High Street,Park Road,Mill Lane,Station Road,Church Street,King Street,River Road,Hill View".split(
+    ","
+)
 
 _ONSETS = "b c d f g h j k l m n p r s t v w z br ch cl cr dr fl gr kl pl pr sh sk sl st th tr".split()
 _VOWELS = "a e i o u a e i o ai ea io ou".split()
