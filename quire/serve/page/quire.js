@@ -224,7 +224,7 @@ function grow(area) {
 
 // ---------------------------------------------------------------- chat
 
-const STARTERS = ["What is 17 + 25?", "Hello! Who are you?", "Write a function that reverses a string.", "Extract the name and the age as JSON: Anna is 31 years old."];
+const STARTERS = ["What is 17 + 25?", "Hello! Who are you?", "Write a function that reverses a string.", "Extract name and age as JSON: Anna is 31 years old."];
 const chat = { messages: [], running: null };
 
 function buildChat() {
