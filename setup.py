@@ -4,6 +4,8 @@ They are optional: without a compiler the installation succeeds and Quire runs o
 `quire/kernels/native.py` picks the best level at run time. Everything else about the package is in pyproject.toml.
 """
 
+import copy
+import os
 import platform
 
 from setuptools import Extension, setup
@@ -24,6 +26,16 @@ WARNINGS = ["-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitializ
 
 class BuildNative(build_ext):
     """Shared libraries for ctypes: no Python symbol in them, and no Python version in their names."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
+    def build_extension(self, ext: Extension) -> None:
+        """Each level in a folder of its own: the same sources give objects that must never mix."""
+        alone = copy.copy(self)
+        alone.build_temp = os.path.join(self.build_temp, ext.name)
+        super(BuildNative, alone).build_extension(ext)
 
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", "/") + ".so"

@@ -146,7 +146,7 @@ template <class E> struct Tile {
     }
 
     // Few enough rows that repacking a block would cost more than it saves.
-    bool few() const { return n_rows <= E::R; }
+    bool few() const { return n_rows <= E::R && c.plan->head_dim % W == 0; }
 
     // Fold one block of keys, the first of them at position `first`, into the rows that see any of it.
     // The next block is asked for while this one is computed, line by line: a burst would fill the miss buffers.

@@ -187,15 +187,10 @@ template <class Element> struct WideEngine {
         });
     }
 
-    // The same for few rows, without panels.
+    // The same for few rows, without panels; d is a multiple of W.
     static void accumulate_few(
         int n_rows, const float* w, const float* rescale, const T* const* values, int n_keys, int d, float* acc) {
-        if (d % W == 0)
-            combine<WideEngine>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) { return load(values[t] + i); });
-        else
-            combine<WideEngine>(n_rows, w, rescale, n_keys, padded(d), acc, [&](int t, int i) {
-                return values_at(values[t] + i, d - i);
-            });
+        combine<WideEngine>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) { return load(values[t] + i); });
     }
 
     static vf weight(const float* w, int t) { return set1(w[t]); }

@@ -130,17 +130,12 @@ struct Bf16Engine {
         });
     }
 
-    // The same for few rows, without panels.
+    // The same for few rows, without panels; d is a multiple of W.
     static void accumulate_few(
         int n_rows, const bf16* w, const float* rescale, const T* const* values, int n_keys, int d, float* acc) {
-        if (d % W == 0)
-            combine<Bf16Engine>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) {
-                return value_pair(values[2 * t] + i, values[2 * t + 1] + i);
-            });
-        else
-            combine<Bf16Engine>(n_rows, w, rescale, n_keys, padded(d), acc, [&](int t, int i) {
-                return value_pair(values[2 * t] + i, values[2 * t + 1] + i, d - i);
-            });
+        combine<Bf16Engine>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) {
+            return value_pair(values[2 * t] + i, values[2 * t + 1] + i);
+        });
     }
 
     static vu weight(const bf16* w, int t) { return vu{} + load_bits<uint32_t>(w + 2 * t); }  // a pair to all lanes

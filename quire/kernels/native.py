@@ -68,8 +68,8 @@ def choice() -> Choice:
     """Decide once: the best level that this processor supports and whose file loads."""
     if env.read("QUIRE_NATIVE") == "0":
         return Choice(None, "", "Native CPU kernels are off (QUIRE_NATIVE=0): slower torch paths run instead.")
-    troubles = []
-    for level in supported(cpu_flags()):
+    troubles = [] if any(FOLDER.glob("*.so")) else ["none was built"]
+    for level in [] if troubles else supported(cpu_flags()):
         try:
             loaded = open_level(level)
         except OSError as error:

@@ -23,7 +23,7 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     choice = native.choice.__wrapped__()
     assert choice.library is None
-    assert "portable: libquire_portable.so was not built" in choice.reason
+    assert "none was built" in choice.reason
     assert "compiler" in choice.reason
 
 
@@ -32,7 +32,8 @@ def test_broken_library_falls_to_the_next_level(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(native, "FOLDER", tmp_path)
     choice = native.choice.__wrapped__()
     assert choice.library is None
-    assert "portable:" in choice.reason
+    assert "portable: " in choice.reason
+    assert "header" in choice.reason or "too short" in choice.reason
 
 
 def test_switched_off_by_the_environment() -> None:
