@@ -61,9 +61,9 @@ class EngineCore:
     def _commit(self, plan: StepPlan, future: concurrent.futures.Future[StepResult]) -> list[SeqDelta]:
         try:
             result = future.result()
+            deltas = self.scheduler.commit(result)
         except Exception as error:
             return self._fail(error)
-        deltas = self.scheduler.commit(result)
         if self.on_step is not None:
             self.on_step(self._record(plan, result))
         return deltas

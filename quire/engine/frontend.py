@@ -40,7 +40,7 @@ class Frontend:
         tokenizer = template = None
         if not config.skip_tokenizer_init:
             text_folder = find_checkpoint(config.tokenizer, config.revision) if config.tokenizer else folder
-            tokenizer = HfTokenizer.load(text_folder)
+            tokenizer = HfTokenizer.load(text_folder, arch.vocab_size)
             template = ChatTemplate.load(
                 text_folder, pathlib.Path(config.chat_template) if config.chat_template else None
             )

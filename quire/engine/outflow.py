@@ -126,4 +126,4 @@ class OpenRequest:
         return [None, *(self._logprobs(row, token) for row, token in zip(rows, tokens, strict=True))]
 
     def _name(self, token: int) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.decode([token], skip_special_tokens=False)
+        return None if self._tokenizer is None else self._tokenizer.token_text(token)
