@@ -19,11 +19,13 @@ SHARED_BYTES = 227 * 1024
 
 
 def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constants: int) -> None:
-    """types: of the arguments that are no constants, in order."""
+    """types: of the arguments that are no constants, in order. Pointers and strides are multiples of 16, as usual."""
     names = [name for name in kernel.arg_names if name not in constants]
     signature = dict(zip(names, types.split(), strict=True)) | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=places)
+    aligned = [name for name in names if signature[name].startswith("*") or name in ("q_row_stride", "q_head_stride")]
+    hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
     options = {"num_warps": warps, "num_stages": stages}
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert ".entry" in built.asm["ptx"]
