@@ -152,7 +152,7 @@ class Runner:
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.closed:
             self._sampler.close(slot)
-            del self._opened[slot]
+            self._opened.pop(slot, None)  # absent when the step that was to open it failed
         for opened in plan.opened:
             self._sampler.open(opened)
             self._opened[opened.slot] = opened

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from conftest import read_all
+from live_server import read_all
 from serve_fakes import reply_to
 
 BODY = b'{"model":"fake","prompt":"x","max_tokens":4}'

@@ -65,7 +65,7 @@ def http(server: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def locked() -> Any:
-    from conftest import LiveServer
+    from live_server import LiveServer
 
     from quire.serve.config import ServerConfig
 
