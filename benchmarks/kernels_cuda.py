@@ -1,13 +1,14 @@
 """Attention kernels on a GPU: decode in TB/s of keys and values, prefill in TFLOP/s (4 s^2 d h / 2), each layer alone.
 
 `python benchmarks/kernels_cuda.py [--blocking 16:64,4,5 --blocking 128:64,8,3]` tries other tile settings
-(rows:keys,warps,stages). Medians of CUDA-event times; keys are random, in pages of 16 in random order; several copies of the
-pool are walked in turn, so that no run finds its keys in the L2 cache.
+(rows:keys,warps,stages). Medians of CUDA-event times; keys are random, in pages of 16 in random order; several copies
+of the pool are walked in turn, so that no run finds its keys in the L2 cache.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 
 import numpy as np
@@ -66,7 +67,7 @@ class Case:
             graph.replay()
             event.record()
         torch.cuda.synchronize()
-        times = [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)]
+        times = [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
         return statistics.median(times) / 1e3 / len(self.pools)
 
 

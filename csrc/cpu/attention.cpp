@@ -204,12 +204,21 @@ template <class E> static void run_tile(const Call& c, int64_t head, const int32
     work.close(first_row);
 }
 
+// Multiplications (and elements read) below which waking a thread costs more than it saves: some 20 microseconds.
+constexpr int64_t SMALL_WORK = 1 << 20;
+
 template <class E> static void run_all(const Call& c, int n_threads) {
     const QuireAttnPlan& p = *c.plan;
+    const int group = p.n_q_heads / p.n_kv_heads;
     int most_tokens = 0;
-    for (int i = 0; i < p.n_tiles; i++)
-        if (p.tiles[3 * i + 2] > most_tokens) most_tokens = p.tiles[3 * i + 2];
-    const int most_rows = most_tokens * (p.n_q_heads / p.n_kv_heads);
+    int64_t work = 0;
+    for (int i = 0; i < p.n_tiles; i++) {
+        const int n_tokens = p.tiles[3 * i + 2];
+        if (n_tokens > most_tokens) most_tokens = n_tokens;
+        work += (int64_t)(n_tokens * group + 4) * p.kv_lens[p.tiles[3 * i]] * p.head_dim * p.n_kv_heads;
+    }
+    if (work < SMALL_WORK) n_threads = 1;
+    const int most_rows = most_tokens * group;
     parallel_for((int64_t)p.n_tiles * p.n_kv_heads, 1, n_threads, [&](int64_t task) {
         Tile<E> work(c, most_rows);
         run_tile<E>(c, task % p.n_kv_heads, p.tiles + 3 * (task / p.n_kv_heads), work);

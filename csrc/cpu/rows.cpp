@@ -7,8 +7,8 @@ namespace quire {
 
 Fork fork_threads = nullptr;
 
-// Below about this many elements a fork costs more than it saves.
-constexpr int64_t ELEMENTS_A_CHUNK = 8192;
+// Work of some 20 microseconds; less is not worth waking a thread, least of all on a busy machine.
+constexpr int64_t ELEMENTS_A_CHUNK = 32768;
 
 static int64_t rows_a_chunk(int64_t row_elements) {
     const int64_t rows = ELEMENTS_A_CHUNK / (row_elements > 0 ? row_elements : 1);
