@@ -77,7 +77,9 @@ class Buffers:
         """plan: any plan of the same heads, page size and device; only its shape is used."""
         device = plan.page_table.device
         shape = shape_of(plan, n_programs or n_programs_of(device))
-        most_tiles, most_merges = max_spans + shape.most_splits, max_spans * shape.small_rows
+        most_tiles = max_spans + shape.most_splits
+        # A split span has at least one tile more than a whole one, so at most `most_splits` spans are split.
+        most_merges = min(max_spans, shape.most_splits) * shape.small_rows
         self._sizes = (most_tiles * TILE_FIELDS, most_merges * MERGE_FIELDS)
         self._flat = torch.zeros(sum(self._sizes), dtype=torch.int32, device=device)
         n_rows = most_tiles * shape.small_rows

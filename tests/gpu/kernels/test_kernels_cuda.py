@@ -36,7 +36,9 @@ def test_random_batches_match_float64(dtype: torch.dtype) -> None:
         case, variant = random_case(seed, dtype, [16, 32, 64, 80, 96, 128, 256], longest=3000 if seed % 2 else 400)
         case.to("cuda")
         error = worst_error(attend(case, case.plan(), variant), case.expected(variant))
-        assert error <= reference.TOLERANCE[dtype], (seed, case.spans, case.page_size, case.group, variant, error)
+        # tanh is made from exp2 here: a soft-cap of c adds up to c * 2**-23 to a score, and that to its probability.
+        tolerance = reference.TOLERANCE[dtype] + variant.softcap * 2**-23 * (dtype == torch.float32)
+        assert error <= tolerance, (seed, case.spans, case.page_size, case.group, variant, error)
 
 
 @pytest.mark.parametrize(
