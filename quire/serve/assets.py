@@ -12,10 +12,13 @@ from quire.serve.state import ServerState
 
 FOLDER = pathlib.Path(__file__).parent / "page"
 
+JAVASCRIPT = b"text/javascript; charset=utf-8"
 FILES = {
     "/": ("index.html", b"text/html; charset=utf-8"),
     "/page/quire.css": ("quire.css", b"text/css; charset=utf-8"),
-    "/page/quire.js": ("quire.js", b"text/javascript; charset=utf-8"),
+    "/page/quire.js": ("quire.js", JAVASCRIPT),
+    "/page/client.js": ("client.js", JAVASCRIPT),
+    "/page/engine.js": ("engine.js", JAVASCRIPT),
     "/page/icon.svg": ("icon.svg", b"image/svg+xml"),
 }
 """Path → file and media type. Nothing else of the folder is reachable."""
