@@ -162,11 +162,16 @@ def _launch(
 
 
 def _blocking(n_rows: int, row_bytes: int) -> tuple[int, int, int]:
-    """(keys of a block, warps, pipeline stages) for tiles of n_rows and keys of row_bytes; blocks divide KEY_STEP."""
-    block_n = 64 if row_bytes <= 256 else 32
-    if n_rows <= 32:  # bound by memory: two more stages than the page ids need, so that two key blocks are in flight
-        return block_n, 4, 5
-    return block_n, 8 if n_rows >= 128 else 4, 3 if row_bytes <= 512 else 2
+    """(keys of a block, warps, pipeline stages) for tiles of n_rows and keys of row_bytes; blocks divide KEY_STEP.
+
+    Measured on an H200 at 256 bytes a row (docs/lab-notes.md, "Blocks of the first attention kernel").
+    """
+    narrow = row_bytes <= 256
+    if n_rows <= 32:  # bound by memory: stages keep several key blocks in flight
+        return (128, 4, 4) if narrow else (32, 4, 5)
+    if n_rows >= 128 and narrow:
+        return 128, 8, 2
+    return 64 if narrow else 32, 8 if n_rows >= 128 else 4, 3 if row_bytes <= 512 else 2
 
 
 @triton.jit
