@@ -82,8 +82,9 @@ def doom_half(plans: list[Plan], duration_s: float, seed: int) -> set[int]:
     doomed = set(rng.sample(range(len(plans)), len(plans) // 2))
     for i in doomed:
         plans[i].way = rng.choice(WAYS)
-        plans[i].after_outputs = rng.randint(0, 20)
-        plans[i].after_s = rng.uniform(0, duration_s)
+        # Early enough that nearly all are cancelled while they wait or run: the storm is shorter than the quiet run.
+        plans[i].after_outputs = rng.randint(0, (plans[i].params.max_tokens or 1) // 4)
+        plans[i].after_s = rng.uniform(0, duration_s / 4)
     return doomed
 
 
