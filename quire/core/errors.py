@@ -14,13 +14,34 @@ QuireError
 
 from __future__ import annotations
 
+import reprlib
+
 SHOWN_CHARS = 200
 """Longest piece of a user's value that an error message repeats."""
+SHOWN_BITS = 640
+"""Python refuses to write out much longer integers."""
+
+
+class _SafeRepr(reprlib.Repr):
+    """Nested, huge and unprintable values come out short instead of raising."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = SHOWN_CHARS
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = SHOWN_CHARS
+
+    def repr_int(self, x: int, level: int) -> str:
+        n_bits = x.bit_length()
+        return f"an integer of {n_bits} bits" if n_bits > SHOWN_BITS else super().repr_int(x, level)
+
+
+_SAFE_REPR = _SafeRepr()
 
 
 def shown(value: object) -> str:
-    """`repr(value)` cut to `SHOWN_CHARS` characters, safe to put into a message."""
-    text = repr(value[: SHOWN_CHARS + 1] if isinstance(value, (str, bytes, list, tuple)) else value)
+    """`repr(value)` cut to `SHOWN_CHARS` characters, safe to put into a message; never raises."""
+    plain = isinstance(value, (str, bytes))
+    text = repr(value[: SHOWN_CHARS + 1]) if plain else _SAFE_REPR.repr(value)  # type: ignore[index]
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
 
 

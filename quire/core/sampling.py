@@ -7,8 +7,9 @@ Invariant: a `SamplingParams` that passed `verify` can be served without further
 from __future__ import annotations
 
 import enum
-import math
-from typing import Final
+import numbers
+import operator
+from typing import Any, Final
 
 import msgspec
 
@@ -32,7 +33,10 @@ class OutputKind(enum.Enum):
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Sampling parameters of one request. Fields and defaults as in vLLM and the OpenAI API."""
+    """Sampling parameters of one request. Fields and defaults as in vLLM and the OpenAI API.
+
+    As there, `stop` and `bad_words` may be given as one string, and None stands for an empty list.
+    """
 
     n: int = 1
     """Number of independent completions of the prompt, 1 to `MAX_N`."""
@@ -81,6 +85,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     output_kind: OutputKind = OutputKind.CUMULATIVE
     """What a stream yields."""
 
+    def __post_init__(self) -> None:
+        for name in _STRING_LISTS:
+            setattr(self, name, _listed([value] if isinstance(value := getattr(self, name), str) else value))
+        self.stop_token_ids = _listed(self.stop_token_ids)
+        if isinstance(self.allowed_token_ids, tuple):
+            self.allowed_token_ids = list(self.allowed_token_ids)
+        for name in (*_INTS, *_FLOATS):
+            setattr(self, name, _plain_number(getattr(self, name)))
+        if isinstance(self.logit_bias, dict):
+            self.logit_bias = {_plain_number(key): _plain_number(bias) for key, bias in self.logit_bias.items()}
+
     @property
     def greedy(self) -> bool:
         """True if the most probable token is taken."""
@@ -95,14 +110,45 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _verify_lists(self, logits_width)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= max_logprobs:
+            if value is not None and not (_is_int(value) and 0 <= value <= max_logprobs):
                 raise InvalidParameter(
-                    name, value, f"between 0 and {max_logprobs}", "Raise --max-logprobs to allow more."
+                    name, value, f"an integer between 0 and {max_logprobs}", "Raise --max-logprobs to allow more."
                 )
+        for name in _BOOLS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(name, getattr(self, name), "True or False")
+        if not isinstance(self.output_kind, OutputKind):
+            raise InvalidParameter("output_kind", self.output_kind, "an OutputKind")
+
+
+_STRING_LISTS: Final = ("stop", "bad_words")
+_INTS: Final = ("n", "top_k", "seed", "min_tokens", "max_tokens", "logprobs", "prompt_logprobs")
+_FLOATS: Final = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_BOOLS: Final = ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output")
+
+
+def _listed(value: Any) -> Any:
+    """None as an empty list, a tuple as a list, anything else as it is (`verify` judges it)."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _plain_number(value: Any) -> Any:
+    """Numbers of numpy and the like as Python's own; anything else as it is (`verify` judges it)."""
+    if type(value) in (int, float, bool, type(None)) or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return operator.index(value)
+    return float(value) if isinstance(value, float) else value
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _check_int(params: SamplingParams, name: str, low: int, high: int) -> None:
@@ -113,8 +159,7 @@ def _check_int(params: SamplingParams, name: str, low: int, high: int) -> None:
 
 def _check_float(params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False) -> None:
     value = getattr(params, name)
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or not low <= value <= high or (open_low and value == low):
+    if not _is_number(value) or not low <= value <= high or (open_low and value == low):  # nan is in no range
         raise InvalidParameter(name, value, f"a number in {'(' if open_low else '['}{low:g}, {high:g}]")
 
 
@@ -141,25 +186,35 @@ def _verify_lists(params: SamplingParams, logits_width: int) -> None:
     _check_strings("bad_words", params.bad_words, MAX_BAD_WORDS)
     _check_ids("stop_token_ids", params.stop_token_ids, logits_width)
     if params.allowed_token_ids is not None:
+        _check_ids("allowed_token_ids", params.allowed_token_ids, logits_width)
         if not params.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", [], "a list with at least one token id")
-        _check_ids("allowed_token_ids", params.allowed_token_ids, logits_width)
-    if params.logit_bias:
+    if params.logit_bias is not None:
+        if not isinstance(params.logit_bias, dict):
+            raise InvalidParameter("logit_bias", params.logit_bias, "a dict of token ids and numbers")
         _check_ids("logit_bias", list(params.logit_bias), logits_width)
         for bias in params.logit_bias.values():
-            if isinstance(bias, bool) or not math.isfinite(bias) or abs(bias) > 100:
+            if not _is_number(bias) or not -100 <= bias <= 100:
                 raise InvalidParameter("logit_bias", bias, "a finite number in [-100, 100] for each token id")
 
 
 def _check_strings(name: str, values: list[str], limit: int) -> None:
+    if not isinstance(values, list):
+        raise InvalidParameter(name, values, "a string or a list of strings")
     if len(values) > limit:
         raise InvalidParameter(name, f"{len(values)} strings", f"at most {limit} strings")
     for value in values:
         if not isinstance(value, str) or not 0 < len(value) <= MAX_STOP_CHARS:
             raise InvalidParameter(name, value, f"non-empty strings of at most {MAX_STOP_CHARS} characters")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidParameter(name, value, "valid Unicode text (it has unpaired surrogates)") from None
 
 
 def _check_ids(name: str, ids: list[int], logits_width: int) -> None:
+    if not isinstance(ids, list):
+        raise InvalidParameter(name, ids, "a list of token ids")
     if len(ids) > MAX_LISTED_TOKENS:
         raise InvalidParameter(name, f"{len(ids)} ids", f"at most {MAX_LISTED_TOKENS} token ids")
     for token_id in ids:

@@ -1,0 +1,124 @@
+"""SamplingParams: what is normalised, and that nothing but InvalidParameter comes out of `verify`."""
+
+from __future__ import annotations
+
+import contextlib
+import fractions
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core.errors import InvalidParameter, shown
+from quire.core.sampling import OutputKind, SamplingParams
+
+WIDTH = 100
+
+
+class _Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no name")
+
+
+def test_a_plain_string_is_one_stop_string() -> None:
+    params = SamplingParams(stop="import", bad_words="def")  # type: ignore[arg-type]
+    assert (params.stop, params.bad_words) == (["import"], ["def"])
+    params.verify(WIDTH)
+
+
+def test_none_is_an_empty_list_and_a_tuple_a_list() -> None:
+    params = SamplingParams(stop=None, stop_token_ids=None, bad_words=None)  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids, params.bad_words) == ([], [], [])
+    assert SamplingParams(stop=("a", "b"), stop_token_ids=(1,)).stop == ["a", "b"]  # type: ignore[arg-type]
+    params.verify(WIDTH)
+
+
+def test_numbers_of_numpy_become_plain() -> None:
+    params = SamplingParams(
+        temperature=np.float64(0.5),
+        seed=np.int64(3),
+        logit_bias={np.int32(4): np.float64(1.0)},  # type: ignore[arg-type, dict-item]
+    )
+    params.verify(WIDTH)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop", [5]),
+        ("stop", {"a": 1}),
+        ("stop", ["\ud800"]),
+        ("bad_words", 3),
+        ("stop_token_ids", "12"),
+        ("stop_token_ids", [1.0]),
+        ("stop_token_ids", [True]),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", 7),
+        ("logit_bias", {5: "x"}),
+        ("logit_bias", {5: float("nan")}),
+        ("logit_bias", [(5, 1.0)]),
+        ("temperature", "hot"),
+        ("temperature", 10**400),
+        ("top_k", 1.5),
+        ("logprobs", True),
+        ("logprobs", "3"),
+        ("ignore_eos", "yes"),
+        ("output_kind", "delta"),
+        ("seed", 10**5000),
+        ("n", _Unprintable()),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isascii() else type(value).__name__,
+)
+def test_a_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        SamplingParams(**{name: value}).verify(WIDTH)
+    assert caught.value.param == name
+
+
+ATOMS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.sampled_from([10**400, -(10**5000), 2**63, 0, 1, 99, 100]),
+    st.floats(),
+    st.text(st.characters(), max_size=4),
+    st.binary(max_size=3),
+    st.complex_numbers(),
+    st.sampled_from([np.float32(1), np.float64("inf"), np.int64(2), np.bool_(True), np.array([1, 2]), np.zeros(())]),
+    st.sampled_from([_Unprintable(), object(), int, fractions.Fraction(1, 2), range(3), OutputKind.DELTA]),
+)
+VALUES = st.one_of(
+    ATOMS,
+    st.lists(ATOMS, max_size=3),
+    st.tuples(ATOMS),
+    st.lists(st.lists(ATOMS, max_size=2), max_size=2),
+    st.dictionaries(st.one_of(st.integers(), st.text(max_size=2), st.none()), ATOMS, max_size=3),
+)
+NAMES = st.sampled_from([field.name for field in msgspec.structs.fields(SamplingParams)])
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.dictionaries(NAMES, VALUES, max_size=3), NAMES, VALUES)
+def test_what_passes_can_cross_to_the_engine_and_the_rest_is_invalid_parameter(
+    fields: dict[str, Any], later: str, value: Any
+) -> None:
+    params = SamplingParams(**fields)
+    with contextlib.suppress(InvalidParameter):
+        params.verify(WIDTH)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+    setattr(params, later, value)
+    with contextlib.suppress(InvalidParameter):
+        params.verify(WIDTH)
+
+
+def test_shown_never_raises_and_is_short() -> None:
+    deep: list[Any] = []
+    for _ in range(10**5):
+        deep = [deep]
+    for value in (10**5000, [10**5000], _Unprintable(), [_Unprintable()], deep, "x" * 999, {"a": "b" * 999}):
+        assert len(shown(value)) <= 200
+    assert shown([1.5, "a"]) == "[1.5, 'a']"
