@@ -26,6 +26,16 @@ MAX_BAD_TOKENS = 32
 Prompt = str | list[int]
 
 
+def check_length(n_chars: int, max_model_len: int, param: str) -> None:
+    """Refuse a text that cannot fit the context, before it is tokenized. Raises ContextLengthExceeded."""
+    if n_chars > max_model_len * MAX_CHARS_PER_TOKEN:
+        raise ContextLengthExceeded(
+            f"{param} has {n_chars} characters: a context of {max_model_len} tokens cannot hold more than "
+            f"{max_model_len * MAX_CHARS_PER_TOKEN}",
+            param=param,
+        )
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Intake:
     """Checks against one loaded model."""
@@ -72,11 +82,7 @@ class Intake:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this engine was started without a tokenizer: send token ids", param="prompt")
-            if len(prompt) > self.ready.max_model_len * MAX_CHARS_PER_TOKEN:
-                raise ContextLengthExceeded(
-                    f"the prompt has {len(prompt)} characters, too many for {self.ready.max_model_len} tokens",
-                    param="prompt",
-                )
+            check_length(len(prompt), self.ready.max_model_len, "prompt")
             prompt = self.tokenizer.encode(prompt)
         if not prompt:
             raise InvalidParameter("prompt", prompt, "at least one token long")

@@ -5,7 +5,6 @@ Does not own shared checks (`validation.py`), conversations (`conversation.py`) 
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 from quire.core.errors import InvalidParameter, RequestError, shown
@@ -23,6 +22,7 @@ from quire.serve.validation import (
     check_cells,
     check_labels,
     check_model,
+    check_priority,
     check_response_format,
     check_sequences,
     sampling_params,
@@ -35,7 +35,7 @@ _DECODER = Decoder(ChatRequest)
 async def serve_chat(state: ServerState, exchange: Exchange) -> None:
     """Answer one chat completion request."""
     state.check_open()
-    body = _DECODER.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
     renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
     if body.max_completion_tokens is not None:
@@ -50,6 +50,7 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
 
 async def _job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job:
     """Every check of the request, then its prompt."""
+    priority = check_priority(body.priority, state.limits)
     check_labels(body)
     check_response_format(body.response_format)
     check_tool_choice(body.tool_choice, body.tools)
@@ -62,12 +63,17 @@ async def _job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job
         prompt_logprobs=body.prompt_logprobs,
     )
     check_sequences(1, params.n, state.limits)
-    conversation = conversation_of(body, allow_kwargs=state.config.enable_chat_template_kwargs)
-    if body.tool_choice == "none":
-        conversation = dataclasses.replace(conversation, tools=None)
+    conversation = await state.prompts.parse(
+        lambda: conversation_of(
+            body,
+            allow_kwargs=state.config.enable_chat_template_kwargs,
+            with_tools=body.tool_choice != "none",
+        ),
+        exchange.body_bytes,
+    )
     prompt = await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
     check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
-    return Job(exchange.request_id, [prompt], params, body.priority or 0, body.cache_salt or "")
+    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "")
 
 
 class ChatAnswer:
@@ -158,5 +164,7 @@ def _check_chat_fields(body: ChatRequest) -> None:
         raise unsupported("modalities", 'only ["text"] is.')
     if body.verbosity not in (None, "medium"):
         raise unsupported("verbosity", "the model's verbosity cannot be controlled here.")
+    if body.parallel_tool_calls is False:
+        raise unsupported("parallel_tool_calls", "calls are not constrained: leave it out or send true.")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream.")

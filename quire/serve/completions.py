@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from quire.core.errors import InvalidParameter, RequestError
+from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
@@ -22,6 +22,7 @@ from quire.serve.validation import (
     check_cells,
     check_labels,
     check_model,
+    check_priority,
     check_response_format,
     check_sequences,
     sampling_params,
@@ -36,7 +37,7 @@ _DECODER = Decoder(CompletionRequest)
 async def serve_completion(state: ServerState, exchange: Exchange) -> None:
     """Answer one text completion request."""
     state.check_open()
-    body = _DECODER.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
     try:
         job = await _job(state, exchange, body)
@@ -49,6 +50,7 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
 
 async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) -> Job:
     """Every check of the request, then its prompts as token ids."""
+    priority = check_priority(body.priority, state.limits)
     check_labels(body)
     check_response_format(body.response_format)
     _check_text_fields(body)
@@ -68,7 +70,7 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
         strings = [text for text in texts if isinstance(text, str)]
         prompts = await state.prompts.encode(strings, add_special_tokens=special, param="prompt")
     check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
-    return Job(exchange.request_id, prompts, params, body.priority or 0, body.cache_salt or "")
+    return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "")
 
 
 def _prompts(body: CompletionRequest, most: int, limit_tokens: int) -> list[str | list[int]]:
@@ -91,6 +93,9 @@ def _prompts(body: CompletionRequest, most: int, limit_tokens: int) -> list[str 
         raise bad_request(f"prompt has {len(found)} entries; one request may have {most}.", "prompt")
     if not all(found):
         raise bad_request("prompt is empty: give at least one token.", "prompt")
+    longest = max((len(item) for item in found if isinstance(item, list)), default=0)
+    if longest > limit_tokens:
+        raise ContextLengthExceeded(f"prompt has {longest} tokens; the context holds {limit_tokens}", param="prompt")
     return found
 
 

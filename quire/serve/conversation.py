@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from quire.core.errors import shown
+from quire.serve.decoding import Decoder
 from quire.serve.refusal import bad_request, unsupported
 from quire.serve.schema import (
     AssistantMessage,
@@ -29,11 +30,14 @@ from quire.serve.validation import check_text
 MAX_MESSAGES = 4096
 MAX_NAME_CHARS = 64
 MAX_TOOLS = 128
+MAX_SCHEMA_BYTES = 1 << 20
+"""Length of all tools' parameters together. Decoding them holds the interpreter, about 50 ms for this much."""
 MAX_TOOL_CALLS = 128
 MAX_DEPTH = 64
 """Nesting of JSON values that reach the template."""
 MAX_NODES = 20_000
 MAX_KWARGS = 16
+_PARAMETERS: Decoder[JsonObject | None] = Decoder(JsonObject | None)
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _KWARG_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -47,15 +51,17 @@ class Conversation:
     add_generation_prompt: bool
     continue_final_message: bool
     kwargs: JsonObject
-
-    @property
-    def n_chars(self) -> int:
-        """Characters of all messages; a cheap measure of the work to come."""
-        return sum(len(message.get("content") or "") for message in self.messages)
+    n_chars: int
+    """Size of everything that reaches the template, by `n_chars_of`: a measure of the work to come."""
 
 
-def conversation_of(body: ChatRequest | TokenizeRequest, *, allow_kwargs: bool) -> Conversation:
-    """Check messages, tools and template options. Raises a 400 Refusal naming the entry at fault."""
+def conversation_of(
+    body: ChatRequest | TokenizeRequest, *, allow_kwargs: bool, with_tools: bool = True
+) -> Conversation:
+    """Check messages, tools and template options. Raises a 400 Refusal naming the entry at fault.
+
+    `with_tools` False checks the tools and hides them from the template.
+    """
     messages = body.messages or []
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise bad_request(f"messages has {len(messages)} entries: it must have 1 to {MAX_MESSAGES}.", "messages")
@@ -71,12 +77,17 @@ def conversation_of(body: ChatRequest | TokenizeRequest, *, allow_kwargs: bool) 
         raise bad_request(
             "continue_final_message needs an assistant message at the end.", f"messages[{len(messages) - 1}]"
         )
+    plain = [_plain(message, index) for index, message in enumerate(messages)]
+    tools = tools_of(body.tools)
+    shown_tools = tools if with_tools else None
+    kwargs = _kwargs(body.chat_template_kwargs, allow_kwargs)
     return Conversation(
-        messages=[_plain(message, index) for index, message in enumerate(messages)],
-        tools=tools_of(body.tools),
+        messages=plain,
+        tools=shown_tools,
         add_generation_prompt=generate,
         continue_final_message=continues,
-        kwargs=_kwargs(body.chat_template_kwargs, allow_kwargs),
+        kwargs=kwargs,
+        n_chars=n_chars_of([plain, shown_tools, kwargs]),
     )
 
 
@@ -86,6 +97,9 @@ def tools_of(tools: list[Tool] | None) -> list[JsonObject] | None:
         return None
     if len(tools) > MAX_TOOLS:
         raise bad_request(f"tools has {len(tools)} entries: at most {MAX_TOOLS} are allowed.", "tools")
+    n_bytes = sum(len(memoryview(tool.function.parameters)) for tool in tools)
+    if n_bytes > MAX_SCHEMA_BYTES:
+        raise bad_request(f"tools have parameters of {n_bytes} bytes: at most {MAX_SCHEMA_BYTES} are allowed.", "tools")
     seen: set[str] = set()
     plain = []
     for index, tool in enumerate(tools):
@@ -101,6 +115,10 @@ def tools_of(tools: list[Tool] | None) -> list[JsonObject] | None:
         if name in seen:
             raise bad_request(f"{where}.function.name = {shown(name)} is used twice.", f"{where}.function.name")
         seen.add(name)
+        if tool.function.strict:
+            raise unsupported(
+                f"{where}.function.strict", "calls are not constrained to the schema: leave strict out or send false."
+            )
         plain.append({"type": "function", "function": _plain_function(tool, where)})
     return plain
 
@@ -134,6 +152,22 @@ def check_depth(value: object, param: str) -> None:
     raise bad_request(f"{param} is nested deeper than {MAX_DEPTH} levels.", param)
 
 
+def n_chars_of(value: object) -> int:
+    """Characters of all strings in a JSON value, keys included; each value counts one more, about its punctuation."""
+    total, pending = 0, [value]
+    while pending:
+        node = pending.pop()
+        total += 1
+        if isinstance(node, str):
+            total += len(node)
+        elif isinstance(node, dict):
+            total += sum(map(len, node))
+            pending += node.values()
+        elif isinstance(node, list):
+            pending += node
+    return total
+
+
 def _children(node: object) -> list[object]:
     if isinstance(node, dict):
         return list(node.values())
@@ -144,7 +178,7 @@ def _plain_function(tool: Tool, where: str) -> JsonObject:
     function: JsonObject = {"name": tool.function.name}
     if tool.function.description is not None:
         function["description"] = tool.function.description
-    parameters = tool.function.parameters
+    parameters = _PARAMETERS.decode(tool.function.parameters, f"{where}.function.parameters")
     if parameters is not None:
         check_depth(parameters, f"{where}.function.parameters")
         if parameters.get("type", "object") != "object":

@@ -6,7 +6,7 @@ Invariants: any bytes give either a value or a Refusal; a client's value is repe
 from __future__ import annotations
 
 import re
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -52,17 +52,17 @@ REASONS = {
 class Decoder(Generic[T]):
     """Decodes JSON bodies of one type."""
 
-    def __init__(self, kind: type[T]) -> None:
+    def __init__(self, kind: Any) -> None:
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
 
-    def decode(self, body: bytes) -> T:
-        """The value. Raises a 400 Refusal whose param is the path of the field at fault."""
-        if not body.strip():
+    def decode(self, body: bytes | msgspec.Raw, within: str = "") -> T:
+        """The value. Raises a 400 Refusal whose param is the path of the field at fault, which begins with `within`."""
+        if isinstance(body, bytes) and not body.strip():
             raise bad_request("The request has no body: send a JSON object.", code="invalid_json")
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _explained(str(error)) from None
+            raise _explained(str(error), within) from None
         except msgspec.DecodeError as error:
             raise bad_request(f"The body is not valid JSON: {str(error)[:SHOWN_CHARS]}.", code="invalid_json") from None
         except UnicodeDecodeError:
@@ -71,10 +71,10 @@ class Decoder(Generic[T]):
             raise bad_request("The body is nested too deeply.", code="invalid_json") from None
 
 
-def _explained(error: str) -> Refusal:
+def _explained(error: str, within: str) -> Refusal:
     """msgspec's message → 400 with `param`."""
     where = _WHERE.search(error)
-    path = where.group(1) if where else ""
+    path = ".".join(filter(None, (within, where.group(1) if where else "")))
     problem = error[: where.start()] if where else error
     unknown = _UNKNOWN.match(problem)
     if unknown is not None:

@@ -44,6 +44,8 @@ class Exchange:
         """The route's path pattern once it is known, for logs and metrics."""
         self.status = 0
         """Status of the answer, 0 before it starts."""
+        self.body_bytes = 0
+        """Length of the body once it is read."""
         self._body_read = not self._announces_body()
 
     @property
@@ -67,6 +69,7 @@ class Exchange:
         except TimeoutError:
             raise Refusal(408, "The request body did not arrive in time.", code="timeout", close=True) from None
         self._body_read = True
+        self.body_bytes = len(body)
         return body
 
     async def start(self, status: int, content_type: bytes, headers: Headers, n_bytes: int | None = None) -> None:

@@ -1,6 +1,6 @@
-"""From text and conversations to token ids, off the event loop when it takes long. Owns the thread pool for text.
+"""From bodies and texts to token ids, off the event loop when it takes long. Owns the thread pool for text.
 
-Does not own templates or tokenizers (`text/`). Invariants: short texts are done at once; at most `MAX_PENDING`
+Does not own templates or tokenizers (`text/`). Invariants: short work is done at once; at most `MAX_PENDING`
 long ones wait, more are refused with 429; a text that cannot fit the context is refused before it is tokenized.
 """
 
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from quire.core.errors import InvalidParameter, QueueFull
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.intake import check_length
 from quire.serve.conversation import Conversation
 from quire.serve.refusal import Refusal, bad_request
 
@@ -20,8 +21,8 @@ T = TypeVar("T")
 
 SHORT_CHARS = 2048
 """Shorter texts take well under a millisecond and are not worth a thread."""
-MAX_CHARS_PER_TOKEN = 64
-"""No ordinary text has longer tokens on average."""
+SHORT_BODY_BYTES = 64 * 1024
+"""Shorter bodies are decoded and checked at once: that takes about a millisecond."""
 N_THREADS = 2
 MAX_PENDING = 256
 TIME_LIMIT_S = 30.0
@@ -39,18 +40,22 @@ class PromptMaker:
         """Drop waiting work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    async def parse(self, work: Callable[[], T], n_bytes: int) -> T:
+        """What `work` makes of a body of `n_bytes`. Raises what `work` raises, or Refusal when bodies pile up."""
+        return await self._run(work, n_bytes > SHORT_BODY_BYTES, None)
+
     async def encode(self, texts: list[str], *, add_special_tokens: bool, param: str) -> list[list[int]]:
         """Token ids of texts. Raises Refusal without a tokenizer, when a text is too long, or when texts pile up."""
         tokenizer = self._llm.tokenizer
         if tokenizer is None:
             raise bad_request("This server runs without a tokenizer: send token ids.", param)
         for text in texts:
-            self._check_length(len(text), param)
+            check_length(len(text), self._llm.max_model_len, param)
 
         def work() -> list[list[int]]:
             return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
-        return await self._run(work, sum(map(len, texts)), param)
+        return await self._run(work, sum(map(len, texts)) > SHORT_CHARS, param)
 
     async def decode(self, sequences: list[list[int]], param: str) -> list[str]:
         """Texts of token ids, special tokens included. Raises Refusal without a tokenizer or for an unknown id."""
@@ -58,22 +63,22 @@ class PromptMaker:
         if tokenizer is None:
             raise bad_request("This server runs without a tokenizer.", param)
         width = self._llm.logits_width
-        for token_ids in sequences:
-            bad = next((token_id for token_id in token_ids if not 0 <= token_id < width), None)
-            if bad is not None:
-                raise InvalidParameter(param, bad, f"token ids between 0 and {width - 1}")
 
         def work() -> list[str]:
+            for token_ids in sequences:
+                bad = next((token_id for token_id in token_ids if not 0 <= token_id < width), None)
+                if bad is not None:
+                    raise InvalidParameter(param, bad, f"token ids between 0 and {width - 1}")
             return [tokenizer.decode(token_ids, skip_special_tokens=False) for token_ids in sequences]
 
-        return await self._run(work, sum(map(len, sequences)), param)
+        return await self._run(work, sum(map(len, sequences)) > SHORT_CHARS, param)
 
     async def render(self, conversation: Conversation) -> str:
         """The conversation as one text. A template's own complaint becomes a 400."""
         template = self._llm.chat_template
         if template is None:
             raise bad_request("This model has no chat template: use /v1/completions.", "messages", "no_chat_template")
-        self._check_length(conversation.n_chars, "messages")
+        check_length(conversation.n_chars, self._llm.max_model_len, "messages")
 
         def work() -> str:
             return template.render(
@@ -84,34 +89,24 @@ class PromptMaker:
                 kwargs=conversation.kwargs,
             )
 
-        return await self._run(work, conversation.n_chars, "messages")
+        return await self._run(work, conversation.n_chars > SHORT_CHARS, "messages")
 
     async def encode_conversation(self, conversation: Conversation, *, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a rendered conversation; the template writes the special tokens itself."""
         text = await self.render(conversation)
         return (await self.encode([text], add_special_tokens=add_special_tokens, param="messages"))[0]
 
-    def _check_length(self, n_chars: int, param: str) -> None:
-        limit = self._llm.max_model_len * MAX_CHARS_PER_TOKEN
-        if n_chars > limit:
-            raise bad_request(
-                f"{param} has {n_chars} characters; the context of {self._llm.max_model_len} tokens cannot hold them.",
-                param,
-                "context_length_exceeded",
-            )
-
-    async def _run(self, work: Callable[[], T], size: int, param: str) -> T:
-        if size <= SHORT_CHARS:
+    async def _run(self, work: Callable[[], T], is_long: bool, param: str | None) -> T:
+        if not is_long:
             return work()
         if self._n_pending >= MAX_PENDING:
-            raise QueueFull(f"{self._n_pending} long texts wait to be tokenized: try again later")
+            raise QueueFull(f"{self._n_pending} long texts wait to be read or tokenized: try again later")
         self._n_pending += 1
         try:
             async with asyncio.timeout(TIME_LIMIT_S):
                 return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except TimeoutError:
-            raise Refusal(
-                400, f"{param} took longer than {TIME_LIMIT_S:g} s to process.", param=param, code="timeout"
-            ) from None
+            message = f"{param or 'The body'} took longer than {TIME_LIMIT_S:g} s to process."
+            raise Refusal(400, message, param=param, code="timeout") from None
         finally:
             self._n_pending -= 1

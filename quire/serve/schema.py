@@ -160,7 +160,8 @@ class FunctionTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+    """A JSON object or null, decoded in `conversation.py` once its length is known to be sane."""
     strict: bool | None = None
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import resource
 import signal
@@ -26,6 +25,7 @@ from quire.config.engine import EngineConfig
 from quire.core import env
 from quire.core.errors import ConfigError, LoadError, QuireError
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.garbage import quiet_gc
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
 from quire.serve.protocol import protocol_class
@@ -166,9 +166,7 @@ class Service:
                 loading.cancel()
                 await asyncio.wait((loading,), timeout=CLOSE_S)
         self.state.attach(llm)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(10_000, 20, 50)
+        quiet_gc()
         self._announce(llm)
         return llm
 

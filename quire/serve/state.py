@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.config import ServerConfig
+from quire.serve.decoding import Decoder
 from quire.serve.delivery import Attendant
+from quire.serve.exchange import Exchange
 from quire.serve.metrics import Metrics
 from quire.serve.prompts import PromptMaker
 from quire.serve.refusal import Refusal, unavailable
@@ -44,6 +46,7 @@ class ServerState:
             logits_width=llm.logits_width,
             max_logprobs=llm.config.max_logprobs,
             max_sequences=self.config.max_prompts,
+            has_priorities=llm.config.scheduling_policy == "priority",
             defaults=llm.default_sampling,
         )
         self.metrics.model_name = llm.model_name
@@ -81,6 +84,11 @@ class ServerState:
         self.check_open()
         if not self.llm.healthy():
             raise unavailable("engine_stalled", "The engine makes no progress.")
+
+    async def read(self, exchange: Exchange, decoder: Decoder[T]) -> T:
+        """The decoded JSON body. Raises what reading and decoding raise, and 503 until the engine is loaded."""
+        data = await exchange.read_body(self.config.max_body_bytes, self.config.body_timeout)
+        return await self.prompts.parse(lambda: decoder.decode(data), len(data))
 
     async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""

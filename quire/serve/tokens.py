@@ -18,10 +18,10 @@ _DETOKENIZE = Decoder(DetokenizeRequest)
 async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:
     """Token ids of a text, or of a conversation after the chat template."""
     state.check_open()
-    body = _TOKENIZE.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    body = await state.read(exchange, _TOKENIZE)
     check_model(body.model, state.limits.model_names)
     try:
-        token_ids = await _token_ids(state, body)
+        token_ids = await _token_ids(state, exchange, body)
         answer: JsonObject = {"count": len(token_ids), "max_model_len": state.llm.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
             answer["token_strs"] = await state.prompts.decode([[token_id] for token_id in token_ids], "tokens")
@@ -33,7 +33,7 @@ async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:
 async def serve_detokenize(state: ServerState, exchange: Exchange) -> None:
     """Text of token ids."""
     state.check_open()
-    body = _DETOKENIZE.decode(await exchange.read_body(state.config.max_body_bytes, state.config.body_timeout))
+    body = await state.read(exchange, _DETOKENIZE)
     check_model(body.model, state.limits.model_names)
     try:
         texts = await state.prompts.decode([body.tokens], "tokens")
@@ -42,11 +42,13 @@ async def serve_detokenize(state: ServerState, exchange: Exchange) -> None:
     await exchange.respond_json({"prompt": texts[0]})
 
 
-async def _token_ids(state: ServerState, body: TokenizeRequest) -> list[int]:
+async def _token_ids(state: ServerState, exchange: Exchange, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.prompt is None:
-        conversation = conversation_of(body, allow_kwargs=state.config.enable_chat_template_kwargs)
+        conversation = await state.prompts.parse(
+            lambda: conversation_of(body, allow_kwargs=state.config.enable_chat_template_kwargs), exchange.body_bytes
+        )
         return await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
     special = True if body.add_special_tokens is None else body.add_special_tokens
     return (await state.prompts.encode([body.prompt], add_special_tokens=special, param="prompt"))[0]

@@ -35,6 +35,8 @@ class Limits:
     logits_width: int
     max_logprobs: int
     max_sequences: int
+    has_priorities: bool
+    """True under --scheduling-policy priority."""
     defaults: dict[str, float]
     """Sampling that the checkpoint proposes where a request says nothing."""
 
@@ -136,6 +138,15 @@ def sampling_params(
     )
     params.verify(limits.logits_width, limits.max_logprobs)
     return params
+
+
+def check_priority(priority: int | None, limits: Limits) -> int:
+    """The priority of a request; 400 for one that the order of arrival would ignore. Its range is the intake's."""
+    if priority and not limits.has_priorities:
+        raise unsupported(
+            "priority", "requests run in order of arrival; the operator can start with --scheduling-policy priority."
+        )
+    return priority or 0
 
 
 def check_sequences(n_prompts: int, n: int, limits: Limits) -> None:

@@ -231,7 +231,8 @@ UNSUPPORTED = [
     (TEXT, "response_format", {"type": "json_object"}), (TEXT, "guided_json", {}), (CHAT, "structured_outputs", {}),
     (TEXT, "prompt_embeds", "gASVAAAA"), (TEXT, "use_beam_search", True), (TEXT, "truncate_prompt_tokens", 5),
     (CHAT, "service_tier", "priority"), (CHAT, "stream_options", {"include_usage": True}),
-    (TEXT, "logits_processors", ["os.system"]),
+    (TEXT, "logits_processors", ["os.system"]), (CHAT, "parallel_tool_calls", False),
+    (TEXT, "priority", -1), (CHAT, "priority", 1),
 ]  # fmt: skip
 
 
@@ -342,6 +343,9 @@ def test_tools(http: Any) -> None:
         ([tool(f"f{i}") for i in range(129)], "tools"),
         ([tool("a", parameters={"type": "string"})], "tools[0]"),
         ([tool("a", parameters=deep)], "tools[0]"),
+        ([tool("a", parameters=5)], "tools[0].function.parameters"),
+        ([tool("a", parameters={"a": "x" * 2**20})], "tools"),
+        ([tool("a"), tool("b", strict=True)], "tools[1].function.strict"),
         ([{"type": "custom", "function": {"name": "a"}}], "tools[0]"),
     ):
         check_error(http.post(CHAT, json={**valid(CHAT), "tools": tools}), 400, param)
@@ -349,6 +353,10 @@ def test_tools(http: Any) -> None:
         check_error(
             http.post(CHAT, json={**valid(CHAT), "tools": [tool("a")], "tool_choice": choice}), 400, "tool_choice"
         )
+    for more in ({"strict": False}, {"strict": None}, {"parameters": None}):
+        for parallel in (True, None):
+            fields = {"tools": [tool("a", **more)], "parallel_tool_calls": parallel, "priority": 0}
+            assert http.post(CHAT, json={**valid(CHAT), **fields}).status_code == 200
     for choice in ("auto", "none"):
         assert http.post(CHAT, json={**valid(CHAT), "tools": [tool("a")], "tool_choice": choice}).status_code == 200
 

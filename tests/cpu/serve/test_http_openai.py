@@ -193,7 +193,8 @@ def test_seed_is_honoured_and_negative_ones_are_folded(server: Any, client: open
         assert server.engine.submitted[-1].seed == folded
 
 
-def test_every_sampling_field_reaches_the_engine(server: Any) -> None:
+def test_every_sampling_field_reaches_the_engine(make_server: Any) -> None:
+    server = make_server(engine_options={"scheduling_policy": "priority"})
     fields = {
         "n": 2, "temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5,
         "frequency_penalty": -0.5, "repetition_penalty": 1.2, "seed": 5, "stop": ["zz"], "stop_token_ids": [3],
