@@ -1,8 +1,9 @@
 """What a step's result means: tokens appended, sequences ended, pages left to the tree; one delta a sequence.
 
 Owns stopping at token level (end tokens, stop tokens, length) and the reading of results. Faults are `faults.py`.
-Invariants: results come in step order; spans of sequences that ended meanwhile are ignored; a preempted sequence
-still takes the token that was in flight.
+Invariants: a result that does not fit its plan changes nothing; a delta is handed over before its sequence ends, so
+that no end is lost; spans of sequences that ended meanwhile are ignored; a preempted sequence still takes the token
+that was in flight.
 """
 
 from __future__ import annotations
@@ -17,15 +18,9 @@ from quire.core.events import FinishReason, SeqDelta
 from quire.core.result import StepResult, TokenLogprobs
 
 
-def commit_step(roster: Roster, draft: StepDraft, result: StepResult) -> list[SeqDelta]:
-    """Advance every sequence of the step; returns deltas in span order. EngineError if result and plan do not fit."""
+def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: list[SeqDelta]) -> None:
+    """Advance every sequence of the step; appends to `deltas` in span order. The result must have passed `verify`."""
     spans, step = draft.plan.spans, draft.step
-    if len(result.n_new) != sum(spans.wants) or len(result.tokens) != sum(result.n_new):
-        raise EngineError(
-            f"the result of step {step} has {len(result.tokens)} tokens in {len(result.n_new)} counts, "
-            f"the plan wanted {sum(spans.wants)}"
-        )
-    deltas: list[SeqDelta] = []
     row = token_at = 0
     n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
     columns = zip(draft.seqs, spans.starts, spans.lengths, spans.wants, strict=True)
@@ -43,32 +38,55 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult) -> list[Se
             if i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
-                if count != 1:
-                    raise EngineError(f"step {step} brought {count} tokens for a span that wanted one, and no fault")
-                deltas.append(_append_token(roster, seq, tokens[token_at], logprobs.get(token_at)))
+                _append_token(roster, seq, tokens[token_at], logprobs.get(token_at), deltas)
         token_at += count
-    return deltas
 
 
-def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None) -> SeqDelta:
+def verify(draft: StepDraft, result: StepResult) -> None:
+    """EngineError unless the result answers every span of its plan; nothing has changed then."""
+    spans, step = draft.plan.spans, draft.step
+    faulted = {fault.slot for fault in result.faults}
+    if not faulted.issubset(spans.slots):
+        raise EngineError(f"step {step} reports faults of slots {sorted(faulted)}, it has spans of {spans.slots}")
+    if len(result.n_new) != sum(spans.wants) or len(result.tokens) != sum(result.n_new):
+        raise EngineError(
+            f"the result of step {step} has {len(result.tokens)} tokens in {len(result.n_new)} counts, "
+            f"the plan wanted {sum(spans.wants)}"
+        )
+    row = token_at = 0
+    for i, (seq, slot, wants) in enumerate(zip(draft.seqs, spans.slots, spans.wants, strict=True)):
+        live = step > seq.ignore_through
+        if wants:
+            count = result.n_new[row]
+            row += 1
+            if count != (slot not in faulted):
+                raise EngineError(f"step {step} brought {count} tokens for slot {slot}: one, or a fault, was expected")
+            if count and live and seq.params.logprobs >= 0 and token_at not in result.logprobs:
+                raise EngineError(f"step {step} brought a token without the logprobs that its request asked for")
+            token_at += count
+        if live and i in result.prompt_logprobs:
+            n_rows, start = len(result.prompt_logprobs[i]), spans.starts[i]
+            if seq.prompt_rows is None or start + n_rows > len(seq.prompt_rows):
+                raise EngineError(f"step {step} brought {n_rows} prompt logprobs at {start} that nobody asked for")
+
+
+def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:
     """One more output token, and the end if it is the last."""
     seq.tokens.append(token)
     n_outputs = len(seq.tokens) - seq.prompt_len
     delta = SeqDelta(seq.request.request_id, seq.index, [token])
-    if seq.params.logprobs >= 0:
-        if row is None:
-            raise EngineError("a token came without the logprobs that its request asked for")
+    if seq.params.logprobs >= 0 and row is not None:
         delta.logprobs = [row]
     if n_outputs == 1:
         _complete_first(seq, delta)
     if token in seq.stop_ids and n_outputs > seq.min_tokens:
         delta.stop_token = token
         delta.finish_reason = FinishReason.STOP
-        roster.end(seq, FinishReason.STOP)
     elif n_outputs >= seq.request.max_tokens:
         delta.finish_reason = FinishReason.LENGTH
-        roster.end(seq, FinishReason.LENGTH)
-    return delta
+    deltas.append(delta)
+    if delta.finish_reason is not None:
+        roster.end(seq, delta.finish_reason)
 
 
 def _complete_first(seq: Seq, delta: SeqDelta) -> None:
@@ -85,6 +103,5 @@ def _complete_first(seq: Seq, delta: SeqDelta) -> None:
 
 def _keep_prompt_rows(seq: Seq, start: int, rows: list[TokenLogprobs]) -> None:
     """Rows of the tokens at start+1, start+2, ... of the prompt."""
-    if seq.prompt_rows is None or start + len(rows) > len(seq.prompt_rows):
-        raise EngineError("prompt logprobs came that nobody asked for")
-    seq.prompt_rows[start : start + len(rows)] = rows
+    if seq.prompt_rows is not None:
+        seq.prompt_rows[start : start + len(rows)] = rows

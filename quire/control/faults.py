@@ -15,26 +15,22 @@ from quire.control.draft import StepDraft
 from quire.control.node import Node
 from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
-from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.result import StepResult
 
 
-def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResult) -> list[SeqDelta]:
-    """Apply the rule to each fault of a result, whose step is the oldest in flight; returns the error deltas."""
+def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResult, deltas: list[SeqDelta]) -> None:
+    """Apply the rule to each fault of a verified result, whose step is the oldest in flight; appends error deltas."""
     drafts = list(in_flight)
-    spans, deltas = drafts[0].plan.spans, []
+    spans = drafts[0].plan.spans
     for fault in result.faults:
-        if fault.slot not in spans.slots:
-            raise EngineError(f"step {result.step} reports a fault of slot {fault.slot}, which has no span in it")
         row = spans.slots.index(fault.slot)
         seq = drafts[0].seqs[row]
         if result.step > seq.ignore_through:
-            roster.end(seq, FinishReason.ERROR, trusted=False)
             text = f"{fault.code}: the model could not produce a token for this sequence"
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=text))
+            roster.end(seq, FinishReason.ERROR, trusted=False)
         _distrust(roster, drafts, seq, spans.starts[row] // roster.config.page_size)
-    return deltas
 
 
 def _distrust(roster: Roster, drafts: list[StepDraft], origin: Seq, first_bad: int) -> None:

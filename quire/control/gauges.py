@@ -35,9 +35,13 @@ class Counters:
         """A step was committed."""
         self.steps += 1
         self.computed_tokens += n_tokens
+        self.count_tokens(deltas)
+        self.progress_s = now_s
+
+    def count_tokens(self, deltas: list[SeqDelta]) -> None:
+        """Output tokens are on their way to their requests."""
         for delta in deltas:
             self.generation_tokens += len(delta.token_ids)
-        self.progress_s = now_s
 
 
 def read_stats(roster: Roster, counters: Counters, age_s: float) -> EngineStats:

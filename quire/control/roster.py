@@ -1,6 +1,6 @@
 """Who is here: live requests, the waiting queue, the running list and the slots; and the ways in and out of them.
 
-Owns membership and the counters of ends. Does not choose who moves (`admission.py`, `room.py`, `commit.py`).
+Owns membership and the counters of ends. Does not choose who moves (`admission.py`, `preemption.py`, `commit.py`).
 Invariants: `running` is sorted by key, so the next victim of preemption is its last; every live sequence is either
 waiting or running; a slot is free or held by one running sequence.
 """
@@ -38,6 +38,20 @@ class Roster:
         self.n_submitted = 0
         self.preemptions = 0
         self._arrivals = 0
+
+    @classmethod
+    def after(cls, failed: Roster) -> Roster:
+        """An empty roster that goes on counting where `failed` stood; sequences whose end it had not counted failed.
+
+        Every slot is closed, whatever compute knows.
+        """
+        roster = cls(failed.config)
+        roster.closed = list(range(failed.config.max_num_seqs))
+        roster.finished = dict(failed.finished)
+        roster.n_submitted, roster.preemptions = failed.n_submitted, failed.preemptions
+        roster.finished[FinishReason.ERROR.value] += failed.n_submitted - sum(failed.finished.values())
+        roster._arrivals = failed._arrivals
+        return roster
 
     def add(self, request: Request) -> None:
         """Put the request's sequences into the queue, behind all of its priority."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 
 from quire.control.admission import Admission
-from quire.control.commit import commit_step
+from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
 from quire.control.draft import StepDraft
 from quire.control.faults import end_faulted
@@ -39,6 +39,8 @@ class Scheduler:
         self.counters = Counters(progress_s=clock.now_s())
         self._next_step = 0
         self._abandoned = -1
+        self._gained: list[SeqDelta] = []
+        """Deltas of the step that is being committed: they are still delivered if it fails half-way."""
 
     def submit(self, request: Request) -> None:
         """Queue a request. RequestError (ContextLengthExceeded, QueueFull, ...) if refused; then nothing changed."""
@@ -112,23 +114,31 @@ class Scheduler:
             expected = self.in_flight[0].step if self.in_flight else "none"
             raise EngineError(f"a result of step {result.step} came, expected was {expected}")
         draft = self.in_flight[0]
-        deltas = end_faulted(self.roster, self.in_flight, result) if result.faults else []
-        deltas += commit_step(self.roster, draft, result)
+        verify(draft, result)
+        if result.faults:
+            end_faulted(self.roster, self.in_flight, result, self._gained)
+        commit_step(self.roster, draft, result, self._gained)
         self.in_flight.popleft()
+        deltas, self._gained = self._gained, []
         self.counters.count_step(draft.plan.n_tokens, deltas, self.clock.now_s())
         return deltas
 
     def fail_all(self, message: str) -> list[SeqDelta]:
-        """End everything with an error, forget the steps in flight (late results are ignored) and every cached page."""
-        deltas = []
-        for seqs in list(self.roster.requests.values()):
-            for seq in seqs:
-                if seq.state is not SeqState.ENDED:
-                    self.roster.end(seq, FinishReason.ERROR, trusted=False)
-                    deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=message))
+        """End everything with an error; forget the steps in flight (late results are ignored) and every cached page.
+
+        Works from any state, also one that an exception left half-changed: what was is only read, and replaced.
+        Returns what a commit that failed half-way had gathered, then one error for each sequence without an end.
+        """
+        old, deltas, self._gained = self.roster, self._gained, []
+        self.counters.count_tokens(deltas)
+        told = {(delta.request_id, delta.index) for delta in deltas if delta.finish_reason is not None}
+        live = [seq for seqs in old.requests.values() for seq in seqs if seq.state is not SeqState.ENDED]
+        for name in [(seq.request.request_id, seq.index) for seq in live]:
+            if name not in told:
+                deltas.append(SeqDelta(*name, [], FinishReason.ERROR, error=message))
+        self.roster = Roster.after(old)
         self.in_flight.clear()
         self._abandoned = self._next_step - 1
-        self.roster.cache.tree.clear()
         return deltas
 
     def has_work(self) -> bool:

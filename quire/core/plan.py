@@ -97,7 +97,9 @@ class StepPlan(msgspec.Struct):
     spans: Spans
     n_tokens: int = 0
     closed: list[int] = []
-    """Slots that are free from now on (applied before `opened`, which may reuse them)."""
+    """Slots that are free from now on (applied before `opened`, which may reuse them).
+
+    After a failure the host closes every slot at once, also those that are not open."""
     opened: list[SlotOpen] = []
     pages: list[PageAppend] = []
     copies: list[PageCopy] = []

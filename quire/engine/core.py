@@ -1,7 +1,8 @@
 """The loop in which the wings meet: schedule, submit, wait for the step before, commit.
 
 Owns the steps in flight. Does not own policy (`control`), tensors (`compute`), text or sockets.
-Invariant: results are committed in the order in which their plans were made.
+Invariants: results are committed in the order in which their plans were made; whatever a step raises ends every
+sequence with an error delta and leaves the loop able to go on, until `MAX_FAILED_STEPS` in a row have failed.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ from collections.abc import Callable
 
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock
-from quire.core.events import Cancel, CancelSeq, Command, EngineStats, SeqDelta, Shutdown, Submit
+from quire.core.errors import EngineError, RequestError
+from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
 from quire.engine.executors.executor import Executor
 
 logger = logging.getLogger("quire.engine")
+
+MAX_FAILED_STEPS = 3
+"""Failed steps in a row after which the engine gives up: the device has an error that stays."""
+WAIT_SLICE_S = 0.25
+"""`on_wait` is called this often while a step computes (not on CUDA, whose wait cannot be divided)."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -46,38 +53,84 @@ class EngineCore:
         self.executor = executor
         self.clock = clock
         self.on_step: Callable[[StepRecord], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
         self._depth = depth
         self._in_flight: collections.deque[tuple[StepPlan, concurrent.futures.Future[StepResult]]] = collections.deque()
+        self._n_failed = 0
+        self._owed: list[SeqDelta] = []
+        """Ends of sequences that a failed command took with it, for the next step to return."""
 
     def step(self) -> list[SeqDelta]:
-        """Keep the device busy, then take in the oldest finished step. Returns what sequences gained."""
+        """Keep the device busy, then take in the oldest finished step. Returns what sequences gained.
+
+        EngineError once `MAX_FAILED_STEPS` in a row have failed.
+        """
+        self.check()
+        owed, self._owed = self._owed, []
+        try:
+            deltas, record = self._advance()
+        except Exception as error:
+            return owed + self._fail(error)
+        if record is not None and self.on_step is not None:
+            self.on_step(record)
+        return owed + deltas
+
+    def check(self) -> None:
+        """EngineError if no step can be expected to succeed any more."""
+        if self._n_failed >= MAX_FAILED_STEPS:
+            raise EngineError(
+                f"{self._n_failed} steps in a row failed: the device or the engine is broken, see the log; restart it"
+            )
+
+    def _advance(self) -> tuple[list[SeqDelta], StepRecord | None]:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._in_flight.append((plan, self.executor.submit(plan)))
         if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
-            return []
-        return self._commit(*self._in_flight.popleft())
+            return [], None
+        plan, future = self._in_flight.popleft()
+        result = self._wait(future)
+        deltas = self.scheduler.commit(result)
+        self._n_failed = 0
+        return deltas, self._record(plan, result) if self.on_step is not None else None
 
-    def _commit(self, plan: StepPlan, future: concurrent.futures.Future[StepResult]) -> list[SeqDelta]:
-        try:
-            result = future.result()
-            deltas = self.scheduler.commit(result)
-        except Exception as error:
-            return self._fail(error)
-        if self.on_step is not None:
-            self.on_step(self._record(plan, result))
-        return deltas
+    def _wait(self, future: concurrent.futures.Future[StepResult]) -> StepResult:
+        while not future.done():
+            try:
+                return future.result(WAIT_SLICE_S)
+            except TimeoutError:
+                if self.on_wait is not None:
+                    self.on_wait()
+        return future.result()
 
     def _fail(self, error: Exception) -> list[SeqDelta]:
-        """A whole step failed: nothing in flight can be trusted, so every running sequence ends with an error."""
-        logger.error("step failed, all running requests end with an error", exc_info=error)
-        for _, future in self._in_flight:
-            concurrent.futures.wait([future], timeout=60)
-        self._in_flight.clear()
-        return self.scheduler.fail_all("the engine failed while computing a step")
+        """A whole step failed: nothing in flight can be trusted, so every sequence ends with an error."""
+        logger.error("step failed, all requests end with an error", exc_info=error)
+        self._n_failed += 1
+        while self._in_flight:
+            _, future = self._in_flight.popleft()
+            try:
+                self._wait(future)
+            except Exception as later:
+                logger.debug("a step in flight failed too: %s", later)
+        return self.scheduler.fail_all("engine_error: the engine failed while computing a step")
 
-    def handle(self, command: Command) -> None:
-        """Apply one command. A refused submission raises its RequestError."""
+    def handle(self, command: Submit | Cancel | CancelSeq) -> None:
+        """Apply one command. RequestError if a submission is refused, EngineError if taking it failed."""
+        try:
+            self._apply(command)
+        except RequestError:
+            raise
+        except Exception as error:
+            is_new = isinstance(command, Submit)
+            if not is_new or command.request.request_id in self.scheduler.roster.requests:  # it is half-applied
+                self._owed += self._fail(error)
+            if is_new:
+                lost = command.request.request_id
+                self._owed = [delta for delta in self._owed if delta.request_id != lost]
+                raise EngineError("the engine failed while taking this request") from error
+
+    def _apply(self, command: Submit | Cancel | CancelSeq) -> None:
         match command:
             case Submit(request):
                 self.scheduler.submit(request)
@@ -86,12 +139,10 @@ class EngineCore:
                     self.scheduler.cancel(request_id)
             case CancelSeq(request_id, index):
                 self.scheduler.cancel_seq(request_id, index)
-            case Shutdown():
-                self.shutdown()
 
     def has_work(self) -> bool:
-        """True while a step is in flight or a request is unfinished."""
-        return bool(self._in_flight) or self.scheduler.has_work()
+        """True while a step is in flight, a request is unfinished or an end is not told yet."""
+        return bool(self._in_flight or self._owed) or self.scheduler.has_work()
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()

@@ -28,7 +28,11 @@ class Launcher(Protocol):
 
 
 class LaunchedFuture(concurrent.futures.Future[StepResult]):
-    """A future whose waiting is done by whoever asks for the result, not by a thread."""
+    """A future whose waiting is done by whoever asks for the result, not by a thread.
+
+    The device cannot be waited for in part: the first `result()` blocks until the step is done,
+    whatever `timeout` says, and records its result or exception; `concurrent.futures.wait` would never return.
+    """
 
     def __init__(self, pending: Pending) -> None:
         super().__init__()
@@ -36,7 +40,10 @@ class LaunchedFuture(concurrent.futures.Future[StepResult]):
 
     def result(self, timeout: float | None = None) -> StepResult:
         if not self.done():
-            self.set_result(self._pending.result())
+            try:
+                self.set_result(self._pending.result())
+            except Exception as error:
+                self.set_exception(error)
         return super().result(timeout)
 
 

@@ -89,9 +89,7 @@ class NullExecutor:
         _require(plan.step > self._last_step, f"step {plan.step} after step {self._last_step}")
         self._last_step = plan.step
         for slot in plan.closed:
-            _require(slot in self._slots, f"slot {slot} is closed but was not open")
-            for page in self._slots.pop(slot).pages:
-                self._holders[page].discard(slot)
+            self._close(slot, known=len(plan.closed) < self.max_num_seqs)
         for opened in plan.opened:
             self._open(opened)
         for append in plan.pages:
@@ -105,6 +103,13 @@ class NullExecutor:
         return result
 
     # ---- deltas --------------------------------------------------------------------------------------------------
+
+    def _close(self, slot: int, *, known: bool) -> None:
+        """known: the host says that it is open; False when it closes every slot after a failure."""
+        _require(slot in self._slots or not known, f"slot {slot} is closed but was not open")
+        if slot in self._slots:
+            for page in self._slots.pop(slot).pages:
+                self._holders[page].discard(slot)
 
     def _open(self, opened: SlotOpen) -> None:
         _require(0 <= opened.slot < self.max_num_seqs, f"slot {opened.slot} does not exist")
