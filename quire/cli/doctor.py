@@ -13,7 +13,6 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
-import pathlib
 import platform
 import re
 import resource
@@ -207,14 +206,14 @@ def check_demo() -> Findings:
 
 
 def check_cache() -> Findings:
-    """The folder for compiled kernels can be written and has room."""
-    folder = pathlib.Path(env.read("QUIRE_CACHE_DIR") or "~/.cache/quire").expanduser()
+    """The folder for compiled GPU kernels can be written and has room."""
+    folder = env.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             n_free = shutil.disk_usage(folder).free
     except OSError as error:
-        advice = "set QUIRE_CACHE_DIR to a folder that can be written; until then kernels are compiled at each start"
+        advice = "set QUIRE_CACHE_DIR to a folder that can be written: compiled GPU kernels are kept there"
         yield Finding("cache folder", Status.WARN, f"{folder}: {error.strerror}", advice)
         return
     low = n_free < MIN_DISK_BYTES

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import pathlib
 
 VARIABLES: dict[str, str] = {
-    "QUIRE_CACHE_DIR": "Folder for compiled kernels and recorded ceilings (default ~/.cache/quire).",
+    "QUIRE_CACHE_DIR": "Folder for compiled GPU kernels (default ~/.cache/quire); TRITON_CACHE_DIR goes before it.",
     "QUIRE_LOG_LEVEL": "Level of the `quire` logger: DEBUG, INFO, WARNING or ERROR (default INFO).",
     "QUIRE_API_KEY": "API key of the server when --api-key is not given.",
     "QUIRE_NATIVE": "'0' ignores the compiled CPU kernels and uses the torch path.",
@@ -21,9 +22,14 @@ def read(name: str, default: str = "") -> str:
     return os.environ.get(name, default)
 
 
+def cache_folder() -> pathlib.Path:
+    """Where Quire keeps what it can make again. Not created here."""
+    return pathlib.Path(read("QUIRE_CACHE_DIR") or "~/.cache/quire").expanduser()
+
+
 def set_for_children(name: str, value: str) -> None:
-    """Set a variable for libraries loaded later and for child processes (thread counts and the like)."""
-    os.environ[name] = value
+    """Set a variable for libraries loaded later and for child processes, unless the user has set it."""
+    os.environ.setdefault(name, value)
 
 
 def unknown() -> list[str]:

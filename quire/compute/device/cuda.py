@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from quire.core import env
 from quire.core.errors import ConfigError
 
 
@@ -29,6 +30,8 @@ class CudaDevice:
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():
             raise ConfigError("device = 'cuda' but torch sees no CUDA device: see `quire doctor`, or use --device cpu")
+        # Triton reads it when it compiles its first kernel, which is after this.
+        env.set_for_children("TRITON_CACHE_DIR", str(env.cache_folder() / "triton"))
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
         self._graph_pool = torch.cuda.graph_pool_handle()
