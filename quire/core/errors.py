@@ -1,6 +1,5 @@
-"""The exception tree. Owns every error class that Quire raises on purpose; owns no handling.
+"""The exception tree from `QuireError` down. Owns every error class that Quire raises on purpose; owns no handling.
 
-QuireError
 ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
 │   ├── InvalidParameter          one named field has a bad value
 │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
