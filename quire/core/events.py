@@ -96,6 +96,8 @@ class EngineStats(msgspec.Struct):
     """Finish reason → sequences."""
     last_step_age_s: float = 0.0
     """Seconds since the last step ended while work was waiting; 0 when idle."""
+    steps_in_flight: int = 0
+    """Steps handed to compute whose results have not been committed."""
     page_map: bytes = b""
     """One byte a page for the live view, at most 4,096: 0 free, 1 cached, else held (2 + owner slot modulo 254)."""
 
@@ -122,6 +124,8 @@ class EngineReady(msgspec.Struct, tag="ready"):
     page_size: int
     logits_width: int
     device: str
+    max_num_seqs: int = 0
+    """Sequences that run at once; 0 counts none beyond the queue."""
 
 
 Event = Union[StepOutputs, EngineFailed, EngineReady]

@@ -130,6 +130,7 @@ def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n
         page_size=config.block_size,
         logits_width=arch.vocab_size,
         device=device,
+        max_num_seqs=limits.max_num_seqs,
     )
 
 

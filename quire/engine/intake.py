@@ -7,8 +7,11 @@ Invariant: a `Request` made here is accepted by the scheduler, or is refused her
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import operator
 import secrets
+from typing import Any
 
 from quire.config.engine import EngineConfig
 from quire.core.clock import Clock
@@ -22,6 +25,7 @@ MAX_CHARS_PER_TOKEN = 64
 """No ordinary text has longer tokens on average; a longer prompt is refused before it is tokenized."""
 MAX_SALT_CHARS = 256
 MAX_BAD_TOKENS = 32
+SEED_BITS = 62
 
 Prompt = str | list[int]
 
@@ -52,48 +56,61 @@ class Intake:
         prompt: Prompt,
         params: SamplingParams,
         *,
-        request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
     ) -> Request:
         """Build a checked request. Raises InvalidParameter or ContextLengthExceeded."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameter("sampling_params", params, "a SamplingParams")
         params.verify(self.ready.logits_width, self.config.max_logprobs)
         self._check_text_features(params)
-        if len(cache_salt) > MAX_SALT_CHARS:
-            raise InvalidParameter("cache_salt", cache_salt, f"at most {MAX_SALT_CHARS} characters")
-        if not -(2**31) <= priority < 2**31:
+        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_CHARS:
+            raise InvalidParameter("cache_salt", cache_salt, f"a string of at most {MAX_SALT_CHARS} characters")
+        if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidParameter("priority", priority, "a 32-bit integer")
         token_ids = self.encode(prompt)
+        max_tokens = self.max_tokens(len(token_ids), params)
+        bad_token_seqs = self._bad_token_seqs(params)
+        number = next(self.counter)  # after every check: refused requests do not shift the seeds of later ones
         return Request(
-            request_id=f"{request_id or 'req'}-{next(self.counter)}-{secrets.token_hex(4)}",
+            request_id=f"req-{number}-{secrets.token_hex(8)}",
             prompt_token_ids=token_ids,
             params=params,
-            max_tokens=self.max_tokens(len(token_ids), params),
-            seed=secrets.randbits(62) if params.seed is None else params.seed,
+            max_tokens=max_tokens,
+            seed=derived_seed(self.config.seed, number) if params.seed is None else params.seed,
             end_token_ids=[] if params.ignore_eos else self.end_token_ids,
-            bad_token_seqs=self._bad_token_seqs(params),
+            bad_token_seqs=bad_token_seqs,
             priority=priority,
             cache_salt=cache_salt,
             arrival_s=self.clock.now_s(),
         )
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, each checked against the logits width."""
+        """Token ids of a prompt (text, or a list, array or tensor of ids), each checked against the logits width."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this engine was started without a tokenizer: send token ids", param="prompt")
-            check_length(len(prompt), self.ready.max_model_len, "prompt")
+            if len(prompt) > self.ready.max_model_len * MAX_CHARS_PER_TOKEN:
+                raise ContextLengthExceeded(
+                    f"the prompt has {len(prompt)} characters, too many for {self.ready.max_model_len} tokens",
+                    param="prompt",
+                )
             prompt = self.tokenizer.encode(prompt)
-        if not prompt:
-            raise InvalidParameter("prompt", prompt, "at least one token long")
-        low, high = min(prompt), max(prompt)
+        token_ids = _plain_ids(prompt)
+        if not token_ids:
+            raise InvalidParameter("prompt", token_ids, "at least one token long")
+        low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= self.ready.logits_width:
             bad = low if low < 0 else high
             raise InvalidParameter("prompt", bad, f"token ids between 0 and {self.ready.logits_width - 1}")
-        return prompt
+        return token_ids
 
     def max_tokens(self, prompt_len: int, params: SamplingParams) -> int:
-        """Output limit after the context and the KV pool are taken into account."""
+        """Output limit after the context and the KV pool are taken into account.
+
+        The scheduler checks the same sum again: only here can max_tokens = None be resolved and the refusal name the
+        caller's parameter, and only there does the check also bind clients that write to the engine's socket.
+        """
         pool_len = (self.ready.n_pages - 1) * self.ready.page_size + 1
         limit = min(self.ready.max_model_len, pool_len)
         room = limit - prompt_len
@@ -130,3 +147,32 @@ class Intake:
                 if ids and ids not in seqs:
                     seqs.append(ids)
         return seqs
+
+
+def derived_seed(engine_seed: int, number: int) -> int:
+    """Seed of the `number`-th request of an engine, for a request that brings none: `SEED_BITS` bits of BLAKE2b.
+
+    The same engine seed and the same order of requests give the same text. A seed only chooses among samples of a
+    request's own distribution: who guesses it learns nothing of another request.
+    """
+    digest = hashlib.blake2b(f"{engine_seed}:{number}".encode(), digest_size=8, person=b"quire-seed").digest()
+    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+
+
+def _plain_ids(prompt: Any) -> list[int]:
+    """Python integers from whatever holds token ids; InvalidParameter if something else is in it."""
+    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # numpy, torch, array.array
+    if not isinstance(ids, (list, tuple)):
+        raise InvalidParameter("prompt", prompt, "a text or a list of token ids")
+    kinds = set(map(type, ids))
+    if kinds <= {int}:
+        return list(ids)
+    plain = []
+    for token_id in ids:
+        if isinstance(token_id, bool) or not hasattr(token_id, "__index__"):
+            raise InvalidParameter("prompt", token_id, "a text or a list of token ids, each an integer")
+        try:
+            plain.append(operator.index(token_id))
+        except TypeError:  # arrays and tensors have __index__ whatever they hold
+            raise InvalidParameter("prompt", token_id, "a text or a list of token ids, each an integer") from None
+    return plain

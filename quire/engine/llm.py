@@ -1,11 +1,14 @@
 """`LLM`: the engine in this process, for scripts and notebooks. Names and shapes as vLLM users know them.
 
 Owns driving the step loop. Does not own the engine's parts (`engine/build`).
-Invariant: outputs come back in the order of the prompts; a refused prompt refuses the whole call before it starts.
+Invariants: outputs come back in the order of the prompts; a refused prompt refuses the whole call before it starts;
+whoever steps the engine, every delta reaches the request that it belongs to.
 """
 
 from __future__ import annotations
 
+import collections
+import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,15 +16,15 @@ import msgspec
 from tqdm import tqdm
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, EngineError, InvalidParameter
-from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
+from quire.core.errors import ConfigError, InvalidParameter, QueueFull
+from quire.core.events import Cancel, EngineStats, Submit
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.build import build_engine
 from quire.engine.core import StepRecord
 from quire.engine.frontend import Frontend
 from quire.engine.intake import Prompt
-from quire.engine.outflow import OpenRequest
+from quire.engine.outflow import OpenRequest, PartBuffer
 
 Message = dict[str, Any]
 
@@ -38,7 +41,8 @@ class LLM:
         self.engine, ready = build_engine(self.config)
         self._frontend = Frontend.load(self.config).attach(ready)
         self._intake = self._frontend.intake
-        self._open: dict[str, OpenRequest] = {}
+        self._open: dict[str, tuple[OpenRequest, PartBuffer | None]] = {}
+        """Submitted and unfinished, with a buffer for those that are streamed."""
 
     @property
     def tokenizer(self) -> Any:
@@ -66,8 +70,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete prompts: texts, token id lists, or {"prompt": ...} / {"prompt_token_ids": ...}.
 
-        sampling_params: one for all, one a prompt, or None for the model's defaults. Raises RequestError for the first
-        bad prompt.
+        sampling_params: one for all, one a prompt, or None for the model's defaults. Any number of prompts: they are
+        queued as the queue drains. Raises RequestError for the first bad prompt, before anything starts. A sequence
+        that fails later has finish_reason "error" and the reason as its stop_reason; the others are not affected.
         """
         items = _as_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
@@ -79,12 +84,10 @@ class LLM:
                 "sampling_params", f"{len(params)} values", f"one, or one for each of the {len(items)} prompts"
             )
         opened = [self._prepare(item, one) for item, one in zip(items, params, strict=True)]
-        for one in opened:
-            self._submit(one)
         try:
             self._run(opened, use_tqdm)
         finally:
-            self._cancel([one for one in opened if not one.finished])
+            self._cancel(opened)
         return [self._final(one) for one in opened]
 
     def chat(
@@ -111,20 +114,31 @@ class LLM:
         return tokenizer.encode(text, add_special_tokens=False)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Complete one prompt, yielding each new part. Leaving the iteration early cancels the request."""
-        params = msgspec.structs.replace(sampling_params or SamplingParams(), output_kind=OutputKind.DELTA)
+        """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults.
+
+        Streams may be interleaved with each other and with `generate`. Leaving the iteration early cancels the request.
+        """
+        params = sampling_params or self.get_default_sampling_params()
         one = self._prepare(prompt, params)
-        self._submit(one)
+        one.request.params = msgspec.structs.replace(params, output_kind=OutputKind.DELTA)
+        return self._stream(one)
+
+    def _stream(self, one: OpenRequest) -> Iterator[RequestOutput]:
+        buffer = PartBuffer()
+        waiting = collections.deque([one])
         try:
-            while not one.finished:
-                for delta in self.engine.step():
-                    if delta.request_id == one.request.request_id:
-                        part = self._take(delta)
-                        output = one.output([part]) if part is not None else None
-                        if output is not None:
-                            yield output
+            while True:
+                parts = buffer.take()
+                output = one.output(parts) if parts else None
+                if output is not None:
+                    yield output
+                elif one.finished:
+                    return
+                else:
+                    self._feed(waiting, buffer)
+                    self._step()
         finally:
-            self._cancel([] if one.finished else [one])
+            self._cancel([one])
 
     @property
     def on_step(self) -> Callable[[StepRecord], None] | None:
@@ -150,7 +164,8 @@ class LLM:
                 raise InvalidParameter(
                     "prompts", item, "a text, token ids, or a dict with 'prompt' or 'prompt_token_ids'"
                 )
-            prompt = item.get("prompt_token_ids") or item["prompt"]
+            given = item.get("prompt_token_ids")
+            prompt = item.get("prompt", "") if given is None else given
         else:
             prompt = item
         request = self._intake.request(prompt, params)
@@ -158,53 +173,76 @@ class LLM:
             request, prompt if isinstance(prompt, str) else None, self._frontend.tokenizer, self._intake.clock
         )
 
-    def _submit(self, one: OpenRequest) -> None:
-        self.engine.handle(Submit(one.request))
-        self._open[one.request.request_id] = one
+    def _feed(self, waiting: collections.deque[OpenRequest], buffer: PartBuffer | None = None) -> None:
+        """Submit from the left as many as the queue takes now; QueueFull only if it would never take the next one."""
+        while waiting:
+            request = waiting[0].request
+            try:
+                self.engine.handle(Submit(request))
+            except QueueFull:
+                if self.engine.has_work():
+                    return
+                raise
+            self._open[request.request_id] = (waiting.popleft(), buffer)
 
     def _run(self, opened: list[OpenRequest], use_tqdm: bool) -> None:
+        waiting = collections.deque(opened)
+        unfinished = {one.request.request_id for one in opened}
         with tqdm(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            n_tokens, n_left = 0, len(opened)
-            while n_left:
-                n_finished = 0
-                for delta in self.engine.step():
-                    one = self._open.get(delta.request_id)
-                    self._take(delta)
-                    n_tokens += len(delta.token_ids)
-                    n_finished += one is not None and one.finished
-                n_left -= n_finished
-                if n_finished:
+            n_tokens, n_finished = 0, 0
+            while unfinished:
+                self._feed(waiting)
+                n_new_tokens, ended = self._step()
+                n_tokens += n_new_tokens
+                unfinished -= ended
+                n_done = len(opened) - len(unfinished)
+                if n_done > n_finished:
                     elapsed_s = bar.format_dict["elapsed"] or 1e-9
                     bar.set_postfix_str(f"{n_tokens / elapsed_s:.0f} output tok/s", refresh=False)
-                    bar.update(n_finished)
+                    bar.update(n_done - n_finished)
+                    n_finished = n_done
 
-    def _take(self, delta: SeqDelta) -> Any:
-        one = self._open.get(delta.request_id)
-        if one is None:
-            return None
-        part, stop_now = one.take(delta)
-        if stop_now:
-            self.engine.handle(CancelSeq(delta.request_id, delta.index))
-        if one.finished:
-            del self._open[delta.request_id]
-        return part
+    def _step(self) -> tuple[int, set[str]]:
+        """One step of the engine, each delta to its request: (new tokens, ids of the requests that ended)."""
+        n_tokens = 0
+        ended = set()
+        for delta in self.engine.step():
+            found = self._open.get(delta.request_id)
+            if found is None:
+                continue
+            one, buffer = found
+            n_tokens += len(delta.token_ids)
+            parts, command = one.take(delta)
+            if command is not None:
+                self.engine.handle(command)
+            if buffer is not None:
+                for part in parts:
+                    buffer.put(part)
+            if one.finished:
+                del self._open[delta.request_id]
+                ended.add(delta.request_id)
+        return n_tokens, ended
 
-    def _cancel(self, unfinished: list[OpenRequest]) -> None:
-        if unfinished:
-            self.engine.handle(Cancel([one.request.request_id for one in unfinished]))
-            for one in unfinished:
-                self._open.pop(one.request.request_id, None)
+    def _cancel(self, opened: list[OpenRequest]) -> None:
+        """End those that still run; nothing happens to the others."""
+        running = [one.request.request_id for one in opened if self._open.pop(one.request.request_id, None)]
+        if running:
+            self.engine.handle(Cancel(running))
 
     def _final(self, one: OpenRequest) -> RequestOutput:
-        for completion in one.completions:
-            if completion.finish_reason == "error":
-                raise EngineError(f"request {one.request.request_id} failed: {completion.stop_reason}")
         output = one.output(one.completions)
         assert output is not None
         return output
 
 
 def _as_list(prompts: Any) -> list[Any]:
-    if isinstance(prompts, (str, dict)) or (prompts and isinstance(prompts[0], int)):
+    """One prompt, or the prompts of a list, array or other iterable."""
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, (str, dict)):
         return [prompts]
-    return list(prompts)
+    try:
+        items = list(prompts)
+    except TypeError:
+        raise InvalidParameter("prompts", prompts, "a text, token ids, or a list of them") from None
+    return [items] if items and isinstance(items[0], numbers.Integral) else items

@@ -1,13 +1,16 @@
 """From `SeqDelta`s to `RequestOutput`s: incremental text, stop strings, logprobs with token strings.
 
 Owns the text state of open requests of one client. Does not own stopping by token (`control`).
-Invariants: the pieces of text of a sequence join to its whole text; nothing follows a finish reason.
+Invariants: the pieces of text of a sequence join to its whole text; nothing follows a finish reason; what goes wrong
+in one request's text ends that request alone.
 """
 
 from __future__ import annotations
 
+import logging
+
 from quire.core.clock import Clock
-from quire.core.events import FinishReason, SeqDelta
+from quire.core.events import Cancel, CancelSeq, Command, FinishReason, SeqDelta
 from quire.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from quire.core.request import Request
 from quire.core.result import TokenLogprobs
@@ -15,13 +18,26 @@ from quire.core.sampling import OutputKind
 from quire.text.output import TextStream
 from quire.text.tokenizer import HfTokenizer
 
+logger = logging.getLogger("quire.engine")
+
+OUTPUT_FAILED = "output_failed: the engine's tokens could not be turned into output; see its log"
+
 
 class OpenRequest:
     """All state of one request between submission and its last output."""
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: HfTokenizer | None, clock: Clock) -> None:
+    def __init__(
+        self,
+        request: Request,
+        prompt: str | None,
+        tokenizer: HfTokenizer | None,
+        clock: Clock,
+        request_id: str | None = None,
+    ) -> None:
+        """request_id: the caller's name for it, carried by its outputs; None takes the internal one."""
         params = request.params
         self.request = request
+        self.request_id = request_id or request.request_id
         self.prompt = prompt
         self.metrics = RequestMetrics(arrival_s=request.arrival_s)
         self.completions = [CompletionOutput(index=i, text="", token_ids=[]) for i in range(params.n)]
@@ -44,12 +60,44 @@ class OpenRequest:
         """True once every completion has a finish reason."""
         return self._n_open == 0
 
-    def take(self, delta: SeqDelta) -> tuple[CompletionOutput | None, bool]:
-        """Apply one delta. Returns the new part of its completion (None if it had ended already) and whether a stop
-        string ended the sequence, in which case the engine must be told to stop it."""
+    def take(self, delta: SeqDelta) -> tuple[list[CompletionOutput], Command | None]:
+        """Apply one delta: (new parts, what the engine must be told).
+
+        Parts are empty if the completion had ended already. The engine is told when a stop string ended a sequence,
+        and when this delta could not be turned into output, which ends the whole request with an error.
+        """
+        try:
+            return self._take(delta)
+        except Exception:
+            logger.exception("request %s: its output failed", self.request.request_id)
+            return self.end(FinishReason.ERROR, OUTPUT_FAILED), Cancel([self.request.request_id])
+
+    def end(self, reason: FinishReason, stop_reason: str | None = None) -> list[CompletionOutput]:
+        """Finish every open completion without the engine; returns their last parts. Text held back is lost."""
+        parts = []
+        for completion in self.completions:
+            if completion.finish_reason is None:
+                completion.finish_reason, completion.stop_reason = reason.value, stop_reason
+                logprobs = None if completion.logprobs is None else []
+                parts.append(
+                    CompletionOutput(
+                        index=completion.index,
+                        text="",
+                        token_ids=[],
+                        cumulative_logprob=completion.cumulative_logprob,
+                        logprobs=logprobs,
+                        finish_reason=reason.value,
+                        stop_reason=stop_reason,
+                    )
+                )
+        self._n_open = 0
+        self.metrics.finished_s = self._clock.now_s()
+        return parts
+
+    def _take(self, delta: SeqDelta) -> tuple[list[CompletionOutput], Command | None]:
         completion = self.completions[delta.index]
         if completion.finish_reason is not None:
-            return None, False
+            return [], None
         now_s = self._clock.now_s()
         if delta.token_ids and self.metrics.first_token_s is None:
             self.metrics.first_token_s = now_s
@@ -62,7 +110,8 @@ class OpenRequest:
             self._n_open -= 1
             if self.finished:
                 self.metrics.finished_s = now_s
-        return part, isinstance(completion.stop_reason, str) and delta.finish_reason is None
+        stopped_here = isinstance(completion.stop_reason, str) and delta.finish_reason is None
+        return [part], CancelSeq(delta.request_id, delta.index) if stopped_here else None
 
     def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> CompletionOutput:
         reason = delta.finish_reason.value if delta.finish_reason is not None else None
@@ -104,7 +153,7 @@ class OpenRequest:
         if kind is not OutputKind.DELTA:
             parts = self.completions
         return RequestOutput(
-            request_id=self.request.request_id,
+            request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
             outputs=parts,
@@ -127,3 +176,25 @@ class OpenRequest:
 
     def _name(self, token: int) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.token_text(token)
+
+
+class PartBuffer:
+    """New parts of a request's completions while nobody reads; those of one completion are joined."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, CompletionOutput] = {}
+
+    def put(self, part: CompletionOutput) -> None:
+        """Add the next part of a completion."""
+        waiting = self._parts.get(part.index)
+        if waiting is not None:
+            part.text = waiting.text + part.text
+            part.token_ids = waiting.token_ids + part.token_ids
+            if part.logprobs is not None:
+                part.logprobs = (waiting.logprobs or []) + part.logprobs
+        self._parts[part.index] = part
+
+    def take(self) -> list[CompletionOutput]:
+        """Everything since the last call, in order of first arrival."""
+        parts, self._parts = self._parts, {}
+        return list(parts.values())

@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, QueueFull
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, QueueFull, RequestError
+from quire.core.events import Command, SeqDelta
+from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.llm import LLM
@@ -86,16 +88,103 @@ async def test_cancelled_requests_leave_nothing_and_disturb_nobody(checkpoint: p
 
 
 async def test_refusals_come_before_anything_starts(checkpoint: pathlib.Path) -> None:
-    async with engine(checkpoint, max_num_waiting=2) as served:
+    async with engine(checkpoint, max_num_waiting=2, max_num_seqs=2) as served:
         with pytest.raises(ContextLengthExceeded):
             await served.submit([1] * 511, SamplingParams(max_tokens=2))
+        with pytest.raises(RequestError, match="request_id"):
+            await served.submit([1], SamplingParams(), request_id="")
         slow = SamplingParams(max_tokens=400, ignore_eos=True)
         streams = [await served.submit([1, 2], slow) for _ in range(2)]
-        with pytest.raises(QueueFull):
+        await asyncio.gather(*(anext(stream) for stream in streams))
+        streams.append(await served.submit([1, 2], SamplingParams(n=2, max_tokens=400, ignore_eos=True)))
+        with pytest.raises(QueueFull, match="4 sequences run or wait"):
             await served.submit([1, 2], slow)
         for stream in streams:
             await stream.aclose()
         await settled(served)
+
+
+async def test_the_engines_own_refusal_is_queue_full(checkpoint: pathlib.Path) -> None:
+    """Three sequences of one request exceed a queue of two, though slots and queue together have room."""
+    async with engine(checkpoint, max_num_waiting=2) as served:
+        stream = await served.submit([1, 2], SamplingParams(n=3, max_tokens=4))
+        with pytest.raises(QueueFull, match="try again later"):
+            await asyncio.wait_for(anext(stream), 10)
+        assert [o.finished async for o in served.generate([1, 2], SamplingParams(n=2, max_tokens=4))][-1]
+
+
+async def test_ids_are_the_callers_and_abort_takes_them(checkpoint: pathlib.Path) -> None:
+    params = SamplingParams(max_tokens=400, ignore_eos=True, output_kind=DELTA)
+    async with engine(checkpoint) as served:
+        stream = await served.submit([1, 2, 3], params, request_id="mine")
+        assert (await anext(stream)).request_id == "mine"
+        with pytest.raises(RequestError) as caught:
+            await served.submit([1, 2, 3], params, request_id="mine")
+        assert caught.value.code == "duplicate_request_id"
+        await served.abort("min")
+        await served.abort("mine-0")
+        assert (await anext(stream)).outputs[0].finish_reason is None
+        reading = asyncio.create_task(_collect(stream))
+        await served.abort("mine")
+        await served.abort("mine")
+        last = (await asyncio.wait_for(reading, 5))[-1]
+        assert last.finished and last.outputs[0].finish_reason == "abort"
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        again = served.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True), "mine")
+        assert [o.request_id async for o in again][-1] == "mine"
+        await settled(served)
+
+
+async def _collect(stream: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
+    return [output async for output in stream]
+
+
+async def test_text_that_cannot_be_made_ends_one_request_alone(checkpoint: pathlib.Path) -> None:
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, output_kind=DELTA)
+
+    def broken(token_ids: list[int], finished: bool) -> tuple[str, str | None]:
+        raise ValueError("no text today")
+
+    async with engine(checkpoint) as served:
+        good, bad = [await served.submit([5, 6, 7], params) for _ in range(2)]
+        bad.opened._texts[0].feed = broken  # type: ignore[method-assign, assignment]
+        of_good, of_bad = await asyncio.wait_for(asyncio.gather(_collect(good), _collect(bad)), 20)
+        assert of_bad[-1].outputs[0].finish_reason == "error"
+        assert str(of_bad[-1].outputs[0].stop_reason).startswith("output_failed: ")
+        assert "today" not in str(of_bad[-1].outputs[0].stop_reason)
+        assert sum(len(o.outputs[0].token_ids) for o in of_good) == 60
+        assert served.healthy() and served.failure() is None
+        await settled(served)
+
+
+async def test_a_reader_that_fails_fails_every_stream(checkpoint: pathlib.Path) -> None:
+    async with engine(checkpoint) as served:
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        streams = [await served.submit([1, 2], params) for _ in range(2)]
+
+        def explode(delta: SeqDelta) -> Command | None:
+            raise ValueError("not a delta")
+
+        streams[0].take = explode  # type: ignore[method-assign]
+        for stream in streams:
+            with pytest.raises(EngineDead, match="could not be read"):
+                await asyncio.wait_for(_collect(stream), 5)
+        assert served.failure() is not None and not served.healthy()
+        with pytest.raises(EngineDead):
+            await served.submit([1], SamplingParams())
+
+
+async def test_requests_without_a_seed_follow_the_engines(checkpoint: pathlib.Path) -> None:
+    async def texts(seed: int) -> list[list[int]]:
+        params = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+        async with engine(checkpoint, seed=seed) as served:
+            streams = [await served.submit([1, 2, 3], params) for _ in range(3)]
+            return [(await _collect(stream))[-1].outputs[0].token_ids for stream in streams]
+
+    first, second, other = await texts(1), await texts(1), await texts(2)
+    assert first == second != other
+    assert len(set(map(tuple, first))) == 3, "each request has its own seed"
 
 
 async def test_stop_string_ends_the_sequence_in_the_engine(checkpoint: pathlib.Path) -> None:

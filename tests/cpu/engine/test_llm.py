@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pathlib
 import random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 
-from quire.core.errors import ContextLengthExceeded, InvalidParameter
+from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.llm import LLM
+from quire.text.output import TextStream
 
 
 def prompts(n: int, longest: int = 120, seed: int = 0) -> list[list[int]]:
@@ -168,3 +171,124 @@ def test_chat_renders_the_template(llm: LLM) -> None:
 def test_final_only_stream_yields_once(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
     assert len(llm.generate("x", params, use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [[1.5, 2]],
+        [["a", "b"]],
+        [[True, 1]],
+        [[1, None]],
+        [[[1]]],
+        [1.5],
+        None,
+        5,
+        [b"abc"],
+        {"prompt_token_ids": []},
+        {"prompt": None},
+        {"text": "x"},
+        np.array([[0.5]]),
+        [np.array([[1, 2]])],
+        [[1, 10**5000]],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_prompts_of_a_wrong_type_are_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(InvalidParameter):
+        llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+    with pytest.raises(InvalidParameter, match="sampling_params"):
+        llm.generate([[1]], [{"temperature": 0}], use_tqdm=False)  # type: ignore[list-item]
+    assert not llm.engine.has_work()
+
+
+def test_arrays_and_tensors_of_ids_are_prompts(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    expected = llm.generate([[5, 6, 7]], params, use_tqdm=False)[0].outputs[0].token_ids
+    ids = np.array([5, 6, 7])
+    given: list[Any] = [ids, [ids], list(ids), [list(ids)], torch.tensor([[5, 6, 7]]), {"prompt_token_ids": ids}]
+    for one in given:
+        output = llm.generate(one, params, use_tqdm=False)
+        assert [o.outputs[0].token_ids for o in output] == [expected]
+        assert output[0].prompt_token_ids == [5, 6, 7] and type(output[0].prompt_token_ids[0]) is int
+
+
+def test_interleaved_streams_lose_nothing(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    whole = [one.outputs[0].text for one in llm.generate(["def add", "The quick"], params, use_tqdm=False)]
+    first, second = llm.stream("def add", params), llm.stream("The quick", params)
+    texts = ["", ""]
+    for _ in range(6):
+        texts[0] += next(first).outputs[0].text
+        texts[1] += next(second).outputs[0].text
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=60, ignore_eos=True), use_tqdm=False)
+    texts[0] += "".join(one.outputs[0].text for one in first)
+    last = list(second)[-1]
+    texts[1] += last.outputs[0].text
+    assert texts == whole
+    assert last.finished and last.outputs[0].finish_reason == "length"
+    abandoned = llm.stream("def add", params)
+    next(abandoned)
+    abandoned.close()
+    assert not llm._open
+    while llm.engine.has_work():
+        llm.engine.step()
+
+
+def test_a_batch_may_exceed_the_queue(checkpoint: pathlib.Path) -> None:
+    small = LLM(str(checkpoint), max_num_seqs=2, max_num_waiting=3, num_gpu_blocks_override=65, device="cpu")
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    batch = prompts(20, longest=8, seed=8)
+    outputs = small.generate(batch, params, use_tqdm=False)
+    assert [one.prompt_token_ids for one in outputs] == batch
+    assert all(len(one.outputs[0].token_ids) == 4 for one in outputs)
+    with pytest.raises(InvalidParameter):
+        small.generate([*batch, [-1]], params, use_tqdm=False)
+    assert not small.engine.has_work()
+    with pytest.raises(QueueFull):
+        small.generate([[1]], SamplingParams(n=4, max_tokens=1), use_tqdm=False)
+    assert not small.engine.has_work() and not small._open
+    small.shutdown()
+
+
+def test_one_faulted_sequence_leaves_the_others_their_output(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    feed = TextStream.feed
+
+    def faulty(self: TextStream, token_ids: Any, finished: bool) -> tuple[str, str | None]:
+        if finished and token_ids[-1:] == doomed:
+            raise ValueError("no text today")
+        return feed(self, token_ids, finished)
+
+    doomed: list[int] = [-1]
+    batch = prompts(6, longest=20, seed=9)
+    expected = llm.generate(batch, params, use_tqdm=False)
+    doomed = expected[2].outputs[0].token_ids[-1:]
+    monkeypatch.setattr(TextStream, "feed", faulty)
+    outputs = llm.generate(batch, params, use_tqdm=False)
+    for one, before in zip(outputs, expected, strict=True):
+        fails = before.outputs[0].token_ids[-1:] == doomed
+        assert one.outputs[0].finish_reason == ("error" if fails else "length")
+        assert fails or one.outputs[0].text == before.outputs[0].text
+    assert str(outputs[2].outputs[0].stop_reason).startswith("output_failed: ")
+    assert not llm.engine.has_work() or llm.engine.step() == []
+
+
+def test_stream_and_generate_have_the_same_defaults(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    monkeypatch.setattr(llm, "get_default_sampling_params", lambda: default)
+    whole = llm.generate("def add", use_tqdm=False)[0].outputs[0]
+    assert len(whole.token_ids) == 9
+    assert "".join(one.outputs[0].text for one in llm.stream("def add")) == whole.text
+
+
+def test_the_engines_seed_makes_sampling_repeatable(checkpoint: pathlib.Path) -> None:
+    def run(seed: int) -> list[list[int]]:
+        one = LLM(str(checkpoint), max_num_seqs=4, num_gpu_blocks_override=65, device="cpu", seed=seed)
+        params = SamplingParams(temperature=1.0, max_tokens=10, ignore_eos=True)
+        outputs = one.generate([[1, 2]], params, use_tqdm=False) + one.generate([[1, 2]] * 2, params, use_tqdm=False)
+        one.shutdown()
+        return [output.outputs[0].token_ids for output in outputs]
+
+    assert run(3) == run(3) != run(4)
+    assert len(set(map(tuple, run(3)))) == 3
