@@ -81,7 +81,8 @@ def test_every_string_counts() -> None:
 
 def longest_wait(server: Any, path: str, body: dict[str, Any]) -> tuple[int, float]:
     """Status of a request, and the longest that a GET /version beside it waited."""
-    data, done, waits = json.dumps(body).encode(), threading.Event(), []
+    data, begun, done = json.dumps(body).encode(), threading.Event(), threading.Event()
+    waits: list[float] = []
 
     def poll() -> None:
         with server.client() as http:
@@ -89,9 +90,11 @@ def longest_wait(server: Any, path: str, body: dict[str, Any]) -> tuple[int, flo
                 began_s = time.perf_counter()
                 assert http.get("/version").status_code == 200
                 waits.append(time.perf_counter() - began_s)
+                begun.set()
 
     poller = threading.Thread(target=poll)
     poller.start()
+    assert begun.wait(10)
     try:
         with server.client() as http:
             status = http.post(path, content=data, headers={"content-type": "application/json"}).status_code
