@@ -44,18 +44,18 @@ class Counters:
             self.generation_tokens += len(delta.token_ids)
 
 
-def read_stats(roster: Roster, counters: Counters, age_s: float) -> EngineStats:
-    """All of `EngineStats`."""
-    cache, page_size, owners = roster.cache, roster.config.page_size, page_owners(roster)
-    n_held = len(owners) - owners.count(0)
-    n_repeats = sum(len(seq.pages) for seq in roster.running) - n_held  # shared pages are full ones
+def read_stats(roster: Roster, counters: Counters, n_in_flight: int, age_s: float) -> EngineStats:
+    """All of `EngineStats` but the page map, in time proportional to the running sequences."""
+    cache, page_size = roster.cache, roster.config.page_size
+    n_held = roster.config.n_usable_pages - cache.n_available
+    n_repeats = sum([len(seq.pages) for seq in roster.running]) - n_held  # shared pages are full ones
     return EngineStats(
         n_running=len(roster.running),
         n_waiting=len(roster.waiting),
         n_pages=roster.config.n_usable_pages,
         n_pages_free=cache.n_available,
         n_pages_cached=cache.tree.n_unlocked,
-        n_tokens_held=sum(seq.planned for seq in roster.running) - n_repeats * page_size,
+        n_tokens_held=sum([seq.planned for seq in roster.running]) - n_repeats * page_size,
         n_slots_taken=n_held * page_size,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
@@ -66,31 +66,21 @@ def read_stats(roster: Roster, counters: Counters, age_s: float) -> EngineStats:
         preemptions=roster.preemptions,
         finished=dict(roster.finished),
         last_step_age_s=age_s,
-        page_map=page_map(roster, owners),
+        steps_in_flight=n_in_flight,
     )
 
 
-def page_owners(roster: Roster) -> bytearray:
-    """By page: a slot that holds it, modulo 254, plus 2; 0 if none does."""
-    owners = bytearray(roster.config.n_pages)
-    for seq in roster.running:
-        owner = seq.slot % 254 + 2
-        for page in seq.pages:
-            owners[page] = owner
-    return owners
-
-
-def page_map(roster: Roster, owners: bytearray) -> bytes:
-    """One byte a cell: 0 free, 1 cached, else the owner.
+def page_map(roster: Roster) -> bytes:
+    """One byte a cell: 0 free, 1 cached, else a slot that holds it, modulo 254, plus 2. Walks every page held.
 
     Above `MAX_MAP_CELLS` pages, cell i stands for the pages from i * stride on: it shows an owner if one of them has
     one, and is a sample (the first page) where none has, since the tree is not walked for a picture.
     """
     refs = roster.cache.pool.refs
     stride = -(-len(refs) // MAX_MAP_CELLS)
-    cells = bytearray(owner or min(count, 1) for owner, count in zip(owners[::stride], refs[::stride], strict=True))
-    if stride > 1:
-        for seq in roster.running:
-            for page in seq.pages:
-                cells[page // stride] = owners[page]
+    cells = bytearray([min(count, 1) for count in refs[::stride]])
+    for seq in roster.running:
+        owner = seq.slot % 254 + 2
+        for page in seq.pages:
+            cells[page // stride] = owner
     return bytes(cells)

@@ -15,7 +15,7 @@ from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
 from quire.control.draft import StepDraft
 from quire.control.faults import end_faulted
-from quire.control.gauges import Counters, read_stats
+from quire.control.gauges import Counters, page_map, read_stats
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
@@ -145,10 +145,13 @@ class Scheduler:
         """True while a sequence waits or runs, or a result is outstanding."""
         return bool(self.roster.requests or self.in_flight)
 
-    def stats(self) -> EngineStats:
-        """Gauges and counters; costs time in proportion to the pages held, so ask a few times a second."""
+    def stats(self, *, with_map: bool = True) -> EngineStats:
+        """Gauges and counters. The page map costs time in proportion to the pages held; without it it is empty."""
         age_s = self.clock.now_s() - self.counters.progress_s if self.has_work() else 0.0
-        return read_stats(self.roster, self.counters, age_s)
+        stats = read_stats(self.roster, self.counters, len(self.in_flight), age_s)
+        if with_map:
+            stats.page_map = page_map(self.roster)
+        return stats
 
 
 def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:

@@ -144,8 +144,9 @@ class EngineCore:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
         return bool(self._in_flight or self._owed) or self.scheduler.has_work()
 
-    def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+    def stats(self, *, with_map: bool = True) -> EngineStats:
+        """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""
+        return self.scheduler.stats(with_map=with_map)
 
     def shutdown(self) -> None:
         """Stop the executor; steps in flight are dropped."""

@@ -14,13 +14,25 @@ import zmq
 import zmq.asyncio
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, EngineDead
-from quire.core.events import Command, EngineFailed, EngineReady, Event, Shutdown, StepOutputs
+from quire.core.errors import ConfigError, EngineDead, EngineError
+from quire.core.events import Command, EngineFailed, EngineReady, EngineStats, Event, Shutdown, StepOutputs
 from quire.engine.wire import ProcessStart, decode_event, encode, socket_folder
 
-SILENCE_LIMIT_S = 10.0
-"""A live engine sends statistics at least once a second; longer silence means that it does not progress."""
+STEP_LIMIT_S = {"cpu": 600.0, "cuda": 30.0, "null": 10.0}
+"""By device: the longest that one step may compute. On a CPU a large prefill takes minutes; on a GPU a step takes less
+than a second, and the limit leaves room for kernels that are compiled late."""
+STALL_LIMIT_S = 10.0
+"""Work waits but no step is in flight: the scheduler makes no plan."""
+SILENCE_LIMIT_S = {"cpu": 10.0, "cuda": 30.0, "null": 10.0}
+"""A live engine sends statistics at least once a second, on a CPU also during a step; on CUDA the wait for a step
+cannot be divided, so that silence may last as long as one."""
 POLL_S = 0.2
+
+
+def makes_progress(device: str, silent_s: float, stats: EngineStats) -> bool:
+    """Whether an engine that sent `stats` last, and nothing for `silent_s`, is within the limits of its device."""
+    limit_s = STEP_LIMIT_S[device] if stats.steps_in_flight else STALL_LIMIT_S
+    return silent_s < SILENCE_LIMIT_S[device] and stats.last_step_age_s < limit_s
 
 
 class ProcessClient:
@@ -34,11 +46,14 @@ class ProcessClient:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(address)
         self._process = subprocess.Popen([sys.executable, "-m", "quire.engine.process"], stdin=subprocess.PIPE)
-        assert self._process.stdin is not None
+        if self._process.stdin is None:
+            raise EngineError("the engine process has no standard input")
         self._process.stdin.write(msgspec.json.encode(ProcessStart(address, config)) + b"\n")
         self._process.stdin.flush()
         self._last_event_s = time.monotonic()
         self._failure: str | None = None
+        self._device = "cpu"
+        self._stats = EngineStats()
 
     async def wait_ready(self) -> EngineReady:
         """The engine's facts once it is loaded. Raises ConfigError with its reason if it could not load."""
@@ -46,7 +61,9 @@ class ProcessClient:
         if isinstance(event, EngineFailed):
             self.close()
             raise ConfigError(event.message)
-        assert isinstance(event, EngineReady)
+        if not isinstance(event, EngineReady):
+            raise EngineError(f"the engine began with {type(event).__name__} instead of EngineReady")
+        self._device = event.device
         return event
 
     async def send(self, *commands: Command) -> None:
@@ -62,7 +79,9 @@ class ProcessClient:
             if isinstance(event, EngineFailed):
                 self._failure = event.message
                 raise EngineDead(event.message)
-            assert isinstance(event, StepOutputs)
+            if not isinstance(event, StepOutputs):
+                raise EngineDead(f"the engine sent {type(event).__name__} while it ran")
+            self._stats = event.stats or self._stats
             commands = take(event)
             if commands:
                 await self.send(*commands)
@@ -77,9 +96,11 @@ class ProcessClient:
         return decode_event(await self._socket.recv())
 
     def healthy(self) -> bool:
-        """True while the process lives and its loop reports."""
+        """True while the process lives, its loop reports, and steps end (or there is nothing to do)."""
+        if self._failure is not None or self._process.poll() is not None:
+            return False
         silent_s = time.monotonic() - self._last_event_s
-        return self._failure is None and self._process.poll() is None and silent_s < SILENCE_LIMIT_S
+        return makes_progress(self._device, silent_s, self._stats)
 
     @property
     def failure(self) -> str | None:

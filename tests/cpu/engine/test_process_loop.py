@@ -1,0 +1,207 @@
+"""The loop of the engine process on a fake socket: bad commands, broken devices, stalls, long steps, the log line."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+
+import msgspec
+import pytest
+from test_faults import FakeLauncher, engine, request, run
+
+from quire.core.errors import EngineError
+from quire.core.events import EngineStats, FinishReason, SeqDelta, Shutdown, StepOutputs, Submit
+from quire.core.plan import StepPlan
+from quire.core.result import StepResult
+from quire.engine.core import MAX_FAILED_STEPS, EngineCore
+from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
+from quire.engine.process import EngineLoop, read_commands
+from quire.engine.process_client import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
+from quire.engine.throughput import LOG_PERIOD_S, ThroughputLog
+from quire.engine.wire import decode_event, encode
+
+
+class FakeSocket:
+    """Messages to the loop come from a list, one a turn; what it sends is kept. Ends the loop when told enough."""
+
+    def __init__(self, *messages: bytes) -> None:
+        self.inbox = deque(messages)
+        self.deltas: list[SeqDelta] = []
+        self.stats: list[EngineStats] = []
+        self.turns_left = 10_000
+
+    def poll(self, timeout_ms: float) -> bool:
+        self.turns_left -= 1
+        if not self.inbox and (timeout_ms > 0 or self.turns_left == 0):  # idle: everything is answered
+            self.inbox.append(encode([Shutdown()]))
+        return bool(self.inbox)
+
+    def recv(self) -> bytes:
+        return self.inbox.popleft()
+
+    def send(self, message: bytes) -> None:
+        event = decode_event(message)
+        assert isinstance(event, StepOutputs)
+        self.deltas += event.deltas
+        self.stats += [] if event.stats is None else [event.stats]
+
+    def ends(self) -> dict[str, FinishReason]:
+        ends = [(delta.request_id, delta.finish_reason) for delta in self.deltas if delta.finish_reason is not None]
+        assert len(dict(ends)) == len(ends), "a request ended twice"
+        return dict(ends)  # type: ignore[arg-type]
+
+
+def serve(core: EngineCore, socket: FakeSocket) -> None:
+    EngineLoop(core, socket, log_stats=False).run()  # type: ignore[arg-type]
+
+
+def broken(submit: Submit, path: str, value: object) -> dict[str, object]:
+    """The command as a dictionary with one wrong field."""
+    command: dict[str, object] = msgspec.to_builtins(submit)
+    inner = command
+    *folders, name = path.split(".")
+    for folder in folders:
+        inner = inner[folder]  # type: ignore[assignment]
+    inner[name] = value
+    return command
+
+
+def test_undecodable_commands_are_dropped_or_refused_and_others_served() -> None:
+    socket = FakeSocket(
+        b"\xc1 no message at all",
+        encode([{"type": "nonsense"}, Submit(request("good"))]),
+        encode([broken(Submit(request("bad")), "request.max_tokens", "many"), Submit(request("fine"))]),
+        encode([broken(Submit(request("lost")), "request.request_id", 7)]),
+        encode({"type": "shutdown"}),
+    )
+    serve(engine(LaunchExecutor(FakeLauncher())), socket)
+    assert socket.ends() == {"good": FinishReason.LENGTH, "fine": FinishReason.LENGTH, "bad": FinishReason.ERROR}
+
+
+def test_every_sample_of_an_unread_request_is_answered() -> None:
+    commands, refused = read_commands(encode([broken(Submit(request("bad", n=3)), "request.prompt_token_ids", "x")]))
+    assert commands == [] and [delta.index for delta in refused] == [0, 1, 2]
+    assert all(delta.error and "not understood" in delta.error for delta in refused)
+
+
+def test_the_loop_ends_when_every_step_fails() -> None:
+    """One request a message: each is answered, then the loop gives up instead of looking healthy."""
+    socket = FakeSocket(*[encode([Submit(request(f"r{i}"))]) for i in range(9)])
+    socket.poll = one_message_when_idle(socket)  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="steps in a row failed"):
+        serve(engine(LaunchExecutor(FakeLauncher(launches=set(range(99))))), socket)
+    assert socket.ends() == {f"r{i}": FinishReason.ERROR for i in range(MAX_FAILED_STEPS)}
+
+
+def one_message_when_idle(socket: FakeSocket):  # type: ignore[no-untyped-def]
+    return lambda timeout_ms: timeout_ms > 0 and bool(socket.inbox)
+
+
+def test_a_scheduler_that_plans_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = engine(LaunchExecutor(FakeLauncher()))
+    monkeypatch.setattr(core.scheduler, "schedule", lambda: None)
+    core.handle(Submit(request("a")))
+    core.scheduler.counters.progress_s -= STALL_LIMIT_S
+    socket = FakeSocket()
+    socket.turns_left = 5
+    serve(core, socket)
+    last = socket.stats[-1]
+    assert last.steps_in_flight == 0 and last.n_waiting == 1
+    assert not makes_progress("cpu", 0.0, last) and not makes_progress("cuda", 0.0, last)
+
+
+class SlowLauncher(FakeLauncher):
+    """Holds the first step until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def launch(self, plan: StepPlan):  # type: ignore[no-untyped-def]
+        assert self.go_on.wait(20)
+        return super().launch(plan)
+
+
+def test_a_long_step_is_reported_while_it_computes() -> None:
+    launcher = SlowLauncher()
+    core = engine(ThreadExecutor(launcher))
+    socket = FakeSocket(encode([Submit(request("a"))]))
+    threading.Timer(1.2, launcher.go_on.set).start()
+    serve(core, socket)
+    assert socket.ends() == {"a": FinishReason.LENGTH}
+    during = [stats for stats in socket.stats if stats.last_step_age_s > 0.2]
+    assert len(during) >= 3, "statistics come while a step computes"
+    assert all(stats.steps_in_flight > 0 for stats in during)
+
+
+def test_a_step_that_raises_timeout_is_a_failed_step() -> None:
+    class TimingOut:
+        def submit(self, plan: StepPlan) -> Future[StepResult]:
+            future: Future[StepResult] = Future()
+            future.set_exception(TimeoutError("the device took too long"))
+            return future
+
+        def shutdown(self) -> None: ...
+
+    core = engine(TimingOut())
+    core.handle(Submit(request("a")))
+    assert [delta.finish_reason for delta in run(core)] == [FinishReason.ERROR]
+
+
+@pytest.mark.parametrize("device", STEP_LIMIT_S)
+def test_limits_of_health(device: str) -> None:
+    step_s, silence_s = STEP_LIMIT_S[device], SILENCE_LIMIT_S[device]
+    assert makes_progress(device, 0.9 * silence_s, EngineStats())
+    assert not makes_progress(device, 1.1 * silence_s, EngineStats())
+    assert makes_progress(device, 0.0, EngineStats(last_step_age_s=0.9 * step_s, steps_in_flight=1))
+    assert not makes_progress(device, 0.0, EngineStats(last_step_age_s=1.1 * step_s, steps_in_flight=1))
+    assert not makes_progress(device, 0.0, EngineStats(last_step_age_s=1.1 * STALL_LIMIT_S, steps_in_flight=0))
+
+
+def test_the_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    log = ThroughputLog(0.0)
+    with caplog.at_level(logging.INFO, logger="quire.engine"):
+        log.note(EngineStats(), LOG_PERIOD_S)
+        assert not caplog.records, "nothing is said while nothing happens"
+        busy = EngineStats(
+            n_running=3, n_waiting=1, n_pages=200, n_pages_free=150, prompt_tokens=500, generation_tokens=100,
+            prefix_queries=400, prefix_hits=100,
+        )  # fmt: skip
+        log.note(busy, LOG_PERIOD_S + 1)
+        log.note(busy, 2 * LOG_PERIOD_S)
+        log.note(EngineStats(prompt_tokens=500, generation_tokens=150, steps=9), 3 * LOG_PERIOD_S)
+        log.note(EngineStats(prompt_tokens=500, generation_tokens=150, steps=9), 4 * LOG_PERIOD_S)
+    first, second = [record.getMessage() for record in caplog.records]
+    assert first == (
+        "Avg prompt throughput: 50.0 tokens/s, Avg generation throughput: 10.0 tokens/s, Running: 3 reqs, "
+        "Waiting: 1 reqs, KV cache usage: 25.0%, Prefix cache hit rate: 25.0%"
+    )
+    assert "prompt throughput: 0.0" in second and "generation throughput: 5.0" in second
+
+
+def test_gauges_of_a_thousand_sequences_take_less_than_a_millisecond() -> None:
+    from quire.control.config import SchedulerConfig
+    from quire.control.scheduler import Scheduler
+    from quire.core.clock import MonotonicClock
+
+    scheduler = Scheduler(
+        SchedulerConfig(
+            n_pages=70_000, page_size=16, max_num_seqs=1000, max_num_batched_tokens=1_000_000, max_model_len=2000
+        ),
+        MonotonicClock(),
+    )
+    for i in range(1000):
+        one = request("a")
+        one.request_id, one.prompt_token_ids = str(i), [i, *range(1000)]
+        scheduler.submit(one)
+    while scheduler.roster.waiting:
+        assert scheduler.schedule() is not None
+    times = []
+    for _ in range(9):
+        start_s = time.perf_counter()
+        assert scheduler.stats(with_map=False).n_running == 1000
+        times.append(time.perf_counter() - start_s)
+    assert min(times) < 1e-3
