@@ -44,7 +44,14 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "cpu", "cuda", "null"],
         _doc("auto takes cuda when a GPU is there; null runs the whole engine without a model, on a virtual clock."),
     ] = "auto"
-    seed: Annotated[int, _doc("Seed of dummy weights and of requests that bring none.", ge=0)] = 0
+    seed: Annotated[
+        int,
+        _doc(
+            "Seed of dummy weights and of sampling: request number i without its own seed draws from (seed, i), so that "
+            "the same requests in the same order give the same text.",
+            ge=0,
+        ),
+    ] = 0
     max_model_len: Annotated[
         int, _doc("Longest prompt plus output in tokens; 0 takes the model's own limit.", ge=0)
     ] = 0
@@ -52,7 +59,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         int, _doc("Most sequences that run at once (slots); 0 chooses by device.", ge=0, le=65536)
     ] = 0
     max_num_batched_tokens: Annotated[int, _doc("Most tokens in one step; 0 chooses by device.", ge=0)] = 0
-    max_num_waiting: Annotated[int, _doc("Most requests that wait; more are refused with 429.", ge=1)] = 8192
+    max_num_waiting: Annotated[
+        int, _doc("Most sequences that wait, a request with n counts n; a server refuses more with 429.", ge=1)
+    ] = 8192
     long_prefill_token_threshold: Annotated[
         int, _doc("Most tokens of one prompt in one step; 0 means only the step's own budget.", ge=0)
     ] = 0

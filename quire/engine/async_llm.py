@@ -158,13 +158,13 @@ class AsyncLLM:
         """
         if not isinstance(request_id, str | None) or request_id == "":
             raise InvalidParameter("request_id", request_id, "a non-empty string, or None")
-        self._check_admission(request_id, 1)
+        self._check_admission(request_id)
         if isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS and self.tokenizer is not None:
             token_ids: Prompt = await asyncio.to_thread(self._intake.encode, prompt)
         else:
             token_ids = prompt
         request = self._intake.request(token_ids, params, priority=priority, cache_salt=cache_salt)
-        self._check_admission(request_id, params.n)  # others may have come meanwhile
+        self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
         stream = RequestStream(self, OpenRequest(request, text, self.tokenizer, self._intake.clock, request_id))
         self._streams[request.request_id] = stream
@@ -231,7 +231,7 @@ class AsyncLLM:
         self._fail_all("the engine was shut down")
         await self._client.shutdown()
 
-    def _check_admission(self, request_id: str | None, n: int) -> None:
+    def _check_admission(self, request_id: str | None) -> None:
         """Refuse what cannot be taken now. The engine's own limit counts sequences that wait; here, where it is not
         known which of the open ones run, only what exceeds slots and queue together is certain not to fit."""
         failure = self.failure()
@@ -244,10 +244,10 @@ class AsyncLLM:
                 code="duplicate_request_id",
             )
         limit = self.ready.max_num_seqs + self.config.max_num_waiting
-        if self._n_open + n > limit:
+        if self._n_open >= limit:
             raise QueueFull(
-                f"{self._n_open} sequences run or wait, {n} more exceed the {self.ready.max_num_seqs} that run and the "
-                f"{self.config.max_num_waiting} that wait at most: try again later"
+                f"{self._n_open} sequences are open, {self.ready.max_num_seqs} can run and "
+                f"{self.config.max_num_waiting} wait: try again later"
             )
 
     def _forget(self, stream: RequestStream) -> bool:

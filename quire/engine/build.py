@@ -15,7 +15,7 @@ from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
 from quire.compute.models.dense import DenseModel
-from quire.compute.runner.graphs import DecodeGraphs
+from quire.compute.runner.graphs import DecodeGraphs, bucket_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
@@ -34,6 +34,7 @@ from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
+from quire.engine.frontend import load_tokenizer
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 
@@ -53,12 +54,15 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     device = make_device(config)
     limits = resolve(config, arch, device.name)
     model = _load(config, limits, folder, arch, device)
-    n_pages, limits = size_pool(config, limits, arch, device)
+    graph_sizes = () if device.name != "cuda" or config.enforce_eager else tuple(bucket_sizes(limits.max_num_seqs))
+    n_pages, limits = size_pool(config, limits, arch, device, graph_sizes)
     pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device)
     tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
-    sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device)
+    tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
+    n_tokens = None if tokenizer is None else len(tokenizer)
+    sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=n_tokens)
     graphs = None
-    if isinstance(device, cuda.CudaDevice) and not config.enforce_eager:
+    if isinstance(device, cuda.CudaDevice) and graph_sizes:
         graphs = DecodeGraphs(device, model, pool, tables, limits.max_num_seqs)
         graphs.capture()
     runner = Runner(device, model, pool, tables, sampler, graphs)

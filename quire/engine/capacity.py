@@ -35,8 +35,11 @@ class Memory(Protocol):
     def free_bytes(self) -> int: ...
 
 
-def equation(config: EngineConfig, limits: Limits, arch: ModelArch, taken_bytes: int = 0) -> MemoryEquation:
-    """The terms for one engine; taken_bytes: memory in use once the weights are loaded (0: computed)."""
+def equation(
+    config: EngineConfig, limits: Limits, arch: ModelArch, taken_bytes: int = 0, graph_sizes: tuple[int, ...] = ()
+) -> MemoryEquation:
+    """The terms for one engine; taken_bytes: memory in use once the weights are loaded (0: computed); graph_sizes: the
+    decode steps that will be captured."""
     return MemoryEquation(
         shape=arch,
         page_size=config.block_size,
@@ -46,16 +49,19 @@ def equation(config: EngineConfig, limits: Limits, arch: ModelArch, taken_bytes:
         weight_itemsize=ITEMSIZES[limits.dtype],
         kv_itemsize=ITEMSIZES[limits.dtype],
         loaded_weights_bytes=taken_bytes,
+        graph_sizes=graph_sizes,
     )
 
 
-def size_pool(config: EngineConfig, limits: Limits, arch: ModelArch, memory: Memory) -> tuple[int, Limits]:
+def size_pool(
+    config: EngineConfig, limits: Limits, arch: ModelArch, memory: Memory, graph_sizes: tuple[int, ...] = ()
+) -> tuple[int, Limits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
     Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
     """
     taken_bytes = memory.total_bytes() - memory.free_bytes()
-    terms = equation(config, limits, arch, taken_bytes if memory.name != "cpu" else 0)
+    terms = equation(config, limits, arch, taken_bytes if memory.name != "cpu" else 0, graph_sizes)
     budget_bytes = _budget(config, terms, memory)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 
 from quire.compute.weights.hub import find_checkpoint
-from quire.config.arch import read_arch
+from quire.config.arch import ModelArch, read_arch
 from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults, read_generation
 from quire.core.clock import Clock, MonotonicClock
@@ -37,10 +37,10 @@ class Frontend:
         """Read the tokenizer, the chat template and the end tokens. Raises LoadError or ConfigError."""
         folder = find_checkpoint(config.model, config.revision)
         arch = read_arch(folder)
-        tokenizer = template = None
-        if not config.skip_tokenizer_init:
-            text_folder = find_checkpoint(config.tokenizer, config.revision) if config.tokenizer else folder
-            tokenizer = HfTokenizer.load(text_folder, arch.vocab_size)
+        tokenizer = load_tokenizer(config, folder, arch)
+        template = None
+        if tokenizer is not None:
+            text_folder = _text_folder(config, folder)
             template = ChatTemplate.load(
                 text_folder, pathlib.Path(config.chat_template) if config.chat_template else None
             )
@@ -62,3 +62,14 @@ class Frontend:
     def intake(self) -> Intake:
         """Checks against this model and engine."""
         return Intake(self.config, self.ready, self.tokenizer, list(self.generation.eos_token_ids), self.clock)
+
+
+def load_tokenizer(config: EngineConfig, folder: pathlib.Path, arch: ModelArch) -> HfTokenizer | None:
+    """The tokenizer of the model in `folder`, None with `skip_tokenizer_init`. Raises LoadError or ConfigError."""
+    if config.skip_tokenizer_init:
+        return None
+    return HfTokenizer.load(_text_folder(config, folder), arch.vocab_size)
+
+
+def _text_folder(config: EngineConfig, folder: pathlib.Path) -> pathlib.Path:
+    return find_checkpoint(config.tokenizer, config.revision) if config.tokenizer else folder

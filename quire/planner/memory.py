@@ -1,6 +1,6 @@
 """The memory equation and its exact inverse: how much an engine takes, and how many KV pages fit into a budget.
 
-    total = weights + workspace + logits + tables + n_pages * page_bytes
+    total = weights + workspace + logits + tables + graphs + n_pages * page_bytes
 
 One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: a caller that has
 loaded the weights passes their true size.
@@ -19,6 +19,12 @@ INT32_BYTES = 4
 FLOAT32_BYTES = 4
 LOGITS_COPIES = 4
 """Float32 arrays of [rows, vocab] alive at once in sampling: logits, sorted values, their indices, cumulative sums."""
+GRAPH_TILE_ROWS = 16
+"""Rows of partial attention that a captured decode keeps for each sequence and each split (the smallest tile)."""
+GRAPH_SPLITS = 1024
+"""More splits of sequences over the chip than any GPU of today is filled with, divided by the KV heads."""
+GRAPH_OWN_BYTES = 2 << 20
+"""A round estimate, not measured: what the driver takes for one graph besides its tensors."""
 MIN_PAGES = 2
 """The dummy page and one for a sequence."""
 
@@ -39,6 +45,9 @@ class MemoryEquation:
     """Bytes a number in the KV cache."""
     loaded_weights_bytes: int = 0
     """True size of the weights when they are loaded already; 0 computes it from the shape."""
+    graph_sizes: tuple[int, ...] = ()
+    """Sequences of each captured decode step; empty where none is captured. They are captured once the pool stands, so
+    their memory is kept free beforehand."""
 
     @property
     def weights_bytes(self) -> int:
@@ -65,6 +74,20 @@ class MemoryEquation:
         return self.max_num_seqs * (self.max_model_len + n_pages) * INT32_BYTES
 
     @property
+    def graphs_bytes(self) -> int:
+        """What captured decode steps keep: each its float32 logits and its buffers of partial attention (float32 rows
+        of every query head group and one number a row), all together one set of activations."""
+        if not self.graph_sizes:
+            return 0
+        shape = self.shape
+        n_rows = max(GRAPH_TILE_ROWS, shape.n_heads // shape.n_kv_heads)
+        n_splits = -(-GRAPH_SPLITS // shape.n_kv_heads)
+        partial = sum(shape.n_kv_heads * (size + n_splits) * n_rows * (shape.head_dim + 1) for size in self.graph_sizes)
+        logits = sum(self.graph_sizes) * shape.vocab_size
+        activations = self.workspace_bytes * max(self.graph_sizes) // self.max_num_batched_tokens
+        return (partial + logits) * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
+
+    @property
     def page_bytes(self) -> int:
         """K and V of one page in all layers."""
         return kv_numbers_per_token(self.shape) * self.page_size * self.kv_itemsize
@@ -72,7 +95,7 @@ class MemoryEquation:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the pages."""
-        return self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
+        return self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes + self.graphs_bytes
 
     def total_bytes(self, n_pages: int) -> int:
         """The equation: bytes of an engine with `n_pages` pages, the dummy page included."""
@@ -98,6 +121,7 @@ class MemoryEquation:
             ("workspace", self.workspace_bytes, f"lower --max-num-batched-tokens {self.max_num_batched_tokens}"),
             ("logits", self.logits_bytes, f"lower --max-num-seqs {self.max_num_seqs}"),
             ("tables", self.tables_bytes, f"lower --max-model-len {self.max_model_len} or --max-num-seqs"),
+            ("graphs", self.graphs_bytes, f"lower --max-num-seqs {self.max_num_seqs} or use --enforce-eager"),
             ("KV pages", MIN_PAGES * self.page_bytes, f"at least: {MIN_PAGES} of {format_bytes(self.page_bytes)}"),
         )
         lines = [f"memory: a budget of {_gib(budget_bytes)}, {verdict}"]

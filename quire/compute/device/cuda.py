@@ -44,17 +44,6 @@ class CudaDevice:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
-    def peak_bytes(self) -> int:
-        """Most memory that torch held at once since `reset_peak`."""
-        return torch.cuda.max_memory_allocated(self.torch_device)
-
-    def held_bytes(self) -> int:
-        """Memory that torch's tensors hold now."""
-        return torch.cuda.memory_allocated(self.torch_device)
-
-    def reset_peak(self) -> None:
-        torch.cuda.reset_peak_memory_stats(self.torch_device)
-
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 

@@ -97,7 +97,7 @@ async def test_refusals_come_before_anything_starts(checkpoint: pathlib.Path) ->
         streams = [await served.submit([1, 2], slow) for _ in range(2)]
         await asyncio.gather(*(anext(stream) for stream in streams))
         streams.append(await served.submit([1, 2], SamplingParams(n=2, max_tokens=400, ignore_eos=True)))
-        with pytest.raises(QueueFull, match="4 sequences run or wait"):
+        with pytest.raises(QueueFull, match="4 sequences are open"):
             await served.submit([1, 2], slow)
         for stream in streams:
             await stream.aclose()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import random
+import shutil
 from typing import Any
 
 import numpy as np
@@ -292,3 +294,23 @@ def test_the_engines_seed_makes_sampling_repeatable(checkpoint: pathlib.Path) ->
 
     assert run(3) == run(3) != run(4)
     assert len(set(map(tuple, run(3)))) == 3
+
+
+def test_logits_beyond_the_tokenizer_are_never_sampled(checkpoint: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "padded"
+    shutil.copytree(checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    n_tokens = config["vocab_size"]
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": n_tokens + 64}))
+    options: dict[str, Any] = {
+        "load_format": "dummy",
+        "max_num_seqs": 4,
+        "num_gpu_blocks_override": 65,
+        "device": "cpu",
+    }
+    padding = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logit_bias={n_tokens + 5: 100.0})
+    for skip in (False, True):
+        padded = LLM(str(folder), skip_tokenizer_init=skip, **options)
+        ids = padded.generate([[1, 2, 3]], padding, use_tqdm=False)[0].outputs[0].token_ids
+        assert (ids == [n_tokens + 5] * 3) if skip else (max(ids) < n_tokens)
+        padded.shutdown()

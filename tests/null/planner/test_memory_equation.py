@@ -29,9 +29,9 @@ LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
 QWEN_600M = Shape(28, 1024, 16, 8, 128, 3072, 151936, True)
 
 
-def equation(shape: Shape = LLAMA_8B, **changes: int) -> MemoryEquation:
+def equation(shape: Shape = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:
     limits = {"page_size": 16, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 8192, **changes}
-    return MemoryEquation(shape=shape, **limits)
+    return MemoryEquation(shape=shape, graph_sizes=graph_sizes, **limits)
 
 
 def test_weights_of_known_models() -> None:
@@ -66,6 +66,18 @@ def test_every_limit_costs_something() -> None:
         assert equation(**{name: 2 * getattr(equation(), name)}).fixed_bytes > base, name
     assert equation(kv_itemsize=1).page_bytes * 2 == equation().page_bytes
     assert equation(loaded_weights_bytes=5).weights_bytes == 5
+
+
+def test_captured_steps_take_their_logits_and_partial_rows() -> None:
+    none, one, two = (equation(QWEN_600M, sizes) for sizes in ((), (256,), (256, 128)))
+    assert none.graphs_bytes == 0
+    logits = 256 * 151936 * 4
+    partial = 8 * (256 + 1024 // 8) * 16 * 129 * 4
+    assert logits + partial < one.graphs_bytes < 1.5 * (logits + partial)
+    assert two.graphs_bytes - one.graphs_bytes > 128 * 151936 * 4
+    assert one.fixed_bytes - none.fixed_bytes == one.graphs_bytes
+    assert one.pages_within(16 * 2**30) < none.pages_within(16 * 2**30)
+    assert "--enforce-eager" in one.explain(16 * 2**30)
 
 
 def test_what_does_not_fit_explains_itself() -> None:
