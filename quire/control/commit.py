@@ -38,6 +38,8 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
             if i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
+                if count != 1:
+                    raise InvariantError(f"a faulted sequence goes on in step {step}")
                 _append_token(roster, seq, tokens[token_at], logprobs.get(token_at), deltas)
         token_at += count
 

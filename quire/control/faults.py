@@ -1,10 +1,13 @@
 """A step in which compute failed for some slots: who ends, what leaves the tree, who must compute again.
 
-The rule. The faulted sequence ends with an error. What its span of that step and its later spans wrote is void:
-those pages leave the tree with all that is below them. Every live sequence that holds one, copied rows of one, or
-has its path through one, is sent back to compute again, and its results in flight are void. Its delivered tokens are
-right: pages become visible in the plan that writes them, so whatever read them was planned in that step or later and is
-still in flight.
+The rule. The faulted sequence ends with an error. What it wrote that may be bad is void: those pages leave the tree
+with all that is below them. Every live sequence that holds one, copied rows of one, or has its path through one, is
+sent back to compute again, and its results in flight are void.
+What may be bad: after non-finite logits, everything that the sequence read, the cached prefix on which it began
+included, since K/V is looked at only where a token is sampled, maybe many chunks later. After another fault, what its
+span of that step and its later spans wrote.
+Delivered tokens are right: whoever samples from non-finite K/V has non-finite logits, and other faults concern pages
+that became visible in that step or later, whose readers are still in flight.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from quire.control.seq import Seq, SeqState
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.result import StepResult
 
+NON_FINITE_LOGITS = "non_finite_logits"
+
 
 def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResult, deltas: list[SeqDelta]) -> None:
     """Apply the rule to each fault of a verified result, whose step is the oldest in flight; appends error deltas."""
@@ -30,12 +35,15 @@ def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResu
             text = f"{fault.code}: the model could not produce a token for this sequence"
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=text))
             roster.end(seq, FinishReason.ERROR, trusted=False)
-        _distrust(roster, drafts, seq, spans.starts[row] // roster.config.page_size)
+        is_late = fault.code == NON_FINITE_LOGITS
+        _distrust(roster, drafts, seq, 0 if is_late else spans.starts[row] // roster.config.page_size)
 
 
 def _distrust(roster: Roster, drafts: list[StepDraft], origin: Seq, first_bad: int) -> None:
     """Detach what `origin` wrote from page index `first_bad` on, and send its readers back."""
     tree, bad_pages, bad_nodes = roster.cache.tree, set[int](), set[Node]()
+    if first_bad == 0 and origin.copied_page:
+        bad_pages.add(origin.copied_page)
     suspects = {seq for draft in drafts for seq in draft.seqs}.union(roster.running) - {origin}
     tainted, fresh = [origin], [(origin, first_bad)]
     while fresh:
@@ -54,6 +62,7 @@ def _distrust(roster: Roster, drafts: list[StepDraft], origin: Seq, first_bad: i
             roster.preempt(seq, trusted=False)
         elif seq.state is SeqState.WAITING:
             seq.ignore_through = seq.last_step
+        seq.left_pages, seq.copied_page = [], 0  # its spans in flight are void, and others may get these pages
     for node in bad_nodes:
         if node.parent is not None and node.parent not in bad_nodes:
             tree.detach(node)

@@ -22,6 +22,8 @@ from quire.planner.cost import CostModel
 ROW_BYTES = 8
 UNWRITTEN = bytes(ROW_BYTES)
 """Every written row has a first byte that is not 0, so eight zero bytes never occur in written rows."""
+NON_FINITE = b"\xff" * ROW_BYTES
+"""A row that is not a number; whatever is computed from it is not one either."""
 
 
 class PlanError(EngineError):
@@ -83,6 +85,13 @@ class NullExecutor:
     def fault(self, plan: StepPlan, row: int) -> str | None:
         """A fault code to inject at span `row`, whose K/V then are garbage; None as a rule. For subclasses in tests."""
         return None
+
+    def poison(self, plan: StepPlan, row: int) -> bool:
+        """True makes the K/V of span `row` non-finite: seen only when a token is sampled from it or from what read it.
+
+        Never as a rule; for subclasses in tests.
+        """
+        return False
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Close, open, append pages, copy, then all spans in order."""
@@ -153,33 +162,45 @@ class NullExecutor:
             _require(number in self._slots, f"span of slot {number}, which is not open")
             slot = self._slots[number]
             code = self.fault(plan, row)
-            state = self._compute(number, slot, start, length, garbage=code is not None)
+            state = self._compute(
+                number, slot, start, length, garbage=code is not None, poisoned=self.poison(plan, row)
+            )
             if slot.params.prompt_logprobs >= 0 and start + 1 < slot.prompt_len:
                 heard = slot.tokens[start + 1 : min(start + length + 1, slot.prompt_len)]
                 n_top = slot.params.prompt_logprobs
                 result.prompt_logprobs[row] = [null_logprobs(token, n_top, self.vocab_size) for token in heard]
             if wants:
-                code = self._sample(slot, start + length, state, result, code)
+                is_finite = NON_FINITE not in self._rows_of(slot, start + length)
+                code = self._sample(
+                    slot, start + length, state, result, code or (None if is_finite else "non_finite_logits")
+                )
             if code is not None:
                 result.faults.append(Fault(number, code))
 
-    def _compute(self, number: int, slot: _Slot, start: int, length: int, *, garbage: bool) -> hashlib.blake2b:
+    def _rows_of(self, slot: _Slot, end: int) -> bytes:
+        """K/V of the first `end` tokens, read through the page table."""
+        return b"".join(self._rows[page] for page in slot.pages[: -(-end // self.page_size)])[: end * ROW_BYTES]
+
+    def _compute(
+        self, number: int, slot: _Slot, start: int, length: int, *, garbage: bool, poisoned: bool
+    ) -> hashlib.blake2b:
         """Read all rows before `start` through the page table, write rows [start, start+length)."""
         end, size = start + length, self.page_size
         _require(length > 0 and start >= 0, f"span [{start}, {end}) of slot {number} is empty")
         _require(slot.end in (-1, start), f"slot {number} continues at {start}, it stood at {slot.end}")
         _require(end <= len(slot.tokens), f"slot {number} reads token {end - 1}, {len(slot.tokens)} are known")
         _require(end <= len(slot.pages) * size, f"slot {number} writes beyond its {len(slot.pages)} pages")
-        before = b"".join(self._rows[page] for page in slot.pages[: -(-start // size)])[: start * ROW_BYTES]
+        before = self._rows_of(slot, start)
         _require(UNWRITTEN not in before, f"slot {number} reads K/V that was never written")
         for index in range(start // size, -(-end // size)):
             self._check_exclusive(number, slot.pages[index], max(start, index * size))
         state = hashlib.blake2b(before, digest_size=ROW_BYTES)
+        poisoned |= NON_FINITE in before
         if garbage:
             state.update(b"garbage")
         for position in range(start, end):
             page, offset = slot.pages[position // size], position % size * ROW_BYTES
-            row = _kv_row(state, slot.tokens[position])
+            row = NON_FINITE if poisoned else _kv_row(state, slot.tokens[position])
             self._rows[page][offset : offset + ROW_BYTES] = row
             state.update(row)
         slot.end = end

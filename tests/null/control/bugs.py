@@ -272,6 +272,10 @@ def faulted_pages_stay_in_the_tree(patch: Patch) -> None:
     patch.setattr(faults, "_distrust", lambda roster, drafts, origin, first_bad: None)
 
 
+def only_the_faulting_span_is_distrusted(patch: Patch) -> None:
+    patch.setattr(faults, "NON_FINITE_LOGITS", "never")
+
+
 def readers_of_faulted_pages_go_on(patch: Patch) -> None:
     def distrust(roster: Roster, drafts: Any, origin: Seq, first_bad: int) -> None:
         node = faults._published(roster, origin, first_bad, set())
@@ -279,17 +283,6 @@ def readers_of_faulted_pages_go_on(patch: Patch) -> None:
             roster.cache.tree.detach(node)
 
     patch.setattr(faults, "_distrust", distrust)
-
-
-def copies_of_faulted_rows_go_on(patch: Patch) -> None:
-    def first_tainted(seq: Seq, bad_pages: set[int], bad_nodes: Any, page_size: int) -> int | None:
-        copied, seq.copied_page = seq.copied_page, 0
-        found = real(seq, bad_pages, bad_nodes, page_size)
-        seq.copied_page = copied
-        return found
-
-    real = faults._first_tainted
-    patch.setattr(faults, "_first_tainted", first_tainted)
 
 
 def admission_takes_before_it_checks(patch: Patch) -> None:

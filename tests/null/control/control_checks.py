@@ -7,7 +7,7 @@ import hashlib
 from quire.control.node import Node
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq, SeqState
-from quire.engine.executors.null import ROW_BYTES, NullExecutor, _kv_row
+from quire.engine.executors.null import NON_FINITE, ROW_BYTES, NullExecutor, _kv_row
 
 
 def live_seqs(scheduler: Scheduler) -> list[Seq]:
@@ -90,7 +90,10 @@ def check_tree(scheduler: Scheduler) -> None:
 
 
 def check_contents(scheduler: Scheduler, device: NullExecutor) -> None:
-    """B 13: K/V in the tree is what these tokens give. Not to be asked while a faulted step is in flight."""
+    """B 13: K/V in the tree is what these tokens give, or non-finite and not yet noticed.
+
+    Not to be asked while a faulted step is in flight.
+    """
     size = scheduler.config.page_size
     for root in scheduler.roster.cache.tree.roots.values():
         stack = [(root, hashlib.blake2b(digest_size=ROW_BYTES))]
@@ -101,7 +104,9 @@ def check_contents(scheduler: Scheduler, device: NullExecutor) -> None:
                 row = _kv_row(state, token)
                 offset = i % size * ROW_BYTES
                 stored = device._rows[node.pages[i // size]][offset : offset + ROW_BYTES]
-                assert stored == row, f"page {node.pages[i // size]} in the tree holds other K/V than its path says"
+                assert stored in (row, NON_FINITE), (
+                    f"page {node.pages[i // size]} in the tree holds other K/V than its path says"
+                )
                 state.update(row)
             stack += [(child, state) for child in node.children.values()]
 

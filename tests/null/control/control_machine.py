@@ -7,7 +7,7 @@ import sys
 from collections import deque
 
 import hypothesis.strategies as st
-from control_checks import check_contents, check_pages, check_seqs, check_stats, check_tree, live_seqs
+from control_checks import check_contents, check_pages, check_seqs, check_stats, check_tree, live_seqs, tree_nodes
 from control_model import VOCAB, Ledger
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -21,7 +21,7 @@ from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
-from quire.engine.executors.null import NullExecutor
+from quire.engine.executors.null import NON_FINITE, NullExecutor
 
 BASE = [1, 2, 1, 1, 2, 2, 1, 2, 2, 2, 1, 1, 2, 1, 2, 1, 1, 1, 2, 2]
 """Prompts are a prefix of it and a short tail, so that they share."""
@@ -31,6 +31,16 @@ class FaultyDevice(NullExecutor):
     """The null device, which fails at one span when told to."""
 
     armed: int | None = None
+    armed_poison: int | None = None
+
+    def poison(self, plan: StepPlan, row: int) -> bool:
+        if self.armed_poison is None or row != self.armed_poison % len(plan.spans):
+            return False
+        self.armed_poison = None
+        return True
+
+    def is_poisoned(self, page: int) -> bool:
+        return NON_FINITE in self._rows[page]
 
     def fault(self, plan: StepPlan, row: int) -> str | None:
         if self.armed is None or row != self.armed % len(plan.spans):
@@ -127,9 +137,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.cancel_seq(request_id, 99)
         self.ledger.end(request_id, index)
 
-    @rule(row=st.integers(0, 5))
-    def arm_fault(self, row: int) -> None:
-        self.device.armed = row
+    @rule(row=st.integers(0, 5), late=st.booleans())
+    def arm_fault(self, row: int, late: bool) -> None:
+        """F: a span fails; late: its K/V is bad, and nobody sees it before a token is sampled from it."""
+        if late:
+            self.device.armed_poison = row
+        else:
+            self.device.armed = row
 
     @precondition(lambda self: len(self.ledger.seqs) > 3)
     @rule(go=st.sampled_from([False, False, True]))
@@ -210,10 +224,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             for row in rows
             if seqs[row].state is not SeqState.ENDED and plan.step > seqs[row].ignore_through
         }
+        read = {page for row in rows for page in (seqs[row].pages or seqs[row].left_pages)}
+        poisoned = {page for page in read if self.device.is_poisoned(page)}
         deltas: list[SeqDelta] = self.scheduler.commit(result)
+        self._check_poison_is_gone(poisoned)
         for delta in deltas:
             self.ledger.hear(delta, may_fail=(delta.request_id, delta.index) in must_fail)
-        assert all(self.ledger.seqs[name].ended for name in must_fail), "a fault did not end its sequence"
+        sent_back = {(seq.request.request_id, seq.index) for seq in seqs if seq.ignore_through >= plan.step}
+        assert all(self.ledger.seqs[name].ended or name in sent_back for name in must_fail), "a fault had no effect"
+        assert not must_fail or any(self.ledger.seqs[name].ended for name in must_fail), "a fault ended nobody"
+
+    def _check_poison_is_gone(self, poisoned: set[int]) -> None:
+        """F: non-finite K/V that was noticed is in nobody's table and not in the tree."""
+        roster = self.scheduler.roster
+        nodes = tree_nodes(self.scheduler)
+        assert not poisoned.intersection(page for node in nodes for page in node.pages), "bad K/V stays in the tree"
+        for seq in roster.running:
+            assert not poisoned.intersection(seq.pages) and seq.copied_page not in poisoned, "a reader goes on"
 
     def _check_plan(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """C 16, 19 and D 22: budgets, decode first, victims and admissions by the stated order."""
@@ -257,6 +284,6 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "config") and sys.exc_info()[0] is None:  # else a rule failed, and what is left says little
-            self.device.armed = None
+            self.device.armed = self.device.armed_poison = None
             self._drain()
             self.check()
