@@ -6,7 +6,6 @@ Run as `python -m quire.engine.process` by `engine/process_client.py`. Ends when
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -23,6 +22,7 @@ from quire.core.events import Command, EngineFailed, FinishReason, SeqDelta, Shu
 from quire.core.sampling import MAX_N
 from quire.engine.build import build_engine
 from quire.engine.core import EngineCore
+from quire.engine.garbage import quiet_gc
 from quire.engine.throughput import ThroughputLog
 from quire.engine.wire import ProcessStart, decode_commands, encode
 
@@ -146,13 +146,6 @@ def _refuse_unread(part: msgspec.Raw, error: msgspec.DecodeError) -> list[SeqDel
 def refusals(request_id: str, n: int, text: str) -> list[SeqDelta]:
     """The ends of a request's `n` sequences, which never started."""
     return [SeqDelta(request_id, i, [], FinishReason.ERROR, error=text) for i in range(n)]
-
-
-def quiet_gc() -> None:
-    """What is loaded stays, young objects are looked at seldom: default thresholds cost up to 20 ms a step."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 50)
 
 
 def end_with_parent() -> None:

@@ -75,15 +75,15 @@ class MemoryEquation:
 
     @property
     def graphs_bytes(self) -> int:
-        """What captured decode steps keep: each its float32 logits and its buffers of partial attention (float32 rows
-        of every query head group and one number a row), all together one set of activations."""
+        """What captured decode steps keep: each its buffers of partial attention (float32 rows of every query head
+        group and one number a row), all together one set of float32 logits and of activations."""
         if not self.graph_sizes:
             return 0
         shape = self.shape
         n_rows = max(GRAPH_TILE_ROWS, shape.n_heads // shape.n_kv_heads)
         n_splits = -(-GRAPH_SPLITS // shape.n_kv_heads)
         partial = sum(shape.n_kv_heads * (size + n_splits) * n_rows * (shape.head_dim + 1) for size in self.graph_sizes)
-        logits = sum(self.graph_sizes) * shape.vocab_size
+        logits = max(self.graph_sizes) * shape.vocab_size
         activations = self.workspace_bytes * max(self.graph_sizes) // self.max_num_batched_tokens
         return (partial + logits) * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
 

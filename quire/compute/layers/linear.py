@@ -62,9 +62,10 @@ class Linear:
 class Head(Linear):
     """The last linear layer: its output is the logits."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [m, in_size] → [m, out_size] float32, computed in x's dtype as transformers does."""
-        return super().__call__(x).float()
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [m, in_size] → [m, out_size] float32, computed in x's dtype as transformers does; out: where to write."""
+        logits = super().__call__(x)
+        return logits.float() if out is None else out.copy_(logits)
 
 
 class Embedding:

@@ -107,9 +107,9 @@ class DenseModel:
             x, residual = norm.add(x, residual)
         return x
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32."""
-        return self.head(hidden)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, written to `out` if given."""
+        return self.head(hidden, out)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name in a checkpoint, contiguous view of the parameter that takes it), until `pack` is called."""

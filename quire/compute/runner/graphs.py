@@ -39,8 +39,6 @@ class Captured:
     """One bucket."""
 
     replay: Callable[[], None]
-    logits: torch.Tensor
-    """float32 [size, vocab], where every replay leaves them."""
     plan: Callable[[np.ndarray, np.ndarray], object]
     """Writes the attention plan of (kv_lens, slots) into this bucket's buffers."""
 
@@ -55,6 +53,8 @@ class DecodeGraphs:
         self._tables = tables
         self._sizes = bucket_sizes(largest)
         self._inputs = device.upload(np.zeros((N_INPUTS, largest), np.int64))
+        # One for all buckets: a graph's own output would be kept for each of them.
+        self._logits = device.zeros((largest, model.arch.vocab_size), torch.float32)
         self._captured: dict[int, Captured] = {}
 
     @torch.inference_mode()
@@ -80,7 +80,7 @@ class DecodeGraphs:
         captured = self._captured[size]
         captured.plan(batch.kv_lens, batch.span_slots)
         captured.replay()
-        return captured.logits[:n_rows]
+        return self._logits[:n_rows]
 
     def _capture(self, size: int) -> Captured:
         slots, positions, cells = self._inputs[:, :size]
@@ -94,6 +94,7 @@ class DecodeGraphs:
 
         def forward() -> torch.Tensor:
             token_ids = self._tables.tokens[slots, positions]
-            return self._model.logits(self._model.forward(token_ids, positions, context))
+            return self._model.logits(self._model.forward(token_ids, positions, context), out=self._logits[:size])
 
-        return Captured(*self._device.capture(forward), plan)
+        replay, _ = self._device.capture(forward)
+        return Captured(replay, plan)
