@@ -32,10 +32,6 @@ class PagePool:
         """Pages without an owner."""
         return len(self._free)
 
-    def free_pages(self) -> list[int]:
-        """A copy of the free list, for checks and gauges."""
-        return list(self._free)
-
     def take(self, n: int) -> list[int]:
         """`n` free pages, each with one owner now; PageError, and no change, if there are fewer."""
         if n > len(self._free):

@@ -44,7 +44,7 @@ def check_pages(scheduler: Scheduler) -> None:
     assert len(set(cached)) == len(cached), "a page is twice in the tree"
     assert owners[0] == 0 == pool.refs[0], "the dummy page has an owner"
     assert pool.refs == owners, "reference counts differ from owners"
-    free = pool.free_pages()
+    free = pool._free
     assert sorted(free) == [page for page in range(1, config.n_pages) if not owners[page]], "free list differs"
     unlocked = [page for node in nodes if node.lock == 0 for page in node.pages]
     held = {page for seq in roster.running for page in seq.pages}

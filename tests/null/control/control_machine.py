@@ -200,13 +200,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _schedule(self) -> bool:
         roster = self.scheduler.roster
         before = {seq: (seq.state, seq.planned, seq.prefill_end) for seq in live_seqs(self.scheduler)}
-        pages = (list(roster.cache.pool.refs), roster.cache.pool.free_pages(), roster.cache.tree.n_nodes)
+        pages = (list(roster.cache.pool.refs), list(roster.cache.pool._free), roster.cache.tree.n_nodes)
         preemptions = roster.preemptions
         plan = self.scheduler.schedule()
         if plan is None:
             assert self.in_flight or not before, "work, nothing in flight, and no plan"  # D 20, 25
             if roster.preemptions == preemptions:  # a sequence may give way to those whose last results are in flight
-                assert pages == (roster.cache.pool.refs, roster.cache.pool.free_pages(), roster.cache.tree.n_nodes)
+                assert pages == (roster.cache.pool.refs, list(roster.cache.pool._free), roster.cache.tree.n_nodes)
                 assert all(state == (seq.state, seq.planned, seq.prefill_end) for seq, state in before.items())
             return False
         seqs = list(self.scheduler.in_flight[-1].seqs)

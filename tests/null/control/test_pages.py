@@ -39,4 +39,4 @@ def test_a_free_page_cannot_be_freed_or_shared(page: int) -> None:
     for act in (pool.drop, pool.share):
         with pytest.raises(PageError):
             act([page])
-    assert sorted(pool.free_pages()) == [1, 2]
+    assert sorted(pool._free) == [1, 2]
