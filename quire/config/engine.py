@@ -47,8 +47,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: Annotated[
         int,
         _doc(
-            "Seed of dummy weights and of sampling: request number i without its own seed draws from (seed, i), so that "
-            "the same requests in the same order give the same text.",
+            "Seed of dummy weights and of sampling: request number i without its own seed draws from (seed, i), so "
+            "that the same requests in the same order give the same text.",
             ge=0,
         ),
     ] = 0
