@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: serve test lint clean
 
-serve: .venv/serve.stamp
+serve: .venv/serve.stamp  # PORT=8001 for another port
 	$(BIN)/quire serve --port $(PORT)
 
 test: .venv/test.stamp
@@ -22,11 +22,11 @@ lint: .venv/test.stamp
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Quire needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) torch
-	$(PIP) -e '.[bench]'
+	$(PIP) --config-settings editable_mode=compat -e '.[bench]'
 	touch $@
 
 .venv/test.stamp: .venv/serve.stamp
-	$(PIP) -e '.[bench,test]'
+	$(PIP) --config-settings editable_mode=compat -e '.[bench,test]'
 	touch $@
 
 clean:

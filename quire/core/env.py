@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 
+from quire.core.errors import ConfigError, shown
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
 VARIABLES: dict[str, str] = {
     "QUIRE_CACHE_DIR": "Folder for compiled GPU kernels (default ~/.cache/quire); TRITON_CACHE_DIR goes before it.",
     "QUIRE_LOG_LEVEL": "Level of the `quire` logger: DEBUG, INFO, WARNING or ERROR (default INFO).",
@@ -25,6 +29,14 @@ def read(name: str, default: str = "") -> str:
 def cache_folder() -> pathlib.Path:
     """Where Quire keeps what it can make again. Not created here."""
     return pathlib.Path(read("QUIRE_CACHE_DIR") or "~/.cache/quire").expanduser()
+
+
+def log_level() -> str:
+    """QUIRE_LOG_LEVEL in capitals, INFO when unset. Raises ConfigError for a level that logging does not know."""
+    level = read("QUIRE_LOG_LEVEL", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise ConfigError(f"QUIRE_LOG_LEVEL = {shown(level)} is not a level: choose one of {', '.join(LOG_LEVELS)}")
+    return level
 
 
 def set_for_children(name: str, value: str) -> None:

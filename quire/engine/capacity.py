@@ -21,8 +21,7 @@ logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 CPU_SHARE = 0.25
-CPU_MOST_BYTES = 8 << 30
-"""The default pool on a CPU: a quarter of free memory, but not more than this."""
+"""The default pool on a CPU: this share of free memory, but not more than all slots at full length can fill."""
 
 
 class Memory(Protocol):
@@ -91,5 +90,6 @@ def _budget(config: EngineConfig, terms: MemoryEquation, memory: Memory) -> int:
     if config.kv_cache_memory_bytes:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
     if memory.name == "cpu":
-        return terms.fixed_bytes + min(int(memory.free_bytes() * CPU_SHARE), CPU_MOST_BYTES)
+        useful_pages = 1 + terms.max_num_seqs * -(-terms.max_model_len // terms.page_size)
+        return terms.fixed_bytes + min(int(memory.free_bytes() * CPU_SHARE), useful_pages * terms.page_bytes)
     return int(memory.total_bytes() * config.gpu_memory_utilization)

@@ -115,11 +115,17 @@ class Intake:
         limit = min(self.ready.max_model_len, pool_len)
         room = limit - prompt_len
         wanted = params.max_tokens if params.max_tokens is not None else max(room, 1)
-        if room < wanted or room < 1:
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"the prompt has {prompt_len} tokens, but this model's context holds {limit}, at least one of them for "
+                f"output: shorten the prompt to at most {limit - 1} tokens",
+                param="prompt",
+            )
+        if room < wanted:
             raise ContextLengthExceeded(
                 f"the prompt has {prompt_len} tokens and {wanted} more were asked for, but this model's context holds "
-                f"{limit} tokens: shorten the prompt or lower max_tokens to at most {max(room, 0)}",
-                param="max_tokens" if room > 0 else "prompt",
+                f"{limit} tokens: shorten the prompt or lower max_tokens to at most {room}",
+                param="max_tokens",
             )
         if params.min_tokens > wanted:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most max_tokens = {wanted}")

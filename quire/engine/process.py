@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
+import shutil
 import signal
 import sys
 import threading
@@ -148,13 +150,14 @@ def refusals(request_id: str, n: int, text: str) -> list[SeqDelta]:
     return [SeqDelta(request_id, i, [], FinishReason.ERROR, error=text) for i in range(n)]
 
 
-def end_with_parent() -> None:
-    """Leave at once when the parent's end of standard input closes, however it died."""
+def end_with_parent(address: str) -> None:
+    """Leave at once, with the socket's folder, when the parent's end of standard input closes, however it died."""
 
     def wait() -> None:
         # The descriptor, not the buffered file: its lock would still be held when the interpreter shuts down.
         while os.read(sys.stdin.fileno(), 4096):
             pass
+        shutil.rmtree(pathlib.Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True, name="quire-parent-watch").start()
@@ -164,10 +167,10 @@ def main() -> int:
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means.
     logging.basicConfig(
-        level=env.read("QUIRE_LOG_LEVEL", "INFO"), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=env.log_level(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProcessStart)
-    end_with_parent()
+    end_with_parent(start.address)
     socket = zmq.Context.instance().socket(zmq.PAIR)
     socket.setsockopt(zmq.LINGER, 1000)
     socket.connect(start.address)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,14 @@ def makes_progress(device: str, silent_s: float, stats: EngineStats) -> bool:
     return silent_s < SILENCE_LIMIT_S[device] and stats.last_step_age_s < limit_s
 
 
+def _status(code: int) -> str:
+    """An exit status as people read it."""
+    if code >= 0:
+        return f"exit status {code}"
+    name = signal.Signals(-code).name
+    return f"{name}{', which the system sends when memory runs out' if -code == signal.SIGKILL else ''}"
+
+
 class ProcessClient:
     """One engine process and the socket to it."""
 
@@ -45,7 +54,10 @@ class ProcessClient:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(address)
-        self._process = subprocess.Popen([sys.executable, "-m", "quire.engine.process"], stdin=subprocess.PIPE)
+        # A session of its own: Ctrl-C in a terminal reaches only this process, which decides what it means.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "quire.engine.process"], stdin=subprocess.PIPE, start_new_session=True
+        )
         if self._process.stdin is None:
             raise EngineError("the engine process has no standard input")
         self._process.stdin.write(msgspec.json.encode(ProcessStart(address, config)) + b"\n")
@@ -90,7 +102,7 @@ class ProcessClient:
         while not await self._socket.poll(POLL_S * 1000):
             code = self._process.poll()
             if code is not None:
-                self._failure = f"the engine process ended with exit status {code}"
+                self._failure = f"the engine process ended with {_status(code)}"
                 raise EngineDead(self._failure)
         self._last_event_s = time.monotonic()
         return decode_event(await self._socket.recv())

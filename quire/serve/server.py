@@ -80,9 +80,8 @@ def prepare_process() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if not logging.getLogger().handlers:
-        level = env.read("QUIRE_LOG_LEVEL", "INFO").upper()
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("quire").setLevel(level if level in logging.getLevelNamesMapping() else "INFO")
+        logging.getLogger("quire").setLevel(env.log_level())
 
 
 def http_config(server: ServerConfig, state: ServerState) -> uvicorn.Config:
