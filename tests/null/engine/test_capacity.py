@@ -1,0 +1,66 @@
+"""The size of the KV pool: by need on a CPU, by the share of memory on a GPU, and what is said when it does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from quire.config.arch import read_arch
+from quire.config.engine import EngineConfig
+from quire.config.resolve import resolve
+from quire.core.errors import ConfigError
+from quire.engine.capacity import equation, size_pool
+
+SHAPES = pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes"
+ARCH = read_arch(SHAPES / "qwen3-0.6b")
+GIB = 1 << 30
+
+
+@dataclasses.dataclass
+class Memory:
+    name: str
+    total: int
+    free: int
+
+    def total_bytes(self) -> int:
+        return self.total
+
+    def free_bytes(self) -> int:
+        return self.free
+
+
+def pages(memory: Memory, **options: object) -> int:
+    config = EngineConfig(**options)  # type: ignore[arg-type]
+    return size_pool(config, resolve(config, ARCH, memory.name), ARCH, memory)[0]
+
+
+def test_cpu_pool_holds_all_slots_at_full_length_and_no_more() -> None:
+    memory = Memory("cpu", 1000 * GIB, 900 * GIB)
+    assert pages(memory, max_model_len=2048, max_num_seqs=4) == 1 + 4 * 128
+
+
+def test_cpu_pool_takes_at_most_a_quarter_of_free_memory() -> None:
+    memory = Memory("cpu", 24 * GIB, 16 * GIB)
+    config = EngineConfig(max_model_len=4096, max_num_seqs=256)
+    page_bytes = equation(config, resolve(config, ARCH, "cpu"), ARCH).page_bytes
+    assert pages(memory, max_model_len=4096, max_num_seqs=256) == 4 * GIB // page_bytes
+
+
+def test_gpu_pool_fills_the_share_beside_what_is_taken() -> None:
+    roomy, tight = (pages(Memory("cuda", 140 * GIB, free), max_model_len=4096) for free in (130 * GIB, 100 * GIB))
+    assert 0 < tight < roomy
+
+
+def test_a_length_that_was_asked_for_must_fit_and_another_is_lowered() -> None:
+    memory = Memory("cpu", 24 * GIB, 16 * GIB)
+    with pytest.raises(ConfigError, match="max_model_len = 4096 tokens do not fit the KV pool of 1584 tokens"):
+        pages(memory, max_model_len=4096, num_gpu_blocks_override=100)
+    config = EngineConfig(num_gpu_blocks_override=100)
+    assert size_pool(config, resolve(config, ARCH, "cpu"), ARCH, memory)[1].max_model_len == 1584
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        pages(Memory("cuda", 2 * GIB, 1 * GIB))
