@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import shutil
+import signal
 import subprocess
 from typing import Any
 
@@ -14,6 +15,11 @@ TEXT = [
     "The quick brown fox jumps over the lazy dog. ",
     "0123456789 αβγ 漢字 🙂",
 ] * 3
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ctrl-C tests need children that hear it, also when this run was started in the background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
