@@ -6,6 +6,7 @@ Owns the loop and its slash commands. Invariant: what the model sees is `Convers
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TextIO
 
 from quire.cli.generate import load_text_llm, print_stream
+from quire.cli.interrupt import first_noted
 from quire.cli.model import add_engine_flags, engine_config
 from quire.cli.sampling import SamplingFlags, sampling_params
 from quire.config.flags import add_flags, did_you_mean
@@ -28,7 +30,8 @@ Answer = Callable[[list[Message]], "Iterator[RequestOutput]"]
 HELP = """/help            this list
 /clear           forget the conversation, keep the system message
 /system [TEXT]   set the system message and forget the conversation; without TEXT remove it
-/exit            leave (Ctrl-D too)"""
+/exit            leave (Ctrl-D and Ctrl-C too)
+Ctrl-C           during an answer: stop it and keep what was said; once more: leave"""
 COMMANDS = ("/help", "/clear", "/system", "/exit")
 
 
@@ -63,8 +66,11 @@ def run(namespace: argparse.Namespace) -> int:
         if interactive:
             print("Type a message; /help lists commands.", file=sys.stderr)
         lines = typed_lines() if interactive else (line.rstrip("\n") for line in sys.stdin)
-        conversation = Conversation(namespace.system)
-        converse(lines, lambda messages: llm.stream(llm.render_chat(messages), params), sys.stdout, conversation)
+
+        def answer(messages: list[Message]) -> Iterator[RequestOutput]:
+            return llm.stream(llm.render_chat(messages), params)
+
+        converse(lines, stoppable(answer) if interactive else answer, sys.stdout, Conversation(namespace.system))
     finally:
         llm.shutdown()
     return 0
@@ -80,6 +86,19 @@ def typed_lines() -> Iterator[str]:
         except EOFError:
             print()
             return
+
+
+def stoppable(answer: Answer) -> Answer:
+    """The same answers, but the first Ctrl-C ends one after its next part; closing it cancels the request."""
+
+    def stopping(messages: list[Message]) -> Iterator[RequestOutput]:
+        with first_noted() as stop, contextlib.closing(answer(messages)) as outputs:  # type: ignore[type-var]
+            for output in outputs:
+                yield output
+                if stop.pressed:
+                    return
+
+    return stopping
 
 
 def converse(lines: Iterator[str], answer: Answer, target: TextIO, conversation: Conversation) -> None:

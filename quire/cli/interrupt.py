@@ -1,8 +1,12 @@
-"""Ctrl-C while libraries load: they swallow KeyboardInterrupt or make tracebacks of it, so the process ends instead."""
+"""What Ctrl-C does where KeyboardInterrupt is no good: while libraries load, and while an answer is made.
+
+Loading libraries swallow it or make tracebacks of it, so the process ends instead; an answer stops between two parts.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -21,6 +25,30 @@ def instant_exit() -> Iterator[None]:
     previous = signal.signal(signal.SIGINT, _end)
     try:
         yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+@dataclasses.dataclass(slots=True)
+class Stop:
+    """Whether Ctrl-C was pressed."""
+
+    pressed: bool = False
+
+    def press(self, *_: object) -> None:
+        """Handle SIGINT: the first is noted, the next raises KeyboardInterrupt."""
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+
+@contextlib.contextmanager
+def first_noted() -> Iterator[Stop]:
+    """While the block runs, the first Ctrl-C is only noted, so that no step of the engine is torn. Main thread only."""
+    stop = Stop()
+    previous = signal.signal(signal.SIGINT, stop.press)
+    try:
+        yield stop
     finally:
         signal.signal(signal.SIGINT, previous)
 

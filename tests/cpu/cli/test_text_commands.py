@@ -63,15 +63,20 @@ def test_ctrl_c_while_the_model_loads_ends_with_130_and_one_line() -> None:
     assert "Traceback" not in errors and errors.splitlines()[-1] == "quire: interrupted"
 
 
-def test_chat_in_a_terminal_prompts_and_ctrl_c_leaves_it() -> None:
+def test_ctrl_c_in_a_terminal_stops_the_answer_and_at_the_prompt_leaves() -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "quire", "chat", "--temperature", "0", "--max-tokens", "8", *ENGINE]
+    words = ["chat", "--temperature", "0", "--max-tokens", "1500", "--ignore-eos", *ENGINE]
+    command = [sys.executable, "-m", "quire", *words]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
         assert "/help lists commands" in read_until(ours, "> ")
         os.write(ours, b"Hello\n")
-        assert len(read_until(ours, "> ").splitlines()) >= 2
+        read_until(ours, "\n")  # the echo
+        assert select.select([ours], [], [], 60)[0], "no answer"
+        process.send_signal(signal.SIGINT)
+        read_until(ours, "\n> ")
+        assert process.poll() is None, "Ctrl-C during an answer stops the answer only"
         for _ in range(5):  # readline can miss a signal that comes just before it starts to wait
             process.send_signal(signal.SIGINT)
             if select.select([ours], [], [], 3)[0]:

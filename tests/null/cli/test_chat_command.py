@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from quire.cli.chat import Conversation, Message, converse, obey
+from quire.cli.chat import Conversation, Message, converse, obey, stoppable
 from quire.cli.generate import print_all, print_stream, read_prompt
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError
 from quire.core.outputs import CompletionOutput, RequestOutput
@@ -68,6 +69,40 @@ def test_a_refused_message_is_forgotten() -> None:
     assert text.startswith("refused: too long")
     assert [message["content"] for message in parrot.seen[1]] == ["ok"]
     assert len(conversation.turns) == 2
+
+
+class Interrupted:
+    """Answers a b c without end; Ctrl-C is pressed `n_presses` times before b."""
+
+    def __init__(self, n_presses: int) -> None:
+        self.n_presses = n_presses
+        self.n_closed = 0
+
+    def __call__(self, messages: list[Message]) -> Iterator[RequestOutput]:
+        try:
+            yield outputs("a")
+            for _ in range(self.n_presses):
+                signal.raise_signal(signal.SIGINT)
+            yield outputs("b")
+            yield outputs("c")
+        finally:
+            self.n_closed += 1
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_the_conversation() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    target, answer, conversation = io.StringIO(), Interrupted(1), Conversation()
+    converse(iter(["one", "two"]), stoppable(answer), target, conversation)
+    assert target.getvalue() == "ab\nab\n" and answer.n_closed == 2
+    assert [message["content"] for message in conversation.turns] == ["one", "ab", "two", "ab"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_leaves() -> None:
+    answer = Interrupted(2)
+    with pytest.raises(KeyboardInterrupt):
+        converse(iter(["one"]), stoppable(answer), io.StringIO(), Conversation())
+    assert answer.n_closed == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_system_without_text_removes_it() -> None:
