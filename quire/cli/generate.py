@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
+from quire.bench.shape import PREFIX
 from quire.cli.model import add_engine_flags, engine_config, load_llm
 from quire.cli.sampling import SamplingFlags, sampling_params
+from quire.compute.weights.hub import BUNDLED
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags
-from quire.core.errors import ConfigError, EngineError
+from quire.core.errors import ConfigError, EngineError, shown
 from quire.core.sampling import OutputKind
 
 if TYPE_CHECKING:
     from quire.core.outputs import RequestOutput
     from quire.engine.llm import LLM
 
+_ORG_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "quire generate [MODEL] --prompt TEXT [options]"
     parser.add_argument(
-        "--prompt", action="append", metavar="TEXT", default=[],
+        "-p", "--prompt", action="append", metavar="TEXT", default=[],
         help="text to go on from; may be given several times; without it standard input is the prompt",
     )  # fmt: skip
     add_flags(parser, SamplingFlags, title="sampling options")
@@ -32,6 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Print the completions; returns the exit code."""
+    if not namespace.prompt:
+        check_model_argument(namespace.model_argument)
     prompts = namespace.prompt or [read_prompt(sys.stdin)]
     params = sampling_params(namespace, OutputKind.DELTA)
     llm = load_text_llm(engine_config(namespace, disable_log_stats=True))
@@ -44,6 +52,18 @@ def run(namespace: argparse.Namespace) -> int:
     finally:
         llm.shutdown()
     return 0
+
+
+def check_model_argument(model: str) -> None:
+    """ConfigError if MODEL, given without --prompt, can be no model: it is most likely the prompt."""
+    if not model or model in BUNDLED or model.startswith(PREFIX) or _ORG_NAME.fullmatch(model):
+        return
+    if os.path.exists(os.path.expanduser(model)):  # unlike Path.exists it takes text too long for a path
+        return
+    raise ConfigError(
+        f"MODEL {shown(model)} is neither a folder nor a hub name such as org/name;"
+        f" did you mean --prompt {shown(model)}?"
+    )
 
 
 def load_text_llm(config: EngineConfig) -> LLM:
@@ -83,5 +103,3 @@ def print_all(outputs: list[RequestOutput], target: TextIO) -> None:
         for completion in output.outputs:
             part = f", {completion.index + 1} of {len(output.outputs)}" if len(output.outputs) > 1 else ""
             target.write(f"--- prompt {i} of {len(outputs)}{part}\n{completion.text}\n")
-
-

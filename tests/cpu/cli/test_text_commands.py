@@ -23,7 +23,7 @@ def test_generate_streams_one_prompt_and_lists_several(capsys: pytest.CaptureFix
     assert main(["generate", "--prompt", "def add(a, b):", *greedy, *ENGINE]) == 0
     one = capsys.readouterr().out
     assert len(one) > 1
-    assert main(["generate", "--prompt", "def add(a, b):", "--prompt", "import", *greedy, *ENGINE]) == 0
+    assert main(["generate", "--prompt", "def add(a, b):", "-p", "import", *greedy, *ENGINE]) == 0
     several = capsys.readouterr().out
     assert several.startswith(f"--- prompt 1 of 2\n{one}--- prompt 2 of 2\n")
 

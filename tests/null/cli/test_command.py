@@ -13,7 +13,8 @@ import pytest
 
 from quire import __version__
 from quire.cli.command import COMMANDS, run
-from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError
+from quire.cli.generate import check_model_argument
+from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, shown
 
 
 def quire(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -134,6 +135,18 @@ def test_model_and_flag_that_disagree_are_refused() -> None:
     done = quire("generate", "one", "--model", "two", "--prompt", "x")
     assert done.returncode == 2
     assert done.stderr == "quire: error: MODEL 'one' and --model 'two' disagree: give one of them\n"
+
+
+@pytest.mark.parametrize("text", ["import os", "hello", "x = 1 / 2", "long " * 1000])
+def test_a_prompt_in_the_place_of_the_model_is_pointed_out(text: str) -> None:
+    done = quire("generate", text)
+    assert done.returncode == 2
+    assert f"is neither a folder nor a hub name such as org/name; did you mean --prompt {shown(text)}?" in done.stderr
+
+
+@pytest.mark.parametrize("model", ["", "demo", "~", ".", "org/name", "shape:qwen3-0.6b"])
+def test_what_may_be_a_model_is_not_taken_for_a_prompt(model: str) -> None:
+    check_model_argument(model)
 
 
 def test_a_prompt_is_needed() -> None:
