@@ -140,8 +140,11 @@ async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new ServerError(0, { error: { message: "The connection ended before the answer did." } });
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true }; // a broken connection; what browsers call it differs
+    });
+    if (done) throw new ServerError(0, { error: { message: "The connection to the server was lost before the answer ended." } });
     buffer += value;
     let end;
     while ((end = buffer.indexOf("\n\n")) >= 0) {

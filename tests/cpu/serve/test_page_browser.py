@@ -134,6 +134,27 @@ def test_hostile_text_is_only_text(page: Page, server: Any) -> None:
     assert page.all("#messages strong")[0].text == "bold"
 
 
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_lost_connection_is_said_and_the_text_stays(page: Page, broken: bool) -> None:
+    page.script(
+        """
+        const chunk = 'data: {"choices": [{"delta": {"content": "half"}}]}\\n\\n';
+        const body = () => new ReadableStream({ start(out) {
+          out.enqueue(new TextEncoder().encode(chunk));
+          setTimeout(() => arguments[0] ? out.error(new TypeError("network error")) : out.close(), 50);
+        } });
+        const fetched = window.fetch;
+        window.fetch = (path, options) =>
+          path.endsWith("chat/completions") ? Promise.resolve(new Response(body())) : fetched(path, options);
+    """,
+        broken,
+    )
+    page.say("Hello")
+    page.idle()
+    assert page.answers() == ["half"]
+    assert "The connection to the server was lost" in page.all(".message .error")[0].text
+
+
 def test_errors_are_seen(page: Page, server: Any) -> None:
     set_number(page, "temperature", "500")
     page.say("Hello")
