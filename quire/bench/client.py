@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 import time
 
 import aiohttp
@@ -151,8 +152,12 @@ def open_session(api_key: str) -> aiohttp.ClientSession:
 
 
 async def first_model(session: aiohttp.ClientSession, base_url: str, limit_s: float) -> str:
-    """Wait until the server lists its models and return the first. EngineError when `limit_s` has passed."""
+    """Wait until the server lists its models and return the first; that it waits is said once, on stderr.
+
+    EngineError when `limit_s` has passed.
+    """
     deadline_s = time.monotonic() + limit_s
+    is_said = False
     while True:
         try:
             async with session.get(base_url + "/v1/models") as response:
@@ -168,4 +173,7 @@ async def first_model(session: aiohttp.ClientSession, base_url: str, limit_s: fl
             raise EngineError(f"{base_url}/v1/models is not a list of models: {error}") from None
         if time.monotonic() >= deadline_s:
             raise EngineError(f"no answer from {base_url} within {limit_s:g} s ({problem}): is the server running?")
+        if not is_said:
+            print(f"waiting up to {limit_s:g} s for the server at {base_url} ({problem})", file=sys.stderr, flush=True)
+            is_said = True
         await asyncio.sleep(POLL_S)

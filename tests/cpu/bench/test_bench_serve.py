@@ -191,6 +191,17 @@ async def test_readiness(server: Server) -> None:
             await first_model(session, "http://127.0.0.1:1", 0.0)
 
 
+async def test_waiting_for_a_server_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    async with open_session("") as session:
+        waiting = asyncio.create_task(first_model(session, "http://127.0.0.1:1", 1.2))
+        await asyncio.sleep(0.3)
+        said = capsys.readouterr().err
+        assert said.startswith("waiting up to 1.2 s for the server at http://127.0.0.1:1 (") and said.count("\n") == 1
+        with pytest.raises(EngineError, match="is the server running"):
+            await waiting
+    assert capsys.readouterr().err == ""
+
+
 def trace(start_s: float, *chunk_times_s: float, error: str = "") -> RequestTrace:
     return RequestTrace(10, start_s, start_s, list(chunk_times_s), len(chunk_times_s), True, error)
 
@@ -245,5 +256,3 @@ def test_serve_benchmark_needs_no_torch() -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-
-
