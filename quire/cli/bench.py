@@ -31,11 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     }  # fmt: skip
     kinds = parser.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     for name, (options, meaning) in KINDS.items():
-        kind = kinds.add_parser(name, help=meaning, description=meaning, usage=f"quire bench {name} [options]")
+        in_process = name != "serve"
+        usage = f"quire bench {name} {'[MODEL] ' if in_process else ''}[options]"
+        kind = kinds.add_parser(name, help=meaning, description=meaning, usage=usage)
         kind.set_defaults(measure=runs[name])
         add_flags(kind, options, title="benchmark options")
-        if name != "serve":
-            add_engine_flags(kind, positional=False)
+        if in_process:
+            add_engine_flags(kind)
 
 
 def run(namespace: argparse.Namespace) -> int:
@@ -144,5 +146,3 @@ def _print_table(title: str, figures: Mapping[str, object]) -> None:
         elif isinstance(value, list) and value and isinstance(value[0], str):
             for text in value:
                 print(f"{name}: {text}")
-
-

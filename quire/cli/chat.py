@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "quire chat [MODEL] [options]"
     parser.add_argument("--system", default="", metavar="TEXT", help="system message of the conversation")
     add_flags(parser, SamplingFlags, title="sampling options", skip=("n",))
-    add_engine_flags(parser, positional=True)
+    add_engine_flags(parser)
 
 
 def run(namespace: argparse.Namespace) -> int:

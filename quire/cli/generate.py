@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="text to go on from; may be given several times; without it standard input is the prompt",
     )  # fmt: skip
     add_flags(parser, SamplingFlags, title="sampling options")
-    add_engine_flags(parser, positional=True)
+    add_engine_flags(parser)
 
 
 def run(namespace: argparse.Namespace) -> int:

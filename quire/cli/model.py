@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from quire.engine.llm import LLM
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, positional: bool, skip: Collection[str] = ()) -> None:
-    """Add the flags of `EngineConfig`, and a MODEL argument when `positional`."""
-    if positional:
-        parser.add_argument(
-            "model_argument", nargs="?", default="", metavar="MODEL",
-            help="folder or hub name; without it the bundled demo model is used",
-        )  # fmt: skip
+def add_engine_flags(parser: argparse.ArgumentParser, *, skip: Collection[str] = ()) -> None:
+    """Add the MODEL argument and the flags of `EngineConfig`."""
+    parser.add_argument(
+        "model_argument", nargs="?", default="", metavar="MODEL",
+        help="folder or hub name; without it the bundled demo model is used",
+    )  # fmt: skip
     add_flags(parser, EngineConfig, title="engine options", skip=skip)
 
 

@@ -13,7 +13,7 @@ from quire.serve.config import ServerConfig
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.usage = "quire serve [MODEL] [options]"
-    add_engine_flags(parser, positional=True)
+    add_engine_flags(parser)
     add_flags(parser, ServerConfig, title="server options")
 
 

@@ -17,7 +17,7 @@ from quire.core.errors import ConfigError
 
 def parsed(*words: str) -> argparse.Namespace:
     parser = FlagParser()
-    add_engine_flags(parser, positional=True)
+    add_engine_flags(parser)
     return parser.parse_args(list(words))
 
 
