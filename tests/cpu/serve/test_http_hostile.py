@@ -494,7 +494,7 @@ def test_surprises_become_a_fixed_text(make_server: Any, caplog: pytest.LogCaptu
     server = make_server()
 
     def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("secret at 0x7f00 in /work/secret")
+        raise RuntimeError("secret at 0x7f00 in /srv/secret")
 
     server.llm.submit = fail
     with server.client() as client:
