@@ -42,7 +42,7 @@ def check_error(answer: httpx.Response, status: int | tuple[int, ...], param: st
     body = answer.json()
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert len(body["error"]["message"]) <= 700
-    assert "Traceback" not in answer.text and "/work" not in answer.text and " at 0x" not in answer.text
+    assert "Traceback" not in answer.text and "/srv" not in answer.text and " at 0x" not in answer.text
     if param is not None:
         assert body["error"]["param"] is not None and body["error"]["param"].startswith(param), body
     return body["error"]
