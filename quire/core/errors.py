@@ -7,8 +7,7 @@
 ├── ConfigError                   an option, config.json field or machine limit does not fit
 ├── LoadError                     a checkpoint file is missing, damaged or does not match
 └── EngineError                   the engine failed while it ran (HTTP 5xx)
-    ├── EngineDead                the engine process is gone
-    └── SequenceFault             one sequence failed; its neighbours did not
+    └── EngineDead                the engine process is gone
 """
 
 from __future__ import annotations
@@ -107,9 +106,3 @@ class EngineDead(EngineError):
     """The engine process ended; every open request fails with this."""
 
     code = "engine_dead"
-
-
-class SequenceFault(EngineError):
-    """One sequence failed in compute (for instance non-finite logits)."""
-
-    code = "sequence_fault"

@@ -10,6 +10,7 @@ import torch
 
 from quire.core import env
 from quire.core.errors import ConfigError
+from quire.kernels import transfer
 
 
 class _Arriving:
@@ -48,8 +49,7 @@ class CudaDevice:
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
-        # The caching host allocator keeps the pinned block until the copy has run on this stream.
-        return torch.from_numpy(array).pin_memory().to(self.torch_device, non_blocking=True)
+        return transfer.upload(array, self.torch_device)
 
     def download(self, tensors: list[torch.Tensor]) -> _Arriving:
         targets = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.core.plan import SlotParams
-from quire.kernels.sample import upload
+from quire.kernels.transfer import upload
 
 
 class SlotEdits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.kernels.sample import upload
+from quire.kernels.transfer import upload
 
 ROWS_AT_ONCE = 32
 """Bounds the count table to 32 x width integers."""

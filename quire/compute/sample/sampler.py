@@ -17,7 +17,8 @@ from quire.compute.sample import edits, penalties
 from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose, upload
+from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose
+from quire.kernels.transfer import upload
 
 FAULT_CODES: Final = {NON_FINITE: "non_finite_logits", EMPTY: "empty_mask"}
 """Status → code of `core.result.Fault`."""

@@ -39,12 +39,6 @@ def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     return uniform_bits(np.atleast_1d(seeds).astype(np.int64), np.atleast_1d(positions).astype(np.int64)) * 2.0**-53
 
 
-def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A tensor on the device, without waiting. On CPU it shares memory; on CUDA it goes through a pinned copy."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
-
-
 @dataclasses.dataclass(slots=True)
 class Draw:
     """Host arrays of length m, one entry for each row of logits."""

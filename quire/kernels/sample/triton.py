@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, Draw, upload
+from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, Draw
+from quire.kernels.transfer import upload
 
 CHUNK = 4096
 N_PIVOTS = 8

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planner_shapes import LLAMA_8B, QWEN_600M, Shape
 
 from quire.core.errors import ConfigError
 from quire.planner.memory import MIN_PAGES, MemoryEquation
 from quire.planner.shape import n_weights
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    n_layers: int
-    hidden_size: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    vocab_size: int
-    tie_embeddings: bool
-
-
-LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
-QWEN_600M = Shape(28, 1024, 16, 8, 128, 3072, 151936, True)
 
 
 def equation(shape: Shape = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from planner_shapes import LLAMA_8B
 
 from quire.core.errors import ConfigError
 from quire.core.plan import Spans
@@ -12,20 +13,6 @@ from quire.planner.cost import CostModel
 from quire.planner.hardware import HARDWARE, hardware_named
 from quire.planner.shape import kv_numbers_per_token
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    n_layers: int
-    hidden_size: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    vocab_size: int
-    tie_embeddings: bool
-
-
-LLAMA_8B = Shape(32, 4096, 32, 8, 128, 14336, 128256, False)
 COST = CostModel(shape=LLAMA_8B, hardware=dataclasses.replace(HARDWARE["h200"], step_overhead_s=0.0))
 
 
