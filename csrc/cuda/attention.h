@@ -1,0 +1,59 @@
+// The interface of the CUDA attention kernels: plain C, filled by quire/kernels/attention/hopper.py through ctypes.
+//
+// Work is a list of lines that the host has planned (quire/kernels/attention/tiles.py). A line is a tile: tokens of one
+// span, or gathered from several spans, times the query heads of one KV head (packed row = token * group + head of the
+// group), against a range of keys. Small lines (few packed rows: decode) are handed to workers, a worker is one block
+// of the persistent grid; large lines (up to 128 packed rows: prefill, shared prefixes) are stored by falling cost and
+// each is computed for every KV head.
+// Keys are counted by their index in the list of keys of the tile's sequence. Strides count elements.
+#pragma once
+#include <cstdint>
+
+constexpr int QUIRE_MAX_PARAMS = 8;
+
+// One line of work: int32 [12].
+struct QuireTile {
+    int32_t row;        // contiguous: first row of q; gathered: first line of `rows`
+    int32_t n_tokens;   // 0: skip the line
+    int32_t position;   // contiguous: of the first token, the others follow; gathered: of the first, see `rows`
+    int32_t begin, end; // keys begin .. end - 1; causal: token i sees key j only if position_of(j) <= position of i
+    int32_t kv_at;      // pages: index of the sequence's first entry in `pages`; ragged: row of its key 0 in k and v
+    int32_t blocks_at;  // block-sparse: index of the tile's first entry in `blocks`
+    int32_t partial;    // packed row in partial_out of the tile's first row, or -1: the result is final.
+                        // Large lines: KV head h writes from partial + h * n_tokens * group on.
+    int32_t kv_head;    // small lines; large lines are computed for every KV head
+    int32_t gathered;   // 1: token i is rows[row + i] = (row of q, position)
+    int32_t spare[2];
+};
+
+struct QuireMerge {      // one token of one KV head: all rows of the group
+    int32_t row;         // of out
+    int32_t kv_head;
+    int32_t parts_at, n_parts;  // parts[parts_at + i]: packed row in partial_out of the token's first query head
+};
+
+struct QuireAttnArgs {
+    const void *q, *k, *v;      // q [n, n_q_heads, head_dim]; k, v: pages [n_pages, n_kv_heads, page_size, head_dim]
+                                // or ragged rows [n_keys, n_kv_heads, head_dim]; any strides, last dimension contiguous
+    void* out;                  // [n, n_q_heads, head_dim], contiguous
+    float* lse;                 // [n, n_q_heads], natural logarithm, or null
+    const QuireTile *small_lines, *large_lines;
+    const int32_t* queue;       // [n_workers + 1]: worker w runs small lines queue[w] .. queue[w + 1] - 1, in order
+    const int32_t* rows;        // [.., 2], see QuireTile::gathered
+    const int32_t* pages;       // flat page table
+    const int32_t* blocks;      // block-sparse: page of the sequence (position / page_size) of each entry, ascending
+    const QuireMerge* merges;
+    const int32_t* parts;
+    float* partial_out;         // [n_partial_rows, head_dim]
+    float* partial_lse;         // [n_partial_rows], base 2
+    int32_t* ticket;            // one counter for the device's own queue of large lines: 0 before and after a launch
+    int64_t q_row, q_head;      // strides
+    int64_t k_page, k_head, k_token, v_page, v_head, v_token;  // ragged: k_page is unused
+    int64_t n_pages;            // ragged: number of rows of k and v
+    int32_t n_workers, n_large, n_merges;  // grid sizes; lines and merges beyond the real ones have n_tokens / n_parts 0
+    int32_t page_size, n_q_heads, n_kv_heads, head_dim;
+    int32_t window, n_first;    // sliding window (0: none), and leading positions that stay visible beside it
+    float scale;
+    float scalars[QUIRE_MAX_PARAMS];          // parameters of the variant
+    const void* tensors[QUIRE_MAX_PARAMS];
+};

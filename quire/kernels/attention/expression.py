@@ -1,0 +1,285 @@
+"""Expressions: what the hooks of a variant are made of, as small immutable trees.
+
+Owns the node, its operators, the functions on nodes and the symbolic derivative. Does not own any lowering (lower.py)
+nor what hooks there are (variant.py). Invariant: equal trees have equal `text()`, which is their identity on disk.
+Operators follow Python's meaning except `/`, which is always a float division, and `&`, `|`, `~` on booleans.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+
+Number = float | int | bool
+
+
+@enum.unique
+class Kind(enum.StrEnum):
+    """What a node's value is. Numbers are float32 in kernels, float64 in a float64 reference; integers 32 bits."""
+
+    FLOAT = "float"
+    INT = "int"
+    BOOL = "bool"
+
+
+ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "minimum", "maximum")
+"""Integer if both sides are, else float. floordiv and mod: integers only, of values that are not negative."""
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+FUNCTIONS = ("exp", "log", "tanh", "sigmoid", "sqrt", "sin", "cos")
+"""Of one float."""
+LEAVES = ("const", "site", "scalar", "value", "partner")
+"""A constant; a coordinate of `Site`; a scalar parameter; the element that a hook is given; see `rotate_half`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Expr:
+    """One node. Build nodes with operators and the functions of this module, not by hand."""
+
+    op: str
+    kind: Kind
+    args: tuple[Expr, ...] = ()
+    name: str = ""
+    """Of a coordinate, parameter or tensor; the digits of a constant."""
+
+    def text(self) -> str:
+        """Prefix notation, for instance `(mul (scalar cap) (tanh (value x)))`."""
+        inner = " ".join([self.name] * bool(self.name) + [arg.text() for arg in self.args])
+        return f"({self.op} {inner})"
+
+    def walk(self) -> Iterator[Expr]:
+        """This node and all below it, arguments first."""
+        for arg in self.args:
+            yield from arg.walk()
+        yield self
+
+    def __bool__(self) -> bool:
+        raise TypeError("a symbolic value has no truth value yet: use where(condition, a, b), &, | and ~")
+
+    __hash__ = object.__hash__
+
+    def __add__(self, other: Operand) -> Expr:
+        return _arithmetic("add", self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return _arithmetic("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return _arithmetic("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return _arithmetic("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return _arithmetic("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return _arithmetic("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return Expr("div", Kind.FLOAT, (as_float(self), as_float(other)))
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return Expr("div", Kind.FLOAT, (as_float(other), as_float(self)))
+
+    def __floordiv__(self, other: Operand) -> Expr:
+        return _arithmetic("floordiv", self, other)
+
+    def __mod__(self, other: Operand) -> Expr:
+        return _arithmetic("mod", self, other)
+
+    def __neg__(self) -> Expr:
+        return 0 - self if self.kind is Kind.INT else 0.0 - self
+
+    def __lt__(self, other: Operand) -> Expr:
+        return _comparison("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return _comparison("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return _comparison("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return _comparison("ge", self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return _comparison("eq", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return _comparison("ne", self, other)
+
+    def __and__(self, other: Operand) -> Expr:
+        return Expr("and", Kind.BOOL, (as_bool(self), as_bool(other)))
+
+    def __rand__(self, other: Operand) -> Expr:
+        return Expr("and", Kind.BOOL, (as_bool(other), as_bool(self)))
+
+    def __or__(self, other: Operand) -> Expr:
+        return Expr("or", Kind.BOOL, (as_bool(self), as_bool(other)))
+
+    def __ror__(self, other: Operand) -> Expr:
+        return Expr("or", Kind.BOOL, (as_bool(other), as_bool(self)))
+
+    def __invert__(self) -> Expr:
+        return Expr("not", Kind.BOOL, (as_bool(self),))
+
+
+Operand = Expr | Number
+
+
+def constant(value: Number) -> Expr:
+    """A number written into the kernel. Use a parameter for what changes from call to call."""
+    if isinstance(value, bool):
+        return Expr("const", Kind.BOOL, name=str(value))
+    if isinstance(value, int):
+        return Expr("const", Kind.INT, name=str(value))
+    if isinstance(value, float):
+        return Expr("const", Kind.FLOAT, name=repr(value))
+    raise TypeError(f"{value!r} cannot stand in a hook: use numbers, site, and parameters of the variant")
+
+
+def wrap(value: Operand) -> Expr:
+    """An expression or a number as an expression."""
+    return value if isinstance(value, Expr) else constant(value)
+
+
+def as_float(value: Operand) -> Expr:
+    """Convert an integer or boolean; a float stays."""
+    node = wrap(value)
+    if node.kind is Kind.FLOAT:
+        return node
+    if node.op == "const" and node.kind is Kind.INT:
+        return constant(float(node.name))
+    return Expr("float", Kind.FLOAT, (node,))
+
+
+def as_bool(value: Operand) -> Expr:
+    """Check that an operand is boolean. Raises TypeError."""
+    node = wrap(value)
+    if node.kind is not Kind.BOOL:
+        raise TypeError(f"{node.text()} is {node.kind}, but & | ~ and where's condition take booleans")
+    return node
+
+
+def minimum(a: Operand, b: Operand) -> Expr:
+    """The smaller."""
+    return _arithmetic("minimum", a, b)
+
+
+def maximum(a: Operand, b: Operand) -> Expr:
+    """The larger."""
+    return _arithmetic("maximum", a, b)
+
+
+def absolute(x: Operand) -> Expr:
+    """|x|."""
+    return maximum(x, -wrap(x))
+
+
+def where(condition: Operand, a: Operand, b: Operand) -> Expr:
+    """a where the condition holds, else b; both are computed."""
+    a, b = _same_kind(a, b)
+    return Expr("where", a.kind, (as_bool(condition), a, b))
+
+
+def _function(name: str) -> Callable[[Operand], Expr]:
+    def apply(x: Operand) -> Expr:
+        return Expr(name, Kind.FLOAT, (as_float(x),))
+
+    apply.__name__ = name
+    apply.__doc__ = f"{name}(x) of a float."
+    return apply
+
+
+exp, log, tanh, sigmoid, sqrt, sin, cos = (_function(name) for name in FUNCTIONS)
+
+
+def rotate_half(x: Expr) -> Expr:
+    """Of a vector that a transform is given: -x[i + d/2] for i < d/2, else x[i - d/2] (rotary embedding, NeoX halves).
+
+    Raises TypeError for anything but the transform's own x.
+    """
+    if x.op != "value":
+        raise TypeError(f"rotate_half takes the x that the transform is given, not {x.text()}")
+    return Expr("partner", Kind.FLOAT, name="half")
+
+
+def load(name: str, index: Operand, kind: Kind) -> Expr:
+    """An element of a tensor parameter, by flat index."""
+    node = wrap(index)
+    if node.kind is not Kind.INT:
+        raise TypeError(f"parameter {name!r} is indexed with {node.text()}, which is {node.kind}: use an int")
+    return Expr("load", kind, (node,), name)
+
+
+def derivative(of: Expr) -> Expr:
+    """d of / d value, the element that the hook was given. Raises TypeError where it does not exist."""
+    if of.op == "value":
+        return constant(1.0)
+    if not any(node.op == "value" for node in of.walk()):
+        return constant(0.0)
+    if of.op == "where":
+        return where(of.args[0], derivative(of.args[1]), derivative(of.args[2]))
+    if of.op in ("minimum", "maximum"):
+        a, b = of.args
+        first = a <= b if of.op == "minimum" else a >= b
+        return where(first, derivative(a), derivative(b))
+    inner = [derivative(arg) for arg in of.args]
+    a, b = (*of.args, *of.args)[:2]
+    da, db = (*inner, *inner)[:2]
+    rules: dict[str, Callable[[], Expr]] = {
+        "add": lambda: _sum(da, db),
+        "sub": lambda: _sum(da, _product(constant(-1.0), db)),
+        "mul": lambda: _sum(_product(da, b), _product(a, db)),
+        "div": lambda: _sum(_product(da, 1.0 / b), _product(constant(-1.0), _product(of / b, db))),
+        "exp": lambda: _product(of, da),
+        "log": lambda: _product(1.0 / a, da),
+        "tanh": lambda: _product(1.0 - of * of, da),
+        "sigmoid": lambda: _product(of * (1.0 - of), da),
+        "sqrt": lambda: _product(0.5 / of, da),
+        "sin": lambda: _product(cos(a), da),
+        "cos": lambda: _product(-sin(a), da),
+    }
+    if of.op not in rules:
+        raise TypeError(f"no derivative of {of.text()}: {of.op!r} of the logits is not differentiable")
+    return rules[of.op]()
+
+
+def _is(node: Expr, value: float) -> bool:
+    return node.op == "const" and node.kind is Kind.FLOAT and float(node.name) == value
+
+
+def _sum(a: Expr, b: Expr) -> Expr:
+    return b if _is(a, 0.0) else a if _is(b, 0.0) else a + b
+
+
+def _product(a: Expr, b: Expr) -> Expr:
+    if _is(a, 0.0) or _is(b, 0.0):
+        return constant(0.0)
+    return b if _is(a, 1.0) else a if _is(b, 1.0) else a * b
+
+
+def _same_kind(a: Operand, b: Operand) -> tuple[Expr, Expr]:
+    a, b = wrap(a), wrap(b)
+    if a.kind is b.kind:
+        return a, b
+    if Kind.BOOL in (a.kind, b.kind):
+        raise TypeError(f"{a.text()} is {a.kind} and {b.text()} is {b.kind}: convert with where(condition, 1.0, 0.0)")
+    return as_float(a), as_float(b)
+
+
+def _arithmetic(op: str, a: Operand, b: Operand) -> Expr:
+    a, b = _same_kind(a, b)
+    if a.kind is Kind.BOOL:
+        raise TypeError(f"{op} of booleans {a.text()}, {b.text()}: use & | ~ or where")
+    if op in ("floordiv", "mod") and a.kind is not Kind.INT:
+        raise TypeError(f"{op} takes ints, not {a.text()} and {b.text()}")
+    return Expr(op, a.kind, (a, b))
+
+
+def _comparison(op: str, a: Operand, b: object) -> Expr:
+    if not isinstance(b, Expr | float | int):
+        raise TypeError(f"{op} of {wrap(a).text()} with {b!r}")
+    left, right = _same_kind(a, b)
+    return Expr(op, Kind.BOOL, (left, right))
