@@ -1,14 +1,19 @@
-"""Public attention. Checks shapes and picks the implementation by device."""
+"""Public attention: plan once a step, run once a layer. Checks what it is given; select.py picks the implementation."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from quire.kernels import backends
-from quire.kernels.attention.plan import AttnPlan, PlanBuffers, Variant
+from quire.kernels.attention import select
+from quire.kernels.attention.plan import AttnPlan, Heads, Layout, PlanBuffers, SharedPrefix, Spans
+from quire.kernels.attention.variant import Variant
+
+MAX_GROUP = 128
+"""Query heads of one KV head: the rows of the largest tile."""
 
 
 def plan(
@@ -21,78 +26,203 @@ def plan(
     n_q_heads: int,
     n_kv_heads: int,
     head_dim: int,
+    variant: Variant | None = None,
+    shared: Sequence[SharedPrefix] = (),
+    blocks: tuple[np.ndarray, np.ndarray] | None = None,
     buffers: PlanBuffers | None = None,
+    batch_invariant: bool = False,
 ) -> AttnPlan:
-    """Prepare attention for the spans of one step, for all layers.
+    """Prepare attention over pages for the spans of one step, for all layers: prefill, append and decode in any mix.
 
     q_indptr: int32 [n_spans + 1], rows of each span in the flat batch (empty spans allowed). kv_lens: int32 [n_spans],
-    start + length of each span after this step. slots: int32 [n_spans], rows of page_table. page_table: int32
-    [n_slots, max_pages] on the device where `run` executes. buffers: from `plan_buffers`, to keep all addresses and
-    grids of the step fixed; they hold one plan at a time. Raises ValueError on a mismatch.
+    tokens of the sequence up to and with the span's last row. slots: int32 [n_spans], rows of page_table. page_table:
+    int32 [n_slots, max_pages], contiguous, on the device where `run` executes.
+    variant: the plan covers what this variant sees; None: plain causal attention, which serves every causal variant.
+    shared: groups of spans whose first keys lie in the same pages; they are read once where that pays.
+    blocks: (indptr [n_spans + 1], indices), block-sparse attention: each span reads only these logical pages (position
+    // page_size), ascending. Spans may be row blocks of one sequence: give its slot to each of them.
+    buffers: from `plan_buffers`, to keep all addresses and grids of the step fixed; they hold one plan at a time.
+    batch_invariant: results of a span do not depend on its neighbours, at some cost in balance.
+    Raises ValueError on a mismatch.
     """
-    lengths = np.diff(q_indptr)
-    if not len(q_indptr) == len(kv_lens) + 1 == len(slots) + 1 or q_indptr[0] != 0:
-        raise ValueError(f"q_indptr has {len(q_indptr)} entries for {len(kv_lens)} kv_lens and {len(slots)} slots")
-    if (lengths < 0).any() or (kv_lens < lengths).any():
-        raise ValueError("a span must have 0 <= length <= kv_len")
-    if n_q_heads % n_kv_heads:
-        raise ValueError(f"{n_q_heads} query heads are not a multiple of {n_kv_heads} KV heads")
-    longest = int(kv_lens.max(initial=0))
-    if longest > page_table.shape[1] * page_size:
-        raise ValueError(f"{longest} tokens do not fit {page_table.shape[1]} pages of {page_size} tokens")
+    spans = Spans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *(map(_int32, blocks) if blocks else (None, None)))
+    seen = variant or Variant(1.0)
     bare = AttnPlan(
-        q_indptr=np.ascontiguousarray(q_indptr, np.int32),
-        kv_lens=np.ascontiguousarray(kv_lens, np.int32),
-        slots=np.ascontiguousarray(slots, np.int32),
-        page_table=page_table,
-        page_size=page_size,
-        n_q_heads=n_q_heads,
-        n_kv_heads=n_kv_heads,
-        head_dim=head_dim,
+        Layout.SPARSE if blocks else Layout.PAGED,
+        Heads(n_q_heads, n_kv_heads, head_dim),
+        page_size,
+        spans,
+        page_table,
+        seen.causal,
+        seen.window,
+        seen.n_first,
+        shared,
+        batch_invariant,
     )
-    tiles = buffers.fill(bare) if buffers else backends.module("attention", page_table.device.type).tiles(bare)
-    return dataclasses.replace(bare, tiles=tiles)
+    _check_spans(bare)
+    _check_pages(bare, page_table)
+    _check_shared(bare)
+    return _with_work(bare, buffers)
 
 
-def plan_buffers(like: AttnPlan, max_spans: int) -> PlanBuffers:
-    """Buffers for steps with the heads, page size and device of `like`, of at most `max_spans` spans of few tokens.
+def plan_ragged(
+    q_indptr: np.ndarray,
+    kv_indptr: np.ndarray,
+    *,
+    n_q_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    device: torch.device,
+    variant: Variant | None = None,
+    batch_invariant: bool = False,
+) -> AttnPlan:
+    """Prepare attention over keys and values that lie in consecutive rows: k, v [n_keys, n_kv_heads, head_dim].
 
-    A span may have max(1, 16 // group) tokens (group: query heads of a KV head). A CUDA graph captured around `run`
-    with a plan from these buffers serves every later plan that was written into them before the replay. CUDA only.
+    kv_indptr: int32 [n_spans + 1], keys of span s are rows kv_indptr[s] .. kv_indptr[s + 1] - 1; its rows of q are the
+    last tokens of that sequence. The rest as in `plan`. Raises ValueError on a mismatch.
     """
-    return backends.module("attention", like.page_table.device.type).Buffers(like, max_spans)
+    bounds = _int32(kv_indptr)
+    seen = variant or Variant(1.0)
+    spans = Spans(_int32(q_indptr), np.diff(bounds), bounds[:-1].copy())
+    heads = Heads(n_q_heads, n_kv_heads, head_dim)
+    bare = AttnPlan(Layout.RAGGED, heads, 1, spans, None, seen.causal, seen.window, seen.n_first)
+    _check_spans(bare)
+    return _with_work(dataclasses.replace(bare, batch_invariant=batch_invariant), None, device)
+
+
+def plan_buffers(like: AttnPlan, max_spans: int, max_large: int = 0) -> PlanBuffers:
+    """Buffers for steps with the heads, page size and device of `like`: `max_spans` spans of few tokens each.
+
+    max_large: tiles of longer spans that also fit. A CUDA graph captured around `run` with a plan from these buffers
+    serves every later plan that was written into them before the replay. CUDA only.
+    """
+    return select.work_module("cuda").Buffers(like, max_spans, max_large)
 
 
 def run(
     q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     plan: AttnPlan,
     variant: Variant,
     out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention of each row of q to the keys and values of its own sequence, read from pages.
+    """Attention of each row of q to the keys of its own sequence that the variant shows to it.
 
     q: [n, n_q_heads, head_dim], n >= q_indptr[-1], last dimension contiguous; rows beyond q_indptr[-1] are padding.
-    k_pages, v_pages: [n_pages, n_kv_heads, page_size, head_dim], contiguous, q's dtype, this step's keys and values
-    already stored. out: like q, contiguous, or None to allocate. Returns out; its padding rows hold anything.
-    Row i of span s stands at position kv_lens[s] - (q_indptr[s + 1] - i). Raises ValueError on a mismatch.
+    k, v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows [n_keys, n_kv_heads, head_dim], any strides
+    with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored.
+    out: like q, contiguous, or None to allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural
+    logarithm of each row's sum of weights (-inf where nothing is seen), or None.
+    Returns out; its padding rows hold anything. Row i of span s stands at position kv_lens[s] - (q_indptr[s + 1] - i).
+    Raises ValueError on a mismatch, ConfigError when no implementation can run it.
     """
-    _check(q, k_pages, v_pages, plan)
+    _check_run(q, k, v, plan, variant)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
         raise ValueError(f"out {tuple(out.shape)} {out.dtype} must be contiguous and like q {tuple(q.shape)} {q.dtype}")
-    return backends.module("attention", q.device.type).run(q, k_pages, v_pages, plan, variant, out)
+    if lse is not None:
+        _check_lse(lse, q, variant)
+    select.choose(plan, variant, q.device.type, q.dtype, k.dtype).run(q, k, v, plan, variant, out, lse)
+    return out
 
 
-def _check(q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, plan: AttnPlan) -> None:
-    pool = (plan.n_kv_heads, plan.page_size, plan.head_dim)
-    if k_pages.shape[1:] != pool or v_pages.shape != k_pages.shape:
-        raise ValueError(f"pages {tuple(k_pages.shape)}, {tuple(v_pages.shape)} do not fit the plan [n_pages, {pool}]")
-    if q.shape[1:] != (plan.n_q_heads, plan.head_dim) or q.shape[0] < plan.q_indptr[-1] or q.stride(2) != 1:
-        raise ValueError(f"q {tuple(q.shape)} does not fit a plan of {plan.q_indptr[-1]} rows, {plan.n_q_heads} heads")
-    if not q.dtype == k_pages.dtype == v_pages.dtype:
-        raise ValueError(f"q is {q.dtype} but pages are {k_pages.dtype}, {v_pages.dtype}")
-    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
-        raise ValueError("k_pages and v_pages must be contiguous")
+def _with_work(bare: AttnPlan, buffers: PlanBuffers | None, device: torch.device | None = None) -> AttnPlan:
+    if buffers is not None:
+        return dataclasses.replace(bare, work=buffers.fill(bare))
+    place = bare.page_table.device if bare.page_table is not None else torch.device(device)
+    return dataclasses.replace(bare, work=select.work_module(place.type).make(bare, place))
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _check_spans(plan: AttnPlan) -> None:
+    spans, heads = plan.spans, plan.heads
+    if not len(spans.q_indptr) == len(spans.kv_lens) + 1 == len(spans.kv_at) + 1 or spans.q_indptr[0] != 0:
+        raise ValueError(
+            f"q_indptr has {len(spans.q_indptr)} entries for {len(spans.kv_lens)} lengths and {len(spans.kv_at)} slots"
+        )
+    if (spans.lengths < 0).any() or (spans.kv_lens < 0).any():
+        raise ValueError("q_indptr and kv_indptr must not fall")
+    if plan.causal and (spans.kv_lens < spans.lengths).any():
+        raise ValueError("a causal span must have length <= kv_len")
+    if heads.n_q_heads % heads.n_kv_heads or heads.group > MAX_GROUP:
+        raise ValueError(
+            f"{heads.n_q_heads} query heads for {heads.n_kv_heads} KV heads: must be a multiple, at most {MAX_GROUP} x"
+        )
+
+
+def _check_pages(plan: AttnPlan, page_table: torch.Tensor) -> None:
+    if page_table.dtype != torch.int32 or page_table.dim() != 2 or not page_table.is_contiguous():
+        raise ValueError(f"page_table must be contiguous int32 [n_slots, max_pages], not {page_table.dtype}")
+    if plan.page_size < 1:
+        raise ValueError(f"page_size {plan.page_size} must be at least 1")
+    longest, slots = int(plan.spans.kv_lens.max(initial=0)), plan.spans.kv_at
+    if longest > page_table.shape[1] * plan.page_size:
+        raise ValueError(f"{longest} tokens do not fit {page_table.shape[1]} pages of {plan.page_size} tokens")
+    if len(slots) and not 0 <= int(slots.min()) <= int(slots.max()) < page_table.shape[0]:
+        raise ValueError(f"slots {slots.min()} .. {slots.max()} leave the page table of {page_table.shape[0]} rows")
+    if plan.layout is Layout.SPARSE:
+        _check_blocks(plan)
+
+
+def _check_blocks(plan: AttnPlan) -> None:
+    indptr, blocks = plan.spans.block_indptr, plan.spans.blocks
+    if len(indptr) != len(plan.spans.kv_lens) + 1 or indptr[0] != 0 or indptr[-1] != len(blocks):
+        raise ValueError(f"blocks: indptr has {len(indptr)} entries up to {indptr[-1]} for {len(blocks)} indices")
+    counts = np.diff(indptr)
+    if (counts < 0).any():
+        raise ValueError("blocks: indptr must not fall")
+    owner = np.repeat(np.arange(len(counts)), counts)
+    if len(blocks) and ((blocks < 0).any() or (blocks * plan.page_size >= plan.spans.kv_lens[owner]).any()):
+        raise ValueError(f"blocks: an index lies outside 0 .. (kv_len - 1) // {plan.page_size} of its span")
+    if ((np.diff(blocks) <= 0) & (np.diff(owner) == 0)).any():
+        raise ValueError("blocks: the indices of a span must ascend")
+
+
+def _check_shared(plan: AttnPlan) -> None:
+    lengths, kv_lens = plan.spans.lengths, plan.spans.kv_lens
+    for group in plan.shared:
+        members = np.asarray(group.spans)
+        if len(members) and not 0 <= members.min() <= members.max() < len(kv_lens):
+            raise ValueError(f"shared: spans {members.min()} .. {members.max()} of {len(kv_lens)}")
+        if group.n_keys % plan.page_size or (kv_lens - lengths)[members].min(initial=group.n_keys) < group.n_keys:
+            raise ValueError(
+                f"shared: {group.n_keys} keys must be whole pages of {plan.page_size} that lie before every row"
+            )
+    if sum(len(group.spans) for group in plan.shared) != len({span for group in plan.shared for span in group.spans}):
+        raise ValueError("shared: a span may be in one group only")
+
+
+def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, variant: Variant) -> None:
+    heads = plan.heads
+    if plan.layout is Layout.RAGGED:
+        wanted, got = (heads.n_kv_heads, heads.head_dim), k.shape[1:]
+    else:
+        wanted, got = (heads.n_kv_heads, plan.page_size, heads.head_dim), k.shape[1:]
+    if tuple(got) != wanted or v.shape != k.shape:
+        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} do not fit the plan: [.., {wanted}]")
+    if q.shape[1:] != (heads.n_q_heads, heads.head_dim) or q.shape[0] < plan.n_rows:
+        raise ValueError(f"q {tuple(q.shape)} does not fit a plan of {plan.n_rows} rows, {heads}")
+    if q.stride(2) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
+        raise ValueError("the last dimension of q, k and v must be contiguous")
+    if k.dtype != v.dtype or k.dtype not in (q.dtype, torch.float8_e4m3fn):
+        raise ValueError(f"q is {q.dtype} but k, v are {k.dtype}, {v.dtype}: use q's dtype, or float8_e4m3fn for both")
+    if plan.causal and not variant.causal:
+        raise ValueError("the variant is not causal but the plan is: give the variant to plan()")
+    if plan.window and not (0 < variant.window <= plan.window and variant.n_first <= plan.n_first):
+        raise ValueError(
+            f"the plan covers a window of {plan.window} and {plan.n_first} first keys, the variant sees "
+            f"{variant.window or 'all'} and {variant.n_first}: give the widest variant to plan()"
+        )
+
+
+def _check_lse(lse: torch.Tensor, q: torch.Tensor, variant: Variant) -> None:
+    if not variant.softmax:
+        raise ValueError("a variant without softmax has no lse: pass lse=None")
+    if lse.shape != q.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous():
+        raise ValueError(f"lse {tuple(lse.shape)} {lse.dtype} must be contiguous float32 {tuple(q.shape[:2])}")

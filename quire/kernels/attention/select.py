@@ -1,0 +1,82 @@
+"""Which implementation of attention runs, and why the others do not. Owns the order of preference and nothing else.
+
+Invariant: on CUDA nothing falls back to the torch reference; on CPU it does, with a warning that says what was lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from types import ModuleType
+
+import torch
+
+from quire.core.errors import ConfigError
+from quire.kernels.attention.plan import AttnPlan
+from quire.kernels.attention.variant import Variant
+
+logger = logging.getLogger("quire.kernels")
+
+PREFERENCE = {"cuda": ("hopper", "triton"), "cpu": ("cpu", "reference")}
+"""Device type → implementations, best first."""
+
+
+def module(name: str) -> ModuleType:
+    """An implementation: `obstacle(plan, variant, q_dtype, kv_dtype)` and `run(q, k, v, plan, variant, out, lse)`."""
+    return importlib.import_module(f"quire.kernels.attention.{name}")
+
+
+def work_module(device_type: str) -> ModuleType:
+    """What turns a plan into the device's work list: `make(plan, device)`. Raises ConfigError for another device."""
+    names = {"cuda": "work", "cpu": "cpu"}
+    if device_type not in names:
+        raise ConfigError(f"attention has no kernel for device {device_type!r}: use 'cpu' or 'cuda'")
+    return module(names[device_type])
+
+
+def choose(
+    plan: AttnPlan, variant: Variant, device_type: str, q_dtype: torch.dtype, kv_dtype: torch.dtype
+) -> ModuleType:
+    """The implementation that `run` uses. Raises ConfigError when none can."""
+    key = (plan.layout, plan.heads, plan.page_size, getattr(plan.work, "small_rows", 0))
+    return _choose(key, variant, device_type, q_dtype, kv_dtype, _Uncached(plan))
+
+
+def obstacles(
+    plan: AttnPlan, variant: Variant, device_type: str, q_dtype: torch.dtype, kv_dtype: torch.dtype
+) -> dict[str, str | None]:
+    """Implementation → why it cannot run this, or None if it can, in order of preference."""
+    return {name: module(name).obstacle(plan, variant, q_dtype, kv_dtype) for name in PREFERENCE.get(device_type, ())}
+
+
+class _Uncached:
+    """An argument of a cached function that does not count: the rest of the key says all that matters of it."""
+
+    def __init__(self, plan: AttnPlan) -> None:
+        self.plan = plan
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Uncached)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@functools.lru_cache(maxsize=512)
+def _choose(
+    key: object,
+    variant: Variant,
+    device_type: str,
+    q_dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    uncached: _Uncached,
+) -> ModuleType:
+    found = obstacles(uncached.plan, variant, device_type, q_dtype, kv_dtype)
+    name = next((name for name, obstacle in found.items() if obstacle is None), None)
+    if name is None:
+        reasons = "; ".join(f"{name}: {obstacle}" for name, obstacle in found.items())
+        raise ConfigError(f"no implementation of attention can run this on {device_type!r}: {reasons}")
+    if name == "reference":
+        logger.warning("attention: slow torch path on CPU (%s)", found["cpu"])
+    return module(name)

@@ -1,0 +1,169 @@
+"""Kernels made at run time: generated Python modules and compiled libraries, in a folder that survives the process.
+
+Life cycle: an entry is named by a digest of everything that made it (sources, headers, flags, compiler version), so it
+never changes and never goes stale; it is written beside its place and renamed into it, under a file lock, so that
+processes share it; using it renews its date; entries unused for `KEEP_DAYS` go when something new is made.
+Does not own what is generated, nor Triton's own cache. Invariant: only a folder of ours that nobody else can write is
+trusted; otherwise a private temporary folder serves this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+from quire.core import env
+
+logger = logging.getLogger("quire.kernels")
+
+KEEP_DAYS = 60
+BUILD_TIMEOUT_S = 600
+_CUDA_PLACES = ("/usr/local/cuda/bin",)
+
+
+class BuildError(RuntimeError):
+    """A kernel could not be built. The message holds the end of what the compiler said, and what to do."""
+
+
+@functools.cache
+def folder() -> pathlib.Path:
+    """Where entries live: QUIRE_CACHE_DIR (default ~/.cache/quire) / jit."""
+    place = pathlib.Path("~/.cache/quire")
+    try:
+        place = env.cache_folder() / "jit"
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = place.stat()
+        with tempfile.TemporaryFile(dir=place):
+            pass
+        trouble = "others can write to it" if state.st_mode & stat.S_IWOTH else ""
+        trouble = trouble or ("it belongs to somebody else" if state.st_uid != os.getuid() else "")
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        trouble = str(error)
+    if not trouble:
+        return place
+    private = pathlib.Path(tempfile.mkdtemp(prefix="quire-jit-"))
+    logger.warning("kernel cache %s is not used (%s): kernels are built again, in %s", place, trouble, private)
+    return private
+
+
+def sources_folder() -> pathlib.Path:
+    """The C++ and CUDA sources: in an installed package its own copy, in a checkout the repository's csrc."""
+    package = pathlib.Path(__file__).resolve().parents[1]
+    installed = package / "_csrc"
+    return installed if installed.is_dir() else package.parent / "csrc"
+
+
+def generated_module(name: str, source: str) -> ModuleType:
+    """Import Python source as a module that lives in a file (Triton reads the file). Same source, same module."""
+    return _module(f"{name}_{_digest(source)}", source)
+
+
+@functools.cache
+def _module(full_name: str, source: str) -> ModuleType:
+    path = folder() / f"{full_name}.py"
+    if path.exists() and path.read_text() == source:
+        os.utime(path)
+    else:
+        _put(path, source.encode())
+    spec = importlib.util.spec_from_file_location(full_name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[full_name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def compiler(name: str) -> str | None:
+    """Path of "c++" or "nvcc", or None."""
+    if name == "c++":
+        return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    return shutil.which(name) or next((f"{p}/{name}" for p in _CUDA_PLACES if os.access(f"{p}/{name}", os.X_OK)), None)
+
+
+@functools.cache
+def _version(path: str) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def shared_library(
+    name: str, sources: Sequence[pathlib.Path], flags: Sequence[str], header: str, compiler_name: str
+) -> pathlib.Path:
+    """Build sources into one shared library, with the text `header` included before everything else.
+
+    compiler_name: "c++" or "nvcc". All files in the sources' folders named *.h count towards the identity.
+    Raises BuildError without a compiler or when it fails.
+    """
+    path = compiler(compiler_name)
+    if path is None:
+        raise BuildError(f"{name} needs the compiler {compiler_name!r}, which was not found on PATH: install it")
+    files = sorted({*sources, *(h for source in sources for h in source.parent.glob("*.h"))})
+    texts = [file.read_text() for file in files]
+    target = folder() / f"{name}_{_digest(*texts, header, *flags, _version(path))}.so"
+    with _locked(target):
+        if target.exists():
+            os.utime(target)
+            return target
+        start_s = time.perf_counter()
+        _build(path, sources, flags, header, target)
+        logger.info("built kernel %s in %.1f s", target.name, time.perf_counter() - start_s)
+    _prune()
+    return target
+
+
+def _build(path: str, sources: Sequence[pathlib.Path], flags: Sequence[str], header: str, target: pathlib.Path) -> None:
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        included, made = pathlib.Path(scratch, "header.h"), pathlib.Path(scratch, "made.so")
+        included.write_text(header)
+        command = [path, *flags, "-include", str(included), "-shared", "-o", str(made), *map(str, sources)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=BUILD_TIMEOUT_S, cwd=scratch
+            )
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{target.name}: {path} took more than {BUILD_TIMEOUT_S} s") from None
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip()
+            raise BuildError(f"{target.name}: {path} failed with code {done.returncode}: {said[-2000:]}")
+        os.replace(made, target)
+
+
+@contextlib.contextmanager
+def _locked(target: pathlib.Path) -> Iterator[None]:
+    """One builder of an entry at a time, across processes; the kernel frees the lock of a process that dies."""
+    with open(target.with_suffix(".lock"), "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _put(path: pathlib.Path, content: bytes) -> None:
+    handle, scratch = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.replace(scratch, path)
+
+
+def _digest(*texts: str) -> str:
+    joined = "\0".join(texts)
+    return hashlib.sha256(joined.encode()).hexdigest()[:16]
+
+
+def _prune() -> None:
+    oldest = time.time() - KEEP_DAYS * 86400
+    for entry in folder().glob("*.*"):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if entry.is_file() and entry.stat().st_mtime < oldest:
+                entry.unlink()
