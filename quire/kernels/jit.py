@@ -128,7 +128,8 @@ def _build(path: str, sources: Sequence[pathlib.Path], flags: Sequence[str], hea
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         included, made = pathlib.Path(scratch, "header.h"), pathlib.Path(scratch, "made.so")
         included.write_text(header)
-        command = [path, *flags, "-include", str(included), "-shared", "-o", str(made), *map(str, sources)]
+        places = dict.fromkeys(f"-I{source.parent}" for source in sources)
+        command = [path, *flags, *places, "-include", str(included), "-shared", "-o", str(made), *map(str, sources)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, check=False, timeout=BUILD_TIMEOUT_S, cwd=scratch

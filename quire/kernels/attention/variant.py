@@ -164,6 +164,8 @@ class Variant:
             if value.dtype not in TENSOR_KINDS or not value.is_contiguous():
                 allowed = ", ".join(str(dtype) for dtype in TENSOR_KINDS)
                 raise ValueError(f"parameter {name!r} is {value.dtype}: use a contiguous tensor of {allowed}")
+            if value.numel() >= 1 << 31:
+                raise ValueError(f"parameter {name!r} has {value.numel()} elements: indices have 32 bits")
         for name, value in self.scalars.items():
             if isinstance(value, int) and abs(value) > LARGEST_INT:
                 raise ValueError(f"parameter {name!r} is {value}: integers reach to {LARGEST_INT}; use an int32 tensor")
