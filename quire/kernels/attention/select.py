@@ -39,7 +39,8 @@ def choose(
     plan: AttnPlan, variant: Variant, device_type: str, q_dtype: torch.dtype, kv_dtype: torch.dtype
 ) -> ModuleType:
     """The implementation that `run` uses. Raises ConfigError when none can."""
-    key = (plan.layout, plan.heads, plan.page_size, getattr(plan.work, "small_rows", 0))
+    needs = tuple(getattr(plan.work, name, 0) for name in ("small_rows", "n_small", "n_large", "n_merges"))
+    key = (plan.layout, plan.heads, plan.page_size, needs[0], *map(bool, needs[1:]))
     return _choose(key, variant, device_type, q_dtype, kv_dtype, _Uncached(plan))
 
 

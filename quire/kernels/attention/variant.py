@@ -89,13 +89,19 @@ class Params:
         return Expr("scalar", Kind.INT if isinstance(value, int) else Kind.FLOAT, name=name)
 
 
+_PROGRAMS: dict[str, Program] = {}
+"""Text → the one program of that text."""
+
 ElementHook = Callable[[Expr, Site, Params], Operand]
 MaskHook = Callable[[Site, Params], Operand]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """The traced hooks: all that decides which kernel is compiled, apart from shapes and dtypes."""
+    """The traced hooks: all that decides which kernel is compiled, apart from shapes and dtypes.
+
+    Equal programs are one object, so a kernel may be kept by its program's identity.
+    """
 
     causal: bool
     windowed: bool
@@ -190,7 +196,8 @@ class Variant:
                 hooks[hook] = _trace(hook, function, Params(self.params))
         scalars = {name: Kind.INT if isinstance(value, int) else Kind.FLOAT for name, value in self.scalars.items()}
         tensors = {name: value.dtype for name, value in self.tensors.items()}
-        return Program(self.causal, self.window > 0, self.softmax, hooks, scalars, tensors)
+        program = Program(self.causal, self.window > 0, self.softmax, hooks, scalars, tensors)
+        return _PROGRAMS.setdefault(program.text(), program)
 
     @property
     def built_in(self) -> bool:

@@ -1,0 +1,187 @@
+"""Attention in CUDA C++ for Hopper (csrc/cuda): TMA, wgmma, built by the JIT with nvcc once for each variant and shape.
+
+Owns which builds there are, their arguments and their launch. Does not own the kernels nor the plan.
+Invariant: a launch allocates nothing and never waits, so it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+
+import torch
+
+from quire.kernels import jit
+from quire.kernels.attention import cuda_hooks
+from quire.kernels.attention.plan import AttnPlan, Layout
+from quire.kernels.attention.variant import MAX_PARAMS, Program, Variant
+from quire.kernels.attention.work import CudaWork
+
+HEAD_DIMS = (64, 96, 128, 192, 256)
+PAGE_STEP = 8
+"""Pages are whole multiples of the 8 rows that a swizzled tile of shared memory repeats after."""
+ALIGNMENT_BYTES = 16
+FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC,-fvisibility=hidden")
+
+
+class _Args(ctypes.Structure):
+    """QuireAttnArgs in csrc/cuda/attention.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in (
+            "q", "k", "v", "out", "lse", "small_lines", "large_lines", "queue", "rows", "pages", "blocks", "merges",
+            "parts", "partial_out", "partial_lse", "ticket",
+        )],
+        *[(name, ctypes.c_int64) for name in (
+            "q_row", "q_head", "k_page", "k_head", "k_token", "v_page", "v_head", "v_token", "n_pages",
+        )],
+        *[(name, ctypes.c_int32) for name in (
+            "n_workers", "n_large", "n_merges", "page_size", "n_q_heads", "n_kv_heads", "head_dim", "window", "n_first",
+        )],
+        ("scale", ctypes.c_float),
+        ("scalars", ctypes.c_float * MAX_PARAMS),
+        ("tensors", ctypes.c_void_p * MAX_PARAMS),
+    ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Build:
+    """What one library is compiled for."""
+
+    kind: str
+    """small, large or merge: the function quire_attention_<kind>."""
+    program: Program
+    head_dim: int
+    dtype: torch.dtype
+    layout: Layout = Layout.PAGED
+    n_rows: int = 0
+
+
+SOURCES = {"small": "decode.cu", "large": "prefill.cu", "merge": "merge.cu"}
+
+
+def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Why these kernels cannot run this, or None. Builds what is needed, so the first call takes a while."""
+    found = static_obstacle(plan, variant, q_dtype, kv_dtype) or machine_obstacle()
+    if found:
+        return found
+    try:
+        for build in _builds(plan, variant, q_dtype):
+            _function(build)
+    except jit.BuildError as error:
+        return str(error)
+    return None
+
+
+def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Why no machine could run this with these kernels, or None."""
+    if q_dtype not in (torch.bfloat16, torch.float16) or kv_dtype != q_dtype:
+        return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
+    if plan.heads.head_dim not in HEAD_DIMS:
+        return f"head_dim {plan.heads.head_dim} is not one of {HEAD_DIMS}"
+    if plan.layout is not Layout.RAGGED and plan.page_size % PAGE_STEP:
+        return f"page_size {plan.page_size} is not a multiple of {PAGE_STEP}"
+    others = sorted(set(variant.program.hooks) - set(cuda_hooks.HOOKS))
+    if others:
+        return f"the variant has a {' and a '.join(others)}"
+    return None
+
+
+def machine_obstacle() -> str | None:
+    """Why this machine cannot run these kernels, or None."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
+    if jit.compiler("nvcc") is None:
+        return "nvcc was not found on PATH: install the CUDA toolkit to have the fastest kernels"
+    return None
+
+
+def run(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """See op.py. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
+    args = _arguments(q, k, v, plan, variant, out, lse)
+    stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
+    for build in _builds(plan, variant, q.dtype):
+        code = _function(build)(ctypes.byref(args), stream)
+        if code:
+            raise RuntimeError(f"attention kernel {build.kind!r} could not be launched: CUDA error {code}")
+
+
+def header(variant: Variant) -> str:
+    """The generated C++ of a variant."""
+    return cuda_hooks.header(variant.program)
+
+
+def _builds(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[_Build]:
+    """The libraries that a plan needs, in the order of their launches."""
+    work: CudaWork = plan.work
+    common = (variant.program, plan.heads.head_dim, dtype)
+    builds = []
+    if work.n_small:
+        builds.append(_Build("small", *common, plan.layout, work.small_rows))
+    if work.n_large:
+        builds.append(_Build("large", *common, plan.layout))
+    if work.n_merges:
+        builds.append(_Build("merge", *common))
+    return builds
+
+
+@functools.cache
+def _function(build: _Build) -> ctypes._CFuncPtr:
+    """The entry point of a build, compiled if it is new. Raises BuildError."""
+    macros = {
+        "HEAD_DIM": build.head_dim,
+        "BF16": int(build.dtype is torch.bfloat16),
+        "LAYOUT": int(build.layout),
+        "ROWS": build.n_rows,
+    }
+    flags = [*FLAGS, *(f"-DQUIRE_{name}={value}" for name, value in macros.items())]
+    source = jit.sources_folder() / "cuda" / SOURCES[build.kind]
+    path = jit.shared_library(f"attention_{build.kind}", [source], flags, cuda_hooks.header(build.program), "nvcc")
+    function = getattr(ctypes.CDLL(str(path)), f"quire_attention_{build.kind}")
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    function.restype = ctypes.c_int
+    return function
+
+
+def _arguments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> _Args:
+    work: CudaWork = plan.work
+    heads = plan.heads
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        sizes = [tensor.data_ptr(), *(stride * tensor.element_size() for stride in tensor.stride()[:-1])]
+        if any(size % ALIGNMENT_BYTES for size in sizes):
+            raise ValueError(f"{name}: address and strides must be multiples of {ALIGNMENT_BYTES} bytes; copy it")
+    strides = []
+    for tensor in (k, v):
+        page, head, token = tensor.stride()[:3] if tensor.dim() == 4 else (0, tensor.stride(1), tensor.stride(0))
+        strides += [page, head, token]
+    args = _Args(
+        q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr() if lse is not None else None,
+        work.small.data_ptr(), work.large.data_ptr(), work.queue.data_ptr(), work.rows.data_ptr(),
+        plan.page_table.data_ptr() if plan.page_table is not None else None, work.blocks.data_ptr(),
+        work.merges.data_ptr(), work.parts.data_ptr(), work.partial_out.data_ptr(), work.partial_lse.data_ptr(),
+        work.ticket.data_ptr(), q.stride(0), q.stride(1), *strides, k.shape[0],
+        work.n_workers, work.n_large, work.n_merges, plan.page_size, heads.n_q_heads, heads.n_kv_heads, heads.head_dim,
+        variant.window, variant.n_first, variant.scale,
+    )  # fmt: skip
+    for slot, value in enumerate(variant.scalars.values()):
+        args.scalars[slot] = value
+    for slot, tensor in enumerate(variant.tensors.values()):
+        args.tensors[slot] = tensor.data_ptr()
+    return args
