@@ -1,0 +1,663 @@
+// Attention of small lines (decode: few packed rows against many keys), bound by memory. Hopper, sm_90a.
+//
+// One block per worker. A producer warp reads the page table ahead of time and keeps a ring of stages full by tensor
+// copies, across the borders of lines; consumer warps share a stage by keys (and by rows beyond 16). Each computes
+// S^T = K Q^T and O^T += V^T P^T with keys in the long side of the matrix instruction, so that few rows waste little,
+// under its own running maximum, which moves only when a score passes it by 2^8. At the end of a line the warps'
+// sums meet in shared memory in a fixed order. A second kernel contracts the parts of lines that were split.
+//
+// Compiled for one variant (see plain_variant.h), with QUIRE_HEAD_DIM 64, 96, 128, 192 or 256, QUIRE_BF16 0 or 1,
+// QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line) and QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse.
+// Page sizes are multiples of 8.
+#include "attention.h"
+#include "hopper.h"
+
+#include <numeric>
+#include <type_traits>
+
+namespace quire {
+namespace {
+
+enum Layout { PAGED = 0, RAGGED = 1, SPARSE = 2 };
+
+#ifndef QUIRE_KEYS
+#define QUIRE_KEYS (QUIRE_HEAD_DIM > 192 && QUIRE_ROWS > 8 ? 32 : 64)
+#endif
+#ifndef QUIRE_WARPS
+#define QUIRE_WARPS (QUIRE_ROWS > 16 ? 8 : 4)
+#endif
+#ifndef QUIRE_WARP_ROWS
+#define QUIRE_WARP_ROWS (QUIRE_ROWS < 16 || QUIRE_HEAD_DIM > 192 || (QUIRE_HEAD_DIM > 128 && QUIRE_ROWS > 16) ? 8 : 16)
+#endif
+
+constexpr Layout LAYOUT = static_cast<Layout>(QUIRE_LAYOUT);
+constexpr int DIM = QUIRE_HEAD_DIM, ROWS = QUIRE_ROWS;
+constexpr int KEYS = QUIRE_KEYS;                  // of a stage
+constexpr int WARPS = QUIRE_WARPS;                // consumers
+constexpr int WARP_ROWS = QUIRE_WARP_ROWS;        // packed rows of a consumer
+constexpr int ROW_WARPS = ROWS / WARP_ROWS;       // consumers side by side in rows ..
+constexpr int KEY_WARPS = WARPS / ROW_WARPS;      // .. and in keys
+constexpr int KEY_TILES = KEYS / 16 / KEY_WARPS;  // of 16 keys, of a consumer in a stage
+constexpr int ROW_TILES = WARP_ROWS / 8;
+constexpr int DIM_TILES = DIM / 16;
+constexpr int CHUNKS = (DIM + 63) / 64;           // a key is stored as chunks of 64 elements, 128 bytes
+static_assert(ROW_WARPS * WARP_ROWS == ROWS && KEY_WARPS * ROW_WARPS == WARPS, "warps do not cover the rows");
+static_assert(KEY_TILES * KEY_WARPS * 16 == KEYS && DIM % 16 == 0, "warps do not cover the keys");
+
+constexpr int HALF_BYTES = KEYS * CHUNKS * 128;   // keys, or values, of a stage
+constexpr int STAGE_BYTES = 2 * HALF_BYTES;
+constexpr int MAX_BOXES = KEYS / 8;               // copies of a half
+// The warps' sums meet in rounds of ROUND_DIM dimensions, to keep their meeting place small.
+constexpr int ROUNDS = KEY_WARPS * ROWS * DIM <= 9216 ? 1 : (DIM_TILES % 4 || KEY_WARPS * ROWS * DIM <= 18432 ? 2 : 4);
+constexpr int ROUND_DIM = DIM / ROUNDS;
+constexpr int SUM_STRIDE = ROUND_DIM + (ROUND_DIM % 16 == 0 ? 4 : 12);  // 4 mod 16: no bank conflicts
+static_assert(SUM_STRIDE % 16 == 4 && DIM_TILES % ROUNDS == 0, "uneven rounds");
+
+constexpr int SUMS_BYTES = KEY_WARPS * ROWS * SUM_STRIDE * 4;
+constexpr int STATES_BYTES = KEY_WARPS * ROWS * 8;
+constexpr int SHARED_LIMIT = 232448 - 1024;       // less the alignment of the ring
+#ifdef QUIRE_STAGES
+constexpr int STAGES = QUIRE_STAGES;
+#else
+constexpr int STAGES_FIT = (SHARED_LIMIT - SUMS_BYTES - STATES_BYTES) / (STAGE_BYTES + 16 + 4 * MAX_BOXES);
+constexpr int STAGES = STAGES_FIT < 16 ? STAGES_FIT : 16;
+#endif
+constexpr int SHARED_BYTES =
+    1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) + SUMS_BYTES + STATES_BYTES;
+static_assert(STAGES >= 2 && SHARED_BYTES <= 232448, "the ring does not fit");
+
+constexpr float FLOOR = -1e30f;      // running maximum before the first key
+constexpr float SLACK = 8.f;         // the maximum moves when a score passes it by this much (base 2)
+
+struct Shared {
+    uint32_t ring, filled, drained;  // stages; barriers, 8 bytes for each stage
+    float* sums;                     // [KEY_WARPS][ROWS][SUM_STRIDE]
+    float2* states;                  // [KEY_WARPS][ROWS] (maximum, sum of weights)
+    int* box_positions;              // [STAGES][MAX_BOXES]; block-sparse: position of a box's first key
+};
+
+__device__ __forceinline__ Shared shared_layout() {
+    extern __shared__ char raw[];
+    char* ring = raw + ((1024 - shared_address(raw) % 1024) % 1024);
+    char* barriers = ring + STAGES * STAGE_BYTES;
+    char* sums = barriers + STAGES * 16;
+    char* states = sums + SUMS_BYTES;
+    return {shared_address(ring),
+            shared_address(barriers),
+            shared_address(barriers) + STAGES * 8,
+            reinterpret_cast<float*>(sums),
+            reinterpret_cast<float2*>(states),
+            reinterpret_cast<int*>(states + STATES_BYTES)};
+}
+
+struct Slot {  // a place in the ring, and the parity of its current use
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// ---- lines ---------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ QuireTile load_tile(const QuireTile* tiles, int index) {
+    union {
+        int4 words[3];
+        QuireTile tile;
+    } both;
+    const int4* from = reinterpret_cast<const int4*>(tiles + index);
+    for (int i = 0; i < 3; ++i) both.words[i] = __ldg(from + i);
+    return both.tile;
+}
+
+// A tile and the blocks of KEYS keys that it reads: those that a window hides from every row are left out.
+struct Line {
+    QuireTile tile;
+    int begin, end;          // keys that some row may see ..
+    int gap_begin, gap_end;  // .. without these
+    int head_start, n_head;  // first key of the blocks before the gap, and their number
+    int tail_start, n_blocks;
+
+    __device__ __forceinline__ int block_start(int i) const {
+        return Variant::window && i < n_head ? head_start + i * KEYS : tail_start + (i - n_head) * KEYS;
+    }
+    __device__ __forceinline__ bool holds(int key) const {
+        return key >= begin && key < end && (!Variant::window || key < gap_begin || key >= gap_end);
+    }
+    __device__ __forceinline__ bool holds_block(int start) const {
+        return start >= begin && start + KEYS <= end &&
+               (!Variant::window || start + KEYS <= gap_begin || start >= gap_end);
+    }
+};
+
+__device__ __forceinline__ Line make_line(const QuireTile& tile, const QuireAttnArgs& args, int box_rows) {
+    const auto down = [&](int key) { return LAYOUT == RAGGED ? key : key & ~(box_rows - 1); };
+    Line line{tile, tile.begin, tile.end, tile.begin, tile.begin, 0, 0, 0, 0};
+    const bool consecutive = LAYOUT != SPARSE && !tile.gathered;  // positions are known without reading them
+    if (Variant::causal && consecutive) line.end = min(line.end, tile.position + tile.n_tokens);
+    if (Variant::window && consecutive && args.window > 0) {
+        line.gap_begin = max(line.begin, min(args.n_first, line.end));
+        line.gap_end = max(line.gap_begin, min(line.end, tile.position - args.window + 1));
+    }
+    line.head_start = down(line.begin);
+    line.tail_start = down(line.gap_end);
+    if (tile.n_tokens == 0 || line.end <= line.begin) return line;
+    if (line.gap_begin > line.begin) line.n_head = (line.gap_begin - line.head_start + KEYS - 1) / KEYS;
+    if (line.n_head > 0 && line.head_start + line.n_head * KEYS >= line.tail_start) {
+        line.n_head = 0;
+        line.tail_start = line.head_start;
+    }
+    line.n_blocks = line.n_head;
+    if (line.end > line.gap_end || line.tail_start < line.gap_begin)
+        line.n_blocks += (line.end - line.tail_start + KEYS - 1) / KEYS;
+    return line;
+}
+
+struct Row {
+    int q_row, q_pos, q_head;
+};
+
+__device__ __forceinline__ Row packed_row(const QuireTile& tile, int row, int group, const QuireAttnArgs& args) {
+    const int token = min(row / group, tile.n_tokens - 1);
+    const int q_head = tile.kv_head * group + row % group;
+    if (!tile.gathered) return {tile.row + token, tile.position + token, q_head};
+    const int2 found = __ldg(reinterpret_cast<const int2*>(args.rows) + tile.row + token);
+    return {found.x, found.y, q_head};
+}
+
+// ---- producer ------------------------------------------------------------------------------------------------------
+
+struct Box {  // box_rows consecutive keys of a page (or of the ragged rows)
+    int page, row, position;
+};
+
+__device__ __forceinline__ Box find_box(const Line& line, int key, const QuireAttnArgs& args) {
+    if (LAYOUT == RAGGED) return {0, line.tile.kv_at + key, key};
+    int page = key / args.page_size;
+    const int row = key - page * args.page_size;
+    if (LAYOUT == SPARSE) page = __ldg(args.blocks + line.tile.blocks_at + page);
+    return {__ldg(args.pages + line.tile.kv_at + page), row, page * args.page_size + row};
+}
+
+__device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, const Box& box,
+                                         int kv_head, int box_rows) {
+    for (int column = 0; column < (DIM % 64 ? CHUNKS : 1); ++column) {
+        const uint32_t at = to + column * box_rows * 128;
+        if (LAYOUT == RAGGED)
+            load_box(at, &map, barrier, L2_EVICT_FIRST, column * 64, box.row, 0, kv_head);
+        else
+            load_box(at, &map, barrier, L2_EVICT_FIRST, column * 64, box.row, 0, kv_head, box.page);
+    }
+}
+
+// Lanes hold the places of 32 boxes, those of the blocks that come next; the 32 after them are looked up meanwhile.
+__device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap& k_map, const CUtensorMap& v_map,
+                                        const Shared& shared, int first, int last, int box_rows) {
+    const int lane = threadIdx.x % 32, n_boxes = KEYS / box_rows, n_ahead = 32 / n_boxes;
+    const int box_bytes = box_rows * CHUNKS * 128, of_block = lane % n_boxes;
+    const bool is_value = lane >= n_boxes;
+    const uint32_t offset = is_value * HALF_BYTES + of_block * box_bytes;
+    Slot slot;
+    QuireTile coming = load_tile(args.small_lines, first);
+    Line line{};
+    int index = first - 1, block = 0;
+    Box box{};
+    bool live = false;
+    while (true) {
+        Line next_line = line;
+        int next_index = index, next_block = block + n_ahead;
+        while (next_block >= next_line.n_blocks && ++next_index < last) {
+            next_line = make_line(coming, args, box_rows);
+            next_block = 0;
+            if (next_index + 1 < last) coming = load_tile(args.small_lines, next_index + 1);
+        }
+        Box next_box{};
+        if (next_index < last) {
+            const int of_line = next_block + lane / n_boxes;
+            const int key = next_line.block_start(of_line) + of_block * box_rows;
+            if (of_line < next_line.n_blocks && key < next_line.end) next_box = find_box(next_line, key, args);
+        }
+        for (int i = block; live && i < min(block + n_ahead, line.n_blocks); ++i) {
+            const int held_by = (i - block) * n_boxes + of_block;
+            const Box chosen{__shfl_sync(~0u, box.page, held_by), __shfl_sync(~0u, box.row, held_by),
+                             LAYOUT == SPARSE ? __shfl_sync(~0u, box.position, held_by) : 0};
+            const int n_copied = min(n_boxes, (line.end - line.block_start(i) + box_rows - 1) / box_rows);
+            const uint32_t filled = shared.filled + slot.stage * 8;
+            barrier_wait(shared.drained + slot.stage * 8, slot.parity ^ 1);
+            if (LAYOUT == SPARSE && lane < n_boxes) shared.box_positions[slot.stage * MAX_BOXES + lane] = chosen.position;
+            __syncwarp();
+            if (lane == 0) barrier_expect(filled, 2 * n_copied * box_bytes);
+            __syncwarp();
+            if (lane < 2 * n_boxes && of_block < n_copied)
+                copy_box(is_value ? v_map : k_map, shared.ring + slot.stage * STAGE_BYTES + offset, filled, chosen,
+                         line.tile.kv_head, box_rows);
+            slot.advance();
+        }
+        if (next_index >= last) return;
+        line = next_line, index = next_index, block = next_block, box = next_box, live = true;
+    }
+}
+
+// ---- consumers -----------------------------------------------------------------------------------------------------
+
+struct Consumer {
+    int lane, key_at, row_at;                // first key in a stage, first packed row of this warp
+    uint32_t k_from[KEY_TILES], v_from[KEY_TILES], chunk_bytes;  // of this lane's matrix rows in a stage
+    uint32_t q[DIM_TILES][ROW_TILES][2];     // Q^T
+    float o[DIM_TILES][ROW_TILES][4];        // O^T: dimension lane / 4 (+ 8), row 2 (lane % 4) (+ 1)
+    float top[ROW_TILES][2], sum[ROW_TILES][2];  // maximum (base 2); this lane's share of the sum of weights
+    Row rows[ROW_TILES][2];
+    int first_position, last_position;
+
+    __device__ __forceinline__ void place(int box_rows);
+    __device__ __forceinline__ void start_line(const Line& line, int group, const QuireAttnArgs& args);
+    template <bool EDGE>
+    __device__ __forceinline__ void block(const Line& line, int start, uint32_t stage, const int* positions,
+                                          int box_rows, const QuireAttnArgs& args);
+    __device__ __forceinline__ void raise_tops(const float (&s)[KEY_TILES][ROW_TILES][4]);
+    __device__ __forceinline__ void share_state(const Shared& shared);
+    __device__ __forceinline__ void share_sums(const Shared& shared, int round);
+};
+
+__device__ __forceinline__ void Consumer::place(int box_rows) {
+    const int warp = threadIdx.x / 32;
+    lane = threadIdx.x % 32;
+    key_at = warp / ROW_WARPS * KEY_TILES * 16;
+    row_at = warp % ROW_WARPS * WARP_ROWS;
+    chunk_bytes = box_rows * 128;
+    const auto row_offset = [&](int key) {
+        return key / box_rows * (CHUNKS * chunk_bytes) + key % box_rows * 128;
+    };
+    for (int i = 0; i < KEY_TILES; ++i) {
+        k_from[i] = row_offset(key_at + i * 16 + lane % 16) + ((lane / 16) ^ (lane % 8)) * 16;
+        v_from[i] = row_offset(key_at + i * 16 + lane % 8 + lane / 16 * 8) + ((lane / 8 % 2) ^ (lane % 8)) * 16 + HALF_BYTES;
+    }
+}
+
+__device__ __forceinline__ void Consumer::start_line(const Line& line, int group, const QuireAttnArgs& args) {
+    const int n_rows = line.tile.n_tokens * group;
+    for (int r = 0; r < ROW_TILES; ++r) {
+        const int row = row_at + r * 8 + lane / 4;
+        const Row found = packed_row(line.tile, row, group, args);
+        const Element* from = static_cast<const Element*>(args.q) + found.q_row * args.q_row + found.q_head * args.q_head;
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(from) + lane % 4;
+        for (int d = 0; d < DIM_TILES; ++d)
+            for (int h = 0; h < 2; ++h) q[d][r][h] = row < n_rows ? __ldg(words + d * 8 + h * 4) : 0;
+    }
+    first_position = 0x7fffffff, last_position = 0;
+    for (int r = 0; r < ROW_TILES; ++r) {
+        for (int c = 0; c < 2; ++c) {
+            rows[r][c] = packed_row(line.tile, row_at + r * 8 + lane % 4 * 2 + c, group, args);
+            first_position = min(first_position, rows[r][c].q_pos);
+            last_position = max(last_position, rows[r][c].q_pos);
+            top[r][c] = Variant::softmax ? FLOOR : 0.f;
+            sum[r][c] = 0.f;
+        }
+        for (int d = 0; d < DIM_TILES; ++d)
+            for (int e = 0; e < 4; ++e) o[d][r][e] = 0.f;
+    }
+    first_position = __reduce_min_sync(~0u, first_position);
+    last_position = __reduce_max_sync(~0u, last_position);
+}
+
+__device__ __forceinline__ void Consumer::raise_tops(const float (&s)[KEY_TILES][ROW_TILES][4]) {
+    bool passed = false;
+    float high[ROW_TILES][2];
+    for (int r = 0; r < ROW_TILES; ++r) {
+        for (int c = 0; c < 2; ++c) {
+            high[r][c] = s[0][r][c];
+            for (int i = 0; i < 2 * KEY_TILES; ++i) high[r][c] = fmaxf(high[r][c], s[i / 2][r][i % 2 * 2 + c]);
+            passed |= high[r][c] > top[r][c] + SLACK;
+        }
+    }
+    if (!__any_sync(~0u, passed)) return;
+    for (int r = 0; r < ROW_TILES; ++r) {
+        for (int c = 0; c < 2; ++c) {
+            float found = fmaxf(high[r][c], top[r][c]);
+            for (int step = 4; step < 32; step *= 2) found = fmaxf(found, __shfl_xor_sync(~0u, found, step));
+            const float factor = exp2_fast(top[r][c] - found);
+            top[r][c] = found;
+            sum[r][c] *= factor;
+            for (int d = 0; d < DIM_TILES; ++d) o[d][r][c] *= factor, o[d][r][c + 2] *= factor;
+        }
+    }
+}
+
+template <bool EDGE>
+__device__ __forceinline__ void Consumer::block(const Line& line, int start, uint32_t stage, const int* positions,
+                                                int box_rows, const QuireAttnArgs& args) {
+    float s[KEY_TILES][ROW_TILES][4] = {};
+    for (int i = 0; i < KEY_TILES; ++i) {
+        float odd[ROW_TILES][4] = {};  // two chains of sums are shorter than one
+        for (int d = 0; d < DIM_TILES; ++d) {
+            uint32_t k[4];
+            load_matrices(k, (stage + k_from[i] + d / 4 * chunk_bytes) ^ (d % 4 * 32));
+            for (int r = 0; r < ROW_TILES; ++r) multiply_add(d % 2 ? odd[r] : s[i][r], k, q[d][r][0], q[d][r][1]);
+        }
+        for (int r = 0; r < ROW_TILES; ++r)
+            for (int e = 0; e < 4; ++e) s[i][r][e] += odd[r][e];
+    }
+    const float scale = Variant::has_logits || !Variant::softmax ? args.scale : args.scale * LOG2E;
+    for (int i = 0; i < KEY_TILES; ++i) {
+        for (int h = 0; h < 2; ++h) {
+            const int in_block = key_at + i * 16 + h * 8 + lane / 4, key = start + in_block;
+            int k_pos = key;
+            if (LAYOUT == SPARSE && (EDGE || Variant::has_logits))
+                k_pos = positions[in_block / box_rows] + in_block % box_rows;
+            for (int r = 0; r < ROW_TILES; ++r) {
+                for (int c = 0; c < 2; ++c) {
+                    float& x = s[i][r][h * 2 + c];
+                    const Row& row = rows[r][c];
+                    const Site site{row.q_row, row.q_pos, k_pos, row.q_head, line.tile.kv_head, 0};
+                    bool seen = true;  // hooks are asked about keys that exist only
+                    if (EDGE) {
+                        seen = line.holds(key) && (!Variant::causal || k_pos <= row.q_pos);
+                        if (Variant::window)
+                            seen = seen && (args.window <= 0 || k_pos > row.q_pos - args.window || k_pos < args.n_first);
+                        if (Variant::has_mask) seen = seen && Variant::mask(site, args);
+                    }
+                    x *= scale;
+                    if (Variant::has_logits && seen)
+                        x = Variant::logits(x, site, args) * (Variant::softmax ? LOG2E : 1.f);
+                    if (EDGE && !seen) x = Variant::softmax ? -INFINITY : 0.f;
+                }
+            }
+        }
+    }
+    if (Variant::softmax) raise_tops(s);
+    for (int i = 0; i < KEY_TILES; ++i) {
+        uint32_t p[ROW_TILES][2];
+        for (int r = 0; r < ROW_TILES; ++r) {
+            float* x = s[i][r];
+            if (Variant::softmax) {
+                for (int e = 0; e < 4; ++e) x[e] = exp2_fast(x[e] - top[r][e % 2]);
+                sum[r][0] += x[0] + x[2], sum[r][1] += x[1] + x[3];
+            }
+            for (int h = 0; h < 2; ++h) p[r][h] = transpose_matrix(pack(x[h * 2], x[h * 2 + 1]));
+        }
+        uint32_t kept[2];  // of values of keys that the line does not hold nothing is kept: they may be NaN
+        if (EDGE) {
+            for (int h = 0; h < 2; ++h) {
+                const int key = start + key_at + i * 16 + h * 8 + lane % 4 * 2;
+                kept[h] = (line.holds(key) ? 0x0000ffffu : 0u) | (line.holds(key + 1) ? 0xffff0000u : 0u);
+            }
+        }
+        for (int d = 0; d < DIM_TILES; ++d) {
+            uint32_t v[4];
+            load_matrices_transposed(v, (stage + v_from[i] + d / 4 * chunk_bytes) ^ (d % 4 * 32));
+            if (EDGE)
+                for (int e = 0; e < 4; ++e) v[e] &= kept[e / 2];
+            for (int r = 0; r < ROW_TILES; ++r) multiply_add(o[d][r], v, p[r][0], p[r][1]);
+        }
+    }
+}
+
+__device__ __forceinline__ void Consumer::share_state(const Shared& shared) {
+    const int key_warp = threadIdx.x / 32 / ROW_WARPS;
+    for (int r = 0; r < ROW_TILES; ++r) {
+        for (int c = 0; c < 2; ++c) {
+            float total = sum[r][c];
+            for (int step = 4; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
+            const int row = row_at + r * 8 + lane % 4 * 2 + c;
+            if (lane < 4) shared.states[key_warp * ROWS + row] = make_float2(top[r][c], total);
+        }
+    }
+}
+
+__device__ __forceinline__ void Consumer::share_sums(const Shared& shared, int round) {
+    float* to = shared.sums + threadIdx.x / 32 / ROW_WARPS * ROWS * SUM_STRIDE;
+#pragma unroll
+    for (int i = 0; i < DIM_TILES / ROUNDS; ++i) {
+        for (int r = 0; r < ROW_TILES; ++r) {
+            for (int e = 0; e < 4; ++e) {
+                const int row = row_at + r * 8 + lane % 4 * 2 + e % 2;
+                to[row * SUM_STRIDE + i * 16 + e / 2 * 8 + lane / 4] = o[round * (DIM_TILES / ROUNDS) + i][r][e];
+            }
+        }
+    }
+}
+
+// ---- results -------------------------------------------------------------------------------------------------------
+
+struct Weights {  // of the key warps' sums, normalised; base-2 lse
+    float of[KEY_WARPS], lse;
+};
+
+__device__ __forceinline__ Weights contract_states(const float2* states) {  // of one row
+    Weights weights;
+    if (!Variant::softmax) {
+        for (int w = 0; w < KEY_WARPS; ++w) weights.of[w] = 1.f;
+        weights.lse = 0.f;
+        return weights;
+    }
+    float top = FLOOR, total = 0.f;
+    for (int w = 0; w < KEY_WARPS; ++w) top = fmaxf(top, states[w * ROWS].x);
+    for (int w = 0; w < KEY_WARPS; ++w) {
+        weights.of[w] = exp2_fast(states[w * ROWS].x - top);
+        total += weights.of[w] * states[w * ROWS].y;
+    }
+    for (int w = 0; w < KEY_WARPS; ++w) weights.of[w] *= total > 0.f ? 1.f / total : 0.f;
+    weights.lse = total > 0.f ? top + log2f(total) : -INFINITY;
+    return weights;
+}
+
+// Four dimensions of one row of the result, and its lse (base 2) beside the first.
+__device__ __forceinline__ void write_out(float4 o, float lse, const Site& first, const QuireAttnArgs& args) {
+    const float natural = lse * LN2;
+    float values[4] = {o.x, o.y, o.z, o.w};
+    if (Variant::has_output) {
+        for (int i = 0; i < 4; ++i) {
+            Site site = first;
+            site.dim += i;
+            values[i] = Variant::output(values[i], site, natural, args);
+        }
+    }
+    const int64_t row = static_cast<int64_t>(first.q_row) * args.n_q_heads + first.q_head;
+    *reinterpret_cast<uint2*>(static_cast<Element*>(args.out) + row * DIM + first.dim) =
+        make_uint2(pack(values[0], values[1]), pack(values[2], values[3]));
+    if (Variant::softmax && first.dim == 0 && args.lse != nullptr) args.lse[row] = natural;
+}
+
+__device__ __forceinline__ void write_round(const Shared& shared, const Line& line, int round, int group,
+                                            const QuireAttnArgs& args) {
+    constexpr int CELLS = ROUND_DIM / 4;
+    const int n_cells = line.tile.n_tokens * group * CELLS;
+    for (int cell = threadIdx.x; cell < n_cells; cell += WARPS * 32) {
+        const int row = cell / CELLS, dim = cell % CELLS * 4;
+        const Weights weights = contract_states(shared.states + row);
+        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int w = 0; w < KEY_WARPS; ++w) {
+            const float4 x = *reinterpret_cast<const float4*>(shared.sums + (w * ROWS + row) * SUM_STRIDE + dim);
+            o.x += weights.of[w] * x.x, o.y += weights.of[w] * x.y;
+            o.z += weights.of[w] * x.z, o.w += weights.of[w] * x.w;
+        }
+        const int from = round * ROUND_DIM + dim;
+        if (line.tile.partial >= 0) {
+            const int64_t to = line.tile.partial + row;
+            *reinterpret_cast<float4*>(args.partial_out + to * DIM + from) = o;
+            if (from == 0) args.partial_lse[to] = weights.lse;
+        } else {
+            const Row found = packed_row(line.tile, row, group, args);
+            write_out(o, weights.lse, {found.q_row, found.q_pos, 0, found.q_head, line.tile.kv_head, from}, args);
+        }
+    }
+}
+
+__device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared& shared, int first, int last,
+                                        int box_rows) {
+    const int group = args.n_q_heads / args.n_kv_heads;
+    Consumer warp;
+    warp.place(box_rows);
+    Slot slot;
+    QuireTile coming = load_tile(args.small_lines, first);
+    for (int index = first; index < last; ++index) {
+        const Line line = make_line(coming, args, box_rows);
+        if (index + 1 < last) coming = load_tile(args.small_lines, index + 1);
+        if (line.tile.n_tokens == 0) continue;
+        warp.start_line(line, group, args);
+        for (int i = 0; i < line.n_blocks; ++i) {
+            const int start = line.block_start(i);
+            const uint32_t stage = shared.ring + slot.stage * STAGE_BYTES;
+            const int* positions = shared.box_positions + slot.stage * MAX_BOXES;
+            bool whole = !Variant::has_mask && line.holds_block(start);
+            barrier_wait(shared.filled + slot.stage * 8, slot.parity);
+            int low = start, high = start + KEYS - 1;
+            if (LAYOUT == SPARSE) low = positions[0], high = positions[KEYS / box_rows - 1] + box_rows - 1;
+            if (Variant::causal) whole = whole && high <= warp.first_position;
+            if (Variant::window)
+                whole = whole && (args.window <= 0 || low > warp.last_position - args.window || high < args.n_first);
+            if (whole)
+                warp.block<false>(line, start, stage, positions, box_rows, args);
+            else
+                warp.block<true>(line, start, stage, positions, box_rows, args);
+            __syncwarp();
+            if (warp.lane == 0) barrier_arrive(shared.drained + slot.stage * 8);
+            slot.advance();
+        }
+        warp.share_state(shared);
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            warp.share_sums(shared, round);
+            named_sync(1, WARPS * 32);
+            write_round(shared, line, round, group, args);
+            named_sync(1, WARPS * 32);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+    small_lines_kernel(const __grid_constant__ QuireAttnArgs args, const __grid_constant__ CUtensorMap k_map,
+                       const __grid_constant__ CUtensorMap v_map, int box_rows) {
+    const Shared shared = shared_layout();
+    const int warp = uniform(threadIdx.x / 32);
+    if (threadIdx.x == 0) {
+        prefetch_map(&k_map);
+        prefetch_map(&v_map);
+        for (int i = 0; i < STAGES; ++i) {
+            barrier_init(shared.filled + i * 8, 1);
+            barrier_init(shared.drained + i * 8, WARPS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    wait_for_previous_grid();
+    let_next_grid_start();
+    const int first = __ldg(args.queue + blockIdx.x), last = __ldg(args.queue + blockIdx.x + 1);
+    if (first >= last) return;
+    if (warp == WARPS)
+        produce(args, k_map, v_map, shared, first, last, box_rows);
+    else
+        consume(args, shared, first, last, box_rows);
+}
+
+// ---- contraction of parts ------------------------------------------------------------------------------------------
+
+constexpr int MERGE_THREADS = 128, MERGE_PARTS = 8;  // parts in flight
+
+__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
+    const int4 words = __ldg(reinterpret_cast<const int4*>(args.merges) + blockIdx.x);
+    const QuireMerge merge{words.x, words.y, words.z, words.w};
+    const int group = args.n_q_heads / args.n_kv_heads;
+    int parts[MERGE_PARTS];
+    const auto load_parts = [&](int from) {
+        for (int i = 0; i < MERGE_PARTS; ++i)
+            parts[i] = from + i < merge.n_parts ? __ldg(args.parts + merge.parts_at + from + i) : -1;
+    };
+    load_parts(0);
+    wait_for_previous_grid();
+    for (int cell = threadIdx.x; merge.n_parts > 0 && cell < group * (DIM / 4); cell += MERGE_THREADS) {
+        const int of_group = cell / (DIM / 4), dim = cell % (DIM / 4) * 4;
+        float top = FLOOR, total = 0.f;
+        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int from = 0; from < merge.n_parts; from += MERGE_PARTS) {
+            if (from > 0 || cell != threadIdx.x) load_parts(from);
+            float lse[MERGE_PARTS];
+            float4 x[MERGE_PARTS];
+            for (int i = 0; i < MERGE_PARTS; ++i) {
+                const int64_t row = parts[i] + of_group;
+                lse[i] = parts[i] < 0 ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
+                x[i] = parts[i] < 0 ? make_float4(0.f, 0.f, 0.f, 0.f)
+                                    : *reinterpret_cast<const float4*>(args.partial_out + row * DIM + dim);
+            }
+            float high = top;
+            for (int i = 0; i < MERGE_PARTS; ++i) high = fmaxf(high, lse[i]);
+            if (!Variant::softmax) high = 0.f;
+            const float factor = Variant::softmax ? exp2_fast(top - high) : 1.f;
+            top = high;
+            total *= factor, o.x *= factor, o.y *= factor, o.z *= factor, o.w *= factor;
+            for (int i = 0; i < MERGE_PARTS; ++i) {
+                const float weight = exp2_fast(lse[i] - top);
+                total += weight;
+                o.x += weight * x[i].x, o.y += weight * x[i].y, o.z += weight * x[i].z, o.w += weight * x[i].w;
+            }
+        }
+        const float inverse = !Variant::softmax ? 1.f : total > 0.f ? 1.f / total : 0.f;
+        o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
+        const int q_head = merge.kv_head * group + of_group;
+        write_out(o, total > 0.f ? top + log2f(total) : -INFINITY, {merge.row, -1, 0, q_head, merge.kv_head, dim}, args);
+    }
+}
+
+// ---- host ----------------------------------------------------------------------------------------------------------
+
+cudaError_t encode_side(CUtensorMap* map, const void* base, int64_t page, int64_t head, int64_t token,
+                        const QuireAttnArgs& args, int box_rows) {
+    constexpr bool even = DIM % 64 == 0;  // else columns beyond the row are filled with zeros, chunk by chunk
+    const uint64_t width = even ? 64 : DIM, n_chunks = even ? CHUNKS : 1, n_heads = args.n_kv_heads;
+    const uint64_t n_rows = LAYOUT == RAGGED ? args.n_pages : args.page_size;
+    const uint64_t sizes[5] = {width, n_rows, n_chunks, n_heads, static_cast<uint64_t>(args.n_pages)};
+    const uint64_t strides[4] = {token * sizeof(Element), 128, head * sizeof(Element), page * sizeof(Element)};
+    const uint32_t box[5] = {64, static_cast<uint32_t>(box_rows), static_cast<uint32_t>(n_chunks), 1, 1};
+    return encode_map(map, base, LAYOUT == RAGGED ? 4 : 5, sizes, strides, box);
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), int n_blocks, int n_threads, int shared_bytes, void* stream,
+                   Arguments... arguments) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(n_blocks);
+    config.blockDim = dim3(n_threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+cudaError_t allow_shared_memory() {  // once for each device
+    static bool allowed[64] = {};
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error != cudaSuccess || (device < 64 && allowed[device])) return error;
+    error = cudaFuncSetAttribute(small_lines_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    if (error == cudaSuccess && device < 64) allowed[device] = true;
+    return error;
+}
+
+}  // namespace
+}  // namespace quire
+
+extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
+    using namespace quire;
+    if (args->head_dim != DIM || args->n_kv_heads < 1 || args->n_q_heads % args->n_kv_heads != 0) return cudaErrorInvalidValue;
+    if (LAYOUT != RAGGED && (args->page_size < 8 || args->page_size % 8 != 0)) return cudaErrorInvalidValue;
+    if (args->n_workers < 1) return args->n_workers < 0 ? cudaErrorInvalidValue : cudaSuccess;
+    const int box_rows = LAYOUT == RAGGED ? KEYS : std::gcd(args->page_size, KEYS);
+    CUtensorMap k_map, v_map;
+    cudaError_t error = encode_side(&k_map, args->k, args->k_page, args->k_head, args->k_token, *args, box_rows);
+    if (error == cudaSuccess)
+        error = encode_side(&v_map, args->v, args->v_page, args->v_head, args->v_token, *args, box_rows);
+    if (error == cudaSuccess) error = allow_shared_memory();
+    if (error != cudaSuccess) return error;
+    return launch(small_lines_kernel, args->n_workers, WARPS * 32 + 32, SHARED_BYTES, stream, *args, k_map, v_map, box_rows);
+}
+
+extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
+    using namespace quire;
+    if (args->head_dim != DIM || args->n_kv_heads < 1 || args->n_q_heads % args->n_kv_heads != 0) return cudaErrorInvalidValue;
+    if (args->n_merges < 1) return args->n_merges < 0 ? cudaErrorInvalidValue : cudaSuccess;
+    return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
+}
