@@ -1,0 +1,37 @@
+"""Joining attention states: the answers over disjoint sets of keys become the answer over all of them.
+
+Owns the public `merge`. Does not own the merge of split tiles, which the kernels do themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def merge(
+    outs: Sequence[torch.Tensor] | torch.Tensor, lses: Sequence[torch.Tensor] | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The state over the union of the key sets of several states.
+
+    outs: states' outputs [n, n_heads, head_dim], a sequence or stacked in front. lses: natural logarithms of their
+    sums of weights, float32 [n, n_heads]; a state with lse -inf saw nothing and weighs nothing, whatever its output
+    holds. Returns out in the outputs' dtype, accumulated in float32 (float64 for float64), and lse; where no state saw
+    anything they are 0 and -inf. Softmax variants without an output transform only. Raises ValueError on a mismatch.
+    Source: Ye et al. 2025 (FlashInfer), section 2.2; Milakov & Gimelshein 2018, section 3.1.
+    """
+    o = outs if isinstance(outs, torch.Tensor) else torch.stack(list(outs))
+    s = lses if isinstance(lses, torch.Tensor) else torch.stack(list(lses))
+    if o.dim() != 4 or s.shape != o.shape[:3] or not s.dtype.is_floating_point:
+        raise ValueError(
+            f"outs {tuple(o.shape)} and lses {tuple(s.shape)} {s.dtype} must be [n_states, n, n_heads, head_dim] and "
+            "float32 [n_states, n, n_heads]"
+        )
+    wide = torch.promote_types(o.dtype, torch.float32)
+    s = s.to(wide)
+    nothing = s == float("-inf")
+    total = s.logsumexp(0)
+    weights = torch.exp(s - total.masked_fill(nothing.all(0), 0.0))
+    merged = (weights.unsqueeze(-1) * o.to(wide).masked_fill(nothing.unsqueeze(-1), 0.0)).sum(0)
+    return merged.to(o.dtype), total
