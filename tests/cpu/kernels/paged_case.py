@@ -81,6 +81,10 @@ class PagedCase:
     def longest(self) -> int:
         return int(self.kv_lens.max(initial=1))
 
+    def per_head(self, rng: np.random.Generator) -> torch.Tensor:
+        """A random float32 parameter a query head."""
+        return torch.from_numpy(rng.standard_normal(self.n_q_heads, np.float32)).to(self.device)
+
     def _normal(self, rng: np.random.Generator, *shape: int) -> torch.Tensor:
         return torch.from_numpy(rng.standard_normal((*shape, self.head_dim), np.float32))
 
@@ -201,21 +205,10 @@ def random_case(
         members = np.flatnonzero(rng.random(len(spans)) < 0.8).tolist()
         n_keys = min((spans[i][0] - spans[i][1] for i in members), default=0) // page_size * page_size
         shared = [SharedPrefix(members, n_keys)] if len(members) > 1 and n_keys else []
-    case = PagedCase(
-        spans=spans,
-        page_size=page_size,
-        n_kv_heads=int(rng.choice([1, 2, 3])),
-        group=int(rng.integers(1, 9)),
-        head_dim=int(rng.choice(head_dims)),
-        dtype=dtype,
-        seed=seed,
-        layout=layout,
-        kv_dtype=kv_dtype,
-        strided=bool(rng.random() < 0.5),
-        sequences=None if layout is Layout.RAGGED else sequences,
-        shared=shared,
-        device=device,
-    )
+    n_kv_heads, group, head_dim = int(rng.choice([1, 2, 3])), int(rng.integers(1, 9)), int(rng.choice(head_dims))
+    memory = {"kv_dtype": kv_dtype, "strided": bool(rng.random() < 0.5), "device": device}
+    ties = {} if layout is Layout.RAGGED else {"sequences": sequences, "shared": shared}
+    case = PagedCase(spans, page_size, n_kv_heads, group, head_dim, dtype, seed=seed, layout=layout, **memory, **ties)
     return case, random_variant(rng, case, transforms)
 
 
@@ -252,8 +245,8 @@ def _own(rng: np.random.Generator, case: PagedCase) -> Variant:
         lse = where(site.lse < -1e9, 2.0, site.lse * 0.1)
         return o * sigmoid(p.gain[site.kv_head] + exp(-lse) + as_float(site.dim) / p.softness) + site.q_row / 1e4
 
-    gain = torch.from_numpy(rng.random(case.n_q_heads, np.float32)).to(case.device)
-    params = {"gain": gain, "fall": 0.07, "every": int(rng.integers(1, 5)), "softness": float(case.head_dim)}
+    numbers = {"fall": 0.07, "every": int(rng.integers(1, 5)), "softness": float(case.head_dim)}
+    params = {"gain": case.per_head(rng).sigmoid(), **numbers}
     return Variant(case.scale, logits_transform=bent, logits_mask=dilated, output_transform=gated, params=params)
 
 
@@ -269,20 +262,13 @@ def _own_transforms(rng: np.random.Generator, case: PagedCase) -> Variant:
     )
 
 
-def _numbers(rng: np.random.Generator, case: PagedCase) -> torch.Tensor:
-    """One float32 a query head."""
-    return torch.from_numpy(rng.standard_normal(case.n_q_heads, np.float32)).to(case.device)
-
-
 VARIANTS: dict[str, Callable[[np.random.Generator, PagedCase], Variant]] = {
     "causal": lambda rng, case: variants.causal(case.scale),
     "window": lambda rng, case: variants.causal(case.scale, int(rng.choice([1, 5, 64, 100])), int(rng.integers(9))),
     "full": lambda rng, case: Variant(case.scale, causal=False),
     "soft_cap": lambda rng, case: variants.soft_cap(case.scale, float(rng.integers(2, 30)), int(rng.choice([0, 70]))),
-    "alibi": lambda rng, case: variants.alibi(case.scale, _numbers(rng, case).sigmoid()),
-    "learned_sinks": lambda rng, case: variants.learned_sinks(
-        case.scale, _numbers(rng, case), int(rng.choice([0, 20]))
-    ),
+    "alibi": lambda rng, case: variants.alibi(case.scale, case.per_head(rng).sigmoid()),
+    "learned_sinks": lambda rng, case: variants.learned_sinks(case.scale, case.per_head(rng), int(rng.choice([0, 20]))),
     "sigmoid": lambda rng, case: variants.sigmoid_attention(case.scale, -math.log(case.longest)),
     "custom_mask": _masked,
     "tree_mask": _tree,
