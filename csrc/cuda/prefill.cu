@@ -1,0 +1,575 @@
+// Attention of large lines (prefill, shared prefixes) on Hopper: wgmma, TMA, specialised warps; the design of
+// FlashAttention-3 (Shah et al., 2024): two warpgroups of 64 rows take turns at the tensor cores (`turn`), and within a
+// warpgroup the softmax of one block of keys runs under the product of the probabilities of the block before.
+//
+// Macros: QUIRE_HEAD_DIM (64, 96, 128, 192, 256), QUIRE_BF16 (1, or 0: fp16), QUIRE_LAYOUT (0 paged, 1 ragged,
+// 2 block-sparse); Variant and Site come from the variant's header (see plain_variant.h).
+//
+// One block per multiprocessor takes (line, KV head) items from a queue (QuireAttnArgs::ticket; below 2^24 items). Its
+// first warp takes the items and loads keys and values, its next three load q, the last eight compute. Lines are sorted
+// by falling cost, so the first empty line ends the queue. Blocks of keys run from the last to the first.
+#include "attention.h"
+#include "hopper.h"
+#include "wgmma.h"
+
+namespace quire {
+
+constexpr int RAGGED = 1, SPARSE = 2;  // 0: paged
+constexpr int LAYOUT = QUIRE_LAYOUT;
+constexpr int DIM = QUIRE_HEAD_DIM;
+constexpr int N_ROWS = 128;                                         // packed rows of a tile
+constexpr int N_KEYS = DIM <= 128 ? 128 : DIM == 192 ? 96 : 80;     // keys of a block: what the registers hold
+constexpr int CHUNK_BYTES = 128;                                    // 64 elements: a row of a swizzled tile
+constexpr int N_CHUNKS = (DIM + 63) / 64;
+constexpr int N_STAGES = 2;                                         // blocks of keys in flight, and as many of values
+constexpr int N_SLOTS = DIM <= 128 ? 2 : 1;                         // items in flight
+constexpr int Q_BYTES = N_CHUNKS * N_ROWS * CHUNK_BYTES;
+constexpr int KEYS_BYTES = N_CHUNKS * N_KEYS * CHUNK_BYTES;
+constexpr int N_CONSUMERS = 2;                                      // warpgroups
+constexpr int N_THREADS = 128 * (1 + N_CONSUMERS);
+constexpr int N_LOADERS = 96;                                       // threads that load q
+constexpr int BARRIER_TURN = 1, BARRIER_VALUES = BARRIER_TURN + N_CONSUMERS;  // named; one for each warpgroup
+constexpr float MINUS_INF = -__builtin_inff();
+
+// An item: a line for one KV head, with what both the producer and the consumers must know of it.
+struct Work {
+    int row, n_tokens, position, gathered, partial, kv_head, kv_at, blocks_at;  // n_tokens 0: the queue has ended
+    int begin, end;                 // keys
+    int start;                      // begin, rounded down to a box of the copy engine
+    int first_pos, last_pos;        // lowest and highest position of a row
+    int low;                        // lowest key that the window of some row reaches
+    int n_tail, last_block, n_lead; // blocks to do: n_tail from last_block downwards, then n_lead down to block 0
+
+    __device__ int n_blocks() const { return n_tail + n_lead; }
+    __device__ int key_of(int i) const {
+        return start + N_KEYS * (i < n_tail ? last_block - i : n_tail + n_lead - 1 - i);
+    }
+};
+
+struct alignas(1024) Shared {
+    uint8_t q[N_SLOTS][Q_BYTES];
+    uint8_t k[N_STAGES][KEYS_BYTES];
+    uint8_t v[N_STAGES][KEYS_BYTES];
+    Work work[N_SLOTS];
+    uint64_t k_full[N_STAGES], k_empty[N_STAGES], v_full[N_STAGES], v_empty[N_STAGES];
+    uint64_t work_full[N_SLOTS], q_full[N_SLOTS], slot_empty[N_SLOTS];
+};
+
+struct Ring {  // position in a ring of N buffers
+    int index = 0;
+    uint32_t parity = 0;
+    template <int N> __device__ __forceinline__ void advance() {
+        if (++index == N) index = 0, parity ^= 1;
+    }
+};
+
+__device__ __forceinline__ int position_of(const Work& work, int key, const QuireAttnArgs& args) {
+    if constexpr (LAYOUT != SPARSE) return key;
+    const int entry = key / args.page_size;
+    return __ldg(args.blocks + work.blocks_at + entry) * args.page_size + key - entry * args.page_size;
+}
+
+// ---- producer --------------------------------------------------------------------------------------------------------
+
+// Reads the line of an item; whole warp.
+__device__ __forceinline__ Work read_work(const QuireAttnArgs& args, int item, int box_rows) {
+    Work work;
+    work.n_tokens = 0;
+    const int at = item / args.n_kv_heads;
+    if (at >= args.n_large) return work;
+    const QuireTile line = args.large_lines[at];
+    work.row = line.row, work.n_tokens = line.n_tokens, work.position = line.position, work.gathered = line.gathered;
+    work.partial = line.partial, work.kv_head = item - at * args.n_kv_heads;
+    work.kv_at = line.kv_at, work.blocks_at = line.blocks_at;
+    work.first_pos = line.position, work.last_pos = line.position + line.n_tokens - 1;
+    if (line.gathered) {
+        int low = INT32_MAX, high = INT32_MIN;
+        for (int i = threadIdx.x % 32; i < line.n_tokens; i += 32) {
+            const int position = args.rows[2 * (line.row + i) + 1];
+            low = min(low, position), high = max(high, position);
+        }
+        work.first_pos = __reduce_min_sync(0xffffffffu, low);
+        work.last_pos = __reduce_max_sync(0xffffffffu, high);
+    }
+    work.begin = line.begin, work.end = line.end;
+    if (Variant::causal && LAYOUT != SPARSE) work.end = min(work.end, work.last_pos + 1);
+    work.start = line.begin - line.begin % box_rows;
+    work.low = Variant::window ? work.first_pos - args.window + 1 : work.begin;
+    const int n_blocks = work.end > work.begin ? (work.end - work.start + N_KEYS - 1) / N_KEYS : 0;
+    work.last_block = n_blocks - 1;
+    work.n_lead = 0;
+    int tail_from = 0;
+    if (Variant::window && LAYOUT != SPARSE) {
+        const int first = min(args.n_first, work.end) - work.start;
+        work.n_lead = first > 0 ? (first + N_KEYS - 1) / N_KEYS : 0;
+        tail_from = min(max((work.low - work.start) / N_KEYS, work.n_lead), n_blocks);
+    }
+    work.n_tail = n_blocks - tail_from;
+    return work;
+}
+
+struct Spot {  // of a box: the page (ragged: 0) and the row in it
+    int page, token;
+};
+__device__ __forceinline__ Spot find_key(const QuireAttnArgs& args, const Work& work, int key) {
+    if (LAYOUT == RAGGED || key >= work.end) return {0, work.kv_at + key};
+    const int entry = key / args.page_size;
+    const int logical = LAYOUT == SPARSE ? __ldg(args.blocks + work.blocks_at + entry) : entry;
+    return {__ldg(args.pages + work.kv_at + logical), key - entry * args.page_size};
+}
+
+// One block of keys or values, by a warp: lane t loads rows of box t % 16, every second chunk from t / 16 on.
+__device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CUtensorMap* map, const Work& work, int key,
+                                           Spot spot, int box_rows) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t barrier = shared_address(full);
+    const int n_boxes = (min(work.end - key, N_KEYS) + box_rows - 1) / box_rows;
+    if (lane == 0) barrier_expect(barrier, n_boxes * box_rows * N_CHUNKS * CHUNK_BYTES);
+    __syncwarp();
+    const int box = lane % 16;
+    if (box >= n_boxes) return;
+    const uint32_t address = shared_address(to) + box * box_rows * CHUNK_BYTES;
+    for (int chunk = lane / 16; chunk < N_CHUNKS; chunk += 2)
+        load_box(address + chunk * N_KEYS * CHUNK_BYTES, map, barrier, L2_EVICT_LAST, chunk * 64, spot.token,
+                 work.kv_head, spot.page);
+}
+
+__device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap* k_map, const CUtensorMap* v_map,
+                                        int box_rows, Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    Ring slot, k, v;
+    if (lane == 0) prefetch_map(k_map), prefetch_map(v_map);
+    for (int item = blockIdx.x;;) {
+        const Work work = read_work(args, item, box_rows);
+        await(shared_address(&shared.slot_empty[slot.index]), slot.parity ^ 1);
+        if (lane == 0) {
+            shared.work[slot.index] = work;
+            barrier_arrive(shared_address(&shared.work_full[slot.index]));
+        }
+        __syncwarp();
+        slot.advance<N_SLOTS>();
+        if (work.n_tokens == 0) break;
+
+        const int n_blocks = work.n_blocks();
+        const int my_row = (lane % 16) * box_rows;
+        Spot spot, before, next = find_key(args, work, work.key_of(0) + my_row);
+        for (int i = 0; i <= n_blocks; i++) {  // keys of block i, values of the block before
+            before = spot, spot = next;
+            if (i + 1 < n_blocks) next = find_key(args, work, work.key_of(i + 1) + my_row);
+            if (i < n_blocks) {
+                await(shared_address(&shared.k_empty[k.index]), k.parity ^ 1);
+                load_block(shared.k[k.index], &shared.k_full[k.index], k_map, work, work.key_of(i), spot, box_rows);
+                k.advance<N_STAGES>();
+            }
+            if (i > 0) {
+                await(shared_address(&shared.v_empty[v.index]), v.parity ^ 1);
+                load_block(shared.v[v.index], &shared.v_full[v.index], v_map, work, work.key_of(i - 1), before, box_rows);
+                v.advance<N_STAGES>();
+            }
+        }
+        uint32_t ticket = 0;
+        if (lane == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(args.ticket), 1u) & 0xFFFFFFu;
+        item = gridDim.x + uniform(ticket);
+    }
+    // The upper byte of the ticket counts blocks that are done: the last one leaves 0 behind.
+    if (lane == 0) {
+        const uint32_t done = atomicAdd(reinterpret_cast<uint32_t*>(args.ticket), 1u << 24) >> 24;
+        if (done + 1 == gridDim.x) *args.ticket = 0;
+    }
+}
+
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool real) {  // zeros unless real
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+
+// Loads q of each item; rows beyond the item's are zero.
+__device__ __forceinline__ void load_queries(const QuireAttnArgs& args, int thread, Shared& shared) {
+    constexpr int CELLS = N_CHUNKS * 8;  // of 16 bytes, in a row
+    const int group = args.n_q_heads / args.n_kv_heads;
+    const auto* q = static_cast<const Element*>(args.q);
+    for (Ring slot;; slot.advance<N_SLOTS>()) {
+        await(shared_address(&shared.work_full[slot.index]), slot.parity);
+        const Work& work = shared.work[slot.index];
+        const uint32_t base = shared_address(shared.q[slot.index]);
+        const int n_tokens = work.n_tokens;
+        if (n_tokens > 0) {
+            for (int i = thread; i < N_ROWS * CELLS; i += N_LOADERS) {
+                const int row = i / CELLS, cell = i % CELLS;
+                const int token = row / group;
+                const bool real = token < n_tokens && cell * 8 < DIM;
+                const Element* from = q;
+                if (real) {
+                    const int q_row = work.gathered ? args.rows[2 * (work.row + token)] : work.row + token;
+                    from += q_row * args.q_row + (work.kv_head * group + row - token * group) * args.q_head + cell * 8;
+                }
+                copy_16_bytes(base + (cell / 8) * N_ROWS * CHUNK_BYTES + row * CHUNK_BYTES + ((cell ^ row) & 7) * 16, from,
+                              real);
+            }
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            async_fence();
+        }
+        barrier_arrive(shared_address(&shared.q_full[slot.index]));
+        if (n_tokens == 0) return;
+    }
+}
+
+// ---- consumers -------------------------------------------------------------------------------------------------------
+
+struct Rows {  // the two rows of a thread
+    int packed[2], q_row[2], q_pos[2], q_head[2];
+    bool real[2];
+};
+
+__device__ __forceinline__ Rows read_rows(const QuireAttnArgs& args, const Work& work, int first_row) {
+    const int group = args.n_q_heads / args.n_kv_heads;
+    Rows rows;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int packed = first_row + 8 * i;
+        rows.packed[i] = packed;
+        rows.real[i] = packed < work.n_tokens * group;
+        const int token = rows.real[i] ? packed / group : 0;  // hooks see valid rows only
+        rows.q_row[i] = work.row + token, rows.q_pos[i] = work.position + token;
+        if (work.gathered) {
+            rows.q_row[i] = args.rows[2 * (work.row + token)], rows.q_pos[i] = args.rows[2 * (work.row + token) + 1];
+        }
+        rows.q_head[i] = work.kv_head * group + (rows.real[i] ? packed - token * group : 0);
+    }
+    return rows;
+}
+
+// Whether some row of the tile does not see some key of the block.
+__device__ __forceinline__ bool at_edge(const QuireAttnArgs& args, const Work& work, int key) {
+    if (Variant::has_mask || key < work.begin || key + N_KEYS > work.end) return true;
+    if (Variant::causal && position_of(work, key + N_KEYS - 1, args) > work.first_pos) return true;
+    return Variant::window && position_of(work, key, args) <= work.last_pos - args.window &&
+           position_of(work, key + N_KEYS - 1, args) >= args.n_first;
+}
+
+// Applies the hooks and hides keys. s: q.k; afterwards q.k or, if there is a hook, logits times log2(e), or weights.
+template <bool EDGE>
+__device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArgs& args, const Work& work,
+                                      const Rows& rows, int first_key) {
+    if (!EDGE && !Variant::has_logits) return;
+    constexpr float HIDDEN = Variant::softmax ? MINUS_INF : 0.0f;
+    const int column = 2 * (threadIdx.x % 4);
+#pragma unroll
+    for (int j = 0; j < N_KEYS / 8; j++) {
+        const int key = first_key + 8 * j;
+        const int pos = LAYOUT != SPARSE || key < work.end ? position_of(work, key, args) : key;
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int row = e / 2, offset = column + e % 2;
+            bool visible = true;
+            if constexpr (EDGE) {
+                visible = key + offset >= work.begin && key + offset < work.end;
+                if (Variant::causal) visible &= pos + offset <= rows.q_pos[row];
+                if (Variant::window)
+                    visible &= pos + offset > rows.q_pos[row] - args.window || pos + offset < args.n_first;
+            }
+            float& x = s[4 * j + e];
+            if (Variant::has_logits || Variant::has_mask) {
+                const Site site = {rows.q_row[row], rows.q_pos[row], pos + offset, rows.q_head[row], work.kv_head, 0};
+                if (Variant::has_mask && visible) visible = Variant::mask(site, args);
+                if (Variant::has_logits && visible)
+                    x = Variant::logits(x * args.scale, site, args) * (Variant::softmax ? LOG2E : 1.0f);
+            }
+            if (!visible) x = HIDDEN;
+        }
+    }
+}
+
+struct Softmax {  // running maximum and sum of a thread's two rows; the sum is over the thread's own columns
+    float max[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.0f, 0.0f}, factor[2];
+
+    // s becomes weights relative to the new maximum; `factor` is what older results must be multiplied by.
+    __device__ __forceinline__ void step(float (&s)[N_KEYS / 2], float scale) {
+        if (!Variant::softmax) return;
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            float high = max[row];
+#pragma unroll
+            for (int i = 0; i < N_KEYS / 8; i++) high = fmaxf(high, fmaxf(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+            const float reference = high == MINUS_INF ? 0.0f : high * scale;
+            factor[row] = exp2_fast(max[row] * scale - reference);
+            max[row] = high;
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i < N_KEYS / 8; i++) {
+                float& x = s[4 * i + 2 * row];
+                float& y = s[4 * i + 2 * row + 1];
+                x = exp2_fast(x * scale - reference), y = exp2_fast(y * scale - reference);
+                total += x + y;
+            }
+            sum[row] = sum[row] * factor[row] + total;
+        }
+    }
+    __device__ __forceinline__ void rescale(float (&o)[DIM / 2]) const {
+        if (!Variant::softmax) return;
+#pragma unroll
+        for (int i = 0; i < DIM / 8; i++) {
+            o[4 * i] *= factor[0], o[4 * i + 1] *= factor[0];
+            o[4 * i + 2] *= factor[1], o[4 * i + 3] *= factor[1];
+        }
+    }
+};
+
+__device__ __forceinline__ void to_elements(uint32_t (&p)[N_KEYS / 4], const float (&s)[N_KEYS / 2]) {
+#pragma unroll
+    for (int i = 0; i < N_KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+__device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], uint64_t q, uint64_t k) {
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++)
+        Product<N_KEYS>::rows(s, further(q, i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32),
+                              further(k, i / 4 * N_KEYS * CHUNK_BYTES + i % 4 * 32), i > 0);
+    products_commit();
+}
+__device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4], uint64_t v) {
+#pragma unroll
+    for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, further(v, i * 16 * CHUNK_BYTES), 1);
+    products_commit();
+}
+
+// Zeroes the values that no row may read (0 * NaN is NaN). Both warpgroups do it: each waits for its own threads only.
+__device__ __forceinline__ void clear_hidden_values(const QuireAttnArgs& args, const Work& work, int first_key,
+                                                    uint8_t* values, int warpgroup) {
+    const bool gap = Variant::window && LAYOUT != SPARSE && first_key < work.low && first_key + N_KEYS > args.n_first;
+    if (!gap && first_key >= work.begin && first_key + N_KEYS <= work.end) return;
+    for (int i = threadIdx.x % 128; i < N_CHUNKS * N_KEYS * 8; i += 128) {
+        const int key = first_key + i / 8 % N_KEYS;
+        if (key < work.begin || key >= work.end || (gap && key < work.low && key >= args.n_first))
+            reinterpret_cast<uint4*>(values)[i] = make_uint4(0, 0, 0, 0);
+    }
+    async_fence();
+    named_sync(BARRIER_VALUES + warpgroup, 128);
+}
+
+// Four lanes that share a row hold two columns of each of four groups of eight; afterwards lane t holds group t.
+__device__ __forceinline__ void transpose_quad(uint32_t (&x)[4]) {
+    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    const auto swap = [](uint32_t& a, uint32_t& b, bool high, int distance) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? a : b, distance);
+        if (high) a = got;
+        else b = got;
+    };
+    swap(x[0], x[1], odd, 1), swap(x[2], x[3], odd, 1);
+    swap(x[0], x[2], upper, 2), swap(x[1], x[3], upper, 2);
+}
+
+__device__ __forceinline__ void write_results(float (&o)[DIM / 2], Softmax& softmax, float scale,
+                                              const QuireAttnArgs& args, const Work& work, const Rows& rows) {
+    const int group = args.n_q_heads / args.n_kv_heads, quad = threadIdx.x % 4;
+#pragma unroll
+    for (int row = 0; row < 2; row++) {
+        float inverse = 1.0f, lse = MINUS_INF;  // lse: base 2
+        if (Variant::softmax) {
+            float sum = softmax.sum[row];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+            if (sum > 0.0f) lse = softmax.max[row] * scale + log2_fast(sum);
+        }
+        if (work.partial >= 0) {
+            const int at = work.partial + work.kv_head * work.n_tokens * group + rows.packed[row];
+            if (!rows.real[row]) continue;
+            if (quad == 0 && Variant::softmax) args.partial_lse[at] = lse;
+            float* out = args.partial_out + int64_t(at) * DIM + 2 * quad;
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++)
+                *reinterpret_cast<float2*>(out + 8 * i) =
+                    make_float2(o[4 * i + 2 * row] * inverse, o[4 * i + 2 * row + 1] * inverse);
+            continue;
+        }
+        const int64_t at = int64_t(rows.q_row[row]) * args.n_q_heads + rows.q_head[row];
+        if (Variant::softmax && args.lse != nullptr && rows.real[row] && quad == 0) args.lse[at] = lse * LN2;
+        Element* out = static_cast<Element*>(args.out) + at * DIM + 8 * quad;
+#pragma unroll
+        for (int i = 0; i < DIM / 32; i++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float a = o[16 * i + 4 * j + 2 * row] * inverse, b = o[16 * i + 4 * j + 2 * row + 1] * inverse;
+                if constexpr (Variant::has_output) {
+                    Site site = {rows.q_row[row], rows.q_pos[row], 0, rows.q_head[row], work.kv_head,
+                                 32 * i + 8 * j + 2 * quad};
+                    a = Variant::output(a, site, lse * LN2, args);
+                    site.dim++;
+                    b = Variant::output(b, site, lse * LN2, args);
+                }
+                x[j] = pack(a, b);
+            }
+            transpose_quad(x);
+            if (rows.real[row]) *reinterpret_cast<uint4*>(out + 32 * i) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+
+__device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup, Shared& shared) {
+    const int lane = threadIdx.x % 32;
+    const int first_row = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const float scale = Variant::has_logits ? 1.0f : args.scale * LOG2E;
+    const auto release = [&](uint64_t* barrier) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(barrier));
+    };
+    float s[N_KEYS / 2];
+    uint32_t p[N_KEYS / 4];
+    float o[DIM / 2];
+    Ring slot, k, v;
+    if (warpgroup == 1) named_arrive(BARRIER_TURN, 256);  // warpgroup 0 has the first turn
+    for (;; slot.advance<N_SLOTS>()) {
+        await(shared_address(&shared.q_full[slot.index]), slot.parity);
+        const Work work = shared.work[slot.index];
+        if (work.n_tokens == 0) return;
+        const int n_blocks = work.n_blocks();
+        const Rows rows = read_rows(args, work, first_row);
+        const uint64_t q = rows_operand(shared_address(shared.q[slot.index]) + warpgroup * 64 * CHUNK_BYTES);
+        const auto logits_ready = [&](int i) {  // hooks and masks on s
+            const int key = work.key_of(i);
+            if (at_edge(args, work, key)) weigh<true>(s, args, work, rows, key);
+            else weigh<false>(s, args, work, rows, key);
+        };
+        Softmax softmax;
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++) o[i] = 0.0f;
+
+        if (n_blocks > 0) {
+            await(shared_address(&shared.k_full[k.index]), k.parity);
+            products_begin();
+            start_logits(s, q, rows_operand(shared_address(shared.k[k.index])));
+            products_wait<0>();
+            pin(s);
+            release(&shared.k_empty[k.index]);
+            k.advance<N_STAGES>();
+            logits_ready(0);
+            softmax.step(s, scale);
+            to_elements(p, s);
+
+            for (int i = 1; i < n_blocks; i++) {
+                await(shared_address(&shared.k_full[k.index]), k.parity);
+                await(shared_address(&shared.v_full[v.index]), v.parity);
+                clear_hidden_values(args, work, work.key_of(i - 1), shared.v[v.index], warpgroup);
+                named_sync(BARRIER_TURN + warpgroup, 256);
+                pin(s), pin(o);
+                products_begin();
+                start_logits(s, q, rows_operand(shared_address(shared.k[k.index])));
+                start_output(o, p, columns_operand(shared_address(shared.v[v.index]), N_KEYS * CHUNK_BYTES));
+                named_arrive(BARRIER_TURN + 1 - warpgroup, 256);
+                products_wait<1>();
+                pin(s);
+                release(&shared.k_empty[k.index]);
+                k.advance<N_STAGES>();
+                logits_ready(i);
+                softmax.step(s, scale);
+                products_wait<0>();
+                pin(o), pin(s);
+                release(&shared.v_empty[v.index]);
+                v.advance<N_STAGES>();
+                to_elements(p, s);
+                softmax.rescale(o);
+            }
+            release(&shared.slot_empty[slot.index]);
+            await(shared_address(&shared.v_full[v.index]), v.parity);
+            clear_hidden_values(args, work, work.key_of(n_blocks - 1), shared.v[v.index], warpgroup);
+            pin(o);
+            products_begin();
+            start_output(o, p, columns_operand(shared_address(shared.v[v.index]), N_KEYS * CHUNK_BYTES));
+            products_wait<0>();
+            pin(o);
+            release(&shared.v_empty[v.index]);
+            v.advance<N_STAGES>();
+        } else {
+            release(&shared.slot_empty[slot.index]);
+        }
+        write_results(o, softmax, scale, args, work, rows);
+    }
+}
+
+__global__ void __launch_bounds__(N_THREADS, 1)
+    attention_large(const __grid_constant__ QuireAttnArgs args, const __grid_constant__ CUtensorMap k_map,
+                    const __grid_constant__ CUtensorMap v_map, int box_rows) {
+    extern __shared__ uint8_t raw[];
+    Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
+    if (threadIdx.x == 0) {
+        constexpr int N_WARPS = 4 * N_CONSUMERS;
+        for (int i = 0; i < N_STAGES; i++) {
+            barrier_init(shared_address(&shared.k_full[i]), 1), barrier_init(shared_address(&shared.k_empty[i]), N_WARPS);
+            barrier_init(shared_address(&shared.v_full[i]), 1), barrier_init(shared_address(&shared.v_empty[i]), N_WARPS);
+        }
+        for (int i = 0; i < N_SLOTS; i++) {
+            barrier_init(shared_address(&shared.work_full[i]), 1);
+            barrier_init(shared_address(&shared.q_full[i]), N_LOADERS);
+            barrier_init(shared_address(&shared.slot_empty[i]), N_WARPS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+    const int warpgroup = uniform(threadIdx.x / 128);
+    if (warpgroup == 0) {
+        registers_down<40>();
+        if (threadIdx.x < 32) produce(args, &k_map, &v_map, box_rows, shared);
+        else load_queries(args, threadIdx.x - 32, shared);
+    } else {
+        registers_up<232>();
+        consume(args, warpgroup - 1, shared);
+    }
+}
+
+// ---- host ------------------------------------------------------------------------------------------------------------
+
+// Rows of a box: they lie in one page, and boxes tile the block.
+int rows_of_box(int page_size) {
+    int a = page_size, b = N_KEYS;
+    while (b != 0) {
+        const int rest = a % b;
+        a = b, b = rest;
+    }
+    return a;
+}
+
+cudaError_t make_map(CUtensorMap* map, const QuireAttnArgs& args, const void* base, int64_t page, int64_t head,
+                     int64_t token, int box_rows) {
+    const bool ragged = LAYOUT == RAGGED;
+    const uint64_t sizes[4] = {DIM, uint64_t(ragged ? args.n_pages : args.page_size), uint64_t(args.n_kv_heads),
+                               uint64_t(ragged ? 1 : args.n_pages)};
+    const uint64_t strides[3] = {uint64_t(token) * 2, uint64_t(head) * 2, uint64_t(ragged ? head : page) * 2};
+    const uint32_t box[4] = {64, uint32_t(box_rows), 1, 1};
+    return encode_map(map, base, 4, sizes, strides, box);
+}
+
+cudaError_t launch(const QuireAttnArgs& args, cudaStream_t stream) {
+    if (args.head_dim != DIM || args.n_q_heads % args.n_kv_heads != 0) return cudaErrorInvalidValue;
+    if (args.n_q_heads / args.n_kv_heads > N_ROWS) return cudaErrorInvalidValue;
+    if (LAYOUT != RAGGED && (args.page_size <= 0 || args.page_size % 8 != 0)) return cudaErrorInvalidValue;
+    if (!Variant::has_logits && !(args.scale > 0.0f)) return cudaErrorInvalidValue;  // maxima are taken of q.k
+    if (args.q_row % 8 != 0 || args.q_head % 8 != 0) return cudaErrorInvalidValue;
+    if (int64_t(args.n_large) * args.n_kv_heads >= 1 << 24) return cudaErrorInvalidValue;
+    if (args.n_large == 0) return cudaSuccess;
+    const int box_rows = LAYOUT == RAGGED ? N_KEYS : rows_of_box(args.page_size);
+    CUtensorMap k_map, v_map;
+    cudaError_t error = make_map(&k_map, args, args.k, args.k_page, args.k_head, args.k_token, box_rows);
+    if (error != cudaSuccess) return error;
+    error = make_map(&v_map, args, args.v, args.v_page, args.v_head, args.v_token, box_rows);
+    if (error != cudaSuccess) return error;
+
+    int device, n_sm;
+    if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
+    if ((error = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device)) != cudaSuccess) return error;
+    constexpr int SHARED_BYTES = sizeof(Shared) + 1024;
+    error = cudaFuncSetAttribute(attention_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    if (error != cudaSuccess) return error;
+    const int n_items = args.n_large * args.n_kv_heads;
+    const int n_blocks = n_items < n_sm ? n_items : n_sm;
+    attention_large<<<n_blocks, N_THREADS, SHARED_BYTES, stream>>>(args, k_map, v_map, box_rows);
+    return cudaGetLastError();
+}
+
+}  // namespace quire
+
+extern "C" int quire_attention_large(const QuireAttnArgs* args, void* stream) {
+    return quire::launch(*args, static_cast<cudaStream_t>(stream));
+}
