@@ -25,7 +25,7 @@ class Target:
 
     templates: Mapping[str, str]
     """Op → text of the value from the texts of its arguments {0}, {1}, {2}; for "load", {0} is the address, {1} the
-    index."""
+    index. "load int" goes before "load" where the value is an int, and so on."""
     assign: str
     """Text of a statement that gives the value {1} the name {0}."""
     constant: Callable[[Expr], str]
@@ -46,6 +46,10 @@ def _c_function(name: str, n_args: int = 1) -> str:
     return f"quire_{name}({', '.join(f'{{{i}}}' for i in range(n_args))})"
 
 
+def _triton_constant(node: Expr) -> str:
+    return f'float("{node.name}")' if node.name in ("inf", "-inf", "nan") else node.name
+
+
 TRITON = Target(
     _OPERATORS
     | {name: f"tl.{name}({{0}})" for name in ("exp", "log", "sigmoid", "sqrt", "sin", "cos")}
@@ -57,13 +61,15 @@ TRITON = Target(
         "maximum": "tl.maximum({0}, {1})",
         "and": "({0} & {1})",
         "or": "({0} | {1})",
-        "not": "(not {0})",
+        "not": "({0} == 0)",
         "where": "tl.where({0}, {1}, {2})",
         "float": "({0} * 1.0)",
-        "load": "tl.load({0} + {1})",
+        "load float": "tl.load({0} + {1})",
+        "load int": "tl.load({0} + {1}).to(tl.int32)",
+        "load bool": "(tl.load({0} + {1}) != 0)",
     },
     "{0} = {1}",
-    lambda node: node.name,
+    _triton_constant,
 )
 """Triton source."""
 
@@ -93,7 +99,8 @@ def source(expr: Expr, target: Target, leaves: Leaves) -> tuple[list[str], str]:
             arguments = [texts[id(arg)] for arg in node.args]
             if node.op == "load":
                 arguments.insert(0, leaves["load", node.name])
-            value = target.templates[node.op].format(*arguments)
+            template = target.templates.get(f"{node.op} {node.kind}") or target.templates[node.op]
+            value = template.format(*arguments)
             text = f"e{len(statements)}"
             statements.append(target.assign.format(text, value))
         texts[id(node)] = text
