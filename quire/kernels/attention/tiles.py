@@ -1,10 +1,9 @@
-"""Cuts the spans of a step into tiles for a GPU: which rows, which keys, where partial results go. Host only, numpy.
+"""Cuts the spans of a step into lines of work for a GPU: which rows, which keys, where partial results go.
 
-A tile is (consecutive tokens of one span) x (a range of its keys); a program runs one tile for one KV head. Spans that
-fit one small tile (decode) get small tiles, others large ones; the two kinds are launched apart. Long key ranges are
-split when there are too few tiles to fill the chip, or a few are much longer than the rest: split tiles write partial
-rows, which a second kernel merges in order of position.
-Invariants: every (token, key it may see) is covered exactly once; splits begin at multiples of `KEY_STEP`.
+Host only, numpy. Owns the list of work (csrc/cuda/attention.h) and the tiles before their keys are split; where they
+are split: stream.py (small tiles: decode) and large.py (prefill); shared prefixes: prefix.py; merging: merges.py.
+Invariants: every row meets each key it may see in exactly one line for each KV head; a split lies at a multiple of 64
+keys (small) or 128 keys (large) from the tile's first key.
 """
 
 from __future__ import annotations
@@ -13,109 +12,157 @@ import dataclasses
 
 import numpy as np
 
-KEY_STEP = 128
-"""Splits begin at multiples of this, so any key block size up to it divides them."""
-SHORTEST_SPLIT = 256
-"""Keys; a shorter split costs more in merging than it gains."""
-NO_SPLIT = 1 << 30
+from quire.kernels.attention import large, merges, prefix, stream
+from quire.kernels.attention.pieces import (
+    BEGIN,
+    BLOCKS_AT,
+    END,
+    FIELDS,
+    KV_AT,
+    LARGE_ROWS,
+    N_TOKENS,
+    PARTIAL,
+    POSITION,
+    ROW,
+    Tiles,
+    repeat,
+    split,
+)
+from quire.kernels.attention.plan import AttnPlan, Layout
 
-TILE_FIELDS = 8
-"""q_row, n_tokens, slot, position of the first token, first key, end of keys, first partial row or -1, unused."""
-MERGE_FIELDS = 4
-"""First partial row, rows from one split to the next, number of splits, output row * group + head in the group."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
-    """What the cutting depends on besides the spans."""
-
-    group: int
-    """Query heads of one KV head."""
-    n_kv_heads: int
-    small_rows: int
-    """Rows (tokens x group) of a small tile, at least `group`."""
-    large_rows: int
-    n_programs: int
-    """Programs that fill the chip evenly."""
-
-    @property
-    def small_tokens(self) -> int:
-        return self.small_rows // self.group
-
-    @property
-    def most_splits(self) -> int:
-        """More tiles than spans that `cut` makes at most, when every span fits a small tile."""
-        return -(-self.n_programs // self.n_kv_heads)
+NO_LIMIT = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class TileList:
-    """The work of one step."""
+class WorkList:
+    """The work of one step, int32 (fields: csrc/cuda/attention.h)."""
 
-    tiles: np.ndarray
-    """int32 [n_tiles, TILE_FIELDS]: the small ones first, each kind by falling number of keys."""
-    n_small: int
+    small: np.ndarray
+    """[n, 12], in the order of the workers."""
+    large: np.ndarray
+    """[n, 12], by falling cost."""
+    queue: np.ndarray
+    """[n_workers + 1]: worker w runs small lines queue[w] .. queue[w + 1] - 1."""
+    rows: np.ndarray
+    """[n, 2]: row of q and position of each token of the gathered lines."""
     merges: np.ndarray
-    """int32 [n_merged_rows, MERGE_FIELDS]."""
+    """[n, 4]."""
+    parts: np.ndarray
+    """[n]: for each merge its partial results in the order of keys."""
+    blocks: np.ndarray
+    """[n]: SPARSE: the plan's lists of pages."""
     n_partial_rows: int
-    """Rows of partial results a KV head."""
 
 
-def cut(q_indptr: np.ndarray, kv_lens: np.ndarray, slots: np.ndarray, shape: Shape) -> TileList:
-    """The tiles of one step. Arguments as in `op.plan`."""
-    lengths = np.diff(q_indptr)
-    tile_tokens = np.where(lengths <= shape.small_tokens, shape.small_tokens, shape.large_rows // shape.group)
-    span, index = _repeat(-(-lengths // tile_tokens))
-    first = index * tile_tokens[span]
-    n_tokens = np.minimum(lengths[span] - first, tile_tokens[span])
-    position = kv_lens[span] - lengths[span] + first
-    end = position + n_tokens
-    large = lengths[span] > shape.small_tokens
-    chunk = np.where(large, _large_chunk(end[large], shape), _small_chunk(end[~large], shape))
-
-    tile, split = _repeat(-(-end // chunk))
-    begin = split * chunk[tile]
-    n_splits = np.bincount(tile, minlength=len(end))
-    rows = np.where(n_splits[tile] > 1, n_tokens[tile] * shape.group, 0)
-    partial = np.cumsum(rows) - rows
-    columns = [
-        q_indptr[:-1][span[tile]] + first[tile],
-        n_tokens[tile],
-        slots[span[tile]],
-        position[tile],
-        begin,
-        np.minimum(begin + chunk[tile], end[tile]),
-        np.where(rows > 0, partial, -1),
-        np.zeros_like(begin),
-    ]
-    order = np.lexsort((begin - columns[5], large[tile]))
-    merges = _merges(partial[split == 0], n_splits, q_indptr[:-1][span] + first, n_tokens, shape.group)
-    table = np.stack(columns, axis=1)[order].astype(np.int32)
-    return TileList(table, int((~large[tile]).sum()), merges, int(rows.sum()))
+def small_rows_of(group: int) -> int:
+    """Packed rows (tokens x query heads of a KV head) up to which a span gets small lines."""
+    return min(64, max(16, 1 << (group - 1).bit_length()))
 
 
-def _repeat(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For counts (2, 0, 3): owners (0, 0, 2, 2, 2) and indices (0, 1, 0, 1, 2)."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+def large_tokens_of(group: int) -> int:
+    """Tokens of a large line."""
+    return LARGE_ROWS // group
 
 
-def _small_chunk(ends: np.ndarray, shape: Shape) -> int:
-    """Keys of a split such that the chip gets its programs (FlashInfer, Ye et al. 2025, algorithm 1: L_kv)."""
-    even = -(-int(ends.sum()) * shape.n_kv_heads // shape.n_programs)
-    return max(SHORTEST_SPLIT, -(-even // KEY_STEP) * KEY_STEP)
+def cut(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
+    """The work of one step for n_workers persistent blocks; large lines are split into at most max_large lines.
+
+    max_large 0 also leaves shared prefixes unshared. Raises ValueError for a shared prefix that a row does not see.
+    """
+    group, n_heads = plan.heads.group, plan.heads.n_kv_heads
+    spans = _spans(plan)
+    groups = prefix.choose(plan, spans, small_rows_of(group), n_workers) if max_large else []
+    rows, gathered, joined = prefix.gather(plan, spans, groups)
+    lengths = spans[:, N_TOKENS]
+    fits = lengths * group <= small_rows_of(group)
+    few = _tiles(plan, spans, joined, fits & (lengths > 0), gathered, small_rows_of(group))
+    many = _large_tiles(plan, spans, joined, ~fits, gathered, small_rows_of(group))
+
+    if plan.batch_invariant:
+        small_cuts = stream.fixed_cuts(few.n_keys, n_heads, stream.INVARIANT_KEYS)
+        large_cuts = stream.fixed_cuts(many.n_keys, 1, large.INVARIANT_KEYS)
+    else:
+        small_cuts = stream.cuts(few.n_keys, n_heads, n_workers)
+        large_cuts = large.cuts(many.n_keys, n_heads, n_workers, max_large)
+    small_pieces = split(few, small_cuts, n_heads, 1)
+    large_pieces = split(many, large_cuts, 1, n_heads)
+    table, parts, n_partial_rows = merges.join(plan, small_pieces, large_pieces, rows)
+    if plan.batch_invariant:
+        small, queue = stream.assign(small_pieces.lines, n_workers)
+    else:
+        small, queue = small_pieces.lines, stream.queue(small_cuts, len(small_pieces.lines), n_workers)
+    order = large.order(plan, large_pieces.lines)
+    blocks = plan.spans.blocks if plan.spans.blocks is not None else np.zeros(0, np.int32)
+    return WorkList(small, large_pieces.lines[order], queue, rows, table, parts, blocks, n_partial_rows)
 
 
-def _large_chunk(ends: np.ndarray, shape: Shape) -> int:
-    """Large tiles are bound by arithmetic: split only when they leave part of the chip idle."""
-    return NO_SPLIT if 2 * len(ends) * shape.n_kv_heads >= shape.n_programs else _small_chunk(ends, shape)
+def _spans(plan: AttnPlan) -> np.ndarray:
+    """int32 [n_spans, 12]: each span as if it were one tile, with all of its keys."""
+    spans = plan.spans
+    table = np.zeros((len(spans.kv_lens), FIELDS), np.int32)
+    lengths = spans.lengths
+    table[:, ROW] = spans.q_indptr[:-1]
+    table[:, N_TOKENS] = lengths
+    table[:, POSITION] = spans.kv_lens - lengths
+    table[:, END] = spans.kv_lens
+    stride = 1 if plan.page_table is None else plan.page_table.stride(0)
+    table[:, KV_AT] = spans.kv_at * np.int32(stride)
+    table[:, PARTIAL] = -1
+    if plan.layout is Layout.SPARSE:
+        first, last = spans.block_indptr[:-1], spans.block_indptr[1:]
+        table[:, BLOCKS_AT] = first
+        table[:, END] = (last - first) * plan.page_size
+        named = last > first
+        beyond = (spans.blocks[last[named] - 1] + 1) * plan.page_size - spans.kv_lens[named]
+        table[named, END] -= np.maximum(beyond, 0)
+    return table
 
 
-def _merges(
-    partial: np.ndarray, n_splits: np.ndarray, q_row: np.ndarray, n_tokens: np.ndarray, group: int
-) -> np.ndarray:
-    """One line for each packed row of each split tile. All arguments are one entry a tile before splitting."""
-    rows = np.where(n_splits > 1, n_tokens * group, 0)
-    tile, row = _repeat(rows)
-    columns = [partial[tile] + row, rows[tile], n_splits[tile], q_row[tile] * group + row]
-    return np.stack(columns, axis=1).astype(np.int32)
+def _tiles(
+    plan: AttnPlan, spans: np.ndarray, joined: np.ndarray | None, chosen: np.ndarray, gathered: np.ndarray, most: int
+) -> Tiles:
+    """One small tile for each chosen span, and the gathered ones of at most `most` packed rows before them."""
+    table = spans if chosen.all() else spans[chosen]
+    joins = joined[chosen] if joined is not None else None
+    if len(gathered):
+        first = gathered[gathered[:, N_TOKENS] * plan.heads.group <= most]
+        table = np.concatenate((first, table))
+        joins = np.concatenate((np.ones(len(first), bool), joins))
+    return _visible(plan, table, joins, stream.KEYS)
+
+
+def _large_tiles(
+    plan: AttnPlan, spans: np.ndarray, joined: np.ndarray | None, chosen: np.ndarray, gathered: np.ndarray, most: int
+) -> Tiles:
+    """Large tiles of the chosen spans, after the gathered ones of more than `most` packed rows."""
+    table, joins = spans[chosen], None if joined is None else joined[chosen]
+    if len(gathered):
+        first = gathered[gathered[:, N_TOKENS] * plan.heads.group > most]
+        table = np.concatenate((first, table))
+        joins = np.concatenate((np.ones(len(first), bool), joins))
+    n_tokens = large_tokens_of(plan.heads.group)
+    owner, index = repeat(-(-table[:, N_TOKENS] // n_tokens))
+    table = table[owner]
+    table[:, ROW] += index * n_tokens
+    table[:, POSITION] += index * n_tokens
+    table[:, N_TOKENS] = np.minimum(table[:, N_TOKENS] - index * n_tokens, n_tokens)
+    return _visible(plan, table, None if joins is None else joins[owner], large.KEYS)
+
+
+def _visible(plan: AttnPlan, table: np.ndarray, joined: np.ndarray | None, step: int) -> Tiles:
+    """Trim the keys of tiles to those that some row sees; ranges begin at multiples of `step`."""
+    if plan.layout is Layout.SPARSE:
+        return Tiles(table, table[:, END] - table[:, BEGIN], None, None, joined)
+    if plan.causal:
+        own = table[:, POSITION] + table[:, N_TOKENS]
+        np.maximum(np.minimum(own, table[:, END]), table[:, BEGIN], out=table[:, END])
+    if not plan.window:
+        return Tiles(table, table[:, END] - table[:, BEGIN], None, None, joined)
+    lower = np.maximum(table[:, POSITION] - (plan.window - 1), 0) // step * step
+    lower = np.minimum(lower, table[:, END] // step * step)
+    if not plan.n_first:
+        table[:, BEGIN] = lower
+        return Tiles(table, table[:, END] - lower, None, None, joined)
+    n_first = -(-plan.n_first // step) * step
+    gap = np.maximum(lower - n_first, 0)
+    return Tiles(table, table[:, END] - gap, n_first, gap, joined)

@@ -1,0 +1,181 @@
+"""The work of a step on the device: one upload a step, and views into it.
+
+Owns the device memory of work lists and partial results; what they say: tiles.py. Invariant: with `Buffers` every
+address and launch size stays, so that a captured CUDA graph serves every plan written into them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from quire.kernels import transfer
+from quire.kernels.attention.pieces import FIELDS, N_TOKENS
+from quire.kernels.attention.plan import AttnPlan
+from quire.kernels.attention.stream import INVARIANT_KEYS
+from quire.kernels.attention.tiles import WorkList, cut, large_tokens_of, small_rows_of
+
+N_WORKERS = 132
+"""Workers where no device says how many it has."""
+
+ARRAYS = {"queue": 1, "small": FIELDS, "large": FIELDS, "rows": 2, "merges": 4, "parts": 1, "blocks": 1}
+"""The arrays of a work list in the order of the upload, and the integers of a line."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class CudaWork:
+    """Work on the device: names as in csrc/cuda/attention.h. Lines and merges beyond the real ones are zero."""
+
+    small: torch.Tensor
+    """int32 [n_small, 12]"""
+    large: torch.Tensor
+    """int32 [n_large, 12]"""
+    queue: torch.Tensor
+    """int32 [n_workers + 1]"""
+    rows: torch.Tensor
+    """int32 [n, 2]"""
+    merges: torch.Tensor
+    """int32 [n_merges, 4]"""
+    parts: torch.Tensor
+    """int32 [n]"""
+    blocks: torch.Tensor
+    """int32 [n]"""
+    partial_out: torch.Tensor
+    """float32 [n_partial_rows, head_dim]"""
+    partial_lse: torch.Tensor
+    """float32 [n_partial_rows], base 2"""
+    ticket: torch.Tensor
+    """int32 [1], zero between launches"""
+    n_workers: int
+    n_small: int
+    """Launch sizes; 0: no launch."""
+    n_large: int
+    n_merges: int
+    small_rows: int
+    """Most packed rows of a small line: 8, 16, 32 or 64."""
+    n_tokens_large: int
+    """Most tokens of a large line."""
+
+
+def make(plan: AttnPlan, n_workers: int = 0) -> CudaWork:
+    """Cut a plan and send it to the device of its page table. n_workers: 0 asks the device."""
+    device = device_of(plan)
+    n_workers = n_workers or n_workers_of(device)
+    work = cut(plan, n_workers)
+    arrays = [getattr(work, name) for name in ARRAYS]
+    flat = transfer.upload(np.concatenate([array.reshape(-1) for array in [*arrays, np.zeros(1, np.int32)]]), device)
+    most = int(work.small[:, N_TOKENS].max(initial=1)) * plan.heads.group
+    sizes = {name: len(array) for name, array in zip(ARRAYS, arrays, strict=True)}
+    return _views(plan, flat, sizes, work.n_partial_rows, _rows_of(most), n_workers)
+
+
+class Buffers:
+    """Fixed device memory for the work of steps with at most `max_spans` small spans and `max_large` large lines."""
+
+    def __init__(
+        self,
+        plan: AttnPlan,
+        max_spans: int,
+        max_large: int = 0,
+        n_workers: int = 0,
+        *,
+        span_tokens: int = 0,
+        max_keys: int = 1 << 20,
+        max_blocks: int = 0,
+    ) -> None:
+        """plan: any plan of the same layout, heads, device and mode.
+
+        max_large: large lines, after splitting; 0 also leaves prefixes unshared. span_tokens: most tokens of a small
+        span, 0: all that fit a small line; fewer make narrower lines. max_keys: keys of all small spans together
+        (batch-invariant mode). max_blocks: entries of all lists of pages (SPARSE).
+        """
+        heads, device = plan.heads, device_of(plan)
+        n_workers = n_workers or n_workers_of(device)
+        span_tokens = span_tokens or max(1, small_rows_of(heads.group) // heads.group)
+        n_heads, n_tokens = heads.n_kv_heads, large_tokens_of(heads.group)
+        n_cuts = max_keys // INVARIANT_KEYS * n_heads if plan.batch_invariant else n_workers - 1
+        n_shared = max_spans * span_tokens if max_large else 0
+        # A cut makes one piece more; whoever is cut, or shares a prefix, has all of its pieces in partial results.
+        n_small = (max_spans + n_shared // 2) * n_heads + n_cuts
+        n_pieces = min(2 * n_cuts, n_small) + n_shared // 2 * n_heads
+        n_parts = min(n_pieces, n_small) * span_tokens + (max_large * n_tokens + n_shared) * n_heads
+        n_merges = min(n_parts // 2, 1 << 30)
+        self.max_spans, self.max_large, self.span_tokens = max_spans, max_large, span_tokens
+        self._sizes = {
+            "queue": n_workers + 1, "small": n_small, "large": max_large, "rows": n_shared,
+            "merges": n_merges, "parts": n_parts, "blocks": max_blocks,
+        }  # fmt: skip
+        self._n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
+        self._n_partial_rows = n_parts * heads.group
+        self._flat = torch.zeros(self._n_ints + 1, dtype=torch.int32, device=device)
+        rows = _rows_of(span_tokens * heads.group)
+        self.work = _views(plan, self._flat, self._sizes, self._n_partial_rows, rows, n_workers)
+
+    def fill(self, plan: AttnPlan) -> CudaWork:
+        """Write a step's work, in stream order, in one copy. Raises ValueError when the step does not fit."""
+        work = cut(plan, self.work.n_workers, self.max_large)
+        self._check(plan, work)
+        lines = np.zeros(self._n_ints, np.int32)
+        at = 0
+        for name, size in self._sizes.items():
+            array = getattr(work, name).reshape(-1)
+            lines[at : at + len(array)] = array
+            at += size * ARRAYS[name]
+        transfer.write(lines, self._flat)
+        return self.work
+
+    def _check(self, plan: AttnPlan, work: WorkList) -> None:
+        longest = int(work.small[:, N_TOKENS].max(initial=0))
+        n_spans = int((plan.spans.lengths > 0).sum())
+        for name, size in self._sizes.items():
+            if len(getattr(work, name)) > size:
+                raise ValueError(
+                    f"{n_spans} spans need {len(getattr(work, name))} lines of {name}, but the buffers for "
+                    f"{self.max_spans} small spans and {self.max_large} large lines hold {size}: plan without buffers"
+                )
+        if longest > self.span_tokens or work.n_partial_rows > self._n_partial_rows:
+            raise ValueError(
+                f"spans of {longest} tokens with {work.n_partial_rows} partial rows do not fit buffers for "
+                f"{self.span_tokens} tokens and {self._n_partial_rows} partial rows: plan without buffers"
+            )
+
+
+def device_of(plan: AttnPlan) -> torch.device:
+    """Where the plan's page table lies; ragged plans run on the current CUDA device if there is one."""
+    if plan.page_table is not None:
+        return plan.page_table.device
+    return torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu").device
+
+
+def n_workers_of(device: torch.device) -> int:
+    """Persistent blocks that fill a device: one a multiprocessor."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else N_WORKERS
+
+
+def _rows_of(n_rows: int) -> int:
+    return max(8, 1 << (n_rows - 1).bit_length())
+
+
+def _views(
+    plan: AttnPlan, flat: torch.Tensor, sizes: dict[str, int], n_partial_rows: int, small_rows: int, n_workers: int
+) -> CudaWork:
+    """The arrays in a flat upload, its last element the ticket."""
+    views, at = {}, 0
+    for name, fields in ARRAYS.items():
+        view = flat[at : at + sizes[name] * fields]
+        views[name] = view if fields == 1 else view.view(-1, fields)
+        at += sizes[name] * fields
+    return CudaWork(
+        **views,
+        partial_out=torch.empty(n_partial_rows, plan.heads.head_dim, dtype=torch.float32, device=flat.device),
+        partial_lse=torch.empty(n_partial_rows, dtype=torch.float32, device=flat.device),
+        ticket=flat[-1:],
+        n_workers=n_workers,
+        n_small=sizes["small"],
+        n_large=sizes["large"],
+        n_merges=sizes["merges"],
+        small_rows=small_rows,
+        n_tokens_large=large_tokens_of(plan.heads.group),
+    )
