@@ -565,6 +565,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     };
     load_parts(0);
     wait_for_previous_grid();
+    let_next_grid_start();
     for (int cell = threadIdx.x; merge.n_parts > 0 && cell < group * (DIM / 4); cell += MERGE_THREADS) {
         const int of_group = cell / (DIM / 4), dim = cell % (DIM / 4) * 4;
         float top = FLOOR, total = 0.f;
