@@ -5,23 +5,28 @@ They are optional: without a compiler the installation succeeds and Quire runs o
 """
 
 import copy
+import glob
+import json
 import os
 import platform
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
-SOURCES = ["csrc/cpu/attention.cpp", "csrc/cpu/rows.cpp"]
-HEADERS = ["engine.h", "engine_bf16.h", "quire_cpu.h", "simd.h", "threads.h"]
-AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"]
-LEVELS = {
-    "avx512bf16": [*AVX512, "-mavx512bf16"],
-    "avx512": AVX512,
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "portable": [],
-}
-FLAGS = ["-std=c++17", "-O3", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off"]
-WARNINGS = ["-Wall", "-Wno-psabi", "-Wno-maybe-uninitialized", "-Wno-uninitialized"]
+FOLDER = "csrc/cpu"
+SOURCES = ["attention.cpp", "rows.cpp", "threads.cpp"]
+with open(f"{FOLDER}/build.json") as table:
+    BUILD = json.load(table)
+
+
+class BuildPackage(build_py):
+    """The package with a copy of csrc, from which kernels of new variants are built at run time."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            self.copy_tree("csrc", os.path.join(self.build_lib, "quire", "_csrc"))
 
 
 class BuildNative(build_ext):
@@ -52,9 +57,9 @@ def library(level: str, flags: list[str]) -> Extension:
     """One level's library."""
     return Extension(
         f"quire.kernels._native.libquire_{level}",
-        sources=SOURCES,
-        depends=[f"csrc/cpu/{name}" for name in HEADERS],
-        extra_compile_args=[*FLAGS, *WARNINGS, *flags],
+        sources=[f"{FOLDER}/{name}" for name in SOURCES],
+        depends=[*glob.glob(f"{FOLDER}/*.h"), f"{FOLDER}/build.json"],
+        extra_compile_args=[*BUILD["flags"], *BUILD["warnings"], *flags],
         extra_link_args=["-Wl,-s"] if platform.system() == "Linux" else [],
         language="c++",
         optional=True,
@@ -64,7 +69,7 @@ def library(level: str, flags: list[str]) -> Extension:
 def libraries() -> list[Extension]:
     """All levels on x86-64, the portable one elsewhere."""
     x86 = platform.machine().lower() in ("x86_64", "amd64")
-    return [library(level, flags) for level, flags in LEVELS.items() if x86 or level == "portable"]
+    return [library(level, flags) for level, flags in BUILD["levels"].items() if x86 or level == "portable"]
 
 
-setup(ext_modules=libraries(), cmdclass={"build_ext": BuildNative})
+setup(ext_modules=libraries(), cmdclass={"build_ext": BuildNative, "build_py": BuildPackage})

@@ -1,183 +1,276 @@
-// Paged ragged causal attention, straight from pages: flash tiling with an online softmax (Dao 2022, algorithm 1).
+// Attention straight from pages or ragged rows: flash tiling with an online softmax (Dao 2022, algorithm 1).
 //
 // A task is one tile of tokens of one span for one KV head; its rows are tokens x query heads of the group, so a KV
-// head is read once for its group. KV is walked in blocks of E::B keys that begin at multiples of E::B of the absolute
-// position, and a row's arithmetic in a block has one fixed order. What surrounds a row (other rows of the tile,
-// chunking, page ids, threads) only adds terms that are exactly neutral: a masked key has probability 0, an unchanged
+// head is read once for its group. The keys of a span are a list (keys.h); it is walked in blocks of E::B that begin at
+// multiples of E::B, and a row's arithmetic in a block has one fixed order. What surrounds a row (other rows of the
+// tile, chunking, page ids, threads) only adds terms that are exactly neutral: a hidden key has weight 0, an unchanged
 // maximum rescales by 1. So the output of a row is bitwise a function of its q and its keys and values alone.
+// Query, key and value transforms are computed in float32, and so is all after them (`Staged`).
+#ifndef QUIRE_VARIANT
+#include "plain_variant.h"
+#define QUIRE_ONLY_DTYPE -1
+#endif
 #include "engine.h"
-#include "quire_cpu.h"
+#include "keys.h"
+#include "scratch.h"
 #include "threads.h"
 
 namespace quire {
 
-constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 constexpr float NEG_INF = -__builtin_inff();
 
-// Bytes of one thread that live until it ends; grows, never shrinks.
-static char* scratch(size_t bytes) {
-    struct Block {
-        char* raw = nullptr;
-        size_t size = 0;
-        ~Block() { free(raw); }
-    };
-    static thread_local Block block;
-    if (block.size < bytes) {
-        free(block.raw);
-        block.raw = (char*)malloc(bytes + 64);
-        if (block.raw == nullptr) __builtin_trap();
-        block.size = bytes;
-    }
-    return (char*)(((uintptr_t)block.raw + 63) & ~(uintptr_t)63);
-}
+template <class V> constexpr bool transforms = V::has_query || V::has_key || V::has_value;
+template <class V> constexpr bool needs_positions = V::has_logits || V::has_mask || V::has_key || V::has_value;
 
-struct Call {
-    const QuireAttnPlan* plan;
-    const void *q, *k_pages, *v_pages;
-    void* out;
-    int64_t q_row, q_head;
-    float scale, softcap;
-    int window;
-};
-
-// One row's state: scores of the running block, running maximum, running sum of each lane.
+// One row's state: running maximum, running sum of each lane; the keys it may see are lowest .. end - 1 of its list,
+// and the first few below `end`.
 struct Row {
     float max;
     vf sum;
-    int64_t position;
+    int32_t lowest, end;
+    Site site;
 };
 
-// Find block `b` of a sequence in its pages; positions at or beyond `end` are not valid.
-template <class E>
-static void locate(const Call& c, int64_t head, int slot, int64_t b, int64_t end, const typename E::T* zeros, Block<typename E::T>& to) {
-    using T = typename E::T;
-    const QuireAttnPlan& p = *c.plan;
-    const int32_t* pages = p.page_table + slot * p.table_stride;
-    const int64_t first = b * E::B, last = first + E::B < end ? first + E::B : end;
-    for (int64_t j = first; j < last;) {
-        const int64_t page = pages[j / p.page_size], offset = j % p.page_size;
-        const int64_t stop = j + p.page_size - offset < last ? j + p.page_size - offset : last;
-        int64_t cell = ((page * p.n_kv_heads + head) * p.page_size + offset) * p.head_dim;
-        for (; j < stop; j++, cell += p.head_dim) {
-            to.keys[j - first] = (const T*)c.k_pages + cell;
-            to.values[j - first] = (const T*)c.v_pages + cell;
-        }
-    }
-    to.n = last > first ? (int)(last - first) : 0;
-    for (int j = to.n; j < E::B; j++) to.keys[j] = to.values[j] = zeros;
-}
-
-// Turn the scores of one row in block [first, first + B) into probabilities, update its state, return the rescaling of
-// what was accumulated before. Probabilities are 2^(score - max), 0 where masked.
-template <class E>
-QUIRE_INLINE float softmax(const Call& c, const float* s, typename E::Weight* weights, Row& row, int64_t first) {
+// Turn the scores of one row in the block of keys `first` .. first + B - 1 into weights, update its state, return the
+// rescaling of what was accumulated before. Weights of a softmax are 2^(score - max), 0 where hidden.
+template <class E, class V>
+QUIRE_INLINE float weigh(
+    const QuireAttnArgs& a, const float* s, typename E::Weight* weights, Row& row, int32_t first, int32_t n_first,
+    const int32_t* positions) {
     constexpr int B = E::B, N = B / W;
     vf v[N], top = set1(NEG_INF);
-    const float factor = c.scale * LOG2E;
-    const int64_t lowest = c.window > 0 ? row.position - c.window + 1 : 0;
-    const bool all_seen = first + B - 1 <= row.position && first >= lowest;
+    const float factor = V::softmax && !V::has_logits ? a.scale * LOG2E : a.scale;
+    const bool all_seen = first + B <= row.end && (first >= row.lowest || first + B <= n_first);
     vi lane;
     for (int i = 0; i < W; i++) lane[i] = i;
 #pragma GCC unroll 16
     for (int i = 0; i < N; i++) {
-        v[i] = load(s + i * W);
-        if (c.softcap > 0) v[i] = tanh(v[i] * (c.scale / c.softcap)) * (c.softcap * LOG2E);
-        else v[i] = v[i] * factor;
-        if (!all_seen) {
-            const vi key = lane + (int32_t)(i * W);  // index in the block; bounds fit 32 bits after the subtraction
-            const vi seen = (key <= (int32_t)(row.position - first < B ? row.position - first : B)) &
-                            (key >= (int32_t)(lowest > first ? lowest - first : 0));
-            v[i] = seen ? v[i] : set1(NEG_INF);
+        v[i] = load(s + i * W) * factor;
+        if constexpr (V::has_logits) {
+            v[i] = V::logits(v[i], row.site, load_bits<vi>(positions + i * W), a);
+            if constexpr (V::softmax) v[i] = v[i] * LOG2E;
         }
-        top = vmax(top, v[i]);
+        const vf hidden = set1(V::softmax ? NEG_INF : 0.f);
+        if (!all_seen) {
+            const vi key = lane + (i * W);  // index in the block
+            const vi seen = (key < row.end - first) & ((key >= row.lowest - first) | (key < n_first - first));
+            v[i] = seen ? v[i] : hidden;
+        }
+        if constexpr (V::has_mask) {
+            const vi seen = V::mask(row.site, load_bits<vi>(positions + i * W), a);
+            v[i] = seen ? v[i] : hidden;
+        }
+        if constexpr (V::softmax) top = vmax(top, v[i]);
     }
-    const float before = row.max, peak = hmax(top), now = peak > before ? peak : before;
-    const float base = now == NEG_INF ? 0.f : now;  // nothing seen yet: every exponent below is -inf, not NaN
     vf sum = vf{};
+    if constexpr (V::softmax) {
+        const float before = row.max, peak = hmax(top), now = peak > before ? peak : before;
+        const float base = now == NEG_INF ? 0.f : now;  // nothing seen yet: every exponent below is -inf, not NaN
 #pragma GCC unroll 16
-    for (int i = 0; i < N; i++) {
-        sum = sum + E::put(weights + i * W, exp2(v[i] - base));
+        for (int i = 0; i < N; i++) sum = sum + E::put(weights + i * W, exp2(v[i] - base));
+        const float rescale = before == now ? 1.f : exp2(set1(before - base))[0];
+        row.max = now;
+        row.sum = fma(row.sum, set1(rescale), sum);
+        return rescale;
+    } else {
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) sum = sum + E::put(weights + i * W, v[i]);
+        row.sum = row.sum + sum;
+        return 1.f;
     }
-    const float rescale = before == now ? 1.f : exp2(set1(before - base))[0];
-    row.max = now;
-    row.sum = fma(row.sum, set1(rescale), sum);
-    return rescale;
 }
 
-template <class E> struct Tile {
-    using T = typename E::T;
-    const Call& c;
-    typename E::Panels panels;
-    float* acc;  // [rows, padded head_dim]
-    T* zeros;    // [head_dim]
-    Row* rows;
-    typename E::Query* query;
-    int n_rows, group;
-    int64_t head, first_position;
+// W elements of a row of d at i, zeros beyond.
+template <class T> QUIRE_INLINE vf get(const T* row, int i, int d) {
+    return i + W <= d ? load(row + i) : load_some(row + i, d - i);
+}
 
-    Tile(const Call& call, int most_rows) : c(call) {
-        const int d = c.plan->head_dim, lanes_d = padded(d);
-        const size_t panel_bytes = E::panel_bytes(d), acc_bytes = sizeof(float) * lanes_d * most_rows;
-        const size_t query_bytes = (E::query_bytes(d) * most_rows + 63) & ~(size_t)63;
-        const size_t row_bytes = sizeof(Row) * most_rows;
-        char* at = scratch(panel_bytes + acc_bytes + query_bytes + row_bytes + sizeof(T) * d);
-        panels = E::panels(at, d);
-        acc = (float*)(at + panel_bytes);
-        query = (typename E::Query*)(at + panel_bytes + acc_bytes);
-        rows = (Row*)(at + panel_bytes + acc_bytes + query_bytes);
-        zeros = (T*)(at + panel_bytes + acc_bytes + query_bytes + row_bytes);
-        memset(zeros, 0, sizeof(T) * d);
+// What rotate_half means: -x[i + d / 2] in the lower half, x[i - d / 2] in the upper one.
+QUIRE_INLINE vf partner(const float* row, int i, int d) {
+    const int half = d / 2;
+    if (half % W == 0) return i < half ? -load(row + i + half) : load(row + i - half);
+    vf v = vf{};
+    for (int l = 0; l < W && i + l < d; l++) v[l] = i + l < half ? -row[i + l + half] : row[i + l - half];
+    return v;
+}
+
+// to[r, :] = hook(r, from[r, :]) for n rows of [padded d] floats: all rows at the same dimensions, then the next ones,
+// so that what depends on the dimension alone is computed once.
+template <class V, class F> static void transform(const float* from, float* to, int n, int d, const F& hook) {
+    const int stride = padded(d);
+    for (int i = 0; i < d; i += W) {
+        vi dim;
+        for (int l = 0; l < W; l++) dim[l] = i + l < d ? i + l : d - 1;
+        for (int r = 0; r < n; r++) {
+            const float* row = from + (int64_t)r * stride;
+            vf other = vf{};
+            if constexpr (V::has_partner) other = partner(row, i, d);
+            store(to + (int64_t)r * stride + i, hook(r, load(row + i), other, dim));
+        }
+    }
+}
+
+// A tile at work. S: what q, k, v and out hold; E: how it is multiplied; V: the variant.
+template <class E, class S, class V> struct Tile {
+    using T = typename E::T;
+    using Query = typename E::Query;
+    static constexpr bool STAGED = transforms<V>;
+    const QuireAttnArgs& a;
+    const int d, lanes_d, group;
+    typename E::Panels panels;
+    float *acc, *spare;  // [rows, padded d]
+    float *keys, *values;  // staged: [B, padded d]
+    const void* zeros;   // [d]
+    Row* rows;
+    Query* query;
+    int n_rows = 0;
+    int32_t n_first = 0;
+    int64_t head = 0;
+
+    Tile(const QuireAttnArgs& args, int most_rows)
+        : a(args), d(args.plan->head_dim), lanes_d(padded(d)), group(args.plan->n_q_heads / args.plan->n_kv_heads) {
+        const bool spared = STAGED || V::has_output;
+        const int64_t block = sizeof(float) * E::B * lanes_d, all_rows = sizeof(float) * most_rows * lanes_d;
+        const Scratch scratch({
+            (int64_t)E::panel_bytes(d), all_rows, spared ? (block > all_rows ? block : all_rows) : 0,
+            STAGED ? block : 0, STAGED ? block : 0, (int64_t)(most_rows * sizeof(Row)),
+            (int64_t)E::query_bytes(d) * most_rows, (int64_t)sizeof(float) * d,
+        });
+        panels = E::panels((char*)scratch.piece(0), d);
+        acc = (float*)scratch.piece(1);
+        spare = (float*)scratch.piece(2);
+        keys = (float*)scratch.piece(3);
+        values = (float*)scratch.piece(4);
+        rows = (Row*)scratch.piece(5);
+        query = (Query*)scratch.piece(6);
+        zeros = memset(scratch.piece(7), 0, sizeof(float) * d);
     }
 
     // Rows of the tile: token t, query head g of the group at row t * group + g.
-    void open(int64_t first_row, int n_tokens, int64_t kv_head, int64_t position) {
-        const QuireAttnPlan& p = *c.plan;
-        const int lanes_d = padded(p.head_dim);
-        group = p.n_q_heads / p.n_kv_heads;
+    void open(const KeyList& list, int64_t first_row, int n_tokens, int64_t kv_head, int64_t position) {
         head = kv_head;
         n_rows = n_tokens * group;
-        first_position = position;
+        n_first = a.window > 0 ? list.below(a.n_first) : 0;
         for (int r = 0; r < n_rows; r++) {
-            const int64_t at = (first_row + r / group) * c.q_row + (kv_head * group + r % group) * c.q_head;
-            E::pack_query((const T*)c.q + at, query, r, p.head_dim);
-            rows[r] = Row{NEG_INF, vf{}, position + r / group};
+            const int64_t at = position + r / group;
+            const int32_t q_head = (int32_t)(kv_head * group + r % group);
+            const int32_t lowest = a.window > 0 ? list.below(at - a.window + 1) : 0;
+            const int32_t end = a.causal ? list.below(at + 1) : list.size();
+            const Site site{(int32_t)(first_row + r / group), (int32_t)at, q_head, (int32_t)kv_head, 0, 0.f};
+            rows[r] = Row{NEG_INF, vf{}, lowest, end, site};
         }
+        pack_queries();
         memset(acc, 0, sizeof(float) * lanes_d * n_rows);
     }
 
-    // Few enough rows that repacking a block would cost more than it saves.
-    bool few() const { return n_rows <= E::R && c.plan->head_dim % W == 0; }
+    void pack_queries() {
+        const auto from = [&](int r) { return (const S*)a.q + rows[r].site.q_row * a.q_row + rows[r].site.q_head * a.q_head; };
+        if constexpr (STAGED) {
+            for (int r = 0; r < n_rows; r++)
+                for (int i = 0; i < d; i += W) store(spare + r * lanes_d + i, get(from(r), i, d));
+            float* ready = spare;
+            if constexpr (V::has_query) {
+                ready = acc;
+                transform<V>(spare, acc, n_rows, d, [&](int r, vf x, vf other, vi dim) {
+                    return V::query(x, other, rows[r].site, dim, a);
+                });
+            }
+            for (int r = 0; r < n_rows; r++) E::pack_query(ready + r * lanes_d, query, r, d);
+        } else {
+            for (int r = 0; r < n_rows; r++) E::pack_query(from(r), query, r, d);
+        }
+    }
 
-    // Fold one block of keys, the first of them at position `first`, into the rows that see any of it.
+    // Few enough rows that repacking a block would cost more than it saves.
+    bool few() const { return n_rows <= E::R && d % W == 0; }
+
+    // Fold one block of keys, the first of them number `first`, into the rows that see any of it.
+    void fold(int32_t first, const Block<S>& block, const Block<S>& next) {
+        if constexpr (STAGED) {
+            Block<float> staged;
+            stage(block, next, staged);
+            fold_block(first, staged, staged);
+        } else {
+            fold_block(first, block, next);
+        }
+    }
+
+    // Convert and transform the keys and values of a block.
+    void stage(const Block<S>& block, const Block<S>& next, Block<float>& to) {
+        for (int i = 0; i < d; i += W)
+            for (int j = 0; j < E::B; j += W) prefetch(next, j, i);
+        Site site{0, 0, 0, (int32_t)head, 0, 0.f};
+        stage_rows<V::has_key>(block.keys, block.n, keys, [&](int j, vf x, vf other, vi dim) {
+            site.k_pos = block.positions[j];
+            if constexpr (V::has_key) return V::key(x, other, site, dim, a);
+            else return x;
+        });
+        stage_rows<V::has_value>(block.values, block.n, values, [&](int j, vf x, vf other, vi dim) {
+            site.k_pos = block.positions[j];
+            if constexpr (V::has_value) return V::value(x, other, site, dim, a);
+            else return x;
+        });
+        for (int j = 0; j < E::B; j++) {
+            to.keys[j] = j < block.n ? keys + j * lanes_d : (const float*)zeros;
+            to.values[j] = j < block.n ? values + j * lanes_d : (const float*)zeros;
+        }
+        memcpy(to.positions, block.positions, sizeof to.positions);
+        to.n = block.n;
+    }
+
+    template <bool HOOKED, class F> void stage_rows(const S* const* from, int n, float* to, const F& hook) {
+        float* raw = HOOKED ? spare : to;
+        for (int j = 0; j < n; j++)
+            for (int i = 0; i < d; i += W) store(raw + j * lanes_d + i, get(from[j], i, d));
+        if constexpr (HOOKED) transform<V>(raw, to, n, d, hook);
+    }
+
     // The next block is asked for while this one is computed, line by line: a burst would fill the miss buffers.
-    void fold(int64_t first, const Block<typename E::T>& block, const Block<typename E::T>& next) {
-        const int d = c.plan->head_dim, lanes_d = padded(d), n_keys = block.n;
+    void fold_block(int32_t first, const Block<T>& block, const Block<T>& next) {
+        const int n_keys = block.n;
         alignas(64) float s[E::R * E::B];
         alignas(64) typename E::Weight weights[E::R * E::B];
         float rescale[E::R];
         if (!few()) E::pack(panels, block, next, d);
         for (int r = 0; r < n_rows; r += E::R) {
             const int n = n_rows - r < E::R ? n_rows - r : E::R;
-            const int64_t seen = rows[r + n - 1].position - first + 1;
-            if (seen <= 0 || (c.window > 0 && first + n_keys <= rows[r].position - c.window + 1)) continue;
+            const int32_t seen = rows[r + n - 1].end - first;
+            if (seen <= 0 || (first + n_keys <= rows[r].lowest && first >= n_first)) continue;
             if (few()) E::scores_of_few(n, query, block, next, d, s);
             else E::scores(n, query, r, panels, d, s);
             for (int i = 0; i < n; i++)
-                rescale[i] = softmax<E>(c, s + i * E::B, weights + i * E::B, rows[r + i], first);
-            const int n_seen = seen < n_keys ? (int)seen : n_keys;
+                rescale[i] = weigh<E, V>(
+                    a, s + i * E::B, weights + i * E::B, rows[r + i], first, n_first, block.positions);
+            const int n_seen = seen < n_keys ? seen : n_keys;
             if (few()) E::accumulate_few(n, weights, rescale, block.values, n_seen, d, acc);
             else E::accumulate(n, weights, rescale, panels, n_seen, lanes_d, acc + (int64_t)r * lanes_d);
         }
     }
 
-    void close(int64_t first_row) {
-        const QuireAttnPlan& p = *c.plan;
-        const int d = p.head_dim, lanes_d = padded(d);
+    // A row that sees nothing has a sum of 0: its output is 0 and its lse -inf.
+    void close() {
         for (int r = 0; r < n_rows; r++) {
-            const vf norm = set1(1.f / hsum(rows[r].sum));
-            T* to = (T*)c.out + ((first_row + r / group) * p.n_q_heads + head * group + r % group) * d;
+            Row& row = rows[r];
+            const float sum = hsum(row.sum), norm = !V::softmax ? 1.f : sum == 0.f ? 0.f : 1.f / sum;
+            if (V::has_output || a.lse != nullptr) {
+                row.site.lse = sum == 0.f ? NEG_INF : (V::softmax ? row.max * LN2 : 0.f) + std::log(sum);
+                if (a.lse != nullptr) a.lse[(int64_t)row.site.q_row * a.plan->n_q_heads + row.site.q_head] = row.site.lse;
+            }
+            for (int i = 0; i < lanes_d; i += W)
+                store(acc + (int64_t)r * lanes_d + i, load(acc + (int64_t)r * lanes_d + i) * set1(norm));
+        }
+        const float* result = acc;
+        if constexpr (V::has_output) {
+            result = spare;
+            transform<V>(acc, spare, n_rows, d, [&](int r, vf x, vf other, vi dim) {
+                return V::output(x, other, rows[r].site, dim, a);
+            });
+        }
+        for (int r = 0; r < n_rows; r++) {
+            S* to = (S*)a.out + ((int64_t)rows[r].site.q_row * a.plan->n_q_heads + rows[r].site.q_head) * d;
             for (int i = 0; i < d; i += W) {
-                const vf v = load(acc + (int64_t)r * lanes_d + i) * norm;
+                const vf v = load(result + (int64_t)r * lanes_d + i);
                 if (i + W <= d) store(to + i, v);
                 else store_some(to + i, v, d - i);
             }
@@ -185,55 +278,58 @@ template <class E> struct Tile {
     }
 };
 
-template <class E> static void run_tile(const Call& c, int64_t head, const int32_t* tile, Tile<E>& work) {
-    const QuireAttnPlan& p = *c.plan;
+template <class E, class S, class V>
+static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, Tile<E, S, V>& work) {
+    const QuireAttnPlan& p = *a.plan;
     const int span = tile[0], n_tokens = tile[2];
-    const int64_t first_row = p.q_indptr[span] + tile[1];
-    const int64_t start = p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
-    const int64_t end = start + n_tokens;
-    const int64_t lowest = c.window > 0 && start - c.window + 1 > 0 ? start - c.window + 1 : 0;
-    Block<typename E::T> blocks[2];  // the one at work and the next
-    int64_t b = lowest / E::B;
-    locate<E>(c, head, p.slots[span], b, end, work.zeros, blocks[b & 1]);
-    work.open(first_row, n_tokens, head, start);
-    for (; blocks[b & 1].n > 0; b++) {
-        Block<typename E::T>& next = blocks[(b + 1) & 1];
-        locate<E>(c, head, p.slots[span], b + 1, end, work.zeros, next);
-        work.fold(b * E::B, blocks[b & 1], next);
+    const KeyList list(p, span);
+    const int64_t start = (int64_t)p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
+    work.open(list, p.q_indptr[span] + tile[1], n_tokens, head, start);
+    const int32_t end = work.rows[work.n_rows - 1].end;
+    const int32_t opening = (work.n_first + E::B - 1) / E::B, window = work.rows[0].lowest / E::B;
+    const auto from = [&](int32_t b) { return b < opening || b >= window ? b : window; };  // no block between is seen
+    Block<S> blocks[2];  // the one at work and the next
+    const auto locate = [&](int32_t b, Block<S>& to) {
+        list.locate<needs_positions<V>>(a, head, b * E::B, end, (const S*)work.zeros, to);
+    };
+    int32_t b = from(0);
+    locate(b, blocks[0]);
+    for (int turn = 0; blocks[turn].n > 0; turn ^= 1) {
+        const int32_t after = from(b + 1);
+        locate(after, blocks[turn ^ 1]);
+        work.fold(b * E::B, blocks[turn], blocks[turn ^ 1]);
+        b = after;
     }
-    work.close(first_row);
+    work.close();
 }
 
 // Multiplications (and elements read) below which waking a thread costs more than it saves: some 20 microseconds.
 constexpr int64_t SMALL_WORK = 1 << 20;
 
-template <class E> static void run_all(const Call& c, int n_threads) {
-    const QuireAttnPlan& p = *c.plan;
-    const int group = p.n_q_heads / p.n_kv_heads;
+template <class E, class S> static void run_all(const QuireAttnArgs& a) {
+    const QuireAttnPlan& p = *a.plan;
     int most_tokens = 0;
-    int64_t work = 0;
-    for (int i = 0; i < p.n_tiles; i++) {
-        const int n_tokens = p.tiles[3 * i + 2];
-        if (n_tokens > most_tokens) most_tokens = n_tokens;
-        work += (int64_t)(n_tokens * group + 4) * p.kv_lens[p.tiles[3 * i]] * p.head_dim * p.n_kv_heads;
-    }
-    if (work < SMALL_WORK) n_threads = 1;
-    const int most_rows = most_tokens * group;
-    parallel_for((int64_t)p.n_tiles * p.n_kv_heads, 1, n_threads, [&](int64_t task) {
-        Tile<E> work(c, most_rows);
-        run_tile<E>(c, task % p.n_kv_heads, p.tiles + 3 * (task / p.n_kv_heads), work);
+    for (int i = 0; i < p.n_tiles; i++)
+        if (p.tiles[3 * i + 2] > most_tokens) most_tokens = p.tiles[3 * i + 2];
+    const int most_rows = most_tokens * (p.n_q_heads / p.n_kv_heads);
+    parallel_for((int64_t)p.n_tiles * p.n_kv_heads, 1, p.work < SMALL_WORK ? 1 : a.n_threads, [&](int64_t task) {
+        Tile<E, S, Variant> work(a, most_rows);
+        run_tile(a, task % p.n_kv_heads, p.tiles + 3 * (task / p.n_kv_heads), work);
     });
+}
+
+template <class E> static void run_dtype(const QuireAttnArgs& a) {
+    using S = typename E::T;
+    run_all<std::conditional_t<transforms<Variant>, WideEngine<float>, E>, S>(a);
 }
 
 }  // namespace quire
 
 using namespace quire;
 
-void quire_attention(
-    const QuireAttnPlan* plan, int dtype, const void* q, int64_t q_row, int64_t q_head, const void* k_pages,
-    const void* v_pages, void* out, float scale, int window, float softcap, int n_threads) {
-    const Call call{plan, q, k_pages, v_pages, out, q_row, q_head, scale, softcap, window};
-    if (dtype == 0) run_all<WideEngine<float>>(call, n_threads);
-    else if (dtype == 1) run_all<Bf16Engine>(call, n_threads);
-    else run_all<WideEngine<f16>>(call, n_threads);
+void quire_attention(const QuireAttnArgs* args) {
+    constexpr auto runs = [](int dtype) { return QUIRE_ONLY_DTYPE < 0 || QUIRE_ONLY_DTYPE == dtype; };
+    if constexpr (runs(0)) if (args->dtype == 0) run_dtype<WideEngine<float>>(*args);
+    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<Bf16Engine>(*args);
+    if constexpr (runs(2)) if (args->dtype == 2) run_dtype<WideEngine<f16>>(*args);
 }

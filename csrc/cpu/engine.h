@@ -25,6 +25,7 @@ QUIRE_INLINE int padded(int d) { return (d + W - 1) / W * W; }  // dimensions, i
 // Addresses of the keys and values of one block; beyond the n valid ones they lead to zeros.
 template <class T> struct Block {
     const T *keys[KEYS], *values[KEYS];
+    int32_t positions[KEYS];  // for hooks; beyond the n valid ones that of the last
     int n;
 };
 

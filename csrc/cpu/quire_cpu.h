@@ -8,22 +8,40 @@
 // Set the OpenMP entry point (address of GOMP_parallel, or null for one thread).
 QUIRE_API void quire_set_fork(void* gomp_parallel);
 
-// One step's attention work, the same for every layer.
+constexpr int QUIRE_MAX_PARAMS = 8;
+
+// One step's attention work, the same for every layer. Spans: quire/kernels/attention/plan.py.
 struct QuireAttnPlan {
-    const int32_t* q_indptr;    // [n_spans + 1]
-    const int32_t* kv_lens;     // [n_spans]
-    const int32_t* slots;       // [n_spans]
-    const int32_t* tiles;       // [n_tiles, 3]: span, first token of the span, number of tokens
-    const int32_t* page_table;  // [n_slots, table_stride]
+    const int32_t* q_indptr;      // [n_spans + 1]
+    const int32_t* kv_lens;       // [n_spans]
+    const int32_t* kv_at;         // [n_spans]: row of page_table; ragged: row of k and v of the span's first key
+    const int32_t* block_indptr;  // [n_spans + 1], sparse only
+    const int32_t* blocks;        // sparse only: the pages of a span (position / page_size) that it reads, ascending
+    const int32_t* tiles;         // [n_tiles, 3]: span, first token of the span, number of tokens
+    const int32_t* page_table;    // [n_slots, table_stride]
     int64_t table_stride;
+    int64_t work;                 // about how many multiplications: too few are not worth waking threads
+    int32_t layout;               // 0 paged, 1 ragged, 2 sparse
     int32_t n_tiles, page_size, n_q_heads, n_kv_heads, head_dim;
 };
 
-// Causal attention of q [n, n_q_heads, head_dim] (row and head strides given) to pages [n_pages, n_kv_heads, page_size,
-// head_dim]; out is contiguous. window and softcap as in Variant; 0 switches either off.
-QUIRE_API void quire_attention(
-    const QuireAttnPlan* plan, int dtype, const void* q, int64_t q_row, int64_t q_head, const void* k_pages,
-    const void* v_pages, void* out, float scale, int window, float softcap, int n_threads);
+// Attention of q [n, n_q_heads, head_dim] to k and v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows
+// [n_keys, n_kv_heads, head_dim]. out [n, n_q_heads, head_dim] is contiguous; lse float32 [n, n_q_heads] (natural
+// logarithm of the sum of weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant.py.
+struct QuireAttnArgs {
+    const QuireAttnPlan* plan;
+    const void *q, *k, *v;
+    void* out;
+    float* lse;
+    int64_t q_row, q_head;  // strides; ragged: k_page and v_page are unused
+    int64_t k_page, k_head, k_token, v_page, v_head, v_token;
+    int32_t dtype, causal, window, n_first, n_threads;
+    float scale;
+    float scalars[QUIRE_MAX_PARAMS];  // parameters of the variant
+    const void* tensors[QUIRE_MAX_PARAMS];
+};
+
+QUIRE_API void quire_attention(const QuireAttnArgs* args);
 
 // out[i, j] = norm(x[i, j]) * weight over h elements; residual may be null, else total = x + residual is stored in
 // `total` (may alias residual or x) and normalised. x has strides (row, head), residual and total (row); out is

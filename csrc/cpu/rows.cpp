@@ -5,8 +5,6 @@
 
 namespace quire {
 
-Fork fork_threads = nullptr;
-
 // Work of some 20 microseconds; less is not worth waking a thread, least of all on a busy machine.
 constexpr int64_t ELEMENTS_A_CHUNK = 32768;
 
@@ -81,8 +79,6 @@ template <class F> static void by_dtype(int dtype, const F& f) {
 }  // namespace quire
 
 using namespace quire;
-
-void quire_set_fork(void* gomp_parallel) { fork_threads = (Fork)gomp_parallel; }
 
 void quire_rms_norm(
     int dtype, const void* x, int64_t x_row, int64_t x_head, const void* residual, int64_t residual_row, void* total,

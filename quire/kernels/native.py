@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import json
 import re
 from pathlib import Path
 
 import torch
 
 from quire.core import env
+from quire.kernels import jit
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"})
 LEVELS: dict[str, frozenset[str]] = {
@@ -34,7 +36,7 @@ FOLDER = Path(__file__).parent / "_native"
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, list[type]] = {
     "quire_set_fork": [_P],
-    "quire_attention": [_P, _I, _P, _L, _L, _P, _P, _P, _F, _I, _F, _I],
+    "quire_attention": [_P],
     "quire_rms_norm": [_I, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _F, _I],
     "quire_rope": [_I, _P, _L, _L, _I, _P, _L, _L, _I, _L, _P, _I, _P, _I, _I],
     "quire_silu_mul": [_I, _P, _L, _P, _L, _L, _I],
@@ -91,13 +93,24 @@ def open_level(level: str) -> ctypes.CDLL:
     path = FOLDER / f"libquire_{level}.so"
     if not path.exists():
         raise OSError(f"{path.name} was not built")
+    return open_library(path, list(_SIGNATURES))
+
+
+def open_library(path: Path, names: list[str]) -> ctypes.CDLL:
+    """Load a library, declare these functions, and hand it the thread pool. Raises OSError when it does not load."""
     loaded = ctypes.CDLL(str(path))
-    for name, arguments in _SIGNATURES.items():
+    for name in names:
         function = getattr(loaded, name)
-        function.argtypes = arguments
+        function.argtypes = _SIGNATURES[name]
         function.restype = None
     loaded.quire_set_fork(fork_address())
     return loaded
+
+
+def build_flags(level: str) -> list[str]:
+    """Compiler flags of a level: those that its library was built with."""
+    table = json.loads((jit.sources_folder() / "cpu" / "build.json").read_text())
+    return [*table["flags"], *table["levels"][level]]
 
 
 def cpu_flags() -> frozenset[str]:

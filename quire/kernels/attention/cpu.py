@@ -1,6 +1,7 @@
-"""Attention on CPU: the native library for float32, bfloat16 and float16, else the torch reference.
+"""Attention on CPU: the native library for float32, bfloat16 and float16; hooks are compiled into one of their own.
 
-Owns the cutting of spans into tiles of tokens. Invariant: no cut changes a bit of the output (csrc/cpu/attention.cpp).
+Owns the cutting of spans into tiles of tokens and the call into C. Invariant: no cut changes a bit of the output
+(csrc/cpu/attention.cpp). Shared prefixes of a plan are not used: each span reads its keys itself.
 """
 
 from __future__ import annotations
@@ -12,33 +13,44 @@ import numpy as np
 import torch
 
 from quire.kernels import native
-from quire.kernels.attention import reference
-from quire.kernels.attention.plan import AttnPlan, Variant
+from quire.kernels.attention import cpu_hooks
+from quire.kernels.attention.plan import AttnPlan, Layout
+from quire.kernels.attention.variant import MAX_PARAMS, Variant
 
 TILE_ROWS = 96
 """Rows (tokens x query heads of a group) that share one pass over the keys: enough to pay for repacking a block."""
+
+MAX_HEAD_DIM = 512
 
 
 class _NativePlan(ctypes.Structure):
     """QuireAttnPlan in csrc/cpu/quire_cpu.h."""
 
     _fields_ = [
-        ("q_indptr", ctypes.c_void_p),
-        ("kv_lens", ctypes.c_void_p),
-        ("slots", ctypes.c_void_p),
-        ("tiles", ctypes.c_void_p),
-        ("page_table", ctypes.c_void_p),
-        ("table_stride", ctypes.c_int64),
-        ("n_tiles", ctypes.c_int32),
-        ("page_size", ctypes.c_int32),
-        ("n_q_heads", ctypes.c_int32),
-        ("n_kv_heads", ctypes.c_int32),
-        ("head_dim", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("q_indptr", "kv_lens", "kv_at", "block_indptr", "blocks")),
+        *((name, ctypes.c_void_p) for name in ("tiles", "page_table")),
+        *((name, ctypes.c_int64) for name in ("table_stride", "work")),
+        *((name, ctypes.c_int32) for name in ("layout", "n_tiles", "page_size")),
+        *((name, ctypes.c_int32) for name in ("n_q_heads", "n_kv_heads", "head_dim")),
+    ]
+
+
+class _NativeArgs(ctypes.Structure):
+    """QuireAttnArgs in csrc/cpu/quire_cpu.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("plan", "q", "k", "v", "out", "lse")),
+        *((name, ctypes.c_int64) for name in ("q_row", "q_head", "k_page", "k_head", "k_token")),
+        *((name, ctypes.c_int64) for name in ("v_page", "v_head", "v_token")),
+        *((name, ctypes.c_int32) for name in ("dtype", "causal", "window", "n_first", "n_threads")),
+        ("scale", ctypes.c_float),
+        ("scalars", ctypes.c_float * MAX_PARAMS),
+        ("tensors", ctypes.c_void_p * MAX_PARAMS),
     ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class CpuTiles:
+class CpuWork:
     """The plan as C sees it, and the array that it points into."""
 
     native: _NativePlan
@@ -46,47 +58,77 @@ class CpuTiles:
     """int32 [n_tiles, 3]: span, first token inside the span, number of tokens; most expensive first."""
 
 
-def tiles(plan: AttnPlan) -> CpuTiles:
-    """Cut the spans into tiles."""
-    if plan.page_table.dtype != torch.int32 or plan.page_table.stride(1) != 1:
-        raise ValueError(f"page_table must be int32 with contiguous rows, not {plan.page_table.dtype}")
-    table = cut(plan.q_indptr, plan.kv_lens, max(1, TILE_ROWS * plan.n_kv_heads // plan.n_q_heads))
+def make(plan: AttnPlan, device: torch.device | None = None) -> CpuWork:
+    """The plan's work: its spans cut into tiles. `plan` must outlive it."""
+    heads, spans, table = plan.heads, plan.spans, plan.page_table
+    tiles, work = cut(plan, max(1, TILE_ROWS // heads.group))
     seen_by_c = _NativePlan(
-        plan.q_indptr.ctypes.data, plan.kv_lens.ctypes.data, plan.slots.ctypes.data, table.ctypes.data,
-        plan.page_table.data_ptr(), plan.page_table.stride(0),
-        len(table), plan.page_size, plan.n_q_heads, plan.n_kv_heads, plan.head_dim,
+        *map(_address, (spans.q_indptr, spans.kv_lens, spans.kv_at, spans.block_indptr, spans.blocks, tiles)),
+        None if table is None else table.data_ptr(), 0 if table is None else table.stride(0), work,
+        plan.layout, len(tiles), plan.page_size, heads.n_q_heads, heads.n_kv_heads, heads.head_dim,
     )  # fmt: skip
-    return CpuTiles(seen_by_c, table)
+    return CpuWork(seen_by_c, tiles)
 
 
-def cut(q_indptr: np.ndarray, kv_lens: np.ndarray, tile_tokens: int) -> np.ndarray:
-    """Tiles of at most `tile_tokens` tokens, int32 [n_tiles, 3], by falling cost (tokens x keys)."""
-    lengths = np.diff(q_indptr)
+def cut(plan: AttnPlan, tile_tokens: int) -> tuple[np.ndarray, int]:
+    """Tiles of at most `tile_tokens` tokens, int32 [n_tiles, 3], by falling cost, and about all multiplications."""
+    heads, lengths = plan.heads, plan.spans.lengths
     counts = -(-lengths // tile_tokens)
     spans = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
     index = np.arange(len(spans), dtype=np.int32) - np.repeat(np.cumsum(counts) - counts, counts)
     first = index * tile_tokens
     n_tokens = np.minimum(lengths[spans] - first, tile_tokens)
-    last_key = kv_lens[spans] - lengths[spans] + first + n_tokens
-    order = np.argsort(-n_tokens.astype(np.int64) * last_key, kind="stable")
-    return np.ascontiguousarray(np.stack((spans, first, n_tokens), axis=1)[order], np.int32)
+    n_keys = plan.spans.kv_lens[spans].astype(np.int64)
+    if plan.causal:
+        n_keys += first + n_tokens - lengths[spans]
+    if plan.window:
+        n_keys = np.minimum(n_keys, plan.window + n_tokens + plan.n_first)
+    if plan.layout is Layout.SPARSE:
+        n_keys = np.minimum(n_keys, np.diff(plan.spans.block_indptr)[spans] * plan.page_size)
+    order = np.argsort(-n_tokens * n_keys, kind="stable")
+    work = int(((n_tokens * heads.group + 4) * n_keys).sum()) * heads.head_dim * heads.n_kv_heads
+    return np.ascontiguousarray(np.stack((spans, first, n_tokens), axis=1)[order], np.int32), work
+
+
+def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
+    """Why this cannot run here, or None. Builds the hooks of the variant, once for each program and dtype."""
+    if native.library() is None:
+        return native.explain()
+    if q_dtype not in native.DTYPES or kv_dtype is not q_dtype:
+        return f"the native kernels take float32, bfloat16 or float16 for q, k and v, not {q_dtype} and {kv_dtype}"
+    if plan.heads.head_dim > MAX_HEAD_DIM:
+        return f"the native kernels take head_dim up to {MAX_HEAD_DIM}, not {plan.heads.head_dim}"
+    return cpu_hooks.obstacle(variant, q_dtype)
 
 
 def run(
     q: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     plan: AttnPlan,
     variant: Variant,
     out: torch.Tensor,
-) -> torch.Tensor:
-    """See op.py."""
-    library = native.library()
-    if library is None or q.dtype not in native.DTYPES:
-        return reference.run(q, k_pages, v_pages, plan, variant, out)
-    library.quire_attention(
-        ctypes.byref(plan.tiles.native), native.DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1),
-        k_pages.data_ptr(), v_pages.data_ptr(), out.data_ptr(),
-        variant.scale, variant.window, variant.softcap, torch.get_num_threads(),
+    lse: torch.Tensor | None,
+) -> None:
+    """See `op.run`. There must be no obstacle."""
+    hooks = cpu_hooks.compiled(variant, q.dtype)
+    arguments = _NativeArgs(
+        ctypes.addressof(plan.work.native), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+        q.stride(0), q.stride(1), *_strides(k, plan.layout), *_strides(v, plan.layout),
+        native.DTYPES[q.dtype], variant.causal, variant.window, variant.n_first, torch.get_num_threads(),
+        variant.scale, hooks.scalars, hooks.tensors,
     )  # fmt: skip
-    return out
+    hooks.function(ctypes.byref(arguments))
+
+
+def _strides(x: torch.Tensor, layout: Layout) -> tuple[int, int, int]:
+    """Elements from page to page, head to head, token to token."""
+    if layout is Layout.RAGGED:
+        token, head, _ = x.stride()
+        return 0, head, token
+    return x.stride()[:3]
+
+
+def _address(values: np.ndarray | None) -> int | None:
+    return None if values is None else values.ctypes.data

@@ -1,0 +1,78 @@
+// The keys of a span as one list, whatever the layout: where element t lies, and which part of the list a row sees.
+// Positions ascend along the list, so what a row sees of it are ranges of elements.
+#pragma once
+#include "engine.h"
+#include "quire_cpu.h"
+
+namespace quire {
+
+enum Layout { PAGED = 0, RAGGED = 1, SPARSE = 2 };
+
+class KeyList {
+  public:
+    KeyList(const QuireAttnPlan& plan, int span)
+        : p(plan), kv_at(plan.kv_at[span]), kv_len(plan.kv_lens[span]) {
+        if (p.layout != SPARSE) return;
+        blocks = p.blocks + p.block_indptr[span];
+        n_blocks = p.block_indptr[span + 1] - p.block_indptr[span];
+    }
+
+    // Elements whose position is less than this one.
+    int32_t below(int64_t position) const {
+        if (position > kv_len) position = kv_len;
+        if (position <= 0) return 0;
+        if (p.layout != SPARSE) return (int32_t)position;
+        int32_t low = 0, high = n_blocks;  // the first block that begins at `position` or later
+        while (low < high) {
+            const int32_t middle = (low + high) / 2;
+            if ((int64_t)blocks[middle] * p.page_size < position) low = middle + 1;
+            else high = middle;
+        }
+        if (low == 0) return 0;
+        const int64_t inside = position - (int64_t)blocks[low - 1] * p.page_size;
+        return (low - 1) * p.page_size + (int32_t)(inside < p.page_size ? inside : p.page_size);
+    }
+
+    int32_t size() const { return below(kv_len); }
+
+    // Find elements first .. first + KEYS - 1; those at or beyond `end` are not valid.
+    template <bool POSITIONS, class T>
+    void locate(
+        const QuireAttnArgs& a, int64_t head, int32_t first, int32_t end, const T* zeros, Block<T>& to) const {
+        const int32_t last = first + KEYS < end ? first + KEYS : end;
+        for (int32_t t = first; t < last;) {
+            const int64_t entry = t / p.page_size, offset = t % p.page_size;
+            const int64_t left = p.layout == RAGGED ? last - t : p.page_size - offset;
+            const int32_t stop = left < last - t ? t + (int32_t)left : last;
+            int64_t position = t, k = head * a.k_head, v = head * a.v_head;
+            if (p.layout == RAGGED) {
+                k += (kv_at + t) * a.k_token;
+                v += (kv_at + t) * a.v_token;
+            } else {
+                const int64_t logical = p.layout == SPARSE ? blocks[entry] : entry;
+                const int64_t page = p.page_table[kv_at * p.table_stride + logical];
+                position = logical * p.page_size + offset;
+                k += page * a.k_page + offset * a.k_token;
+                v += page * a.v_page + offset * a.v_token;
+            }
+            for (; t < stop; t++, k += a.k_token, v += a.v_token, position++) {
+                to.keys[t - first] = (const T*)a.k + k;
+                to.values[t - first] = (const T*)a.v + v;
+                if constexpr (POSITIONS) to.positions[t - first] = (int32_t)position;
+            }
+        }
+        to.n = last > first ? last - first : 0;
+        for (int j = to.n; j < KEYS; j++) {
+            to.keys[j] = to.values[j] = zeros;
+            if constexpr (POSITIONS) to.positions[j] = to.n > 0 ? to.positions[to.n - 1] : 0;
+        }
+    }
+
+  private:
+    const QuireAttnPlan& p;
+    int64_t kv_at, kv_len;
+    const int32_t* blocks = nullptr;
+    int32_t n_blocks = 0;
+};
+
+}  // namespace quire

@@ -1,0 +1,47 @@
+// Memory of one thread for the task at hand, cut into aligned pieces.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+
+namespace quire {
+
+class Scratch {
+  public:
+    // N pieces of these sizes in bytes: piece(0), piece(1), ... They are lost when the thread makes another Scratch.
+    template <int N> explicit Scratch(const int64_t (&sizes)[N]) {
+        static_assert(N <= MOST);
+        int64_t total = 0;
+        for (int i = 0; i < N; i++) {
+            offsets[i] = total;
+            total += (sizes[i] + 63) & ~(int64_t)63;
+        }
+        start = buffer(total);
+    }
+
+    void* piece(int i) const { return start + offsets[i]; }
+
+  private:
+    static constexpr int MOST = 8;
+
+    // Lives until the thread ends; grows, never shrinks.
+    static char* buffer(int64_t bytes) {
+        struct Block {
+            char* raw = nullptr;
+            int64_t size = 0;
+            ~Block() { free(raw); }
+        };
+        static thread_local Block block;
+        if (block.size < bytes) {
+            free(block.raw);
+            block.raw = (char*)malloc(bytes + 64);
+            if (block.raw == nullptr) __builtin_trap();
+            block.size = bytes;
+        }
+        return (char*)(((uintptr_t)block.raw + 63) & ~(uintptr_t)63);
+    }
+
+    int64_t offsets[MOST];
+    char* start;
+};
+
+}  // namespace quire
