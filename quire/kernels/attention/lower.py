@@ -39,6 +39,8 @@ _OPERATORS = {name: f"({{0}} {sign} {{1}})" for name, sign in (_INFIX | _COMPARE
 def _c_constant(node: Expr) -> str:
     if node.kind is Kind.BOOL:
         return node.name.lower()
+    if node.name in ("inf", "-inf", "nan"):
+        return node.name.replace("inf", "INFINITY").replace("nan", "NAN")
     return f"{float(node.name)!r}f" if node.kind is Kind.FLOAT else node.name
 
 
@@ -144,7 +146,7 @@ def _value(
     dtype = {Kind.FLOAT: wide, Kind.INT: torch.int64, Kind.BOOL: torch.bool}[node.kind]
     if node.op == "const":
         plain = {"True": True, "False": False}.get(node.name, node.name)
-        return torch.tensor(plain if isinstance(plain, bool) else float(plain), device=device).to(dtype)
+        return torch.tensor(plain if isinstance(plain, bool) else float(plain), dtype=torch.float64).to(device, dtype)
     if node.op == "load":
         return leaves["load", node.name].flatten()[args[0]].to(dtype)
     if node.op == "float":
