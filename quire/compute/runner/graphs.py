@@ -6,7 +6,6 @@ Invariant: row i of a replay equals row i of the eager forward; padding rows att
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable
@@ -34,15 +33,6 @@ def bucket_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Captured:
-    """One bucket."""
-
-    replay: Callable[[], None]
-    plan: Callable[[np.ndarray, np.ndarray], object]
-    """Writes the attention plan of (kv_lens, slots) into this bucket's buffers."""
-
-
 class DecodeGraphs:
     """One graph a bucket. Replaying costs two uploads and one launch, whatever the number of layers."""
 
@@ -55,14 +45,16 @@ class DecodeGraphs:
         self._inputs = device.upload(np.zeros((N_INPUTS, largest), np.int64))
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((largest, model.arch.vocab_size), torch.float32)
-        self._captured: dict[int, Captured] = {}
+        self._buffers = attention.plan_buffers(plan_attention(pool, tables, *_idle(largest)), largest)
+        """The attention plan of the step that runs: one set for all buckets, at fixed addresses."""
+        self._replays: dict[int, Callable[[], None]] = {}
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
         start_s = time.perf_counter()
         for size in reversed(self._sizes):
-            self._captured[size] = self._capture(size)
+            self._replays[size] = self._capture(size)
         logger.info("graphs: %d captured in %.1f s", len(self._sizes), time.perf_counter() - start_s)
 
     def fits(self, batch: FlatBatch) -> bool:
@@ -77,24 +69,25 @@ class DecodeGraphs:
         inputs = np.zeros((N_INPUTS, size), np.int64)
         inputs[:, :n_rows] = batch.row_slots, batch.row_positions, cells
         self._inputs[:, :size].copy_(self._device.upload(inputs))
-        captured = self._captured[size]
-        captured.plan(batch.kv_lens, batch.span_slots)
-        captured.replay()
+        self._plan(batch.kv_lens, batch.span_slots)
+        self._replays[size]()
         return self._logits[:n_rows]
 
-    def _capture(self, size: int) -> Captured:
+    def _plan(self, kv_lens: np.ndarray, slots: np.ndarray) -> AttnPlan:
+        return plan_attention(self._pool, self._tables, kv_lens, slots, buffers=self._buffers)
+
+    def _capture(self, size: int) -> Callable[[], None]:
         slots, positions, cells = self._inputs[:, :size]
-        like = plan_attention(self._pool, self._tables, np.ones(size, np.int32), np.zeros(size, np.int32))
-        buffers = attention.plan_buffers(like, size)
-
-        def plan(kv_lens: np.ndarray, span_slots: np.ndarray) -> AttnPlan:
-            return plan_attention(self._pool, self._tables, kv_lens, span_slots, buffers=buffers)
-
-        context = PagedContext(self._pool, plan(like.kv_lens, like.slots), cells)
+        context = PagedContext(self._pool, self._plan(*_idle(size)), cells)
 
         def forward() -> torch.Tensor:
             token_ids = self._tables.tokens[slots, positions]
             return self._model.logits(self._model.forward(token_ids, positions, context), out=self._logits[:size])
 
         replay, _ = self._device.capture(forward)
-        return Captured(replay, plan)
+        return replay
+
+
+def _idle(n_spans: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and slots of spans that each see one key."""
+    return np.ones(n_spans, np.int32), np.zeros(n_spans, np.int32)

@@ -1,6 +1,19 @@
-"""Causal attention over paged keys and values, for any mix of spans: plan once a step, run once a layer."""
+"""Attention over paged or ragged keys, for any mix of spans and any variant: plan once a step, run once a layer."""
 
-from quire.kernels.attention.op import plan, plan_buffers, run
-from quire.kernels.attention.plan import AttnPlan, PlanBuffers, Variant
+from quire.kernels.attention.merge import merge
+from quire.kernels.attention.op import plan, plan_buffers, plan_ragged, run
+from quire.kernels.attention.plan import AttnPlan, Layout, PlanBuffers, SharedPrefix
+from quire.kernels.attention.variant import Variant
 
-__all__ = ["AttnPlan", "PlanBuffers", "Variant", "plan", "plan_buffers", "run"]
+__all__ = [
+    "AttnPlan",
+    "Layout",
+    "PlanBuffers",
+    "SharedPrefix",
+    "Variant",
+    "merge",
+    "plan",
+    "plan_buffers",
+    "plan_ragged",
+    "run",
+]
