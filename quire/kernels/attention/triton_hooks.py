@@ -86,7 +86,7 @@ def _leaves(hook: str, program: Program) -> dict[tuple[str, str], str]:
     leaves = {("site", name): name for name in COORDINATES[hook]}
     leaves |= {("value", "x"): "x", ("partner", "half"): "partner"}
     for slot, (name, kind) in enumerate(program.scalars.items()):
-        leaves["scalar", name] = f"params[{slot}].to(tl.int32)" if kind is Kind.INT else f"params[{slot}]"
+        leaves["scalar", name] = f"tl.cast(params[{slot}], tl.{'int32' if kind is Kind.INT else 'float32'})"
     for slot, name in enumerate(program.tensors, start=len(program.scalars)):
         leaves["load", name] = f"params[{slot}]"
     return leaves
