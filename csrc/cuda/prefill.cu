@@ -12,6 +12,8 @@
 #include "hopper.h"
 #include "wgmma.h"
 
+#include <type_traits>
+
 namespace quire {
 
 constexpr int RAGGED = 1, SPARSE = 2;  // 0: paged
@@ -321,16 +323,16 @@ __device__ __forceinline__ void to_elements(uint32_t (&p)[N_KEYS / 4], const flo
     for (int i = 0; i < N_KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
-__device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], uint64_t q, uint64_t k) {
+__device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], Operand q, Operand k) {
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++)
-        Product<N_KEYS>::rows(s, further(q, i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32),
-                              further(k, i / 4 * N_KEYS * CHUNK_BYTES + i % 4 * 32), i > 0);
+        Product<N_KEYS>::rows(s, q.further(i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32),
+                              k.further(i / 4 * N_KEYS * CHUNK_BYTES + i % 4 * 32), i > 0);
     products_commit();
 }
-__device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4], uint64_t v) {
+__device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4], Operand v) {
 #pragma unroll
-    for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, further(v, i * 16 * CHUNK_BYTES), 1);
+    for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, v.further(i * 16 * CHUNK_BYTES), 1);
     products_commit();
 }
 
@@ -427,57 +429,60 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
         if (work.n_tokens == 0) return;
         const int n_blocks = work.n_blocks();
         const Rows rows = read_rows(args, work, first_row);
-        const uint64_t q = rows_operand(shared_address(shared.q[slot.index]) + warpgroup * 64 * CHUNK_BYTES);
-        const auto logits_ready = [&](int i) {  // hooks and masks on s
-            const int key = work.key_of(i);
-            if (at_edge(args, work, key)) weigh<true>(s, args, work, rows, key);
-            else weigh<false>(s, args, work, rows, key);
-        };
+        const Operand q = rows_operand(uniform(shared_address(shared.q[slot.index])) + warpgroup * 64 * CHUNK_BYTES);
         Softmax softmax;
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++) o[i] = 0.0f;
 
+        // Logits of block i and output of the block before. No branch between issue and wait: ptxas would wait at once.
+        const auto next_block = [&](int i, auto edge) {
+            await(shared_address(&shared.k_full[k.index]), k.parity);
+            await(shared_address(&shared.v_full[v.index]), v.parity);
+            clear_hidden_values(args, work, work.key_of(i - 1), shared.v[v.index], warpgroup);
+            named_sync(BARRIER_TURN + warpgroup, 256);
+            pin(s), pin(o);
+            products_begin();
+            start_logits(s, q, rows_operand(uniform(shared_address(shared.k[k.index]))));
+            start_output(o, p, columns_operand(uniform(shared_address(shared.v[v.index])), N_KEYS * CHUNK_BYTES));
+            named_arrive(BARRIER_TURN + 1 - warpgroup, 256);
+            products_wait<1>();
+            pin(s);
+            release(&shared.k_empty[k.index]);
+            k.advance<N_STAGES>();
+            weigh<decltype(edge)::value>(s, args, work, rows, work.key_of(i));
+            softmax.step(s, scale);
+            pin(s);
+            keep_before_wait(softmax.sum[0] + softmax.sum[1], shared_address(&shared));
+            products_wait<0>();
+            pin(o), pin(s);
+            release(&shared.v_empty[v.index]);
+            v.advance<N_STAGES>();
+            to_elements(p, s);
+            softmax.rescale(o);
+        };
         if (n_blocks > 0) {
             await(shared_address(&shared.k_full[k.index]), k.parity);
             products_begin();
-            start_logits(s, q, rows_operand(shared_address(shared.k[k.index])));
+            start_logits(s, q, rows_operand(uniform(shared_address(shared.k[k.index]))));
             products_wait<0>();
             pin(s);
             release(&shared.k_empty[k.index]);
             k.advance<N_STAGES>();
-            logits_ready(0);
+            if (at_edge(args, work, work.key_of(0))) weigh<true>(s, args, work, rows, work.key_of(0));
+            else weigh<false>(s, args, work, rows, work.key_of(0));
             softmax.step(s, scale);
             to_elements(p, s);
 
             for (int i = 1; i < n_blocks; i++) {
-                await(shared_address(&shared.k_full[k.index]), k.parity);
-                await(shared_address(&shared.v_full[v.index]), v.parity);
-                clear_hidden_values(args, work, work.key_of(i - 1), shared.v[v.index], warpgroup);
-                named_sync(BARRIER_TURN + warpgroup, 256);
-                pin(s), pin(o);
-                products_begin();
-                start_logits(s, q, rows_operand(shared_address(shared.k[k.index])));
-                start_output(o, p, columns_operand(shared_address(shared.v[v.index]), N_KEYS * CHUNK_BYTES));
-                named_arrive(BARRIER_TURN + 1 - warpgroup, 256);
-                products_wait<1>();
-                pin(s);
-                release(&shared.k_empty[k.index]);
-                k.advance<N_STAGES>();
-                logits_ready(i);
-                softmax.step(s, scale);
-                products_wait<0>();
-                pin(o), pin(s);
-                release(&shared.v_empty[v.index]);
-                v.advance<N_STAGES>();
-                to_elements(p, s);
-                softmax.rescale(o);
+                if (at_edge(args, work, work.key_of(i))) next_block(i, std::true_type());
+                else next_block(i, std::false_type());
             }
             release(&shared.slot_empty[slot.index]);
             await(shared_address(&shared.v_full[v.index]), v.parity);
             clear_hidden_values(args, work, work.key_of(n_blocks - 1), shared.v[v.index], warpgroup);
             pin(o);
             products_begin();
-            start_output(o, p, columns_operand(shared_address(shared.v[v.index]), N_KEYS * CHUNK_BYTES));
+            start_output(o, p, columns_operand(uniform(shared_address(shared.v[v.index])), N_KEYS * CHUNK_BYTES));
             products_wait<0>();
             pin(o);
             release(&shared.v_empty[v.index]);

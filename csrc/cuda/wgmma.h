@@ -21,18 +21,23 @@ __device__ __forceinline__ void await(uint32_t barrier, uint32_t parity) {
 
 // ---- descriptors of operands in shared memory ------------------------------------------------------------------------
 
+struct Operand {  // only the low word depends on the address: further parts of an operand cost one addition
+    uint32_t low, high;
+    __device__ __forceinline__ uint64_t bits() const { return uint64_t(high) << 32 | low; }
+    __device__ __forceinline__ Operand further(uint32_t n_bytes) const { return {low + (n_bytes >> 4), high}; }
+};
+constexpr uint32_t SWIZZLE_128 = 1u << 30;
+
 // Rows are the operand's outer dimension, the 16 of the product lie along a row (q and k): groups of 8 rows follow each
 // other. 16 columns further is 32 bytes further, until the row of 128 bytes ends.
-__device__ __forceinline__ uint64_t rows_operand(uint32_t address) {
-    return uint64_t((address & 0x3FFFF) >> 4) | (uint64_t(1) << 16) | (uint64_t(1024 >> 4) << 32) | (uint64_t(1) << 62);
+__device__ __forceinline__ Operand rows_operand(uint32_t address) {
+    return {(address >> 4) | 1u << 16, 1024 >> 4 | SWIZZLE_128};
 }
 // Rows are the 16 of the product, the outer dimension lies along a row (v): N columns span several tiles, one every
 // `tile_bytes`. 16 rows further is 2,048 bytes further.
-__device__ __forceinline__ uint64_t columns_operand(uint32_t address, uint32_t tile_bytes) {
-    return uint64_t((address & 0x3FFFF) >> 4) | (uint64_t(tile_bytes >> 4) << 16) | (uint64_t(1024 >> 4) << 32) |
-           (uint64_t(1) << 62);
+__device__ __forceinline__ Operand columns_operand(uint32_t address, uint32_t tile_bytes) {
+    return {(address >> 4) | (tile_bytes >> 4) << 16, 1024 >> 4 | SWIZZLE_128};
 }
-__device__ __forceinline__ uint64_t further(uint64_t operand, uint32_t n_bytes) { return operand + (n_bytes >> 4); }
 
 // ---- issue and wait --------------------------------------------------------------------------------------------------
 
@@ -45,6 +50,14 @@ template <int N> __device__ __forceinline__ void products_wait() {  // until at 
 template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// ptxas moves a wait up over arithmetic that could run under the products. This stays behind the computation of `value`,
+// which is never negative, and a wait stays behind this.
+__device__ __forceinline__ void keep_before_wait(float value, uint32_t any_shared_address) {
+    asm volatile("{\n .reg .pred p;\n setp.lt.f32 p, %0, 0f00000000;\n @p st.shared.f32 [%1], %0;\n}" ::"f"(value),
+                 "r"(any_shared_address)
+                 : "memory");
 }
 
 // ---- products --------------------------------------------------------------------------------------------------------
@@ -75,20 +88,20 @@ template <int N> struct Product;
 // SUMS: the N / 2 sums in assembly; A .. F: the numbers of the six operands after them.
 #define QUIRE_PRODUCT(N, SUMS, OUT, A, B, C, D, E, F)                                                            \
     template <> struct Product<N> {                                                                              \
-        static __device__ __forceinline__ void rows(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) { \
+        static __device__ __forceinline__ void rows(float (&d)[N / 2], Operand a, Operand b, int accumulate) {   \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #C ", 0;\n"                                      \
                          " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
                          ", p, 1, 1, 0, 0;\n}"                                                                   \
                          : OUT                                                                                   \
-                         : "l"(a), "l"(b), "r"(accumulate));                                                     \
+                         : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                                     \
         }                                                                                                        \
-        static __device__ __forceinline__ void columns(float (&d)[N / 2], const uint32_t* a, uint64_t b,         \
+        static __device__ __forceinline__ void columns(float (&d)[N / 2], const uint32_t* a, Operand b,          \
                                                        int accumulate) {                                         \
             asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #F ", 0;\n"                                      \
                          " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, {%" #A ", %" #B        \
                          ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 1;\n}"                                          \
                          : OUT                                                                                   \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate));                 \
         }                                                                                                        \
     };
 
