@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from quire.kernels.attention import expression as ex
 from quire.kernels.attention import op, reference, variants
-from quire.kernels.attention.expression import Expr, Operand, absolute, as_float, exp, minimum, sigmoid, tanh, where
+from quire.kernels.attention.expression import Expr, Operand, as_float, tanh, where
 from quire.kernels.attention.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
 from quire.kernels.attention.variant import COORDINATES, Params, Site, Variant
 
@@ -50,6 +51,7 @@ class PagedCase:
         self.q_indptr = np.concatenate(([0], np.cumsum([length for _, length in self.spans]))).astype(np.int32)
         self.kv_lens = np.array([kv_len for kv_len, _ in self.spans], np.int32)
         self.n_q_heads = self.n_kv_heads * self.group
+        self.heads = Heads(self.n_q_heads, self.n_kv_heads, self.head_dim)
         k, v = self._ragged(rng) if self.layout is Layout.RAGGED else self._paged(rng)
         if self.layout is Layout.SPARSE:
             self._list_blocks(rng)
@@ -70,10 +72,6 @@ class PagedCase:
         return int(self.q_indptr[-1])
 
     @property
-    def heads(self) -> Heads:
-        return Heads(self.n_q_heads, self.n_kv_heads, self.head_dim)
-
-    @property
     def scale(self) -> float:
         return float(self.head_dim**-0.5)
 
@@ -82,7 +80,6 @@ class PagedCase:
         return int(self.kv_lens.max(initial=1))
 
     def per_head(self, rng: np.random.Generator) -> torch.Tensor:
-        """A random float32 parameter a query head."""
         return torch.from_numpy(rng.standard_normal(self.n_q_heads, np.float32)).to(self.device)
 
     def _normal(self, rng: np.random.Generator, *shape: int) -> torch.Tensor:
@@ -235,15 +232,15 @@ def _own(rng: np.random.Generator, case: PagedCase) -> Variant:
     """A variant that nobody ships: bent logits, a dilated mask, a gated output."""
 
     def bent(logits: Expr, site: Site, p: Params) -> Operand:
-        distance = absolute(as_float(site.q_pos - site.k_pos))
-        return tanh(logits) * p.gain[site.q_head] - minimum(distance * p.fall, 3.0) + where(site.kv_head < 1, 0.5, 0)
+        distance = ex.absolute(as_float(site.q_pos - site.k_pos))
+        return tanh(logits) * p.gain[site.q_head] - ex.minimum(distance * p.fall, 3.0) + where(site.kv_head < 1, 0.5, 0)
 
     def dilated(site: Site, p: Params) -> Operand:
         return (site.k_pos % p.every == site.q_pos % p.every) | ~(site.q_pos - site.k_pos >= 8)
 
     def gated(o: Expr, site: Site, p: Params) -> Operand:
         lse = where(site.lse < -1e9, 2.0, site.lse * 0.1)
-        return o * sigmoid(p.gain[site.kv_head] + exp(-lse) + as_float(site.dim) / p.softness) + site.q_row / 1e4
+        return o * ex.sigmoid(p.gain[site.kv_head] + ex.exp(-lse) + as_float(site.dim) / p.softness) + site.q_row / 1e4
 
     numbers = {"fall": 0.07, "every": int(rng.integers(1, 5)), "softness": float(case.head_dim)}
     params = {"gain": case.per_head(rng).sigmoid(), **numbers}
@@ -273,6 +270,11 @@ VARIANTS: dict[str, Callable[[np.random.Generator, PagedCase], Variant]] = {
     "custom_mask": _masked,
     "tree_mask": _tree,
     "own": _own,
+    "power_law": lambda rng, case: Variant(  # NaN for keys above the row
+        case.scale,
+        logits_transform=lambda x, site, p: x - p.rate * ex.log(as_float(site.q_pos - site.k_pos + 1)),
+        params={"rate": 0.3},
+    ),
     "rotary": _rotary,
     "own_transforms": _own_transforms,
 }
@@ -286,8 +288,8 @@ def random_variant(rng: np.random.Generator, case: PagedCase, transforms: bool =
         names.remove("rotary")
     variant = VARIANTS[rng.choice(names)](rng, case)
     if variant.softmax and rng.random() < 0.4:
-        other = VARIANTS[rng.choice([name for name in names if name != "sigmoid"])](rng, case)
-        variant = combined(variant, other)
+        others = [name for name in names if name not in ("sigmoid", "power_law")]
+        variant = combined(variant, VARIANTS[rng.choice(others)](rng, case))
     if not variant.window and rng.random() < 0.2:
         return dataclasses.replace(variant, window=int(rng.choice([3, 50])), n_first=int(rng.integers(0, 5)))
     return variant
