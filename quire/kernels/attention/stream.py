@@ -36,7 +36,8 @@ def cuts(n_keys: np.ndarray, n_kv_heads: int, n_workers: int) -> Cuts:
     if 0 < len(keys) * n_kv_heads <= n_workers:
         pieces = _even_pieces(keys // KEYS, n_workers // n_kv_heads)
         longest = TILE_COST + int((-(-keys // pieces)).max())
-        if longest <= total // n_shares + TILE_COST + (MERGE_COST if pieces.max() == 1 else 0):
+        merged = MERGE_COST if pieces.max() == 1 else 0
+        if longest <= total // n_shares + TILE_COST + KEYS + merged:
             return _piece_cuts(keys // KEYS, pieces, n_kv_heads)
     return _share_cuts(cost, ends, n_kv_heads, n_shares)
 

@@ -1,7 +1,7 @@
 """Cuts the spans of a step into lines of work for a GPU: which rows, which keys, where partial results go.
 
 Host only, numpy. Owns the list of work (csrc/cuda/attention.h) and the tiles before their keys are split; where they
-are split: stream.py (small tiles: decode) and large.py (prefill); shared prefixes: prefix.py; merging: merges.py.
+are split: stream.py (small tiles: decode) and large.py (prefill); prefixes: prefix.py; merges: parts.py.
 Invariants: every row meets each key it may see in exactly one line for each KV head; a split lies at a multiple of 64
 keys (small) or 128 keys (large) from the tile's first key.
 """
@@ -12,7 +12,7 @@ import dataclasses
 
 import numpy as np
 
-from quire.kernels.attention import large, merges, prefix, stream
+from quire.kernels.attention import large, parts, prefix, stream
 from quire.kernels.attention.pieces import (
     BEGIN,
     BLOCKS_AT,
@@ -86,14 +86,14 @@ def cut(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
         large_cuts = large.cuts(many.n_keys, n_heads, n_workers, max_large)
     small_pieces = split(few, small_cuts, n_heads, 1)
     large_pieces = split(many, large_cuts, 1, n_heads)
-    table, parts, n_partial_rows = merges.join(plan, small_pieces, large_pieces, rows)
+    table, joined_parts, n_partial_rows = parts.join(plan, small_pieces, large_pieces, rows)
     if plan.batch_invariant:
         small, queue = stream.assign(small_pieces.lines, n_workers)
     else:
         small, queue = small_pieces.lines, stream.queue(small_cuts, len(small_pieces.lines), n_workers)
     order = large.order(plan, large_pieces.lines)
     blocks = plan.spans.blocks if plan.spans.blocks is not None else np.zeros(0, np.int32)
-    return WorkList(small, large_pieces.lines[order], queue, rows, table, parts, blocks, n_partial_rows)
+    return WorkList(small, large_pieces.lines[order], queue, rows, table, joined_parts, blocks, n_partial_rows)
 
 
 def _spans(plan: AttnPlan) -> np.ndarray:

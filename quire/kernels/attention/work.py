@@ -82,40 +82,48 @@ class Buffers:
         n_workers: int = 0,
         *,
         span_tokens: int = 0,
+        max_rows: int = 0,
         max_keys: int = 1 << 20,
         max_blocks: int = 0,
     ) -> None:
         """plan: any plan of the same layout, heads, device and mode.
 
         max_large: large lines, after splitting; 0 also leaves prefixes unshared. span_tokens: most tokens of a small
-        span, 0: all that fit a small line; fewer make narrower lines. max_keys: keys of all small spans together
+        span, 0: all that fit a small line; fewer make narrower lines if nothing is shared. max_rows: rows of q of a
+        step, 0: as many as the spans and large lines hold. max_keys: keys of all small spans together
         (batch-invariant mode). max_blocks: entries of all lists of pages (SPARSE).
         """
         heads, device = plan.heads, device_of(plan)
         n_workers = n_workers or n_workers_of(device)
-        span_tokens = span_tokens or max(1, small_rows_of(heads.group) // heads.group)
         n_heads, n_tokens = heads.n_kv_heads, large_tokens_of(heads.group)
+        most_tokens = max(1, small_rows_of(heads.group) // heads.group)
+        span_tokens = span_tokens or most_tokens
+        max_rows = max_rows or max_spans * span_tokens + max_large * n_tokens
         n_cuts = max_keys // INVARIANT_KEYS * n_heads if plan.batch_invariant else n_workers - 1
-        n_shared = max_spans * span_tokens if max_large else 0
-        # A cut makes one piece more; whoever is cut, or shares a prefix, has all of its pieces in partial results.
-        n_small = (max_spans + n_shared // 2) * n_heads + n_cuts
-        n_pieces = min(2 * n_cuts, n_small) + n_shared // 2 * n_heads
-        n_parts = min(n_pieces, n_small) * span_tokens + (max_large * n_tokens + n_shared) * n_heads
-        n_merges = min(n_parts // 2, 1 << 30)
-        self.max_spans, self.max_large, self.span_tokens = max_spans, max_large, span_tokens
+        # A cut makes one line more, and at most two with partial results. Any row may share a prefix: it has then a
+        # line of its own and a gathered one.
+        n_shared, n_groups = (max_rows, max_spans // 2) if max_large else (0, 0)
+        self._line_tokens = most_tokens if max_large else span_tokens
+        n_parts = 2 * (n_cuts * self._line_tokens + n_shared * n_heads) + max_large * n_tokens * n_heads
+        self._limits = f"{max_spans} spans of {span_tokens} tokens, {max_large} large lines and {max_rows} rows"
         self._sizes = {
-            "queue": n_workers + 1, "small": n_small, "large": max_large, "rows": n_shared,
-            "merges": n_merges, "parts": n_parts, "blocks": max_blocks,
-        }  # fmt: skip
+            "queue": n_workers + 1,
+            "small": (max_spans + n_groups) * n_heads + n_cuts,
+            "large": max_large,
+            "rows": n_shared,
+            "merges": min(n_parts // 2, max_rows * n_heads),
+            "parts": n_parts,
+            "blocks": max_blocks,
+        }
         self._n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
         self._n_partial_rows = n_parts * heads.group
         self._flat = torch.zeros(self._n_ints + 1, dtype=torch.int32, device=device)
-        rows = _rows_of(span_tokens * heads.group)
+        rows = _rows_of(self._line_tokens * heads.group)
         self.work = _views(plan, self._flat, self._sizes, self._n_partial_rows, rows, n_workers)
 
     def fill(self, plan: AttnPlan) -> CudaWork:
         """Write a step's work, in stream order, in one copy. Raises ValueError when the step does not fit."""
-        work = cut(plan, self.work.n_workers, self.max_large)
+        work = cut(plan, self.work.n_workers, self._sizes["large"])
         self._check(plan, work)
         lines = np.zeros(self._n_ints, np.int32)
         at = 0
@@ -127,19 +135,17 @@ class Buffers:
         return self.work
 
     def _check(self, plan: AttnPlan, work: WorkList) -> None:
-        longest = int(work.small[:, N_TOKENS].max(initial=0))
-        n_spans = int((plan.spans.lengths > 0).sum())
-        for name, size in self._sizes.items():
-            if len(getattr(work, name)) > size:
+        needed = {name: len(getattr(work, name)) for name in ARRAYS}
+        needed["partial rows"] = work.n_partial_rows
+        needed["tokens of a small line"] = int(work.small[:, N_TOKENS].max(initial=0))
+        held = self._sizes | {"partial rows": self._n_partial_rows, "tokens of a small line": self._line_tokens}
+        for name, size in held.items():
+            if needed[name] > size:
+                n_spans = int((plan.spans.lengths > 0).sum())
                 raise ValueError(
-                    f"{n_spans} spans need {len(getattr(work, name))} lines of {name}, but the buffers for "
-                    f"{self.max_spans} small spans and {self.max_large} large lines hold {size}: plan without buffers"
+                    f"{n_spans} spans with {plan.n_rows} rows need {needed[name]} {name}, but buffers for "
+                    f"{self._limits} hold {size}: plan without buffers, or make them larger"
                 )
-        if longest > self.span_tokens or work.n_partial_rows > self._n_partial_rows:
-            raise ValueError(
-                f"spans of {longest} tokens with {work.n_partial_rows} partial rows do not fit buffers for "
-                f"{self.span_tokens} tokens and {self._n_partial_rows} partial rows: plan without buffers"
-            )
 
 
 def device_of(plan: AttnPlan) -> torch.device:
