@@ -12,7 +12,8 @@ from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, PlanBuffers, Variant
+from quire.kernels.attention.plan import AttnPlan, PlanBuffers
+from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import op as kvstore
 
 
