@@ -40,26 +40,30 @@ class KeyList {
     void locate(
         const QuireAttnArgs& a, int64_t head, int32_t first, int32_t end, const T* zeros, Block<T>& to) const {
         const int32_t last = first + KEYS < end ? first + KEYS : end;
+        const int64_t k_token = a.k_token, v_token = a.v_token;
         for (int32_t t = first; t < last;) {
-            const int64_t entry = t / p.page_size, offset = t % p.page_size;
-            const int64_t left = p.layout == RAGGED ? last - t : p.page_size - offset;
-            const int32_t stop = left < last - t ? t + (int32_t)left : last;
-            int64_t position = t, k = head * a.k_head, v = head * a.v_head;
+            const int32_t entry = t / p.page_size, offset = t % p.page_size;
+            const int32_t left = p.layout == RAGGED ? last - t : p.page_size - offset;
+            const int32_t n = left < last - t ? left : last - t;
+            const T *k = (const T*)a.k + head * a.k_head, *v = (const T*)a.v + head * a.v_head;
+            int32_t position = t;
             if (p.layout == RAGGED) {
-                k += (kv_at + t) * a.k_token;
-                v += (kv_at + t) * a.v_token;
+                k += (kv_at + t) * k_token;
+                v += (kv_at + t) * v_token;
             } else {
-                const int64_t logical = p.layout == SPARSE ? blocks[entry] : entry;
+                const int32_t logical = p.layout == SPARSE ? blocks[entry] : entry;
                 const int64_t page = p.page_table[kv_at * p.table_stride + logical];
                 position = logical * p.page_size + offset;
-                k += page * a.k_page + offset * a.k_token;
-                v += page * a.v_page + offset * a.v_token;
+                k += page * a.k_page + offset * k_token;
+                v += page * a.v_page + offset * v_token;
             }
-            for (; t < stop; t++, k += a.k_token, v += a.v_token, position++) {
-                to.keys[t - first] = (const T*)a.k + k;
-                to.values[t - first] = (const T*)a.v + v;
-                if constexpr (POSITIONS) to.positions[t - first] = (int32_t)position;
+            const T **keys = to.keys + (t - first), **values = to.values + (t - first);
+            for (int i = 0; i < n; i++) {
+                keys[i] = k + i * k_token;
+                values[i] = v + i * v_token;
+                if constexpr (POSITIONS) to.positions[t - first + i] = position + i;
             }
+            t += n;
         }
         to.n = last > first ? last - first : 0;
         for (int j = to.n; j < KEYS; j++) {
