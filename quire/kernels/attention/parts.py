@@ -39,8 +39,11 @@ def join(plan: AttnPlan, small: Pieces, large: Pieces, rows: np.ndarray) -> tupl
             leads, tile = lead.nonzero()[0], np.cumsum(lead) - 1
         n_new = n_rows[leads]
         ids = n_ids + (np.cumsum(n_new) - n_new)[tile]
-        own.append(_parts(ids, lines, piece, n_rows, plan.heads.group))
-        tables.append(_tokens(lines[leads], n_new))
+        line, index = repeat(n_rows)
+        row, head = _rows_heads(lines, line, index)
+        own.append((ids[line] + index, piece[line], lines[line, PARTIAL] + index * plan.heads.group))
+        lead = piece[line] == 0
+        tables.append(np.stack((row[lead], head[lead]), axis=1))
         n_ids += int(n_new.sum())
     if not own:
         return np.zeros((0, 4), np.int32), np.zeros(0, np.int32), 0
@@ -49,33 +52,22 @@ def join(plan: AttnPlan, small: Pieces, large: Pieces, rows: np.ndarray) -> tupl
     return (*_table(rows_heads, own, before), n_partial)
 
 
-def _parts(
-    first_id: np.ndarray, lines: np.ndarray, piece: np.ndarray, n_rows: np.ndarray, group: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(id, index among the tile's pieces, packed row) of each token and KV head of lines that are not gathered."""
-    line, index = repeat(n_rows)
-    return first_id[line] + index, piece[line], lines[line, PARTIAL] + index * group
-
-
-def _tokens(lines: np.ndarray, n_rows: np.ndarray) -> np.ndarray:
-    """int [n_ids, 2]: row of out and KV head of each id. lines: the first piece of each tile."""
-    line, index = repeat(n_rows)
-    n_tokens = lines[line, N_TOKENS]
-    return np.stack((lines[line, ROW] + index % n_tokens, lines[line, KV_HEAD] + index // n_tokens), axis=1)
+def _rows_heads(lines: np.ndarray, line: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row (of q, or line of the gathered rows) and KV head of the index-th token and head of each line."""
+    head, token = np.divmod(index, lines[line, N_TOKENS])
+    return lines[line, ROW] + token, lines[line, KV_HEAD] + head
 
 
 def _gathered_parts(
     lines: np.ndarray, piece: np.ndarray, n_heads: int, rows: np.ndarray, ids: np.ndarray, plan: AttnPlan
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """As `_parts`, of gathered lines. ids: `_tokens` of all ids."""
+    """(id, index of the piece, packed row) of each token and KV head of gathered lines. ids: row and head of each."""
     n_kv_heads = plan.heads.n_kv_heads
     id_of = np.zeros(plan.n_rows * n_kv_heads, np.int64)
     id_of[ids[:, 0] * n_kv_heads + ids[:, 1]] = np.arange(len(ids))
     line, index = repeat(lines[:, N_TOKENS] * n_heads)
-    n_tokens = lines[line, N_TOKENS]
-    row = rows[lines[line, ROW] + index % n_tokens, 0]
-    head = lines[line, KV_HEAD] + index // n_tokens
-    return id_of[row * n_kv_heads + head], piece[line], lines[line, PARTIAL] + index * plan.heads.group
+    at, head = _rows_heads(lines, line, index)
+    return id_of[rows[at, 0] * n_kv_heads + head], piece[line], lines[line, PARTIAL] + index * plan.heads.group
 
 
 def _table(

@@ -70,6 +70,8 @@ def split(tiles: Tiles, cuts: Cuts, copies: int, n_heads: int) -> Pieces:
     """The pieces of tiles. Each tile becomes one for each of `copies` KV heads, computed for n_heads heads."""
     lines = np.repeat(tiles.lines, copies, axis=0)
     lines.reshape(-1, copies, FIELDS)[:, :, KV_HEAD] = np.arange(copies, dtype=np.int32)
+    if not len(lines):
+        return Pieces(lines, np.zeros(0, np.int64), np.zeros(0, bool), n_heads)
     counts = np.bincount(cuts.tile, minlength=len(lines)) + 1
     at = cuts.tile + np.arange(1, len(cuts.tile) + 1)
     if len(at):

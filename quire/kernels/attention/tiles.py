@@ -73,10 +73,9 @@ def cut(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
     spans = _spans(plan)
     groups = prefix.choose(plan, spans, small_rows_of(group), n_workers) if max_large else []
     rows, gathered, joined = prefix.gather(plan, spans, groups)
-    lengths = spans[:, N_TOKENS]
-    fits = lengths * group <= small_rows_of(group)
-    few = _tiles(plan, spans, joined, fits & (lengths > 0), gathered, small_rows_of(group))
-    many = _large_tiles(plan, spans, joined, ~fits, gathered, small_rows_of(group))
+    fits = spans[:, N_TOKENS] * group <= small_rows_of(group)
+    few = _small_tiles(plan, spans, joined, fits, gathered)
+    many = _large_tiles(plan, spans, joined, ~fits, gathered)
 
     if plan.batch_invariant:
         small_cuts = stream.fixed_cuts(few.n_keys, n_heads, stream.INVARIANT_KEYS)
@@ -118,28 +117,24 @@ def _spans(plan: AttnPlan) -> np.ndarray:
     return table
 
 
-def _tiles(
-    plan: AttnPlan, spans: np.ndarray, joined: np.ndarray | None, chosen: np.ndarray, gathered: np.ndarray, most: int
+def _small_tiles(
+    plan: AttnPlan, spans: np.ndarray, joined: np.ndarray | None, fits: np.ndarray, gathered: np.ndarray
 ) -> Tiles:
-    """One small tile for each chosen span, and the gathered ones of at most `most` packed rows before them."""
-    table = spans if chosen.all() else spans[chosen]
-    joins = joined[chosen] if joined is not None else None
-    if len(gathered):
-        first = gathered[gathered[:, N_TOKENS] * plan.heads.group <= most]
-        table = np.concatenate((first, table))
-        joins = np.concatenate((np.ones(len(first), bool), joins))
+    """A tile for each span that fits, after the gathered ones that do."""
+    chosen = fits & (spans[:, N_TOKENS] > 0)
+    first = gathered[gathered[:, N_TOKENS] * plan.heads.group <= small_rows_of(plan.heads.group)]
+    table, joins = _behind(first, spans, joined, chosen)
     return _visible(plan, table, joins, stream.KEYS)
 
 
 def _large_tiles(
-    plan: AttnPlan, spans: np.ndarray, joined: np.ndarray | None, chosen: np.ndarray, gathered: np.ndarray, most: int
+    plan: AttnPlan, spans: np.ndarray, joined: np.ndarray | None, chosen: np.ndarray, gathered: np.ndarray
 ) -> Tiles:
-    """Large tiles of the chosen spans, after the gathered ones of more than `most` packed rows."""
-    table, joins = spans[chosen], None if joined is None else joined[chosen]
-    if len(gathered):
-        first = gathered[gathered[:, N_TOKENS] * plan.heads.group > most]
-        table = np.concatenate((first, table))
-        joins = np.concatenate((np.ones(len(first), bool), joins))
+    """The chosen spans in tiles of whole tokens, after the gathered ones that do not fit a small tile."""
+    first = gathered[gathered[:, N_TOKENS] * plan.heads.group > small_rows_of(plan.heads.group)]
+    table, joins = _behind(first, spans, joined, chosen)
+    if not len(table):
+        return Tiles(table, table[:, END], None, None, None)
     n_tokens = large_tokens_of(plan.heads.group)
     owner, index = repeat(-(-table[:, N_TOKENS] // n_tokens))
     table = table[owner]
@@ -147,6 +142,16 @@ def _large_tiles(
     table[:, POSITION] += index * n_tokens
     table[:, N_TOKENS] = np.minimum(table[:, N_TOKENS] - index * n_tokens, n_tokens)
     return _visible(plan, table, None if joins is None else joins[owner], large.KEYS)
+
+
+def _behind(
+    first: np.ndarray, spans: np.ndarray, joined: np.ndarray | None, chosen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The chosen spans behind gathered tiles, whose results are always partial, and whether each tile's are."""
+    table = spans if chosen.all() else spans[chosen]
+    if joined is None:
+        return table, None
+    return np.concatenate((first, table)), np.concatenate((np.ones(len(first), bool), joined[chosen]))
 
 
 def _visible(plan: AttnPlan, table: np.ndarray, joined: np.ndarray | None, step: int) -> Tiles:

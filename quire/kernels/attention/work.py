@@ -117,6 +117,7 @@ class Buffers:
         }
         self._n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
         self._n_partial_rows = n_parts * heads.group
+        self._host = np.zeros(self._n_ints, np.int32)
         self._flat = torch.zeros(self._n_ints + 1, dtype=torch.int32, device=device)
         rows = _rows_of(self._line_tokens * heads.group)
         self.work = _views(plan, self._flat, self._sizes, self._n_partial_rows, rows, n_workers)
@@ -125,12 +126,13 @@ class Buffers:
         """Write a step's work, in stream order, in one copy. Raises ValueError when the step does not fit."""
         work = cut(plan, self.work.n_workers, self._sizes["large"])
         self._check(plan, work)
-        lines = np.zeros(self._n_ints, np.int32)
-        at = 0
+        lines, at = self._host, 0
         for name, size in self._sizes.items():
             array = getattr(work, name).reshape(-1)
+            end = at + size * ARRAYS[name]
             lines[at : at + len(array)] = array
-            at += size * ARRAYS[name]
+            lines[at + len(array) : end] = 0
+            at = end
         transfer.write(lines, self._flat)
         return self.work
 
