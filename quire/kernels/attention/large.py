@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.kernels.attention.pieces import BEGIN, END, POSITION, Cuts, repeat
-from quire.kernels.attention.plan import AttnPlan, Layout
+from quire.kernels.attention.pieces import Cuts, repeat
 
 KEYS = 128
 """Cuts lie at multiples of this from a tile's first key."""
@@ -37,16 +36,6 @@ def cuts(n_keys: np.ndarray, n_kv_heads: int, n_workers: int, max_lines: int) ->
         return Cuts(np.zeros(0, np.int64), np.zeros(0, np.int64))
     tile, index = repeat(pieces - 1)
     return Cuts(tile, (index + 1) * blocks[tile] // pieces[tile] * KEYS)
-
-
-def order(plan: AttnPlan, lines: np.ndarray) -> np.ndarray:
-    """Indices of lines by falling number of visible keys."""
-    keys = lines[:, END] - lines[:, BEGIN]
-    if plan.n_first and plan.layout is not Layout.SPARSE:
-        lower = np.maximum(lines[:, POSITION] - (plan.window - 1), lines[:, BEGIN])
-        dead = np.minimum(lower, lines[:, END]) - np.maximum(plan.n_first, lines[:, BEGIN])
-        keys = keys - np.maximum(dead, 0)
-    return np.argsort(-keys, kind="stable")
 
 
 def _pieces(blocks: np.ndarray, n_kv_heads: int, n_workers: int, max_lines: int) -> np.ndarray | None:

@@ -10,7 +10,7 @@ import heapq
 
 import numpy as np
 
-from quire.kernels.attention.pieces import BEGIN, END, Cuts
+from quire.kernels.attention.pieces import Cuts
 
 KEYS = 64
 """Cuts lie at multiples of this from a tile's first key."""
@@ -57,18 +57,18 @@ def queue(cuts: Cuts, n_lines: int, n_workers: int) -> np.ndarray:
     return bounds
 
 
-def assign(lines: np.ndarray, n_workers: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lines in the order of workers, and the queue: the longest goes to the least loaded, and so on."""
-    cost = lines[:, END] - lines[:, BEGIN] + TILE_COST
+def assign(n_keys: np.ndarray, n_workers: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lines of n_keys visible keys in the order of workers, and the queue: the longest to the least loaded."""
+    cost = n_keys + TILE_COST
     loads = [(0, worker) for worker in range(n_workers)]
-    owner = np.empty(len(lines), np.int64)
+    owner = np.empty(len(cost), np.int64)
     for line in np.argsort(-cost, kind="stable").tolist():
         load, worker = loads[0]
         owner[line] = worker
         heapq.heapreplace(loads, (load + int(cost[line]), worker))
     bounds = np.zeros(n_workers + 1, np.int32)
     bounds[1:] = np.cumsum(np.bincount(owner, minlength=n_workers))
-    return lines[np.argsort(owner, kind="stable")], bounds
+    return np.argsort(owner, kind="stable"), bounds
 
 
 def _even_pieces(blocks: np.ndarray, room: int) -> np.ndarray:

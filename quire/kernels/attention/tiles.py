@@ -87,12 +87,13 @@ def cut(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
     large_pieces = split(many, large_cuts, 1, n_heads)
     table, joined_parts, n_partial_rows = parts.join(plan, small_pieces, large_pieces, rows)
     if plan.batch_invariant:
-        small, queue = stream.assign(small_pieces.lines, n_workers)
+        by_worker, queue = stream.assign(_n_visible(plan, small_pieces.lines), n_workers)
+        small = small_pieces.lines[by_worker]
     else:
         small, queue = small_pieces.lines, stream.queue(small_cuts, len(small_pieces.lines), n_workers)
-    order = large.order(plan, large_pieces.lines)
+    dearest = np.argsort(-_n_visible(plan, large_pieces.lines), kind="stable")
     blocks = plan.spans.blocks if plan.spans.blocks is not None else np.zeros(0, np.int32)
-    return WorkList(small, large_pieces.lines[order], queue, rows, table, joined_parts, blocks, n_partial_rows)
+    return WorkList(small, large_pieces.lines[dearest], queue, rows, table, joined_parts, blocks, n_partial_rows)
 
 
 def _spans(plan: AttnPlan) -> np.ndarray:
@@ -171,3 +172,12 @@ def _visible(plan: AttnPlan, table: np.ndarray, joined: np.ndarray | None, step:
     n_first = -(-plan.n_first // step) * step
     gap = np.maximum(lower - n_first, 0)
     return Tiles(table, table[:, END] - gap, n_first, gap, joined)
+
+
+def _n_visible(plan: AttnPlan, lines: np.ndarray) -> np.ndarray:
+    """int32 [n]: keys of each line that some row may see."""
+    keys = lines[:, END] - lines[:, BEGIN]
+    if not plan.n_first or plan.layout is Layout.SPARSE:
+        return keys
+    lower = np.minimum(np.maximum(lines[:, POSITION] - (plan.window - 1), lines[:, BEGIN]), lines[:, END])
+    return keys - np.maximum(lower - np.maximum(plan.n_first, lines[:, BEGIN]), 0)
