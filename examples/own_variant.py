@@ -3,6 +3,8 @@
 Run: python examples/own_variant.py (CUDA if there is a device, else the CPU)
 """
 
+import itertools
+
 import numpy as np
 import torch
 
@@ -33,7 +35,7 @@ q, k, v = torch.randn(3, starts[-1], n_heads, head_dim, device=device).bfloat16(
 out = attention.run(q, k, v, plan, variant)
 
 # The same in plain torch, prompt by prompt, in float64.
-for start, end in zip(starts, starts[1:], strict=False):
+for start, end in itertools.pairwise(starts):
     queries, keys, values = (x[start:end].double().transpose(0, 1) for x in (q, k, v))
     position = torch.arange(end - start, device=device)
     distance = position[:, None] - position

@@ -49,9 +49,7 @@ for token in range(n_tokens):
     worst = max(worst, float((out - expected).abs().max()))
 
 print(
-    f"token {token} of an endless text sees {tokens[:4]} and {tokens[4]} .. {tokens[-1]}, at positions 0 .. {len(tokens) - 1}"
+    f"token {token} sees {tokens[:page_size]} and {tokens[page_size]} .. {token}, at positions 0 .. {len(tokens) - 1}"
 )
-print(
-    f"{n_tokens} tokens through a cache of {max_pages * page_size} on {device.type}: {worst:.1e} from torch in float64"
-)
+print(f"{n_tokens} tokens through room for {max_pages * page_size} on {device.type}: {worst:.1e} from torch in float64")
 assert worst <= reference.TOLERANCE[torch.bfloat16]
