@@ -20,18 +20,19 @@ namespace {
 
 enum Layout { PAGED = 0, RAGGED = 1, SPARSE = 2 };
 
-#ifndef QUIRE_KEYS
-#define QUIRE_KEYS (QUIRE_HEAD_DIM > 192 && QUIRE_ROWS > 8 ? 32 : 64)
-#endif
-#ifndef QUIRE_WARPS
-#define QUIRE_WARPS (QUIRE_ROWS > 16 ? 8 : 4)
-#endif
-#ifndef QUIRE_WARP_ROWS
-#define QUIRE_WARP_ROWS (QUIRE_ROWS < 16 || QUIRE_HEAD_DIM > 192 || (QUIRE_HEAD_DIM > 128 && QUIRE_ROWS > 16) ? 8 : 16)
-#endif
-
 constexpr Layout LAYOUT = static_cast<Layout>(QUIRE_LAYOUT);
 constexpr int DIM = QUIRE_HEAD_DIM, ROWS = QUIRE_ROWS;
+// Hooks on every logit take longer than the copies: more warps share them, and a longer stage.
+constexpr bool HOOKED = (Variant::has_logits || Variant::has_mask) && ROWS <= 16 && DIM <= 128;
+#ifndef QUIRE_KEYS
+#define QUIRE_KEYS (HOOKED ? 128 : DIM > 192 && ROWS > 8 ? 32 : 64)
+#endif
+#ifndef QUIRE_WARPS
+#define QUIRE_WARPS (HOOKED || ROWS > 16 ? 8 : 4)
+#endif
+#ifndef QUIRE_WARP_ROWS
+#define QUIRE_WARP_ROWS (ROWS < 16 || DIM > 192 || (DIM > 128 && ROWS > 16) ? 8 : 16)
+#endif
 constexpr int KEYS = QUIRE_KEYS;                  // of a stage
 constexpr int WARPS = QUIRE_WARPS;                // consumers
 constexpr int WARP_ROWS = QUIRE_WARP_ROWS;        // packed rows of a consumer
@@ -48,23 +49,24 @@ constexpr int HALF_BYTES = KEYS * CHUNKS * 128;   // keys, or values, of a stage
 constexpr int STAGE_BYTES = 2 * HALF_BYTES;
 constexpr int MAX_BOXES = KEYS / 8;               // copies of a half
 // The warps' sums meet in rounds of ROUND_DIM dimensions, to keep their meeting place small.
-constexpr int ROUNDS = KEY_WARPS * ROWS * DIM <= 9216 ? 1 : (DIM_TILES % 4 || KEY_WARPS * ROWS * DIM <= 18432 ? 2 : 4);
+constexpr int ROUNDS_WANTED = (KEY_WARPS * ROWS * DIM + (DIM > 192 ? 4096 : 8192) - 1) / (DIM > 192 ? 4096 : 8192);
+constexpr int ROUNDS = ROUNDS_WANTED < 2 ? 1 : (ROUNDS_WANTED == 2 || DIM_TILES % 4 ? 2 : 4);
 constexpr int ROUND_DIM = DIM / ROUNDS;
 constexpr int SUM_STRIDE = ROUND_DIM + (ROUND_DIM % 16 == 0 ? 4 : 12);  // 4 mod 16: no bank conflicts
 static_assert(SUM_STRIDE % 16 == 4 && DIM_TILES % ROUNDS == 0, "uneven rounds");
 
 constexpr int SUMS_BYTES = KEY_WARPS * ROWS * SUM_STRIDE * 4;
 constexpr int STATES_BYTES = KEY_WARPS * ROWS * 8;
-constexpr int SHARED_LIMIT = 232448 - 1024;       // less the alignment of the ring
-#ifdef QUIRE_STAGES
-constexpr int STAGES = QUIRE_STAGES;
-#else
+// Less the alignment of the ring, and room for a block of the merge kernel, which waits beside this one for its end.
+constexpr int SHARED_LIMIT = 232448 - 1024 - 9216;
 constexpr int STAGES_FIT = (SHARED_LIMIT - SUMS_BYTES - STATES_BYTES) / (STAGE_BYTES + 16 + 4 * MAX_BOXES);
-constexpr int STAGES = STAGES_FIT < 16 ? STAGES_FIT : 16;
+constexpr int STAGES_ENOUGH = (160 * 1024 + STAGE_BYTES - 1) / STAGE_BYTES;
+#ifndef QUIRE_STAGES
+#define QUIRE_STAGES (STAGES_FIT < STAGES_ENOUGH ? STAGES_FIT : STAGES_ENOUGH)
 #endif
-constexpr int SHARED_BYTES =
-    1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) + SUMS_BYTES + STATES_BYTES;
-static_assert(STAGES >= 2 && SHARED_BYTES <= 232448, "the ring does not fit");
+constexpr int STAGES = QUIRE_STAGES;
+constexpr int SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) + SUMS_BYTES + STATES_BYTES;
+static_assert(STAGES >= 2 && STAGES <= STAGES_FIT, "the ring does not fit");
 
 constexpr float FLOOR = -1e30f;      // running maximum before the first key
 constexpr float SLACK = 8.f;         // the maximum moves when a score passes it by this much (base 2)
@@ -248,13 +250,23 @@ struct Consumer {
     float top[ROW_TILES][2], sum[ROW_TILES][2];  // maximum (base 2); this lane's share of the sum of weights
     Row rows[ROW_TILES][2];
     int first_position, last_position;
+    int n_tiles;                             // of 8 packed rows that the line has here
 
     __device__ __forceinline__ void place(int box_rows);
     __device__ __forceinline__ void start_line(const Line& line, int group, const QuireAttnArgs& args);
-    template <bool EDGE>
+    template <int TILES>
     __device__ __forceinline__ void block(const Line& line, int start, uint32_t stage, const int* positions,
-                                          int box_rows, const QuireAttnArgs& args);
-    __device__ __forceinline__ void raise_tops(const float (&s)[KEY_TILES][ROW_TILES][4]);
+                                          int box_rows, bool whole, const QuireAttnArgs& args) {
+        if (whole)
+            block_of<false, TILES>(line, start, stage, positions, box_rows, args);
+        else
+            block_of<true, TILES>(line, start, stage, positions, box_rows, args);
+    }
+    template <bool EDGE, int TILES>
+    __device__ __forceinline__ void block_of(const Line& line, int start, uint32_t stage, const int* positions,
+                                             int box_rows, const QuireAttnArgs& args);
+    template <int TILES>
+    __device__ __forceinline__ void raise_tops(const float (&s)[KEY_TILES][TILES][4]);
     __device__ __forceinline__ void share_state(const Shared& shared);
     __device__ __forceinline__ void share_sums(const Shared& shared, int round);
 };
@@ -284,6 +296,7 @@ __device__ __forceinline__ void Consumer::start_line(const Line& line, int group
         for (int d = 0; d < DIM_TILES; ++d)
             for (int h = 0; h < 2; ++h) q[d][r][h] = row < n_rows ? __ldg(words + d * 8 + h * 4) : 0;
     }
+    n_tiles = min(max((n_rows - row_at + 7) / 8, 0), ROW_TILES);
     first_position = 0x7fffffff, last_position = 0;
     for (int r = 0; r < ROW_TILES; ++r) {
         for (int c = 0; c < 2; ++c) {
@@ -300,10 +313,12 @@ __device__ __forceinline__ void Consumer::start_line(const Line& line, int group
     last_position = __reduce_max_sync(~0u, last_position);
 }
 
-__device__ __forceinline__ void Consumer::raise_tops(const float (&s)[KEY_TILES][ROW_TILES][4]) {
+// Moves maxima that a score passes by too much, and what was summed under them.
+template <int TILES>
+__device__ __forceinline__ void Consumer::raise_tops(const float (&s)[KEY_TILES][TILES][4]) {
     bool passed = false;
-    float high[ROW_TILES][2];
-    for (int r = 0; r < ROW_TILES; ++r) {
+    float high[TILES][2];
+    for (int r = 0; r < TILES; ++r) {
         for (int c = 0; c < 2; ++c) {
             high[r][c] = s[0][r][c];
             for (int i = 0; i < 2 * KEY_TILES; ++i) high[r][c] = fmaxf(high[r][c], s[i / 2][r][i % 2 * 2 + c]);
@@ -311,7 +326,7 @@ __device__ __forceinline__ void Consumer::raise_tops(const float (&s)[KEY_TILES]
         }
     }
     if (!__any_sync(~0u, passed)) return;
-    for (int r = 0; r < ROW_TILES; ++r) {
+    for (int r = 0; r < TILES; ++r) {
         for (int c = 0; c < 2; ++c) {
             float found = fmaxf(high[r][c], top[r][c]);
             for (int step = 4; step < 32; step *= 2) found = fmaxf(found, __shfl_xor_sync(~0u, found, step));
@@ -323,18 +338,19 @@ __device__ __forceinline__ void Consumer::raise_tops(const float (&s)[KEY_TILES]
     }
 }
 
-template <bool EDGE>
-__device__ __forceinline__ void Consumer::block(const Line& line, int start, uint32_t stage, const int* positions,
-                                                int box_rows, const QuireAttnArgs& args) {
-    float s[KEY_TILES][ROW_TILES][4] = {};
+// One stage. EDGE: some keys are hidden from some rows; TILES: of 8 packed rows, beyond them the line has none.
+template <bool EDGE, int TILES>
+__device__ __forceinline__ void Consumer::block_of(const Line& line, int start, uint32_t stage, const int* positions,
+                                                   int box_rows, const QuireAttnArgs& args) {
+    float s[KEY_TILES][TILES][4] = {};
     for (int i = 0; i < KEY_TILES; ++i) {
-        float odd[ROW_TILES][4] = {};  // two chains of sums are shorter than one
+        float odd[TILES][4] = {};  // two chains of sums are shorter than one
         for (int d = 0; d < DIM_TILES; ++d) {
             uint32_t k[4];
             load_matrices(k, (stage + k_from[i] + d / 4 * chunk_bytes) ^ (d % 4 * 32));
-            for (int r = 0; r < ROW_TILES; ++r) multiply_add(d % 2 ? odd[r] : s[i][r], k, q[d][r][0], q[d][r][1]);
+            for (int r = 0; r < TILES; ++r) multiply_add(d % 2 ? odd[r] : s[i][r], k, q[d][r][0], q[d][r][1]);
         }
-        for (int r = 0; r < ROW_TILES; ++r)
+        for (int r = 0; r < TILES; ++r)
             for (int e = 0; e < 4; ++e) s[i][r][e] += odd[r][e];
     }
     const float scale = Variant::has_logits || !Variant::softmax ? args.scale : args.scale * LOG2E;
@@ -344,7 +360,7 @@ __device__ __forceinline__ void Consumer::block(const Line& line, int start, uin
             int k_pos = key;
             if (LAYOUT == SPARSE && (EDGE || Variant::has_logits))
                 k_pos = positions[in_block / box_rows] + in_block % box_rows;
-            for (int r = 0; r < ROW_TILES; ++r) {
+            for (int r = 0; r < TILES; ++r) {
                 for (int c = 0; c < 2; ++c) {
                     float& x = s[i][r][h * 2 + c];
                     const Row& row = rows[r][c];
@@ -364,10 +380,10 @@ __device__ __forceinline__ void Consumer::block(const Line& line, int start, uin
             }
         }
     }
-    if (Variant::softmax) raise_tops(s);
+    if (Variant::softmax) raise_tops<TILES>(s);
     for (int i = 0; i < KEY_TILES; ++i) {
-        uint32_t p[ROW_TILES][2];
-        for (int r = 0; r < ROW_TILES; ++r) {
+        uint32_t p[TILES][2];
+        for (int r = 0; r < TILES; ++r) {
             float* x = s[i][r];
             if (Variant::softmax) {
                 for (int e = 0; e < 4; ++e) x[e] = exp2_fast(x[e] - top[r][e % 2]);
@@ -387,7 +403,7 @@ __device__ __forceinline__ void Consumer::block(const Line& line, int start, uin
             load_matrices_transposed(v, (stage + v_from[i] + d / 4 * chunk_bytes) ^ (d % 4 * 32));
             if (EDGE)
                 for (int e = 0; e < 4; ++e) v[e] &= kept[e / 2];
-            for (int r = 0; r < ROW_TILES; ++r) multiply_add(o[d][r], v, p[r][0], p[r][1]);
+            for (int r = 0; r < TILES; ++r) multiply_add(o[d][r], v, p[r][0], p[r][1]);
         }
     }
 }
@@ -460,10 +476,10 @@ __device__ __forceinline__ void write_out(float4 o, float lse, const Site& first
 
 __device__ __forceinline__ void write_round(const Shared& shared, const Line& line, int round, int group,
                                             const QuireAttnArgs& args) {
-    constexpr int CELLS = ROUND_DIM / 4;
-    const int n_cells = line.tile.n_tokens * group * CELLS;
+    constexpr int ROUND_CELLS = ROUND_DIM / 4;
+    const int n_cells = line.tile.n_tokens * group * ROUND_CELLS;
     for (int cell = threadIdx.x; cell < n_cells; cell += WARPS * 32) {
-        const int row = cell / CELLS, dim = cell % CELLS * 4;
+        const int row = cell / ROUND_CELLS, dim = cell % ROUND_CELLS * 4;
         const Weights weights = contract_states(shared.states + row);
         float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
         for (int w = 0; w < KEY_WARPS; ++w) {
@@ -506,10 +522,8 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared&
             if (Variant::causal) whole = whole && high <= warp.first_position;
             if (Variant::window)
                 whole = whole && (args.window <= 0 || low > warp.last_position - args.window || high < args.n_first);
-            if (whole)
-                warp.block<false>(line, start, stage, positions, box_rows, args);
-            else
-                warp.block<true>(line, start, stage, positions, box_rows, args);
+            if (warp.n_tiles == 1) warp.block<1>(line, start, stage, positions, box_rows, whole, args);
+            if (warp.n_tiles == 2) warp.block<ROW_TILES>(line, start, stage, positions, box_rows, whole, args);
             __syncwarp();
             if (warp.lane == 0) barrier_arrive(shared.drained + slot.stage * 8);
             slot.advance();
@@ -552,51 +566,75 @@ __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 
 // ---- contraction of parts ------------------------------------------------------------------------------------------
 
-constexpr int MERGE_THREADS = 128, MERGE_PARTS = 8;  // parts in flight
+constexpr int CELLS = DIM / 4;            // of four dimensions, one thread each
+constexpr int SLICES = 256 / CELLS;       // threads that share the parts of a cell: slice s takes parts s, s + SLICES ..
+constexpr int MERGE_THREADS = SLICES * CELLS;
+constexpr int FLIGHT = 4;                 // parts loaded together
 
+struct Sum {  // of weighted parts, relative to 2^top
+    float4 o;
+    float top, total;
+    __device__ __forceinline__ void lift(float high) {
+        if (!Variant::softmax) return;
+        const float factor = exp2_fast(top - high);
+        top = high, total *= factor;
+        o.x *= factor, o.y *= factor, o.z *= factor, o.w *= factor;
+    }
+    __device__ __forceinline__ void add(const float4& x, float weight, float of_total) {
+        total += weight * of_total;
+        o.x += weight * x.x, o.y += weight * x.y, o.z += weight * x.z, o.w += weight * x.w;
+    }
+};
+
+// One block for each head of a merge. The plan is read before the grid that writes the parts has ended.
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
+    __shared__ Sum sums[SLICES][CELLS];
     const int4 words = __ldg(reinterpret_cast<const int4*>(args.merges) + blockIdx.x);
     const QuireMerge merge{words.x, words.y, words.z, words.w};
-    const int group = args.n_q_heads / args.n_kv_heads;
-    int parts[MERGE_PARTS];
+    const int cell = threadIdx.x % CELLS, slice = threadIdx.x / CELLS, dim = cell * 4;
+    const int of_group = blockIdx.y;
+    int parts[FLIGHT];
     const auto load_parts = [&](int from) {
-        for (int i = 0; i < MERGE_PARTS; ++i)
-            parts[i] = from + i < merge.n_parts ? __ldg(args.parts + merge.parts_at + from + i) : -1;
+        for (int i = 0; i < FLIGHT; ++i) {
+            const int part = from + i * SLICES;
+            parts[i] = part < merge.n_parts ? __ldg(args.parts + merge.parts_at + part) + of_group : -1;
+        }
     };
-    load_parts(0);
+    load_parts(slice);
     wait_for_previous_grid();
     let_next_grid_start();
-    for (int cell = threadIdx.x; merge.n_parts > 0 && cell < group * (DIM / 4); cell += MERGE_THREADS) {
-        const int of_group = cell / (DIM / 4), dim = cell % (DIM / 4) * 4;
-        float top = FLOOR, total = 0.f;
-        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-        for (int from = 0; from < merge.n_parts; from += MERGE_PARTS) {
-            if (from > 0 || cell != threadIdx.x) load_parts(from);
-            float lse[MERGE_PARTS];
-            float4 x[MERGE_PARTS];
-            for (int i = 0; i < MERGE_PARTS; ++i) {
-                const int64_t row = parts[i] + of_group;
-                lse[i] = parts[i] < 0 ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
-                x[i] = parts[i] < 0 ? make_float4(0.f, 0.f, 0.f, 0.f)
-                                    : *reinterpret_cast<const float4*>(args.partial_out + row * DIM + dim);
-            }
-            float high = top;
-            for (int i = 0; i < MERGE_PARTS; ++i) high = fmaxf(high, lse[i]);
-            if (!Variant::softmax) high = 0.f;
-            const float factor = Variant::softmax ? exp2_fast(top - high) : 1.f;
-            top = high;
-            total *= factor, o.x *= factor, o.y *= factor, o.z *= factor, o.w *= factor;
-            for (int i = 0; i < MERGE_PARTS; ++i) {
-                const float weight = exp2_fast(lse[i] - top);
-                total += weight;
-                o.x += weight * x[i].x, o.y += weight * x[i].y, o.z += weight * x[i].z, o.w += weight * x[i].w;
-            }
+    if (merge.n_parts == 0) return;
+    Sum sum{make_float4(0.f, 0.f, 0.f, 0.f), FLOOR, 0.f};
+    for (int from = slice; from < merge.n_parts; from += FLIGHT * SLICES) {
+        if (from > slice) load_parts(from);
+        float lse[FLIGHT], high = sum.top;
+        float4 x[FLIGHT];
+        for (int i = 0; i < FLIGHT; ++i) {
+            const bool real = parts[i] >= 0;
+            const int64_t row = parts[i];
+            lse[i] = !real ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
+            x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (real) x[i] = *reinterpret_cast<const float4*>(args.partial_out + row * DIM + dim);
         }
-        const float inverse = !Variant::softmax ? 1.f : total > 0.f ? 1.f / total : 0.f;
-        o.x *= inverse, o.y *= inverse, o.z *= inverse, o.w *= inverse;
-        const int q_head = merge.kv_head * group + of_group;
-        write_out(o, total > 0.f ? top + log2f(total) : -INFINITY, {merge.row, -1, 0, q_head, merge.kv_head, dim}, args);
+        for (int i = 0; i < FLIGHT; ++i) high = fmaxf(high, lse[i]);
+        sum.lift(high);
+        for (int i = 0; i < FLIGHT; ++i) sum.add(x[i], Variant::softmax ? exp2_fast(lse[i] - high) : 1.f, 1.f);
     }
+    sums[slice][cell] = sum;
+    __syncthreads();
+    if (slice > 0) return;
+    for (int other = 1; other < min(SLICES, merge.n_parts); ++other) {
+        Sum more = sums[other][cell];
+        const float high = fmaxf(sum.top, more.top);
+        sum.lift(high);
+        more.lift(high);
+        sum.add(more.o, 1.f, more.total);
+    }
+    const float scale = !Variant::softmax ? 1.f : sum.total > 0.f ? 1.f / sum.total : 0.f;
+    const float4 o = make_float4(sum.o.x * scale, sum.o.y * scale, sum.o.z * scale, sum.o.w * scale);
+    const int q_head = merge.kv_head * (args.n_q_heads / args.n_kv_heads) + of_group;
+    write_out(o, sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY,
+              {merge.row, -1, 0, q_head, merge.kv_head, dim}, args);
 }
 
 // ---- host ----------------------------------------------------------------------------------------------------------
@@ -613,13 +651,13 @@ cudaError_t encode_side(CUtensorMap* map, const void* base, int64_t page, int64_
 }
 
 template <class... Parameters, class... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), int n_blocks, int n_threads, int shared_bytes, void* stream,
+cudaError_t launch(void (*kernel)(Parameters...), dim3 n_blocks, int n_threads, int shared_bytes, void* stream,
                    Arguments... arguments) {
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(n_blocks);
+    config.gridDim = n_blocks;
     config.blockDim = dim3(n_threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = static_cast<cudaStream_t>(stream);
@@ -660,5 +698,6 @@ extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
     if (args->head_dim != DIM || args->n_kv_heads < 1 || args->n_q_heads % args->n_kv_heads != 0) return cudaErrorInvalidValue;
     if (args->n_merges < 1) return args->n_merges < 0 ? cudaErrorInvalidValue : cudaSuccess;
-    return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
+    const dim3 blocks(args->n_merges, args->n_q_heads / args->n_kv_heads);
+    return launch(merge_kernel, blocks, MERGE_THREADS, 0, stream, *args);
 }

@@ -194,9 +194,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {  // two elemen
 // A map over `rank` dimensions, innermost first (contiguous); strides of dimensions 1 .. in bytes, multiples of 16.
 // Boxes whose row is 128 bytes land in shared memory with the 128-byte swizzle: 16-byte cell c of 128-byte row r is
 // found at cell c ^ (r % 8), rows counted from an address that is a multiple of 1,024. Cells outside are zero.
-// L2 reads 128 bytes at a time: with 256 a stream of small boxes loses 8 % of an H200's bandwidth.
+// L2 reads 128 bytes at a time unless told: with 256 a stream of small boxes loses 8 % of an H200's bandwidth.
 inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, const uint64_t* sizes,
-                              const uint64_t* stride_bytes, const uint32_t* box) {
+                              const uint64_t* stride_bytes, const uint32_t* box,
+                              CUtensorMapL2promotion unit = CU_TENSOR_MAP_L2_PROMOTION_L2_128B) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
     if (encode == nullptr) {
         void* found = nullptr;
@@ -216,7 +217,7 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, cons
     const CUresult result =
         encode(map, type, rank, const_cast<void*>(base), reinterpret_cast<const cuuint64_t*>(sizes),
                reinterpret_cast<const cuuint64_t*>(stride_bytes), box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               CU_TENSOR_MAP_SWIZZLE_128B, unit, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
