@@ -56,8 +56,10 @@ def _pieces(blocks: np.ndarray, n_kv_heads: int, n_workers: int, max_lines: int)
         if pieces.sum() > max_lines:
             break
         split = pieces > 1
-        cost = -(-blocks // pieces) + TILE_COST + PARTIAL_COST * split
         merge = MERGE_COST + PARTIAL_COST * int(pieces[split].sum()) * n_kv_heads / n_workers
+        if even + merge >= best:
+            break
+        cost = -(-blocks // pieces) + TILE_COST + PARTIAL_COST * split
         makespan = _makespan(cost, pieces, n_kv_heads, n_workers) + merge
         if makespan < best:
             best, chosen = makespan, pieces

@@ -21,7 +21,7 @@ from quire.kernels.attention.pieces import (
     ROW,
     repeat,
 )
-from quire.kernels.attention.plan import AttnPlan, Layout, SharedPrefix
+from quire.kernels.attention.plan import AttnPlan, Layout
 from quire.kernels.attention.stream import MERGE_COST, TILE_COST
 
 STEP = 128
@@ -82,21 +82,18 @@ def _n_lines(n_rows: np.ndarray, group: int, small_rows: int) -> np.ndarray:
 
 
 def _check(plan: AttnPlan, spans: np.ndarray) -> None:
-    seen: set[int] = set()
-    for shared in plan.shared:
-        _check_one(plan, spans, shared)
-        if len(set(shared.spans)) < len(shared.spans) or seen & set(shared.spans):
-            raise ValueError(f"a span of {list(shared.spans)} has two shared prefixes: name each span once")
-        seen |= set(shared.spans)
-
-
-def _check_one(plan: AttnPlan, spans: np.ndarray, shared: SharedPrefix) -> None:
-    for span in shared.spans:
-        if not 0 <= span < len(spans):
-            raise ValueError(f"a shared prefix names span {span}, the plan has {len(spans)}")
-        n_seen = int(spans[span, POSITION] if plan.causal else plan.spans.kv_lens[span])
-        if spans[span, N_TOKENS] and n_seen < shared.n_keys:
-            raise ValueError(
-                f"span {span} begins at position {n_seen}, inside its shared prefix of {shared.n_keys} keys: "
-                f"share at most {n_seen}"
-            )
+    members = np.concatenate([np.asarray(shared.spans, np.int64) for shared in plan.shared])
+    n_keys = np.repeat([shared.n_keys for shared in plan.shared], [len(shared.spans) for shared in plan.shared])
+    outside = members[(members < 0) | (members >= len(spans))]
+    if len(outside):
+        raise ValueError(f"a shared prefix names span {outside[0]}, the plan has {len(spans)}")
+    times = np.bincount(members, minlength=1)
+    if times.max() > 1:
+        raise ValueError(f"span {times.argmax()} has {times.max()} shared prefixes: name each span once")
+    n_seen = spans[members, POSITION] if plan.causal else plan.spans.kv_lens[members]
+    wrong = np.flatnonzero((n_seen < n_keys) & (spans[members, N_TOKENS] > 0))
+    if len(wrong):
+        raise ValueError(
+            f"span {members[wrong[0]]} begins at position {n_seen[wrong[0]]}, inside its shared prefix of "
+            f"{n_keys[wrong[0]]} keys: share at most {n_seen[wrong[0]]}"
+        )
