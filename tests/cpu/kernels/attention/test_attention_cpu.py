@@ -1,137 +1,302 @@
-"""Native CPU attention: against the float64 reference, against torch's own, and bitwise against itself."""
+"""Native CPU attention: every layout and hook against float64, and bitwise against itself."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from paged_case import PagedCase, random_case, worst_error
+from paged_case import PagedCase, combined, random_case, worst_error
 
-from quire.kernels import attention
-from quire.kernels.attention import cpu, reference
+from quire.kernels import jit, native
+from quire.kernels.attention import cpu, op, reference, select, variants
+from quire.kernels.attention.expression import (
+    Expr,
+    Operand,
+    absolute,
+    as_float,
+    cos,
+    exp,
+    log,
+    maximum,
+    minimum,
+    rotate_half,
+    sigmoid,
+    sin,
+    sqrt,
+    tanh,
+    where,
+)
+from quire.kernels.attention.plan import Layout
+from quire.kernels.attention.variant import Params, Site, Variant
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-HEAD_DIMS = [8, 16, 20, 33, 64, 80, 96, 128, 256]
+HEAD_DIMS = [16, 33, 64, 80, 96, 128, 256]
+PAGE_SIZES = (1, 3, 8, 16, 128)
+LEVELS = [name for name in native.supported(native.cpu_flags()) if (native.FOLDER / f"libquire_{name}.so").exists()]
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library was built")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=LEVELS)
+def built_level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each instruction-set level that was built and runs here; hooks are only compiled for the best one."""
+    library = native.open_level(request.param)
+    monkeypatch.setattr(native, "library", lambda: library)
+    return request.param
+
+
+def answer(case: PagedCase, variant: Variant, plan: object = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """out and lse of the real rows from cpu.run."""
+    plan = plan or case.plan(variant)
+    assert cpu.obstacle(plan, variant, case.q.dtype, case.k.dtype) is None
+    out, lse = torch.full(case.q.shape, math.nan, dtype=case.q.dtype), torch.full(case.q.shape[:2], math.nan)
+    cpu.run(case.q, case.k, case.v, plan, variant, out, lse)
+    assert bool(out[case.n_rows :].isnan().all())
+    return out[: case.n_rows], lse[: case.n_rows]
+
+
+def check(case: PagedCase, variant: Variant, expected: tuple[torch.Tensor, torch.Tensor] | None = None) -> None:
+    """Both against float64; where outputs are larger than 1, the error counts in proportion."""
+    out, lse = answer(case, variant)
+    wanted, wanted_lse = expected or case.expected_state(variant)
+    size = wanted.abs().clamp(min=1.0)
+    allowed = reference.TOLERANCE[case.dtype]
+    assert worst_error(out / size, wanted / size) <= allowed, (case.layout, case.spans, case.head_dim)
+    if variant.softmax:
+        assert worst_error(lse, wanted_lse) <= max(allowed, 1e-5), (case.layout, case.spans, case.head_dim)
+
+
+def plain_variant(seed: int, case: PagedCase) -> Variant:
+    window, n_first = [(0, 0), (1, 0), (5, 3), (70, 0), (100, 200), (64, 1)][seed % 6]
+    return Variant(case.scale, window=window, n_first=n_first, causal=seed % 5 != 4)
 
 
 @functools.cache
-def solved_case(seed: int, dtype: torch.dtype) -> tuple[PagedCase, attention.Variant, torch.Tensor]:
-    case, variant = random_case(seed, dtype, HEAD_DIMS, longest=600)
-    return case, variant, case.expected(variant)
+def solved_case(seed: int, dtype: torch.dtype) -> tuple[PagedCase, Variant, tuple[torch.Tensor, torch.Tensor]]:
+    longest = 5000 if seed == 0 else 400
+    case, _ = random_case(seed, dtype, HEAD_DIMS, longest, page_sizes=PAGE_SIZES)
+    variant = plain_variant(seed, case)
+    return case, variant, case.expected_state(variant)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_random_batches_match_float64(level: str, dtype: torch.dtype) -> None:
-    for seed in range(10):
-        case, variant, expected = solved_case(seed, dtype)
-        got = attention.run(case.q, case.k_pages, case.v_pages, case.plan(), variant)[: case.n_tokens]
-        assert worst_error(got, expected) <= reference.TOLERANCE[dtype], (seed, case.spans, variant)
+def test_random_batches_match_float64(built_level: str, dtype: torch.dtype) -> None:
+    for seed in range(14):
+        check(*solved_case(seed, dtype))
 
 
-def test_reference_matches_torch() -> None:
-    """The oracle itself, against torch's dense causal attention."""
-    case = PagedCase([(77, 77)], 16, 2, 3, 32, torch.float64)
-    pages = case.page_table[case.slots[0]].long()
-    keys, values = (p[pages].transpose(1, 2).flatten(0, 1)[:77].transpose(0, 1) for p in (case.k_pages, case.v_pages))
-    q = case.q[:77].transpose(0, 1)
-    expected = F.scaled_dot_product_attention(q, keys, values, is_causal=True, scale=0.2, enable_gqa=True)
-    assert worst_error(case.expected(attention.Variant(0.2)), expected.transpose(0, 1)) < 1e-12
+def bent(logits: Expr, site: Site, p: Params) -> Operand:
+    distance = absolute(as_float(site.q_pos - site.k_pos))
+    wave = sin(logits) * cos(distance * 0.1) + sqrt(distance + p.kinds[site.k_pos % 3])
+    hidden = where((site.k_pos % p.every == 1) & (site.q_pos > 5), float("-inf"), 0.0)
+    return tanh(logits) * p.gain[site.q_head] - minimum(log(1.0 + distance), 3.0) + wave * 0.1 + hidden
 
 
-def test_reference_window_is_the_last_w_positions() -> None:
-    """With window w the answer is that of the sequence whose older keys are cut away."""
-    case = PagedCase([(50, 1)], 8, 1, 2, 16, torch.float64)
-    pages = case.page_table[case.slots[0]].long()
-    keys, values = (p[pages].transpose(1, 2).flatten(0, 1)[40:50].transpose(0, 1) for p in (case.k_pages, case.v_pages))
-    expected = F.scaled_dot_product_attention(case.q[:1].transpose(0, 1), keys, values, scale=0.25, enable_gqa=True)
-    assert worst_error(case.expected(attention.Variant(0.25, window=10)), expected.transpose(0, 1)) < 1e-12
+def dilated(site: Site, p: Params) -> Operand:
+    near = site.q_pos - site.k_pos < 8
+    flagged = p.flags[(site.k_pos + site.q_row) // 2 % 5]
+    return near | (flagged == (site.kv_head == 0)) | ~(maximum(site.k_pos, 3) != site.q_pos // p.every)
+
+
+def gated(o: Expr, site: Site, p: Params) -> Operand:
+    lse = where(site.lse < -1e9, 2.0, site.lse * 0.1)
+    return o * sigmoid(p.gain[site.kv_head] + exp(-lse) + as_float(site.dim) / p.softness) - rotate_half(o) * 0.1
+
+
+def own(rng: np.random.Generator, case: PagedCase) -> Variant:
+    """All hooks, functions, kinds of parameters, with lanes and without."""
+    floats = {"fall": 0.07, "softness": float(case.head_dim)}
+    tensors = {
+        "gain": case.per_head(rng).sigmoid(),
+        "kinds": torch.tensor([0, 1, 4], dtype=torch.uint8),
+        "shift": torch.arange(case.n_kv_heads, dtype=torch.int32),
+        "flags": torch.tensor([True, False, True, True, False]),
+    }
+    return Variant(
+        case.scale,
+        query_transform=lambda x, site, p: x * p.gain[site.q_head] + rotate_half(x) * p.fall + site.q_row % 3 * 0.1,
+        key_transform=lambda x, site, p: x - 0.5 * rotate_half(x) * where(site.k_pos % p.every == 0, 1.0, -1.0),
+        value_transform=lambda x, site, p: x + as_float(site.dim // 3 < site.k_pos) * as_float(p.shift[site.kv_head]),
+        logits_transform=bent,
+        logits_mask=dilated,
+        output_transform=gated,
+        params={**tensors, **floats, "every": 3},
+    )
+
+
+def capped_masked_drained(rng: np.random.Generator, case: PagedCase) -> Variant:
+    mask = torch.from_numpy(rng.random((case.n_rows, case.longest)) < 0.4)
+    mask[::5] = False
+    capped = variants.soft_cap(case.scale, 3.0)
+    masked = combined(capped, variants.custom_mask(case.scale, mask))
+    return combined(masked, variants.learned_sinks(case.scale, case.per_head(rng)))
+
+
+def biased_tree(rng: np.random.Generator, case: PagedCase) -> Variant:
+    ancestors = torch.from_numpy(rng.random((case.n_rows, 9)) < 0.5)
+    starts = np.repeat(case.kv_lens - np.diff(case.q_indptr), np.diff(case.q_indptr)).astype(np.int32)
+    tree = variants.tree_mask(case.scale, ancestors, torch.from_numpy(starts))
+    return combined(variants.alibi(case.scale, case.per_head(rng).sigmoid()), tree)
+
+
+def rotary(rng: np.random.Generator, case: PagedCase) -> Variant:
+    dim = case.head_dim
+    angles = torch.outer(torch.arange(case.longest).double(), 1e4 ** -(torch.arange(dim // 2).double() * 2 / dim))
+    return variants.rotary(case.scale, torch.cat((angles.cos(), angles.sin()), dim=1).float(), 90, 4)
+
+
+def sigmoids(rng: np.random.Generator, case: PagedCase) -> Variant:
+    return variants.sigmoid_attention(case.scale, -math.log(case.longest))
+
+
+HOOKED: dict[str, tuple[Callable[[np.random.Generator, PagedCase], Variant], torch.dtype, list[int]]] = {
+    "own": (own, torch.float32, [16, 80, 96, 128]),
+    "capped_masked_drained": (capped_masked_drained, torch.float16, HEAD_DIMS),
+    "biased_tree": (biased_tree, torch.bfloat16, HEAD_DIMS),
+    "rotary": (rotary, torch.bfloat16, [96]),
+    "sigmoids": (sigmoids, torch.float32, HEAD_DIMS),
+}
+"""Name → variant, dtype, head_dims: one compiled library each."""
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_hooks_match_float64(name: str) -> None:
+    """Also with two threads and other tiles: the same bits."""
+    build, dtype, head_dims = HOOKED[name]
+    for seed in range(9):
+        layout = Layout(seed % 3)
+        longest = 3000 if seed == 1 else 300
+        case, _ = random_case(seed, dtype, head_dims, longest, layouts=(layout,), page_sizes=PAGE_SIZES)
+        variant = build(np.random.default_rng(seed), case)
+        check(case, variant)
+        check_bits(case, variant)
+
+
+def check_bits(case: PagedCase, variant: Variant) -> None:
+    outputs = []
+    with pytest.MonkeyPatch.context() as patch:
+        for n_threads, tile_rows in ((1, 96), (2, 96), (2, 10)):
+            patch.setattr(cpu, "TILE_ROWS", tile_rows)
+            torch.set_num_threads(n_threads)
+            outputs.append(answer(case, variant))
+    torch.set_num_threads(1)
+    for out, lse in outputs[1:]:
+        assert torch.equal(out, outputs[0][0])
+        assert torch.equal(lse, outputs[0][1])
+
+
+def test_threads_and_order_of_tiles_change_nothing(built_level: str) -> None:
+    spans = [(400, 150), (33, 1), (500, 1), (64, 64)]
+    for layout, dtype in zip(Layout, DTYPES, strict=True):
+        case = PagedCase(spans, 16, 2, 2, 64, dtype, layout=layout)
+        check_bits(case, Variant(0.125, window=200, n_first=70))
 
 
 @pytest.mark.parametrize(("dtype", "window"), list(itertools.product(DTYPES, (0, 70))), ids=str)
-def test_rows_do_not_depend_on_anything_else(level: str, dtype: torch.dtype, window: int) -> None:
-    """Bitwise: neighbours, chunking, page ids, page size, tile size and threads change nothing."""
-    if level == "torch":
-        pytest.skip("the torch path makes no such promise")
-    variant = attention.Variant(0.125, window=window)
+def test_rows_do_not_depend_on_anything_else(built_level: str, dtype: torch.dtype, window: int) -> None:
+    """Bitwise: neighbours, chunking, page ids, page size and place of the row change nothing."""
+    variant = Variant(0.125, window=window, n_first=window // 7)
     for head_dim, group in ((64, 4), (80, 1), (128, 8)):
         prompt = PagedCase([(200, 200)], 16, 2, group, head_dim, dtype, seed=5)
-        whole = attention.run(prompt.q, prompt.k_pages, prompt.v_pages, prompt.plan(), variant)[:200]
-        for lengths, page_size in (([199, 1], 4), ([1, 70, 64, 65], 16), ([1] * 200, 128)):
+        whole, _ = answer(prompt, variant)
+        for lengths, page_size in (([199, 1], 3), ([1, 70, 64, 65], 16), ([1] * 200, 128)):
             assert torch.equal(in_chunks(prompt, lengths, page_size, variant), whole), (head_dim, lengths)
 
 
-def in_chunks(prompt: PagedCase, lengths: list[int], page_size: int, variant: attention.Variant) -> torch.Tensor:
+def test_rows_with_transforms_do_not_depend_on_anything_else() -> None:
+    prompt = PagedCase([(200, 200)], 16, 2, 2, 96, torch.bfloat16, seed=5)
+    variant = rotary(np.random.default_rng(0), prompt)
+    whole, _ = answer(prompt, variant)
+    for lengths, page_size in (([199, 1], 3), ([1, 70, 64, 65], 16)):
+        assert torch.equal(in_chunks(prompt, lengths, page_size, variant), whole), lengths
+
+
+def in_chunks(prompt: PagedCase, lengths: list[int], page_size: int, variant: Variant) -> torch.Tensor:
     """The rows of `prompt` again: its keys in other pages, its tokens in chunks, each beside two random neighbours."""
-    n = prompt.n_tokens
+    n = prompt.n_rows
     spans = [(111, 37), (n, n), (90, 1)]
     batch = PagedCase(spans, page_size, prompt.n_kv_heads, prompt.group, prompt.head_dim, prompt.dtype, seed=9)
     positions = torch.arange(n)
     source = prompt.page_table[prompt.slots[0]].long()[positions // prompt.page_size]
     target = batch.page_table[batch.slots[1]].long()[positions // page_size]
-    for mine, theirs in ((batch.k_pages, prompt.k_pages), (batch.v_pages, prompt.v_pages)):
+    for mine, theirs in ((batch.k, prompt.k), (batch.v, prompt.v)):
         mine[target, :, positions % page_size] = theirs[source, :, positions % prompt.page_size]
     rows = slice(37, 37 + n)
     batch.q[rows] = prompt.q[:n]
     ends = np.cumsum(lengths)
-    plan = attention.plan(
-        np.concatenate(([0, 37], 37 + ends, [38 + n])).astype(np.int32),
-        np.concatenate(([111], ends, [90])).astype(np.int32),
+    plan = op.plan(
+        np.concatenate(([0, 37], 37 + ends, [38 + n])),
+        np.concatenate(([111], ends, [90])),
         np.repeat(batch.slots, (1, len(lengths), 1)),
         batch.page_table,
-        **batch.shape(),
+        page_size=page_size,
+        **dataclasses.asdict(batch.heads),
+        variant=variant,
     )
-    return attention.run(batch.q, batch.k_pages, batch.v_pages, plan, variant)[rows]
+    return answer(batch, variant, plan)[0][rows]
 
 
-def test_threads_and_order_of_tiles_change_nothing(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = PagedCase([(400, 150), (33, 1), (500, 1), (64, 64)], 16, 2, 2, 64, torch.bfloat16)
-    variant = attention.Variant(0.125)
-    outputs = []
-    before = torch.get_num_threads()
-    for n_threads, tile_rows in ((1, 96), (2, 96), (2, 10)):
-        monkeypatch.setattr(cpu, "TILE_ROWS", tile_rows)
-        torch.set_num_threads(n_threads)
-        outputs.append(attention.run(case.q, case.k_pages, case.v_pages, case.plan(), variant)[: case.n_tokens])
-    torch.set_num_threads(before)
-    if level != "torch":
-        assert all(torch.equal(outputs[0], other) for other in outputs[1:])
+def test_layouts_agree_bitwise(built_level: str) -> None:
+    """Ragged rows, pages, and a list of all pages hold the same keys: the same bits."""
+    paged = PagedCase([(300, 40)], 16, 2, 2, 64, torch.bfloat16, seed=3)
+    variant = Variant(0.125, window=90, n_first=20)
+    ragged = PagedCase([(300, 40)], 1, 2, 2, 64, torch.bfloat16, seed=3, layout=Layout.RAGGED)
+    at = torch.arange(300)
+    pages = paged.page_table[paged.slots[0]].long()[at // 16]
+    ragged.q, ragged.k[:300], ragged.v[:300] = paged.q, paged.k[pages, :, at % 16], paged.v[pages, :, at % 16]
+    blocks = (np.array([0, 19]), np.arange(19))
+    listed = op.plan(
+        paged.q_indptr, paged.kv_lens, paged.slots, paged.page_table, page_size=16, **dataclasses.asdict(paged.heads),
+        blocks=blocks, variant=variant,
+    )  # fmt: skip
+    out, lse = answer(paged, variant)
+    for other in (answer(ragged, variant), answer(paged, variant, listed)):
+        assert torch.equal(out, other[0])
+        assert torch.equal(lse, other[1])
 
 
-def test_strided_queries_and_given_output(level: str) -> None:
-    """q may be a slice of a fused projection; `out` is filled and returned."""
-    case = PagedCase([(40, 40), (20, 3)], 16, 2, 2, 64, torch.bfloat16)
-    fused = torch.zeros(case.q.shape[0], 4 * 64 + 99, dtype=case.q.dtype)
-    strided = fused[:, 50 : 50 + 256].unflatten(1, (4, 64))
-    strided.copy_(case.q)
-    plan, out = case.plan(), torch.empty_like(case.q)
-    got = attention.run(strided, case.k_pages, case.v_pages, plan, attention.Variant(0.1), out=out)
-    plain = attention.run(case.q, case.k_pages, case.v_pages, plan, attention.Variant(0.1))
-    assert got is out
-    assert torch.equal(got[: case.n_tokens], plain[: case.n_tokens])
+def test_dense_attention_of_torch_agrees(built_level: str) -> None:
+    """Another oracle than ours: torch's scaled_dot_product_attention."""
+    case = PagedCase([(77, 77)], 1, 2, 3, 32, torch.float32, layout=Layout.RAGGED)
+    q, k, v = (x[:77].transpose(0, 1).double() for x in (case.q, case.k, case.v))
+    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2, enable_gqa=True).transpose(0, 1)
+    assert worst_error(answer(case, Variant(0.2))[0], wanted) < reference.TOLERANCE[torch.float32]
 
 
-def test_nothing_to_do(level: str) -> None:
-    case = PagedCase([(40, 0), (7, 0)], 16, 2, 2, 16, torch.float32)
-    assert attention.run(case.q, case.k_pages, case.v_pages, case.plan(), attention.Variant(1.0)).shape == (3, 4, 16)
-    empty = PagedCase([], 16, 2, 2, 16, torch.float32)
-    assert attention.run(empty.q[:0], empty.k_pages, empty.v_pages, empty.plan(), attention.Variant(1.0)).shape == (
-        0,
-        4,
-        16,
-    )
+def test_nothing_to_see_and_nothing_to_do(built_level: str) -> None:
+    """Rows without keys are 0 with lse -inf; spans without rows, and no spans at all, are fine."""
+    variant = Variant(1.0, causal=False)
+    for layout in (Layout.RAGGED, Layout.PAGED):
+        out, lse = answer(PagedCase([(40, 0), (0, 3), (9, 2)], 16, 2, 2, 20, torch.float16, layout=layout), variant)
+        assert bool((out[:3] == 0).all())
+        assert bool((lse[:3] == -math.inf).all())
+        assert bool((lse[3:].isfinite()).all())
+    for spans in ([(40, 0), (7, 0)], []):
+        assert answer(PagedCase(spans, 16, 2, 2, 16, torch.float32), Variant(1.0))[0].shape == (0, 4, 16)
 
 
-def test_large_and_non_finite_scores_stay_in_their_row(level: str) -> None:
+def test_large_and_non_finite_scores_stay_in_their_row(built_level: str) -> None:
     """Scores of thousands do not overflow; a NaN query spoils its own row only."""
     case = PagedCase([(100, 100)], 16, 1, 2, 32, torch.float32)
     case.q[:100] *= 1000
-    case.q[50, 0] = float("nan")
-    variant = attention.Variant(1.0)
-    got = attention.run(case.q, case.k_pages, case.v_pages, case.plan(), variant)[:100]
+    case.q[50, 0] = math.nan
+    variant = Variant(1.0)
+    got, _ = answer(case, variant)
     good = torch.ones(100, 2, dtype=torch.bool)
     good[50, 0] = False
     assert bool(got[50, 0].isnan().all())
@@ -139,32 +304,43 @@ def test_large_and_non_finite_scores_stay_in_their_row(level: str) -> None:
 
 
 def test_cut_covers_every_token_once_and_sorts_by_cost() -> None:
-    q_indptr, kv_lens = np.array([0, 5, 5, 6, 30], np.int32), np.array([5, 9, 1000, 24], np.int32)
-    tiles = cpu.cut(q_indptr, kv_lens, 10)
+    case = PagedCase([(5, 5), (9, 0), (1000, 1), (24, 24)], 8, 1, 1, 16, torch.float32)
+    tiles, work = cpu.cut(case.bare_plan(), 10)
     assert tiles.tolist() == [[2, 0, 1], [3, 10, 10], [3, 0, 10], [3, 20, 4], [0, 0, 5]]
+    assert work == 16 * (5 * 1000 + 14 * 20 + 14 * 10 + 8 * 24 + 9 * 5)
+    tiles, _ = cpu.cut(case.bare_plan(Variant(1.0, window=4, n_first=1)), 10)
+    assert tiles.tolist() == [[3, 10, 10], [3, 0, 10], [3, 20, 4], [0, 0, 5], [2, 0, 1]]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q_indptr": np.array([0, 3], np.int32)}, "q_indptr has 2"),
-        ({"q_indptr": np.array([0, 30, 33], np.int32)}, "length <= kv_len"),
-        ({"kv_lens": np.array([20, 4000], np.int32)}, "do not fit"),
+        ({"dtype": torch.float64}, "float64"),
+        ({"kv_dtype": torch.float8_e4m3fn}, "float8_e4m3fn"),
+        ({"head_dim": 520}, "up to 512, not 520"),
     ],
 )
-def test_bad_plans_are_refused(change: dict[str, np.ndarray], message: str) -> None:
-    case = PagedCase([(20, 3), (30, 3)], 16, 1, 2, 16, torch.float32)
-    arguments = {"q_indptr": case.q_indptr, "kv_lens": case.kv_lens, "slots": case.slots, **change}
-    with pytest.raises(ValueError, match=message):
-        attention.plan(*arguments.values(), case.page_table, **case.shape())
+def test_obstacles_name_the_value(change: dict[str, object], message: str) -> None:
+    case = PagedCase(**{"spans": [(5, 1)], "page_size": 8, "n_kv_heads": 1, "group": 1, "head_dim": 16,
+                        "dtype": torch.bfloat16, **change})  # fmt: skip
+    assert message in cpu.obstacle(case.plan(), Variant(1.0), case.q.dtype, case.k.dtype)
 
 
-def test_tensors_that_do_not_fit_the_plan_are_refused() -> None:
-    case = PagedCase([(20, 3)], 16, 1, 2, 16, torch.float32)
-    plan, variant = case.plan(), attention.Variant(1.0)
-    with pytest.raises(ValueError, match="does not fit a plan"):
-        attention.run(case.q[:2], case.k_pages, case.v_pages, plan, variant)
-    with pytest.raises(ValueError, match="pages are"):
-        attention.run(case.q.half(), case.k_pages, case.v_pages, plan, variant)
-    with pytest.raises(ValueError, match="contiguous and like q"):
-        attention.run(case.q, case.k_pages, case.v_pages, plan, variant, out=torch.empty(1))
+def test_parameters_elsewhere_are_an_obstacle() -> None:
+    variant = variants.alibi(1.0, torch.zeros(4, device="meta"))
+    case = PagedCase([(5, 1)], 8, 2, 2, 16, torch.float32)
+    assert "'slopes' of the variant is on meta" in cpu.obstacle(case.plan(), variant, case.dtype, case.dtype)
+
+
+def test_without_a_compiler_the_torch_path_runs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(jit, "compiler", lambda name: None)
+    variant = Variant(0.3, logits_transform=lambda logits, site, p: logits * 1.25)
+    case = PagedCase([(30, 12)], 8, 2, 2, 16, torch.float32)
+    plan = case.plan(variant)
+    assert select.choose(plan, variant, "cpu", case.dtype, case.dtype) is reference
+    assert "slower torch path" in caplog.text
+    assert "'c++'" in caplog.text
+    got = op.run(case.q, case.k, case.v, plan, variant)[:12]
+    assert worst_error(got, case.expected(Variant(0.375))) < reference.TOLERANCE[torch.float32]
