@@ -111,6 +111,8 @@ def _check_variant(variant: Variant, device: torch.device) -> None:
     for hook in COORDINATES:
         if getattr(variant, hook) is not None and hook in INSTEAD:
             raise ValueError(f"flash_attention has no gradient for {hook}: {INSTEAD[hook]}")
+    if variant.scale <= 0:
+        raise ValueError(f"scale {variant.scale} must be positive: negate q for a negative one")
     if not variant.softmax:
         raise ValueError("flash_attention normalises with a softmax: a variant with softmax=False needs attention.run")
     for name, tensor in variant.tensors.items():

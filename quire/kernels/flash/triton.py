@@ -58,9 +58,9 @@ def backward(
     deltas = launch.deltas(out, d_out, None if d_lse is None else d_lse.contiguous(), lse)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     given = (lse, *launch.strides(lse)[:2], deltas, d_out, *launch.strides(d_out))
-    slope = {"SLOPE": _slope(variant)}
-    launch.run(kernels.backward_keys, k.shape[2], *given, dk, dv, *launch.strides(dk)[:2], **slope)
-    launch.run(kernels.backward_queries, q.shape[2], *given, dq, *launch.strides(dq)[:2], **slope)
+    hooks = {"SLOPE": slope(variant)}
+    launch.run(kernels.backward_keys, k.shape[2], *given, dk, dv, *launch.strides(dk)[:2], **hooks)
+    launch.run(kernels.backward_queries, q.shape[2], *given, dq, *launch.strides(dq)[:2], **hooks)
     return dq, dk, dv
 
 
@@ -95,7 +95,7 @@ class _Launch:
 
     def run(self, kernel: Any, n_heads: int, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel over the blocks (of keys for backward_keys, else of rows) of all sequences and heads."""
-        rows, keys, warps, stages = _blocking(kernel.__name__, self._constants["BLOCK_D"], self._q.dtype)
+        rows, keys, warps, stages = blocking(kernel.__name__, self._constants["BLOCK_D"], self._q.dtype)
         of_keys = kernel is kernels.backward_keys
         n_blocks = triton.cdiv(self._kv_len, keys) if of_keys else triton.cdiv(self._q_len, rows)
         grid = n_blocks * n_heads * self._n_seqs
@@ -121,7 +121,7 @@ class _Launch:
         return result
 
 
-def _blocking(kernel: str, block_d: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+def blocking(kernel: str, block_d: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     table = FLOAT32_BLOCKING if dtype == torch.float32 else BLOCKING[kernel]
     return table[max(64, block_d)]
 
@@ -129,7 +129,7 @@ def _blocking(kernel: str, block_d: int, dtype: torch.dtype) -> tuple[int, int, 
 _SLOPES: weakref.WeakKeyDictionary[Variant, Any] = weakref.WeakKeyDictionary()
 
 
-def _slope(variant: Variant) -> Any:
+def slope(variant: Variant) -> Any:
     """The derivative of logits_transform as a hook's function; None for 1."""
     if variant not in _SLOPES:
         program, slope = variant.program, None
