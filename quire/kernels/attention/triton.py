@@ -59,7 +59,7 @@ def run(
         constants = _constants(plan, variant, q, rows, lse)
         triton_kernels.small[(work.n_workers,)](work.small, work.queue, *shared, **constants)
     if work.n_large:
-        rows = _large_rows(heads.head_dim, q.element_size())
+        rows = _large_rows(q.element_size())
         chunks = LARGE_ROWS // rows
         constants = _constants(plan, variant, q, rows, lse) | {"CHUNKS": chunks}
         triton_kernels.large[(work.n_large * heads.n_kv_heads * chunks,)](work.large, *shared, **constants)
@@ -101,7 +101,8 @@ def _constants(
 ) -> dict[str, Any]:
     """What is compiled in."""
     head_dim, program = plan.heads.head_dim, variant.program
-    keys, warps, stages = blocking(rows, _padded(head_dim) * q.element_size())
+    transformed = "key_transform" in program.hooks or "value_transform" in program.hooks
+    keys, warps, stages = blocking(rows, _padded(head_dim) * q.element_size(), transformed)
     return {
         "LAYOUT": int(plan.layout),
         "PAGE": plan.page_size,
@@ -125,19 +126,25 @@ def _padded(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
-def _large_rows(head_dim: int, item_bytes: int) -> int:
-    """Packed rows that one program takes of a large line: rows of 1 KiB leave room for half of them."""
-    return LARGE_ROWS // 2 if _padded(head_dim) * item_bytes > 512 else LARGE_ROWS
+def _large_rows(item_bytes: int) -> int:
+    """Packed rows that one program takes of a large line: float32 has no tensor cores and long compilations."""
+    return LARGE_ROWS if item_bytes <= 2 else 32
 
 
-def blocking(n_rows: int, row_bytes: int) -> tuple[int, int, int]:
-    """(keys of a block, warps, pipeline stages) for n_rows packed rows of row_bytes.
+def blocking(n_rows: int, row_bytes: int, transformed: bool = False) -> tuple[int, int, int]:
+    """(keys of a block, warps, pipeline stages) for n_rows packed rows of row_bytes; transformed: hooks on keys, values.
 
-    Measured on an H200 at 256 bytes a row (docs/lab-notes.md, "Blocks of the first attention kernel").
+    Large lines: measured on an H200 at 256 bytes a row (docs/lab-notes.md, "Blocks of the first attention kernel").
+    Small lines are bound by memory and a worker has its multiprocessor to itself, so the pipeline must hold enough keys
+    in flight: reading through the page table takes two loads, so s stages are (s - 1) // 2 key blocks.
     """
     narrow = row_bytes <= 256
-    if n_rows <= 32:  # bound by memory: stages keep several key blocks in flight
-        return (128, 4, 4) if narrow else (32, 4, 5 if row_bytes <= 512 else 3)
-    if n_rows >= LARGE_ROWS and narrow:
-        return 128, 8, 2
-    return 64 if narrow else 32, 8 if n_rows >= LARGE_ROWS else 4, 3 if row_bytes <= 512 else 2
+    if n_rows >= LARGE_ROWS:
+        return (128 if narrow and not transformed else 64 if narrow else 32), 8, 2 if narrow or transformed else 3
+    if row_bytes > 512:
+        return 16 if transformed else 32, 4, 3
+    if transformed:
+        return 64 if narrow else 32, 4, 4
+    if n_rows <= 32:
+        return (128, 4, 7) if narrow else (32, 4, 9)
+    return (64, 4, 7) if narrow else (32, 4, 5)

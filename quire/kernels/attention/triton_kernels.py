@@ -18,6 +18,9 @@ PAGED, RAGGED, SPARSE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TILE_FIELDS, MERGE_FIELDS = tl.constexpr(12), tl.constexpr(4)
 MERGED_AT_ONCE = tl.constexpr(16)
 
+INDICES = ["lines", "queue", "rows", "pages", "blocks", "merges", "parts"]
+"""Views into one buffer: their alignment differs from step to step and must not choose another compilation."""
+
 
 @triton.jit
 def _position(index, blocks_at, blocks, LAYOUT: tl.constexpr, PAGE: tl.constexpr):
@@ -234,7 +237,7 @@ def _tile(
         tl.store(partial_lse + at, log2_total, mask=live)
 
 
-@triton.jit(do_not_specialize=["window", "n_first"])
+@triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)
 def small(
     lines, queue, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
     k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, params,
@@ -258,7 +261,7 @@ def small(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["window", "n_first"])
+@triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)
 def large(
     lines, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
     k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, params,
@@ -285,7 +288,7 @@ def large(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=INDICES)
 def merge(
     merges, parts, partial_out, partial_lse, out, lse, n_kv_heads, params, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, SOFTMAX: tl.constexpr, HAS_LSE: tl.constexpr, OUTPUT: tl.constexpr,

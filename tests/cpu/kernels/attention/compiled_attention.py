@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import time
 import types
 
 import torch
@@ -17,7 +18,7 @@ from triton_case import VARIANTS, Case
 
 from quire.kernels.attention import triton as attention
 from quire.kernels.attention import triton_hooks, triton_kernels
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout
+from quire.kernels.attention.plan import Heads, Layout
 from quire.kernels.attention.variant import Variant
 
 SHARED_BYTES = 227 * 1024
@@ -62,7 +63,7 @@ def attend(
     q = torch.empty(0, dtype=dtype)
     plan = types.SimpleNamespace(heads=Heads(8, 2, head_dim), layout=layout, page_size=page_size)
     if rows == attention.LARGE_ROWS:
-        rows = attention._large_rows(head_dim, q.element_size())
+        rows = attention._large_rows(q.element_size())
         constants = {"CHUNKS": attention.LARGE_ROWS // rows}
         kernel = triton_kernels.large
     else:
@@ -79,3 +80,36 @@ def merge(head_dim: int, variant: Variant) -> object:
 
 def variant_of(name: str, head_dim: int = 128) -> Variant:
     return VARIANTS[name](Case([(40, 3)], Layout.PAGED, n_kv_heads=2, group=4, head_dim=head_dim))[0]
+
+
+CASES = {
+    **{f"{d} {rows}": (d, rows, "causal", {}) for d in (16, 64, 80, 96, 128, 192, 256) for rows in (16, 128)},
+    "rows 32": (128, 32, "causal", {}),
+    "rows 64": (256, 64, "causal", {}),
+    "float32": (128, 128, "causal", {"dtype": torch.float32}),
+    "float32 256": (256, 16, "causal", {"dtype": torch.float32}),
+    "fp8": (128, 16, "causal", {"kv_dtype": torch.float8_e4m3fn}),
+    "window": (128, 128, "first and window", {"page_size": 48}),
+    "ragged": (128, 128, "full", {"layout": Layout.RAGGED}),
+    "sparse": (128, 16, "window", {"layout": Layout.SPARSE}),
+    **{f"{name} {d} {rows}": (d, rows, name, {}) for name in ("rotary", "everything")
+       for d, rows in ((128, 16), (128, 128), (256, 16), (256, 128))},
+    **{name: (128, 16, name, {}) for name in ("soft cap", "alibi", "sinks", "sigmoid", "mask", "tree")},
+}  # fmt: skip
+"""Name → head size, rows, variant, and the rest of `attend`'s arguments."""
+
+QUICK = ("128 16", "256 128", "float32", "fp8", "window", "sparse", "rotary 128 16", "everything 128 128", "tree")
+"""What the test-suite compiles; all by hand: `python compiled_attention.py all`."""
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for case in CASES if sys.argv[1:] == ["all"] else QUICK:
+        head_dim, rows, name, others = CASES[case]
+        variant = variant_of(name, head_dim)
+        start_s = time.perf_counter()
+        built = attend(head_dim, rows, variant, **others)
+        if sys.argv[1:] == ["all"]:
+            print(f"{case}: {built.metadata.shared} bytes, {time.perf_counter() - start_s:.1f} s", flush=True)
+    merge(80, Variant(1.0))
+    merge(128, variant_of("sinks"))
+    print("fine")

@@ -14,9 +14,11 @@ from triton_case import VARIANTS, Case, expected
 
 from quire.kernels.attention import reference
 from quire.kernels.attention import triton as attention
+from quire.kernels.attention.expression import as_float, rotate_half
 from quire.kernels.attention.plan import Layout
+from quire.kernels.attention.variant import Variant
 
-MIXED = [(130, 1), (9, 0), (70, 3), (45, 45), (1, 1), (300, 2), (160, 40)]
+MIXED = [(130, 1), (9, 0), (70, 3), (45, 45), (1, 1), (300, 2), (160, 30)]
 LAYOUTS = (Layout.PAGED, Layout.RAGGED, Layout.SPARSE)
 
 
@@ -36,8 +38,9 @@ def check(name: str, case: Case, with_lse: bool = True) -> None:
     assert error <= tolerance, (name, case, error)
     assert (out[n_rows:] == 7.0).all(), (name, case, "padding rows were written")
     if lse is not None:
-        same = (lse[:n_rows].double() == right_lse) | ((lse[:n_rows].double() - right_lse).abs() < 1e-4)
-        assert same.all(), (name, case, lse[:n_rows], right_lse)
+        got = lse[:n_rows].double()
+        close = (got - right_lse).abs() < (1e-4 if case.dtype == torch.float32 else 5e-3)  # transforms round keys
+        assert ((got == right_lse) | close).all(), (name, case, got, right_lse)
 
 
 def check_variants() -> None:
@@ -45,3 +48,51 @@ def check_variants() -> None:
     for seed, name in enumerate(VARIANTS):
         layout = LAYOUTS[seed % 3]
         check(name, Case(MIXED, layout, page_size=(16, 7)[seed % 2], seed=seed, tokens_first=seed % 2 == 0))
+
+
+def check_shapes() -> None:
+    """Groups, head sizes, pages and precisions that need masks, gathered lines, 8-bit keys, one token a span."""
+    half, fp8 = torch.float16, torch.float8_e4m3fn
+    short = [(60, 1), (150, 1), (17, 5)]
+    check("causal", Case(short, page_size=1, n_kv_heads=1, group=1, head_dim=16, dtype=half), with_lse=False)
+    check("causal", Case([(90, 1), (40, 40)], page_size=48, n_kv_heads=3, group=5, head_dim=24))
+    check("window", Case([(200, 50), (31, 3)], page_size=256, n_kv_heads=1, group=7, head_dim=80, dtype=half))
+    check("first and window", Case([(330, 1), (300, 18)], Layout.RAGGED, n_kv_heads=1, group=16, head_dim=96))
+    check("sinks", Case([(140, 1), (0, 0), (20, 20)], Layout.SPARSE, page_size=8, group=8, head_dim=128, n_pieces=1))
+    check("causal", Case(short, Layout.PAGED, group=4, head_dim=64, dtype=half, kv_dtype=fp8))
+    check("everything", Case(short, Layout.RAGGED, group=4, head_dim=16, dtype=half, kv_dtype=fp8))
+    shared = [(80, 1), (70, 2), (100, 40), (64, 1)]
+    for name in ("causal", "alibi", "mask", "sigmoid", "rotary"):
+        check(name, Case(shared, page_size=16, group=2, n_shared=48, seed=len(name)))
+
+
+def check_many_parts() -> None:
+    """More parts than one step of the merge takes."""
+    check("sinks", Case([(400, 1), (390, 20)], page_size=4, n_kv_heads=1, group=3, head_dim=16, n_pieces=60, seed=5))
+    check("sigmoid", Case([(400, 2)], page_size=4, n_kv_heads=1, group=3, head_dim=16, n_pieces=60, seed=6))
+
+
+def check_obstacles() -> None:
+    case = Case([(9, 1)])
+    plan = case.plan()
+    float32, half = torch.float32, torch.float16
+    assert "float64" in attention.obstacle(plan, Variant(1.0), torch.float64, torch.float64)
+    assert "float16" in attention.obstacle(plan, Variant(1.0), float32, half)
+    assert "rotate_half" in attention.obstacle(
+        plan, Variant(1.0, output_transform=lambda o, site, p: rotate_half(o)), float32, float32
+    )
+    late = Variant(1.0, output_transform=lambda o, site, p: o * as_float(site.q_pos))
+    assert "q_pos" in attention.obstacle(plan, late, float32, float32)
+    plan.work.n_merges = 0
+    assert attention.obstacle(plan, late, float32, float32) is None
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with np.errstate(all="ignore"):
+        check_obstacles()
+        check_shapes()
+        check_many_parts()
+        check_variants()
+    print("fine")
