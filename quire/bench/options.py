@@ -107,3 +107,20 @@ class ServeBenchOptions(DatasetOptions, kw_only=True):
     vocab_size: Annotated[
         int, _doc("Random ids are below this; the server's vocabulary must be at least as large.", ge=1)
     ] = 1000
+
+
+class KernelBenchOptions(msgspec.Struct, kw_only=True):
+    """Options of `quire bench kernels`."""
+
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], _doc("Where to measure; auto: on the GPU if there is one.")
+    ] = "auto"  # fmt: skip
+    dtype: Annotated[Literal["bf16", "fp16", "fp32"], _doc("Type of the inputs.")] = "bf16"
+    ops: Annotated[str, _doc("Ops, separated by commas (`quire kernels list`); default: all.")] = ""
+    cases: Annotated[
+        str, _doc("Only cases whose op and name contain one of these texts, separated by commas; leaves out checks.")
+    ] = ""
+    quick: Annotated[bool, _doc("Fewer cases and shorter measurements.")] = False
+    time_limit: Annotated[float, _doc("Seconds after which no further case begins; 0: no limit.", ge=0)] = 140.0
+    output: Annotated[str, _doc("File for the figures as JSON, with commit, hardware and command.")] = ""
+    plot: Annotated[str, _doc("Picture of the shares of the limit: a .png (needs matplotlib).")] = ""

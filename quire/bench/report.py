@@ -56,10 +56,10 @@ def write_report(path: str, report: Mapping[str, Any]) -> None:
         raise ConfigError(f"report {shown(path)} cannot be written: {error.strerror}") from None
 
 
-def check_report_path(path: str) -> None:
+def check_report_path(path: str, flag: str = "--output-json") -> None:
     """ConfigError, before anything is measured, if the report's folder does not exist."""
     if not pathlib.Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"--output-json {shown(path)}: the folder does not exist")
+        raise ConfigError(f"{flag} {shown(path)}: the folder does not exist")
 
 
 def is_secret(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""`quire bench latency | throughput | serve`: options in, a table on the terminal, a JSON report and a plot out."""
+"""`quire bench latency | throughput | serve | kernels`: options in; a table, a JSON report and a plot out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from quire.bench.options import LatencyOptions, ReportOptions, ServeBenchOptions, ThroughputOptions
+from quire.bench.options import KernelBenchOptions, LatencyOptions, ReportOptions, ServeBenchOptions, ThroughputOptions
 from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.bench.timeline import Timeline, from_requests
@@ -21,17 +21,18 @@ KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "latency": (LatencyOptions, "Time of one batch of equal requests, in this process."),
     "throughput": (ThroughputOptions, "Tokens a second of many requests, in this process."),
     "serve": (ServeBenchOptions, "Latencies and throughput of a running OpenAI-compatible server."),
+    "kernels": (KernelBenchOptions, "Each op and implementation: error, time against its limit, and against peers."),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the three benchmarks and their flags."""
+    """Declare the benchmarks and their flags."""
     runs: dict[str, Callable[[argparse.Namespace], int]] = {
-        "latency": run_latency, "throughput": run_throughput, "serve": run_serve,
+        "latency": run_latency, "throughput": run_throughput, "serve": run_serve, "kernels": run_kernels,
     }  # fmt: skip
     kinds = parser.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     for name, (options, meaning) in KINDS.items():
-        in_process = name != "serve"
+        in_process = name in ("latency", "throughput")
         usage = f"quire bench {name} {'[MODEL] ' if in_process else ''}[options]"
         kind = kinds.add_parser(name, help=meaning, description=meaning, usage=usage)
         kind.set_defaults(measure=runs[name])
@@ -102,6 +103,27 @@ def run_serve(namespace: argparse.Namespace) -> int:
     _print_table(f"Serving {run.model}", results)
     _write("serve", options, None, results, from_requests(run.traces))
     return 1 if results["failed"] else 0
+
+
+def run_kernels(namespace: argparse.Namespace) -> int:
+    """`quire bench kernels`; exit code 1 if an implementation failed or is wrong."""
+    options = read_flags(namespace, KernelBenchOptions)
+    from quire.bench.kernels import chart, table
+    from quire.bench.kernels.session import measure
+
+    if options.plot:
+        chart.check_chart_path(options.plot)
+    if options.output:
+        check_report_path(options.output, "--output")
+    results, device = measure(options)
+    for line in table.lines(results):
+        print(line)
+    if options.output:
+        settings = msgspec.structs.asdict(options) | {"device_name": device}
+        write_report(options.output, build_report("kernels", settings, table.values(results)))
+    if options.plot:
+        chart.write_chart(options.plot, results.timings, f"quire bench kernels, {options.dtype}, {device}")
+    return 1 if results.failed else 0
 
 
 def _engine_for(namespace: argparse.Namespace, workload: str) -> EngineConfig:

@@ -19,7 +19,8 @@ COMMANDS = {
     "serve": "Serve a model over HTTP, with the OpenAI API and a page to talk to it.",
     "chat": "Talk to a model in this terminal.",
     "generate": "Complete a prompt and print the text.",
-    "bench": "Measure latency, throughput, or a running server.",
+    "bench": "Measure latency, throughput, a running server, or the kernels.",
+    "kernels": "List the kernels, or explain which one runs and why.",
     "doctor": "Say what this machine has and what is wrong with it.",
 }
 """Subcommand → help line. Its module is `quire.cli.<name>` with `configure(parser)` and `run(namespace) -> int`."""

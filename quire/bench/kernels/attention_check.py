@@ -1,0 +1,51 @@
+"""Checks of attention: each implementation and variant against the float64 reference on small mixed batches.
+
+Whatever no token owns is NaN, pages are in random order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+
+from quire.bench.kernels.attention import QWEN
+from quire.bench.kernels.case import Check, NotRun, Setting
+from quire.bench.kernels.paged import LLAMA, Batch, Inputs
+from quire.bench.kernels.variants import NAMED
+from quire.kernels import catalog
+from quire.kernels.attention import reference, select
+
+QUICK = ("causal", "soft_cap")
+SPANS = ((300, 1), (77, 77), (1, 1), (513, 40), (1, 0))
+
+
+def checks(op: str, setting: Setting) -> Iterator[Check]:
+    """Every variant in pages, and plain causal in rows and with a shared prefix."""
+    heads = LLAMA if setting.device.type == "cuda" else QWEN
+    mixed = Batch(SPANS, heads=heads)
+    listed = [(name, name, mixed) for name in NAMED]
+    listed.append(("causal ragged", "causal", Batch(SPANS, heads=heads, ragged=True)))
+    listed.append(("causal shared", "causal", Batch(((300, 1), (277, 1), (257, 1)), heads=heads, n_shared=256)))
+    for implementation in catalog.runnable("attention", setting.device.type):
+        if implementation.name != "reference":
+            for what, variant, batch in listed:
+                error = functools.partial(_error, setting, implementation.name, variant, batch)
+                tolerance = reference.TOLERANCE[setting.dtype]
+                yield Check(op, what, implementation.name, error, tolerance, quick=what in QUICK)
+
+
+def _error(setting: Setting, implementation: str, variant_name: str, batch: Batch) -> float:
+    """Largest absolute difference, NaN if anything is."""
+    inputs = Inputs(batch, setting, n_copies=1, poison=True)
+    variant = NAMED[variant_name](batch.heads, setting.device, batch.n_rows, batch.longest)
+    plan, module = inputs.plan(variant), select.module(implementation)
+    reason = module.obstacle(plan, variant, setting.dtype, setting.dtype)
+    if reason is not None:
+        raise NotRun(reason)
+    (k, v), q = inputs.pools[0], inputs.q
+    out, expected = torch.empty_like(q), torch.empty(q.shape, dtype=torch.float64, device=q.device)
+    module.run(q, k, v, plan, variant, out, None)
+    reference.run(q.double(), k.double(), v.double(), plan, variant, expected, None)
+    return float((out.double() - expected).abs().max())

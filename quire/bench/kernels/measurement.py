@@ -1,0 +1,202 @@
+"""Runs cases and checks, one after another, and keeps what came out: figures, reasons, errors.
+
+Invariant: whatever one contender raises becomes its own row and the run goes on.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import gc
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
+from quire.bench.kernels.limits import Limits
+from quire.bench.kernels.timing import CpuTimer, Sample
+from quire.bench.machine import n_cores
+
+T = TypeVar("T")
+
+BUDGET_S = {"cuda": 0.12, "cpu": 0.25}
+QUICK_BUDGET_S = {"cuda": 0.06, "cpu": 0.1}
+MAX_ERROR_LENGTH = 300
+
+
+@dataclasses.dataclass(slots=True)
+class Timing:
+    """One contender in one case."""
+
+    op: str
+    case: str
+    implementation: str
+    is_peer: bool
+    time_s: float = math.nan
+    """Median."""
+    spread: float = math.nan
+    """10th to 90th percentile, as a share of the median."""
+    bytes_s: float = math.nan
+    flops_s: float = math.nan
+    in_flops: bool = False
+    """Which of the two rates is usual for the case."""
+    bound: str = ""
+    """What binds: read, copy, matmul, or host."""
+    share: float = math.nan
+    """Of the limit: least time / time."""
+    ratio: float = math.nan
+    """Time in units of `ratio_to`."""
+    ratio_to: str = ""
+    note: str = ""
+    """Why it was not run."""
+    error: str = ""
+
+
+@dataclasses.dataclass(slots=True)
+class Accuracy:
+    """One check of one implementation."""
+
+    op: str
+    check: str
+    implementation: str
+    error: float = math.nan
+    tolerance: float = math.nan
+    note: str = ""
+    failure: str = ""
+
+    @property
+    def good(self) -> bool:
+        return not self.failure and (bool(self.note) or self.error <= self.tolerance)
+
+
+@dataclasses.dataclass(slots=True)
+class Results:
+    """All of a run."""
+
+    limits: Limits
+    accuracies: list[Accuracy] = dataclasses.field(default_factory=list)
+    timings: list[Timing] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
+    """Cases for which no time was left."""
+
+    @property
+    def failed(self) -> bool:
+        """An implementation of ours raised, or its result is wrong. Peers may fail."""
+        return any(not one.good for one in self.accuracies) or any(
+            row.error and not row.is_peer for row in self.timings
+        )
+
+
+class Progress:
+    """Lines on stderr with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self.start_s = time.perf_counter()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.start_s
+
+    def say(self, text: str) -> None:
+        print(f"[{self.elapsed_s:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def prepare(cases: Sequence[Case], progress: Progress) -> None:
+    """Build at the same time what the cases need. Failures show again, with their reason, where a case runs."""
+    first = {case.prepare_key: case.prepare for case in cases if case.prepare is not None}
+    if not first:
+        return
+    progress.say(f"building kernels for {len(first)} kinds of cases")
+    with concurrent.futures.ThreadPoolExecutor(n_cores()) as pool:
+        for failure in filter(None, (future.exception() for future in map(pool.submit, first.values()))):
+            progress.say(f"a build failed: {_one_line(failure)}")
+
+
+def check_all(checks: Iterable[Check], progress: Progress) -> list[Accuracy]:
+    """Run the checks in order."""
+    found = []
+    for check in checks:
+        row = Accuracy(check.op, check.name, check.implementation, tolerance=check.tolerance)
+        value, row.note, row.failure = _attempt(check.error)
+        row.error = math.nan if value is None else value
+        if not row.good:
+            progress.say(f"WRONG {row.op} {row.implementation}, {row.check}: {row.failure or f'error {row.error:.2e}'}")
+        found.append(row)
+    return found
+
+
+def time_all(cases: Sequence[Case], setting: Setting, results: Results, limit_s: float, progress: Progress) -> None:
+    """Time the cases in order, as long as time is left (limit_s 0: always)."""
+    for i, case in enumerate(cases):
+        if limit_s and progress.elapsed_s > limit_s:
+            results.left_out.append(f"{case.op}: {case.name}")
+            continue
+        progress.say(f"{i + 1}/{len(cases)} {case.op}: {case.name}")
+        results.timings += _time_case(case, setting)
+        gc.collect()
+        setting.timer.release()
+
+
+def _time_case(case: Case, setting: Setting) -> list[Timing]:
+    contenders, note, error = _attempt(lambda: list(case.contenders()))
+    if contenders is None:
+        return [Timing(case.op, case.name, "all", False, note=note, error=error)]
+    rows = []
+    for contender in contenders:
+        row = Timing(case.op, case.name, contender.name, contender.is_peer, in_flops=case.in_flops)
+        sample, row.note, row.error = _attempt(lambda c=contender: _sample(c, setting))
+        if sample is not None:
+            row.time_s, row.spread = sample.median_s, sample.spread
+        rows.append(row)
+    return rows
+
+
+def _sample(contender: Contender, setting: Setting) -> Sample:
+    timer = CpuTimer() if contender.on_host else setting.timer
+    budget_s = (QUICK_BUDGET_S if setting.quick else BUDGET_S)[setting.device.type]
+    sample = timer.sample(contender.make(), budget_s, contender.capture)
+    setting.timer.synchronize()
+    return sample
+
+
+def judge(cases: Sequence[Case], results: Results) -> None:
+    """Put the times against the limits and against each other."""
+    works = {(case.op, case.name): case.work for case in cases}
+    for row in results.timings:
+        work = works[row.op, row.case]
+        row.bound = "host"
+        if work is not None:
+            least_s, row.bound = results.limits.least_s(work)
+            row.share = least_s / row.time_s
+            row.bytes_s, row.flops_s = work.total_bytes / row.time_s, work.flops / row.time_s
+    _compare(cases, results.timings)
+
+
+def _compare(cases: Sequence[Case], rows: Sequence[Timing]) -> None:
+    """Ratios: of a case with a baseline to the same implementation there, of others to our fastest in the case."""
+    times = {(row.op, row.case, row.implementation): row.time_s for row in rows}
+    baselines = {(case.op, case.name): case.baseline for case in cases}
+    for row in rows:
+        baseline = baselines[row.op, row.case]
+        together = [other for other in rows if (other.op, other.case) == (row.op, row.case)]
+        ours = [other.time_s for other in together if not other.is_peer and other.time_s > 0]
+        if baseline:
+            row.ratio, row.ratio_to = row.time_s / times.get((row.op, baseline, row.implementation), math.nan), baseline
+        elif ours and row.time_s != min(ours):
+            row.ratio, row.ratio_to = row.time_s / min(ours), "our fastest"
+
+
+def _attempt(function: Callable[[], T]) -> tuple[T | None, str, str]:
+    """(value, why it was not run, what it raised)."""
+    try:
+        return function(), "", ""
+    except NotRun as reason:
+        return None, _one_line(reason), ""
+    except Exception as error:  # Any failure of a kernel or a peer: it becomes a row of the report.
+        return None, "", f"{type(error).__name__}: {_one_line(error)}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:MAX_ERROR_LENGTH]

@@ -1,0 +1,21 @@
+"""Op → its cases and checks. Invariant: every op of the catalogue is here (tests/arch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from quire.bench.kernels import attention, attention_check, flash, rows, sample
+from quire.bench.kernels.case import Case, Check, Setting
+
+Cases = Callable[[str, Setting], Iterator[Case]]
+Checks = Callable[[str, Setting], Iterator[Check]]
+
+OPS: dict[str, tuple[Cases, Checks]] = {
+    "attention": (attention.cases, attention_check.checks),
+    "flash": (flash.cases, flash.checks),
+    "norm": (rows.cases, rows.checks),
+    "rope": (rows.cases, rows.checks),
+    "act": (rows.cases, rows.checks),
+    "kvstore": (rows.cases, rows.checks),
+    "sample": (sample.cases, sample.checks),
+}

@@ -1,0 +1,181 @@
+"""Cases of the ops that take rows of the batch: norm, rope, activation, page writes. Torch's peer is the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from quire.bench.kernels.case import Case, Check, Contender, Setting
+from quire.bench.kernels.limits import Work
+from quire.kernels import catalog
+from quire.kernels.act import reference as act_reference
+from quire.kernels.norm import reference as norm_reference
+from quire.kernels.rope import reference as rope_reference
+
+EPS = 1e-5
+PAGE = 16
+COPY_PAGES = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """The model whose rows are taken, and how many of them."""
+
+    hidden: int
+    ffn: int
+    n_q_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rows: tuple[int, ...]
+
+
+SHAPES = {"cuda": Shape(4096, 14336, 32, 8, 128, (64, 8192)), "cpu": Shape(1024, 3072, 16, 8, 128, (8, 512))}
+SMALL = Shape(256, 192, 4, 2, 64, (5,))
+
+Arguments = tuple[object, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowOp:
+    """One function of one op."""
+
+    op: str
+    function: str
+    arguments: Callable[[Setting, Shape, int], Arguments]
+    """(setting, shape, rows) → fresh random arguments."""
+    elements: Callable[[Shape, int], tuple[int, int]]
+    """(shape, rows) → elements read, elements written."""
+    changed: tuple[int, ...] = ()
+    """Positions of arguments that hold the result; empty: it is returned."""
+    capture: bool = True
+
+
+def _norm(setting: Setting, shape: Shape, n: int) -> Arguments:
+    return setting.randn(n, shape.hidden), setting.randn(shape.hidden), EPS
+
+
+def _add_norm(setting: Setting, shape: Shape, n: int) -> Arguments:
+    return setting.randn(n, shape.hidden), setting.randn(n, shape.hidden), setting.randn(shape.hidden), EPS
+
+
+def _silu(setting: Setting, shape: Shape, n: int) -> Arguments:
+    return (setting.randn(n, 2 * shape.ffn),)
+
+
+def _rope(setting: Setting, shape: Shape, n: int) -> Arguments:
+    angles = setting.randn(n + 7, shape.head_dim // 2, dtype=torch.float32)
+    positions = torch.randperm(n + 7)[:n].to(setting.device)
+    q, k = (setting.randn(n, heads, shape.head_dim) for heads in (shape.n_q_heads, shape.n_kv_heads))
+    return q, k, positions, torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def _pages(setting: Setting, shape: Shape, n_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+    k, v = (setting.randn(n_pages, shape.n_kv_heads, PAGE, shape.head_dim) for _ in range(2))
+    return k, v
+
+
+def _store(setting: Setting, shape: Shape, n: int) -> Arguments:
+    k, v = (setting.randn(n, shape.n_kv_heads, shape.head_dim) for _ in range(2))
+    n_pages = 2 + n // PAGE
+    cells = PAGE + torch.randperm((n_pages - 1) * PAGE)[:n].to(setting.device)
+    return k, v, *_pages(setting, shape, n_pages), cells
+
+
+def _copy(setting: Setting, shape: Shape, n: int) -> Arguments:
+    order = torch.randperm(2 * COPY_PAGES).tolist()
+    return *_pages(setting, shape, 2 * COPY_PAGES), order[:COPY_PAGES], order[COPY_PAGES:], [PAGE] * COPY_PAGES
+
+
+def _copied(shape: Shape, n: int) -> tuple[int, int]:
+    n_elements = 2 * COPY_PAGES * PAGE * shape.n_kv_heads * shape.head_dim
+    return n_elements, n_elements
+
+
+def _turned(shape: Shape, n: int) -> tuple[int, int]:
+    n_elements = n * (shape.n_q_heads + shape.n_kv_heads) * shape.head_dim
+    return n_elements, n_elements
+
+
+def _stored(shape: Shape, n: int) -> tuple[int, int]:
+    return 2 * n * shape.n_kv_heads * shape.head_dim, 2 * n * shape.n_kv_heads * shape.head_dim
+
+
+ROW_OPS = (
+    RowOp("norm", "rms_norm", _norm, lambda s, n: (n * s.hidden, n * s.hidden)),
+    RowOp("norm", "add_rms_norm", _add_norm, lambda s, n: (2 * n * s.hidden, 2 * n * s.hidden)),
+    RowOp("act", "silu_mul", _silu, lambda s, n: (2 * n * s.ffn, n * s.ffn)),
+    RowOp("rope", "apply_rope", _rope, _turned),
+    RowOp("kvstore", "store_kv", _store, _stored, changed=(2, 3)),
+    # The lists of pages come from the host, through pinned memory, so this is not for graphs.
+    RowOp("kvstore", "copy_pages", _copy, _copied, changed=(0, 1), capture=False),
+)
+
+TOLERANCES = {
+    "norm": norm_reference.TOLERANCE,
+    "act": act_reference.TOLERANCE,
+    "rope": rope_reference.TOLERANCE,
+    "kvstore": {},
+}
+"""Op → dtype → tolerance; copies are exact."""
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """The cases of one op."""
+    shape = SHAPES[setting.device.type]
+    for entry in (entry for entry in ROW_OPS if entry.op == op):
+        for n in shape.rows if entry.function != "copy_pages" else (COPY_PAGES,):
+            read, written = (count * setting.element_bytes for count in entry.elements(shape, n))
+            yield Case(
+                op,
+                f"{entry.function} {n} {'pages' if entry.function == 'copy_pages' else 'rows'}",
+                Work(read, written),
+                functools.partial(_contenders, entry, setting, shape, n, read + written),
+                quick=n == shape.rows[-1],
+            )
+
+
+def checks(op: str, setting: Setting) -> Iterator[Check]:
+    """One check an implementation and function."""
+    for entry in (entry for entry in ROW_OPS if entry.op == op):
+        for implementation in catalog.runnable(op, setting.device.type):
+            if implementation.name != "reference":
+                error = functools.partial(_error, entry, setting, implementation)
+                tolerance = TOLERANCES[op].get(setting.dtype, 0.0)
+                yield Check(op, entry.function, implementation.name, error, tolerance)
+
+
+def _contenders(entry: RowOp, setting: Setting, shape: Shape, n: int, n_bytes: float) -> Iterable[Contender]:
+    copies = [entry.arguments(setting, shape, n) for _ in range(setting.timer.n_copies(n_bytes))]
+    for implementation in catalog.runnable(entry.op, setting.device.type):
+        function = getattr(importlib.import_module(implementation.module), entry.function)
+        is_peer = implementation.name == "reference"
+        calls = [functools.partial(function, *arguments) for arguments in copies]
+        yield Contender("torch" if is_peer else implementation.name, lambda c=calls: c, is_peer, entry.capture)
+
+
+def _error(entry: RowOp, setting: Setting, implementation: catalog.Implementation) -> float:
+    """Largest |got - reference| / (1 + |reference|)."""
+    arguments = entry.arguments(setting, SMALL, SMALL.rows[0])
+    wide = tuple(x.double() if _is_float(x) else x for x in arguments)
+    given = tuple(x.clone() if _is_float(x) else x for x in arguments)
+    reference = importlib.import_module(f"quire.kernels.{entry.op}.reference")
+    expected = _results(entry, getattr(reference, entry.function)(*wide), wide)
+    module = importlib.import_module(implementation.module)
+    got = _results(entry, getattr(module, entry.function)(*given), given)
+    return max(float(((a.double() - b).abs() / (1 + b.abs())).max()) for a, b in zip(got, expected, strict=True))
+
+
+def _is_float(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _results(entry: RowOp, returned: object, arguments: Arguments) -> list[torch.Tensor]:
+    if entry.changed:
+        found: object = [arguments[i] for i in entry.changed]
+    else:
+        found = returned if isinstance(returned, tuple) else [returned]
+    return [x for x in found if isinstance(x, torch.Tensor)]  # type: ignore[attr-defined]

@@ -1,0 +1,76 @@
+"""One run of `quire bench kernels`: options in, results out."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.bench.kernels import measurement
+from quire.bench.kernels.case import Case, Check, Setting
+from quire.bench.kernels.limits import measure_limits
+from quire.bench.kernels.measurement import Progress, Results
+from quire.bench.kernels.registry import OPS
+from quire.bench.kernels.timing import timer
+from quire.bench.options import KernelBenchOptions
+from quire.config.flags import did_you_mean
+from quire.core.errors import ConfigError, shown
+from quire.kernels import catalog
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def device_type(asked: str) -> str:
+    """'cpu' or 'cuda'. ConfigError when a GPU is asked for and there is none."""
+    obstacle = catalog.cuda_obstacle()
+    if asked == "auto":
+        return "cpu" if obstacle else "cuda"
+    if asked == "cuda" and obstacle:
+        raise ConfigError(f"--device cuda: {obstacle}")
+    return asked
+
+
+def chosen_ops(text: str) -> list[str]:
+    """`attention,norm` → the ops; nothing: all. ConfigError for an unknown one."""
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in OPS:
+            hint = did_you_mean(name, OPS)
+            raise ConfigError(f"--ops {shown(name)} is not an op{hint}. There are {', '.join(OPS)}.")
+    return names or list(OPS)
+
+
+def chosen(options: KernelBenchOptions, setting: Setting) -> tuple[list[Case], list[Check]]:
+    """What the options select. ConfigError when that is nothing."""
+    cases: list[Case] = []
+    checks: list[Check] = []
+    for name in chosen_ops(options.ops):
+        make_cases, make_checks = OPS[name]
+        cases += [case for case in make_cases(name, setting) if case.quick or not options.quick or options.cases]
+        checks += [check for check in make_checks(name, setting) if check.quick or not options.quick]
+    if options.cases:
+        asked = options.cases.split(",")
+        wanted = {case.name for case in cases if any(text in f"{case.op} {case.name}" for text in asked)}
+        wanted |= {case.baseline for case in cases if case.name in wanted}
+        cases = [case for case in cases if case.name in wanted]
+        checks = []
+    if not cases:
+        raise ConfigError(f"--cases {shown(options.cases)} selects no case of {options.ops or 'all ops'}")
+    return cases, checks
+
+
+def measure(options: KernelBenchOptions) -> tuple[Results, str]:
+    """Run it; the results, and the device in words."""
+    progress = Progress()
+    setting = Setting(timer(device_type(options.device)), DTYPES[options.dtype], options.quick)
+    torch.manual_seed(0)
+    cases, checks = chosen(options, setting)
+    progress.say(f"limits of {setting.timer.name}")
+    results = Results(measure_limits(setting.timer, setting.dtype))
+    measurement.prepare(cases, progress)
+    if checks:
+        progress.say(f"{len(checks)} checks against float64")
+    results.accuracies = measurement.check_all(checks, progress)
+    measurement.time_all(cases, setting, results, options.time_limit, progress)
+    results.limits = results.limits.better(measure_limits(setting.timer, setting.dtype))
+    measurement.judge(cases, results)
+    progress.say("done")
+    return results, setting.timer.name

@@ -1,0 +1,83 @@
+"""The results for people, as lines of text, and for a report, as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+from quire.bench.kernels.limits import Limits
+from quire.bench.kernels.measurement import Accuracy, Results, Timing
+
+UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def lines(results: Results) -> Iterator[str]:
+    """The whole table."""
+    yield from limit_lines(results.limits)
+    if results.accuracies:
+        yield f"{'Errors against float64 ':=<118}"
+        yield from map(accuracy_line, results.accuracies)
+    if results.timings:
+        yield f"{'Times ':=<118}"
+        head = f"{'case':<46}{'implementation':<24}{'time':>10}{'±':>6}{'rate':>15}{'limit':>8}{'share':>7}  ratio"
+        yield head
+    shown_op = ""
+    for row in results.timings:
+        if row.op != shown_op:
+            shown_op = row.op
+            yield f"{shown_op}"
+        yield timing_line(row)
+    if results.left_out:
+        yield f"{len(results.left_out)} cases were not measured: no time was left (--time-limit 0 measures all)"
+
+
+def limit_lines(limits: Limits) -> Iterator[str]:
+    """Ceilings of the device."""
+    yield (
+        f"Limits measured in this run: read {rate(limits.read_bytes_s, 'B/s')}, copy {rate(limits.copy_bytes_s, 'B/s')}"
+        f" (read + written), matmul of {limits.matrix} {rate(limits.flops_s, 'FLOP/s')}"
+    )
+
+
+def accuracy_line(row: Accuracy) -> str:
+    """One check."""
+    what = f"{row.op + ' ' + row.check:<46}{row.implementation:<24}"
+    if row.failure or row.note:
+        return f"{what}{'FAILED: ' + row.failure if row.failure else 'not run: ' + row.note}"
+    return f"{what}{row.error:>10.1e}  of {row.tolerance:.1e} allowed{'' if row.good else '  WRONG'}"
+
+
+def timing_line(row: Timing) -> str:
+    """One contender; peers have no share in the exit code and are set apart by a dot."""
+    what = f"  {row.case:<44}{('· ' if row.is_peer else '') + row.implementation:<24}"
+    if row.error or row.note:
+        return f"{what}{'FAILED: ' + row.error if row.error else 'not run: ' + row.note}"
+    text = f"{what}{_time(row.time_s):>10}{row.spread:>6.0%}"
+    if math.isnan(row.share):
+        return text
+    speed = rate(row.flops_s, "FLOP/s") if row.in_flops else rate(row.bytes_s, "B/s")
+    text += f"{speed:>15}{row.bound:>8}{row.share:>7.0%}"
+    if row.ratio_to and not math.isnan(row.ratio):
+        text += f"  {row.ratio:.2f} x {row.ratio_to}"
+    return text
+
+
+def rate(value: float, unit: str) -> str:
+    """`4.26 TB/s`."""
+    size, letter = next(((size, letter) for size, letter in UNITS if value >= size), UNITS[-1])
+    return f"{value / size:.3g} {letter}{unit}" if value < 100 * size else f"{value / size:.0f} {letter}{unit}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-2 else f"{seconds * 1e3:.1f} ms"
+
+
+def values(results: Results) -> dict[str, object]:
+    """For a report."""
+    return {
+        "limits": dataclasses.asdict(results.limits),
+        "errors": [dataclasses.asdict(row) | {"good": row.good} for row in results.accuracies],
+        "times": [dataclasses.asdict(row) for row in results.timings],
+        "not_measured": results.left_out,
+    }

@@ -1,0 +1,213 @@
+"""`quire kernels list | explain OP`: what can run on this machine, what would run for given inputs, and its source.
+
+Works without a GPU: what depends on one is named as what would be checked there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.config.flags import add_flags, did_you_mean, read_flags
+from quire.core.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from quire.bench.kernels.paged import Batch
+    from quire.kernels.attention.plan import AttnPlan
+    from quire.kernels.attention.variant import Variant
+
+EXAMPLE_SPANS = ((700, 700), (4096, 1), (1500, 1), (300, 1), (9, 1))
+"""(keys, rows): one prompt and four sequences that decode."""
+
+
+class ExplainOptions(msgspec.Struct, kw_only=True):
+    """Inputs of the op that is explained; all of them are for attention."""
+
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], Meta(description="Where it would run; auto: on the GPU if there is one.")
+    ] = "auto"
+    variant: Annotated[str, Meta(description="Name of a variant with example parameters.")] = "causal"
+    head_dim: Annotated[int, Meta(description="Elements of a head.", ge=1)] = 128
+    page_size: Annotated[int, Meta(description="Tokens of a page.", ge=1)] = 16
+    dtype: Annotated[Literal["bf16", "fp16", "fp32"], Meta(description="Type of the tensors.")] = "bf16"
+    q_heads: Annotated[int, Meta(description="Query heads.", ge=1)] = 32
+    kv_heads: Annotated[int, Meta(description="Heads of keys and values.", ge=1)] = 8
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the two commands."""
+    kinds = parser.add_subparsers(title="commands", metavar="WHAT", required=True)
+    meaning = "Every op and implementation, and why one cannot run here."
+    kinds.add_parser("list", help=meaning, description=meaning).set_defaults(show=run_list)
+    meaning = "What would run, why not the others, the program and source of a variant, an example plan."
+    explain = kinds.add_parser("explain", help=meaning, description=meaning, usage="quire kernels explain OP [options]")
+    explain.add_argument("op", metavar="OP", help="for instance attention; see `quire kernels list`")
+    explain.set_defaults(show=run_explain)
+    add_flags(explain, ExplainOptions, title="inputs of attention")
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Run the chosen command."""
+    return int(namespace.show(namespace))
+
+
+def run_list(namespace: argparse.Namespace) -> int:
+    """`quire kernels list`."""
+    from quire.kernels import catalog
+
+    for op, meaning in catalog.OPS.items():
+        print(f"{op}: {meaning}")
+        for entry in (entry for entry in catalog.CATALOGUE if entry.op == op):
+            state = entry.obstacle
+            print(f"  {entry.name:<11}{'/'.join(entry.devices):<10}{'no: ' + state if state else 'available'}")
+    print()
+    for name, value in dataclasses.asdict(catalog.toolchain()).items():
+        print(f"{name:<10}{value}")
+    return 0
+
+
+def run_explain(namespace: argparse.Namespace) -> int:
+    """`quire kernels explain`."""
+    options = read_flags(namespace, ExplainOptions)
+    from quire.kernels import catalog
+
+    if namespace.op not in catalog.OPS:
+        hint = did_you_mean(namespace.op, catalog.OPS)
+        raise ConfigError(f"{shown(namespace.op)} is not an op{hint}. There are {', '.join(catalog.OPS)}.")
+    if namespace.op == "attention":
+        lines = attention_lines(options)
+    else:
+        lines = op_lines(namespace.op, options.device)
+    for line in lines:
+        print(line)
+    return 0
+
+
+def op_lines(op: str, device: str) -> Iterator[str]:
+    """An op whose implementation depends on the device alone."""
+    from quire.kernels import catalog
+
+    yield f"{op}: {catalog.OPS[op]}"
+    for entry in (entry for entry in catalog.CATALOGUE if entry.op == op and device in ("auto", *entry.devices)):
+        yield f"  {entry.name} ({entry.module}) on {' and '.join(entry.devices)}, needs {entry.needs}"
+        yield f"    {'cannot run here: ' + entry.obstacle if entry.obstacle else 'can run here'}"
+
+
+def attention_lines(options: ExplainOptions) -> Iterator[str]:
+    """Everything about one variant and shape of attention."""
+    import torch
+
+    from quire.bench.kernels.paged import Batch
+    from quire.bench.kernels.session import DTYPES
+    from quire.bench.kernels.variants import NAMED
+    from quire.kernels import catalog
+    from quire.kernels.attention.plan import Heads
+
+    if options.variant not in NAMED:
+        hint = did_you_mean(options.variant, NAMED)
+        raise ConfigError(f"--variant {shown(options.variant)} is unknown{hint}. There are {', '.join(NAMED)}.")
+    no_gpu = catalog.cuda_obstacle()
+    device = options.device if options.device != "auto" else "cpu" if no_gpu else "cuda"
+    heads = Heads(options.q_heads, options.kv_heads, options.head_dim)
+    batch = Batch(EXAMPLE_SPANS, heads=heads, page_size=options.page_size)
+    place = torch.device("cpu" if no_gpu else device)
+    variant = NAMED[options.variant](heads, place, batch.n_rows, batch.longest)
+    table = torch.from_numpy(batch.page_table()[0]).to(place)
+    try:
+        plan = batch.plan(table, variant)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    yield (
+        f"attention, variant {options.variant}, {options.q_heads} query heads, {options.kv_heads} KV heads of "
+        f"{options.head_dim} elements, pages of {options.page_size}, {options.dtype}, on {device}"
+    )
+    yield from _choice_lines(plan, variant, DTYPES[options.dtype], device, no_gpu)
+    yield from _title(f"Program {variant.program.digest()}")
+    yield variant.program.text()
+    yield from _source_lines(variant, DTYPES[options.dtype], device)
+    yield from _title("Plan of an example")
+    yield from _plan_lines(batch, plan, device)
+
+
+def _choice_lines(plan: AttnPlan, variant: Variant, dtype: object, device: str, no_gpu: str | None) -> Iterator[str]:
+    """Which implementation runs, and why not the others."""
+    from quire.kernels.attention import hopper, select
+
+    yield from _title("Implementations, in order of preference")
+    if device == "cuda" and no_gpu:
+        static = hopper.static_obstacle(plan, variant, dtype, dtype)  # type: ignore[arg-type]
+        yield f"There is {no_gpu}. On one:"
+        yield "  hopper: " + (
+            f"no: {static}" if static
+            else "these inputs suit it; runs if the GPU has compute capability 9.0, nvcc is found and the build works"
+        )  # fmt: skip
+        yield "  triton: runs if Triton is installed" + ("" if static else " and hopper does not")
+        return
+    found = select.obstacles(plan, variant, device, dtype, dtype)  # type: ignore[arg-type]
+    runs = next((name for name, obstacle in found.items() if obstacle is None), None)
+    for name, obstacle in found.items():
+        state = "runs" if name == runs else f"no: {obstacle}" if obstacle else f"could run, but {runs} is preferred"
+        yield f"  {name}: {state}"
+
+
+def _source_lines(variant: Variant, dtype: object, device: str) -> Iterator[str]:
+    """What each implementation of the device compiles for the variant."""
+    from quire.kernels.attention import cpu_hooks, cuda_hooks
+
+    if variant.built_in:
+        yield from _title("Generated source")
+        yield "none: plain attention is built in"
+    elif device == "cpu":
+        yield from _title("C++ for the CPU")
+        yield cpu_hooks.header(variant.program, dtype).rstrip()  # type: ignore[arg-type]
+    else:
+        yield from _title("CUDA C++ (hopper)")
+        refused = sorted(set(variant.program.hooks) - set(cuda_hooks.HOOKS))
+        yield f"none: no {' and no '.join(refused)} there" if refused else cuda_hooks.header(variant.program).rstrip()
+        yield from _title("Triton")
+        yield _triton_source(variant).rstrip()
+
+
+def _triton_source(variant: Variant) -> str:
+    import importlib.util
+
+    if importlib.util.find_spec("triton") is None:
+        return "not shown: Triton is not installed"
+    from quire.kernels.attention import triton_hooks
+
+    return triton_hooks.source(variant.program)
+
+
+def _plan_lines(batch: Batch, plan: AttnPlan, device: str) -> Iterator[str]:
+    """The cutting of the example in words."""
+    spans = ", ".join(f"{n} rows of {kv_len}" if n > 1 else f"1 row of {kv_len}" for kv_len, n in batch.spans)
+    yield from textwrap.wrap(f"{len(batch.spans)} sequences (new rows of all keys): {spans}.", 118)
+    if device == "cpu":
+        yield f"{len(plan.work.tiles)} tiles of rows, the most expensive first; threads take them in turn."
+        return
+    from quire.kernels.attention import tiles, work
+
+    n_workers = plan.work.n_workers if hasattr(plan.work, "n_workers") else work.N_WORKERS
+    cut = tiles.cut(plan, n_workers)
+    busy = int((cut.queue[1:] > cut.queue[:-1]).sum())
+    n_sequences = sum(length == 1 for _, length in batch.spans)
+    yield (
+        f"{len(cut.small)} small lines of work for {busy} of {n_workers} workers: {n_sequences} decoding sequences x "
+        f"{batch.heads.n_kv_heads} KV heads, cut where a worker's share ends."
+    )
+    yield f"{len(cut.large)} large lines, each for all {batch.heads.n_kv_heads} KV heads, by falling cost."
+    yield (
+        f"{len(cut.merges)} rows were split over keys: {len(cut.parts)} partial results are merged, "
+        f"{cut.n_partial_rows} rows of {batch.heads.head_dim} float32."
+    )
+
+
+def _title(text: str) -> Iterator[str]:
+    yield ""
+    yield f"--- {text} ---"
