@@ -272,6 +272,16 @@ def test_batch_invariant_cuts_ignore_the_neighbours(window: int) -> None:
     assert made.merges[:, 3].max() == (35 if not window else 2)
 
 
+def test_batch_invariant_lines_go_to_the_least_loaded_worker() -> None:
+    made = cut(decode([24 * stream.INVARIANT_KEYS] + [64] * 400, 1, batch_invariant=True), 16)
+    assert loads(made).max() <= 1.03 * loads(made).mean()
+
+
+def test_a_cut_between_leading_positions_and_window_skips_what_no_row_sees() -> None:
+    made = cut(decode([70_000], 1, batch_invariant=True, window=3000, n_first=2048), 16)
+    assert sorted(map(tuple, made.small[:, 3:5].tolist())) == [(0, 2048), (66944, 68992), (68992, 70000)]
+
+
 def test_work_holds_the_list_and_its_launch_sizes() -> None:
     plan = plan_of([1, 1, 700], [9000, 30, 700], Heads(16, 4, 64))
     made, sent = cut(plan, 8), work.make(plan, 8)
