@@ -6,8 +6,12 @@
 // 2 block-sparse); Variant and Site come from the variant's header (see plain_variant.h).
 //
 // One block per multiprocessor takes (line, KV head) items from a queue (QuireAttnArgs::ticket; below 2^24 items). Its
-// first warp takes the items and loads keys and values, its next three load q, the last eight compute. Lines are sorted
-// by falling cost, so the first empty line ends the queue. Blocks of keys run from the last to the first.
+// warps: 0 takes the items, 1 loads keys and values, 2 and 3 load q, the last eight compute. Lines are sorted by falling
+// cost, so the first empty line ends the queue. Blocks of keys run from the last to the first.
+//
+// Boxes of the copy engine cost time each, so for pages of 8 and 16 rows one box brings all chunks of 64 elements of a
+// page (`JOIN`, the rows of such a box); else a box is 64 elements of consecutive rows. Blocks lie in shared memory as
+// [chunk][row] or, joined, as [box][chunk][row of the box]; rows are 128 bytes.
 #include "attention.h"
 #include "hopper.h"
 #include "wgmma.h"
@@ -24,13 +28,15 @@ constexpr int N_KEYS = DIM <= 128 ? 128 : DIM == 192 ? 96 : 80;     // keys of a
 constexpr int CHUNK_BYTES = 128;                                    // 64 elements: a row of a swizzled tile
 constexpr int N_CHUNKS = (DIM + 63) / 64;
 constexpr int N_STAGES = 2;                                         // blocks of keys in flight, and as many of values
-constexpr int N_SLOTS = DIM <= 128 ? 2 : 1;                         // items in flight
+constexpr int N_SLOTS = DIM <= 128 ? 2 : 1;                         // q of items in flight
+constexpr int N_ITEMS = 2;                                          // items in flight
 constexpr int Q_BYTES = N_CHUNKS * N_ROWS * CHUNK_BYTES;
 constexpr int KEYS_BYTES = N_CHUNKS * N_KEYS * CHUNK_BYTES;
 constexpr int N_CONSUMERS = 2;                                      // warpgroups
 constexpr int N_THREADS = 128 * (1 + N_CONSUMERS);
-constexpr int N_LOADERS = 96;                                       // threads that load q
+constexpr int N_LOADERS = 64;                                       // threads that load q
 constexpr int BARRIER_TURN = 1, BARRIER_VALUES = BARRIER_TURN + N_CONSUMERS;  // named; one for each warpgroup
+constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;         // "evict last" costs 6 % here
 constexpr float MINUS_INF = -__builtin_inff();
 
 // An item: a line for one KV head, with what both the producer and the consumers must know of it.
@@ -52,9 +58,9 @@ struct alignas(1024) Shared {
     uint8_t q[N_SLOTS][Q_BYTES];
     uint8_t k[N_STAGES][KEYS_BYTES];
     uint8_t v[N_STAGES][KEYS_BYTES];
-    Work work[N_SLOTS];
+    Work work[N_ITEMS];
     uint64_t k_full[N_STAGES], k_empty[N_STAGES], v_full[N_STAGES], v_empty[N_STAGES];
-    uint64_t work_full[N_SLOTS], q_full[N_SLOTS], slot_empty[N_SLOTS];
+    uint64_t work_full[N_ITEMS], work_empty[N_ITEMS], work_ends[N_ITEMS], q_full[N_SLOTS], q_empty[N_SLOTS];
 };
 
 struct Ring {  // position in a ring of N buffers
@@ -69,6 +75,19 @@ __device__ __forceinline__ int position_of(const Work& work, int key, const Quir
     if constexpr (LAYOUT != SPARSE) return key;
     const int entry = key / args.page_size;
     return __ldg(args.blocks + work.blocks_at + entry) * args.page_size + key - entry * args.page_size;
+}
+
+// How keys (K) and values (V) lie in shared memory, see JOIN above.
+template <int JOIN> struct Layout {
+    static constexpr int ROWS = JOIN > 0 ? JOIN : N_KEYS;
+    static constexpr int CHUNK = ROWS * CHUNK_BYTES;               // from one chunk to the next
+    static constexpr int BOX = JOIN > 0 ? N_CHUNKS * CHUNK : 0;    // from one joined box to the next
+};
+// Joined keys of 16 rows are read as two operands of every second group of 8 rows: it takes a product of half the width.
+template <int JOIN> constexpr int KEYS_JOIN = JOIN == 16 && N_KEYS != 128 ? 0 : JOIN;
+// First key (within the block) of the eight in columns 8 j .. 8 j + 7 of the logits.
+template <int JOIN> __device__ __forceinline__ constexpr int key_of_column(int j) {
+    return KEYS_JOIN<JOIN> == 16 ? j % (N_KEYS / 16) * 16 + j / (N_KEYS / 16) * 8 : 8 * j;
 }
 
 // ---- producer --------------------------------------------------------------------------------------------------------
@@ -120,63 +139,90 @@ __device__ __forceinline__ Spot find_key(const QuireAttnArgs& args, const Work& 
     return {__ldg(args.pages + work.kv_at + logical), key - entry * args.page_size};
 }
 
-// One block of keys or values, by a warp: lane t loads rows of box t % 16, every second chunk from t / 16 on.
-__device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CUtensorMap* map, const Work& work, int key,
-                                           Spot spot, int box_rows) {
+// Takes items from the queue and publishes them; one warp.
+__device__ __forceinline__ void take_items(const QuireAttnArgs& args, int box_rows, Shared& shared) {
     const int lane = threadIdx.x % 32;
-    const uint32_t barrier = shared_address(full);
-    const int n_boxes = (min(work.end - key, N_KEYS) + box_rows - 1) / box_rows;
-    if (lane == 0) barrier_expect(barrier, n_boxes * box_rows * N_CHUNKS * CHUNK_BYTES);
-    __syncwarp();
-    const int box = lane % 16;
-    if (box >= n_boxes) return;
-    const uint32_t address = shared_address(to) + box * box_rows * CHUNK_BYTES;
-    for (int chunk = lane / 16; chunk < N_CHUNKS; chunk += 2)
-        load_box(address + chunk * N_KEYS * CHUNK_BYTES, map, barrier, L2_EVICT_LAST, chunk * 64, spot.token,
-                 work.kv_head, spot.page);
-}
-
-__device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap* k_map, const CUtensorMap* v_map,
-                                        int box_rows, Shared& shared) {
-    const int lane = threadIdx.x % 32;
-    Ring slot, k, v;
-    if (lane == 0) prefetch_map(k_map), prefetch_map(v_map);
-    for (int item = blockIdx.x;;) {
+    auto* counter = reinterpret_cast<uint32_t*>(args.ticket);
+    int item = blockIdx.x;
+    for (Ring ring;; ring.advance<N_ITEMS>()) {
         const Work work = read_work(args, item, box_rows);
-        await(shared_address(&shared.slot_empty[slot.index]), slot.parity ^ 1);
+        await(shared_address(&shared.work_empty[ring.index]), ring.parity ^ 1);
         if (lane == 0) {
-            shared.work[slot.index] = work;
-            barrier_arrive(shared_address(&shared.work_full[slot.index]));
+            shared.work[ring.index] = work;
+            barrier_arrive(shared_address(&shared.work_full[ring.index]));
         }
         __syncwarp();
-        slot.advance<N_SLOTS>();
         if (work.n_tokens == 0) break;
-
-        const int n_blocks = work.n_blocks();
-        const int my_row = (lane % 16) * box_rows;
-        Spot spot, before, next = find_key(args, work, work.key_of(0) + my_row);
-        for (int i = 0; i <= n_blocks; i++) {  // keys of block i, values of the block before
-            before = spot, spot = next;
-            if (i + 1 < n_blocks) next = find_key(args, work, work.key_of(i + 1) + my_row);
-            if (i < n_blocks) {
-                await(shared_address(&shared.k_empty[k.index]), k.parity ^ 1);
-                load_block(shared.k[k.index], &shared.k_full[k.index], k_map, work, work.key_of(i), spot, box_rows);
-                k.advance<N_STAGES>();
-            }
-            if (i > 0) {
-                await(shared_address(&shared.v_empty[v.index]), v.parity ^ 1);
-                load_block(shared.v[v.index], &shared.v_full[v.index], v_map, work, work.key_of(i - 1), before, box_rows);
-                v.advance<N_STAGES>();
-            }
-        }
+        await(shared_address(&shared.work_ends[ring.index]), ring.parity);  // not earlier: the rest is for idle blocks
         uint32_t ticket = 0;
-        if (lane == 0) ticket = atomicAdd(reinterpret_cast<uint32_t*>(args.ticket), 1u) & 0xFFFFFFu;
+        if (lane == 0) ticket = atomicAdd(counter, 1u) & 0xFFFFFFu;
         item = gridDim.x + uniform(ticket);
     }
     // The upper byte of the ticket counts blocks that are done: the last one leaves 0 behind.
     if (lane == 0) {
-        const uint32_t done = atomicAdd(reinterpret_cast<uint32_t*>(args.ticket), 1u << 24) >> 24;
+        const uint32_t done = atomicAdd(counter, 1u << 24) >> 24;
         if (done + 1 == gridDim.x) *args.ticket = 0;
+    }
+}
+
+// One block of keys or values, by a warp: lane t loads rows of box t % 16, every second chunk from t / 16 on.
+template <int JOIN>
+__device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CUtensorMap* map, int kv_head, int n_boxes,
+                                           Spot spot, int box_rows) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t barrier = shared_address(full);
+    if (lane == 0) barrier_expect(barrier, n_boxes * box_rows * N_CHUNKS * CHUNK_BYTES);
+    __syncwarp();
+    const int box = lane % 16;
+    if (box >= n_boxes) return;
+    if constexpr (JOIN > 0) {
+        const uint32_t address = shared_address(to) + box * Layout<JOIN>::BOX;
+        if (lane < 16) load_box(address, map, barrier, L2_EVICT_NORMAL, 0, spot.token, 0, kv_head, spot.page);
+    } else {
+        const uint32_t address = shared_address(to) + box * box_rows * CHUNK_BYTES;
+        for (int chunk = lane / 16; chunk < N_CHUNKS; chunk += 2)
+            load_box(address + chunk * Layout<JOIN>::CHUNK, map, barrier, L2_EVICT_NORMAL, chunk * 64, spot.token, kv_head,
+                     spot.page);
+    }
+}
+
+// Loads keys and values of each item; one warp.
+template <int JOIN>
+__device__ __forceinline__ void load_keys(const QuireAttnArgs& args, const CUtensorMap* k_map, const CUtensorMap* v_map,
+                                          int box_rows, Shared& shared) {
+    const int lane = threadIdx.x % 32, my_row = lane % 16 * box_rows;
+    Ring k, v;
+    if (lane == 0) prefetch_map(k_map), prefetch_map(v_map);
+    for (Ring item;; item.advance<N_ITEMS>()) {
+        await(shared_address(&shared.work_full[item.index]), item.parity);
+        const Work& work = shared.work[item.index];
+        if (work.n_tokens == 0) return;
+        const int n_blocks = work.n_blocks(), end = work.end, kv_head = work.kv_head;
+        const auto boxes_of = [&](int key) { return (min(end - key, N_KEYS) + box_rows - 1) / box_rows; };
+        int key, key_before, key_next = work.key_of(0);
+        Spot spot, before, next = find_key(args, work, key_next + my_row);
+        for (int i = 0; i <= n_blocks; i++) {  // keys of block i, values of the block before
+            if (i == max(n_blocks - 2, 0) && lane == 0) barrier_arrive(shared_address(&shared.work_ends[item.index]));
+            before = spot, spot = next, key_before = key, key = key_next;
+            if (i + 1 < n_blocks) {
+                key_next = work.key_of(i + 1);
+                next = find_key(args, work, key_next + my_row);
+            }
+            if (i < n_blocks) {
+                await(shared_address(&shared.k_empty[k.index]), k.parity ^ 1);
+                load_block<KEYS_JOIN<JOIN>>(shared.k[k.index], &shared.k_full[k.index], k_map, kv_head, boxes_of(key), spot,
+                                            box_rows);
+                k.advance<N_STAGES>();
+            }
+            if (i > 0) {
+                await(shared_address(&shared.v_empty[v.index]), v.parity ^ 1);
+                load_block<JOIN>(shared.v[v.index], &shared.v_full[v.index], v_map, kv_head, boxes_of(key_before), before,
+                                 box_rows);
+                v.advance<N_STAGES>();
+            }
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(&shared.work_empty[item.index]));
     }
 }
 
@@ -184,28 +230,36 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, boo
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
 
-// Loads q of each item; rows beyond the item's are zero.
+// Loads q of each item, N_LOADERS threads; rows beyond the item's are zero.
 __device__ __forceinline__ void load_queries(const QuireAttnArgs& args, int thread, Shared& shared) {
-    constexpr int CELLS = N_CHUNKS * 8;  // of 16 bytes, in a row
+    constexpr int CELLS = N_CHUNKS * 8;                                   // of 16 bytes, in a row
+    constexpr int ROW_STEP = N_LOADERS > CELLS ? N_LOADERS / CELLS : 1;   // a thread keeps its cells, rows advance
+    constexpr int CELL_STEP = N_LOADERS < CELLS ? N_LOADERS : CELLS;
     const int group = args.n_q_heads / args.n_kv_heads;
-    const auto* q = static_cast<const Element*>(args.q);
-    for (Ring slot;; slot.advance<N_SLOTS>()) {
-        await(shared_address(&shared.work_full[slot.index]), slot.parity);
-        const Work& work = shared.work[slot.index];
+    const int row_0 = thread / CELLS, token_0 = row_0 / group, head_0 = row_0 % group;
+    const int token_step = ROW_STEP / group, head_step = ROW_STEP % group;
+    Ring item, slot;
+    for (;; item.advance<N_ITEMS>(), slot.advance<N_SLOTS>()) {
+        await(shared_address(&shared.work_full[item.index]), item.parity);
+        await(shared_address(&shared.q_empty[slot.index]), slot.parity ^ 1);
+        const Work& work = shared.work[item.index];
         const uint32_t base = shared_address(shared.q[slot.index]);
-        const int n_tokens = work.n_tokens;
-        if (n_tokens > 0) {
-            for (int i = thread; i < N_ROWS * CELLS; i += N_LOADERS) {
-                const int row = i / CELLS, cell = i % CELLS;
-                const int token = row / group;
-                const bool real = token < n_tokens && cell * 8 < DIM;
-                const Element* from = q;
-                if (real) {
-                    const int q_row = work.gathered ? args.rows[2 * (work.row + token)] : work.row + token;
-                    from += q_row * args.q_row + (work.kv_head * group + row - token * group) * args.q_head + cell * 8;
+        const int n_tokens = work.n_tokens, first = work.row, gathered = work.gathered;
+        if (n_tokens > 0 && thread < CELLS * ROW_STEP) {
+            const auto* q = static_cast<const Element*>(args.q) + int64_t(work.kv_head) * group * args.q_head;
+            int token = token_0, head = head_0;
+#pragma unroll 4
+            for (int row = row_0; row < N_ROWS; row += ROW_STEP) {
+                int q_row = first + token;
+                if (gathered && token < n_tokens) q_row = __ldg(args.rows + 2 * q_row);
+                const Element* from = q + q_row * args.q_row + head * args.q_head;
+                for (int cell = thread % CELLS; cell < CELLS; cell += CELL_STEP) {
+                    const bool real = token < n_tokens && cell * 8 < DIM;
+                    copy_16_bytes(base + (cell / 8 * N_ROWS + row) * CHUNK_BYTES + ((cell ^ row) & 7) * 16,
+                                  real ? from + cell * 8 : args.q, real);
                 }
-                copy_16_bytes(base + (cell / 8) * N_ROWS * CHUNK_BYTES + row * CHUNK_BYTES + ((cell ^ row) & 7) * 16, from,
-                              real);
+                token += token_step, head += head_step;
+                if (head >= group) head -= group, token++;
             }
             asm volatile("cp.async.wait_all;" ::: "memory");
             async_fence();
@@ -249,7 +303,7 @@ __device__ __forceinline__ bool at_edge(const QuireAttnArgs& args, const Work& w
 }
 
 // Applies the hooks and hides keys. s: q.k; afterwards q.k or, if there is a hook, logits times log2(e), or weights.
-template <bool EDGE>
+template <bool EDGE, int JOIN>
 __device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArgs& args, const Work& work,
                                       const Rows& rows, int first_key) {
     if (!EDGE && !Variant::has_logits) return;
@@ -257,7 +311,7 @@ __device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArg
     const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int j = 0; j < N_KEYS / 8; j++) {
-        const int key = first_key + 8 * j;
+        const int key = first_key + key_of_column<JOIN>(j);
         const int pos = LAYOUT != SPARSE || key < work.end ? position_of(work, key, args) : key;
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -286,7 +340,11 @@ struct Softmax {  // running maximum and sum of a thread's two rows; the sum is 
 
     // s becomes weights relative to the new maximum; `factor` is what older results must be multiplied by.
     __device__ __forceinline__ void step(float (&s)[N_KEYS / 2], float scale) {
-        if (!Variant::softmax) return;
+        if (!Variant::softmax) {
+#pragma unroll
+            for (int i = 0; i < N_KEYS / 2; i++) sum[0] += fabsf(s[i]);  // for keep_before_wait
+            return;
+        }
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             float high = max[row];
@@ -318,34 +376,64 @@ struct Softmax {  // running maximum and sum of a thread's two rows; the sum is 
     }
 };
 
+template <int JOIN>
 __device__ __forceinline__ void to_elements(uint32_t (&p)[N_KEYS / 4], const float (&s)[N_KEYS / 2]) {
 #pragma unroll
-    for (int i = 0; i < N_KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < N_KEYS / 8; i++) {  // columns 8 i .. 8 i + 7 go where their keys are in the order of the values
+        const int to = key_of_column<JOIN>(i) / 8;
+        p[2 * to] = pack(s[4 * i], s[4 * i + 1]);
+        p[2 * to + 1] = pack(s[4 * i + 2], s[4 * i + 3]);
+    }
 }
 
-__device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], Operand q, Operand k) {
+template <int JOIN>
+__device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], Operand q, const uint8_t* keys) {
+    using L = Layout<KEYS_JOIN<JOIN>>;
+    const uint32_t address = uniform(shared_address(keys));
 #pragma unroll
-    for (int i = 0; i < DIM / 16; i++)
-        Product<N_KEYS>::rows(s, q.further(i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32),
-                              k.further(i / 4 * N_KEYS * CHUNK_BYTES + i % 4 * 32), i > 0);
+    for (int i = 0; i < DIM / 16; i++) {
+        const Operand a = q.further(i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32);
+        const int at = i / 4 * L::CHUNK + i % 4 * 32;
+        if constexpr (KEYS_JOIN<JOIN> == 16) {
+            constexpr int HALF = JOIN > 0 ? N_KEYS / 2 : N_KEYS;
+            const Operand k = rows_operand(address, L::BOX);
+            Product<HALF>::rows(reinterpret_cast<float(&)[HALF / 2]>(s[0]), a, k.further(at), i > 0);
+            Product<HALF>::rows(reinterpret_cast<float(&)[HALF / 2]>(s[HALF / 2]), a, k.further(at + 1024), i > 0);
+        } else {
+            const Operand k = rows_operand(address, KEYS_JOIN<JOIN> == 8 ? L::BOX : 1024);
+            Product<N_KEYS>::rows(s, a, k.further(at), i > 0);
+        }
+    }
     products_commit();
 }
-__device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4], Operand v) {
+template <int JOIN>
+__device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4], const uint8_t* values) {
+    using L = Layout<JOIN>;
+    const Operand v = columns_operand(uniform(shared_address(values)), L::CHUNK, JOIN == 8 ? L::BOX : 1024);
+    constexpr int STEP = JOIN == 0 ? 16 * CHUNK_BYTES : 16 / JOIN * L::BOX;
 #pragma unroll
-    for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, v.further(i * 16 * CHUNK_BYTES), 1);
+    for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, v.further(i * STEP), 1);
     products_commit();
 }
 
 // Zeroes the values that no row may read (0 * NaN is NaN). Both warpgroups do it: each waits for its own threads only.
+template <int JOIN>
 __device__ __forceinline__ void clear_hidden_values(const QuireAttnArgs& args, const Work& work, int first_key,
                                                     uint8_t* values, int warpgroup) {
     const bool gap = Variant::window && LAYOUT != SPARSE && first_key < work.low && first_key + N_KEYS > args.n_first;
     if (!gap && first_key >= work.begin && first_key + N_KEYS <= work.end) return;
-    for (int i = threadIdx.x % 128; i < N_CHUNKS * N_KEYS * 8; i += 128) {
-        const int key = first_key + i / 8 % N_KEYS;
-        if (key < work.begin || key >= work.end || (gap && key < work.low && key >= args.n_first))
-            reinterpret_cast<uint4*>(values)[i] = make_uint4(0, 0, 0, 0);
-    }
+    const auto clear = [&](int from, int to) {
+        constexpr int CELLS = N_CHUNKS * 8, ROWS = Layout<JOIN>::ROWS;
+        from = max(from - first_key, 0), to = min(to - first_key, N_KEYS);
+        for (int i = from * CELLS + threadIdx.x % 128; i < to * CELLS; i += 128) {
+            const int row = i / CELLS, cell = i % CELLS;
+            const int at = row / ROWS * Layout<JOIN>::BOX + cell / 8 * Layout<JOIN>::CHUNK + row % ROWS * CHUNK_BYTES;
+            *reinterpret_cast<uint4*>(values + at + cell % 8 * 16) = make_uint4(0, 0, 0, 0);
+        }
+    };
+    clear(first_key, work.begin);
+    clear(work.end, first_key + N_KEYS);
+    if (gap) clear(args.n_first, work.low);
     async_fence();
     named_sync(BARRIER_VALUES + warpgroup, 128);
 }
@@ -372,7 +460,7 @@ __device__ __forceinline__ void write_results(float (&o)[DIM / 2], Softmax& soft
             float sum = softmax.sum[row];
             sum += __shfl_xor_sync(0xffffffffu, sum, 1);
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-            inverse = sum > 0.0f ? 1.0f / sum : 0.0f;
+            inverse = sum > 0.0f ? __fdividef(1.0f, sum) : 0.0f;
             if (sum > 0.0f) lse = softmax.max[row] * scale + log2_fast(sum);
         }
         if (work.partial >= 0) {
@@ -410,6 +498,7 @@ __device__ __forceinline__ void write_results(float (&o)[DIM / 2], Softmax& soft
     }
 }
 
+template <int JOIN>
 __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup, Shared& shared) {
     const int lane = threadIdx.x % 32;
     const int first_row = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane / 4;
@@ -421,11 +510,12 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
     float s[N_KEYS / 2];
     uint32_t p[N_KEYS / 4];
     float o[DIM / 2];
-    Ring slot, k, v;
+    Ring item, slot, k, v;
     if (warpgroup == 1) named_arrive(BARRIER_TURN, 256);  // warpgroup 0 has the first turn
-    for (;; slot.advance<N_SLOTS>()) {
+    for (;; item.advance<N_ITEMS>(), slot.advance<N_SLOTS>()) {
         await(shared_address(&shared.q_full[slot.index]), slot.parity);
-        const Work work = shared.work[slot.index];
+        const Work work = shared.work[item.index];
+        release(&shared.work_empty[item.index]);
         if (work.n_tokens == 0) return;
         const int n_blocks = work.n_blocks();
         const Rows rows = read_rows(args, work, first_row);
@@ -438,18 +528,18 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
         const auto next_block = [&](int i, auto edge) {
             await(shared_address(&shared.k_full[k.index]), k.parity);
             await(shared_address(&shared.v_full[v.index]), v.parity);
-            clear_hidden_values(args, work, work.key_of(i - 1), shared.v[v.index], warpgroup);
+            clear_hidden_values<JOIN>(args, work, work.key_of(i - 1), shared.v[v.index], warpgroup);
             named_sync(BARRIER_TURN + warpgroup, 256);
             pin(s), pin(o);
             products_begin();
-            start_logits(s, q, rows_operand(uniform(shared_address(shared.k[k.index]))));
-            start_output(o, p, columns_operand(uniform(shared_address(shared.v[v.index])), N_KEYS * CHUNK_BYTES));
+            start_logits<JOIN>(s, q, shared.k[k.index]);
+            start_output<JOIN>(o, p, shared.v[v.index]);
             named_arrive(BARRIER_TURN + 1 - warpgroup, 256);
             products_wait<1>();
             pin(s);
             release(&shared.k_empty[k.index]);
             k.advance<N_STAGES>();
-            weigh<decltype(edge)::value>(s, args, work, rows, work.key_of(i));
+            weigh<decltype(edge)::value, JOIN>(s, args, work, rows, work.key_of(i));
             softmax.step(s, scale);
             pin(s);
             keep_before_wait(softmax.sum[0] + softmax.sum[1], shared_address(&shared));
@@ -457,43 +547,43 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
             pin(o), pin(s);
             release(&shared.v_empty[v.index]);
             v.advance<N_STAGES>();
-            to_elements(p, s);
+            to_elements<JOIN>(p, s);
             softmax.rescale(o);
         };
         if (n_blocks > 0) {
             await(shared_address(&shared.k_full[k.index]), k.parity);
             products_begin();
-            start_logits(s, q, rows_operand(uniform(shared_address(shared.k[k.index]))));
+            start_logits<JOIN>(s, q, shared.k[k.index]);
             products_wait<0>();
             pin(s);
             release(&shared.k_empty[k.index]);
             k.advance<N_STAGES>();
-            if (at_edge(args, work, work.key_of(0))) weigh<true>(s, args, work, rows, work.key_of(0));
-            else weigh<false>(s, args, work, rows, work.key_of(0));
+            if (at_edge(args, work, work.key_of(0))) weigh<true, JOIN>(s, args, work, rows, work.key_of(0));
+            else weigh<false, JOIN>(s, args, work, rows, work.key_of(0));
             softmax.step(s, scale);
-            to_elements(p, s);
-
+            to_elements<JOIN>(p, s);
             for (int i = 1; i < n_blocks; i++) {
                 if (at_edge(args, work, work.key_of(i))) next_block(i, std::true_type());
                 else next_block(i, std::false_type());
             }
-            release(&shared.slot_empty[slot.index]);
+            release(&shared.q_empty[slot.index]);
             await(shared_address(&shared.v_full[v.index]), v.parity);
-            clear_hidden_values(args, work, work.key_of(n_blocks - 1), shared.v[v.index], warpgroup);
+            clear_hidden_values<JOIN>(args, work, work.key_of(n_blocks - 1), shared.v[v.index], warpgroup);
             pin(o);
             products_begin();
-            start_output(o, p, columns_operand(uniform(shared_address(shared.v[v.index])), N_KEYS * CHUNK_BYTES));
+            start_output<JOIN>(o, p, shared.v[v.index]);
             products_wait<0>();
             pin(o);
             release(&shared.v_empty[v.index]);
             v.advance<N_STAGES>();
         } else {
-            release(&shared.slot_empty[slot.index]);
+            release(&shared.q_empty[slot.index]);
         }
         write_results(o, softmax, scale, args, work, rows);
     }
 }
 
+template <int JOIN>
 __global__ void __launch_bounds__(N_THREADS, 1)
     attention_large(const __grid_constant__ QuireAttnArgs args, const __grid_constant__ CUtensorMap k_map,
                     const __grid_constant__ CUtensorMap v_map, int box_rows) {
@@ -505,10 +595,13 @@ __global__ void __launch_bounds__(N_THREADS, 1)
             barrier_init(shared_address(&shared.k_full[i]), 1), barrier_init(shared_address(&shared.k_empty[i]), N_WARPS);
             barrier_init(shared_address(&shared.v_full[i]), 1), barrier_init(shared_address(&shared.v_empty[i]), N_WARPS);
         }
+        for (int i = 0; i < N_ITEMS; i++) {
+            barrier_init(shared_address(&shared.work_full[i]), 1), barrier_init(shared_address(&shared.work_ends[i]), 1);
+            barrier_init(shared_address(&shared.work_empty[i]), N_WARPS + 1);
+        }
         for (int i = 0; i < N_SLOTS; i++) {
-            barrier_init(shared_address(&shared.work_full[i]), 1);
             barrier_init(shared_address(&shared.q_full[i]), N_LOADERS);
-            barrier_init(shared_address(&shared.slot_empty[i]), N_WARPS);
+            barrier_init(shared_address(&shared.q_empty[i]), N_WARPS);
         }
         barrier_init_fence();
     }
@@ -516,11 +609,12 @@ __global__ void __launch_bounds__(N_THREADS, 1)
     const int warpgroup = uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         registers_down<40>();
-        if (threadIdx.x < 32) produce(args, &k_map, &v_map, box_rows, shared);
-        else load_queries(args, threadIdx.x - 32, shared);
+        if (threadIdx.x < 32) take_items(args, box_rows, shared);
+        else if (threadIdx.x < 64) load_keys<JOIN>(args, &k_map, &v_map, box_rows, shared);
+        else load_queries(args, threadIdx.x - 64, shared);
     } else {
         registers_up<232>();
-        consume(args, warpgroup - 1, shared);
+        consume<JOIN>(args, warpgroup - 1, shared);
     }
 }
 
@@ -537,13 +631,38 @@ int rows_of_box(int page_size) {
 }
 
 cudaError_t make_map(CUtensorMap* map, const QuireAttnArgs& args, const void* base, int64_t page, int64_t head,
-                     int64_t token, int box_rows) {
-    const bool ragged = LAYOUT == RAGGED;
-    const uint64_t sizes[4] = {DIM, uint64_t(ragged ? args.n_pages : args.page_size), uint64_t(args.n_kv_heads),
-                               uint64_t(ragged ? 1 : args.n_pages)};
-    const uint64_t strides[3] = {uint64_t(token) * 2, uint64_t(head) * 2, uint64_t(ragged ? head : page) * 2};
+                     int64_t token, int box_rows, bool join) {
+    const uint64_t n_rows = LAYOUT == RAGGED ? args.n_pages : args.page_size, n_heads = args.n_kv_heads;
+    const uint64_t n_pages = LAYOUT == RAGGED ? 1 : args.n_pages, page_bytes = (LAYOUT == RAGGED ? head : page) * 2;
+    const uint64_t head_bytes = head * 2, token_bytes = token * 2;
+    if (join) {
+        const uint64_t sizes[5] = {64, n_rows, N_CHUNKS, n_heads, n_pages};
+        const uint64_t strides[4] = {token_bytes, CHUNK_BYTES, head_bytes, page_bytes};
+        const uint32_t box[5] = {64, uint32_t(box_rows), N_CHUNKS, 1, 1};
+        return encode_map(map, base, 5, sizes, strides, box);
+    }
+    const uint64_t sizes[4] = {DIM, n_rows, n_heads, n_pages}, strides[3] = {token_bytes, head_bytes, page_bytes};
     const uint32_t box[4] = {64, uint32_t(box_rows), 1, 1};
     return encode_map(map, base, 4, sizes, strides, box);
+}
+
+template <int JOIN> cudaError_t launch_with(const QuireAttnArgs& args, int box_rows, cudaStream_t stream) {
+    CUtensorMap k_map, v_map;
+    cudaError_t error =
+        make_map(&k_map, args, args.k, args.k_page, args.k_head, args.k_token, box_rows, KEYS_JOIN<JOIN> > 0);
+    if (error != cudaSuccess) return error;
+    error = make_map(&v_map, args, args.v, args.v_page, args.v_head, args.v_token, box_rows, JOIN > 0);
+    if (error != cudaSuccess) return error;
+    int device, n_sm;
+    if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
+    if ((error = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device)) != cudaSuccess) return error;
+    constexpr int SHARED_BYTES = sizeof(Shared) + 1024;
+    const auto kernel = attention_large<JOIN>;
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    if (error != cudaSuccess) return error;
+    const int n_items = args.n_large * args.n_kv_heads;
+    kernel<<<n_items < n_sm ? n_items : n_sm, N_THREADS, SHARED_BYTES, stream>>>(args, k_map, v_map, box_rows);
+    return cudaGetLastError();
 }
 
 cudaError_t launch(const QuireAttnArgs& args, cudaStream_t stream) {
@@ -555,22 +674,11 @@ cudaError_t launch(const QuireAttnArgs& args, cudaStream_t stream) {
     if (int64_t(args.n_large) * args.n_kv_heads >= 1 << 24) return cudaErrorInvalidValue;
     if (args.n_large == 0) return cudaSuccess;
     const int box_rows = LAYOUT == RAGGED ? N_KEYS : rows_of_box(args.page_size);
-    CUtensorMap k_map, v_map;
-    cudaError_t error = make_map(&k_map, args, args.k, args.k_page, args.k_head, args.k_token, box_rows);
-    if (error != cudaSuccess) return error;
-    error = make_map(&v_map, args, args.v, args.v_page, args.v_head, args.v_token, box_rows);
-    if (error != cudaSuccess) return error;
-
-    int device, n_sm;
-    if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
-    if ((error = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device)) != cudaSuccess) return error;
-    constexpr int SHARED_BYTES = sizeof(Shared) + 1024;
-    error = cudaFuncSetAttribute(attention_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    if (error != cudaSuccess) return error;
-    const int n_items = args.n_large * args.n_kv_heads;
-    const int n_blocks = n_items < n_sm ? n_items : n_sm;
-    attention_large<<<n_blocks, N_THREADS, SHARED_BYTES, stream>>>(args, k_map, v_map, box_rows);
-    return cudaGetLastError();
+    if constexpr (LAYOUT != RAGGED && DIM % 64 == 0 && N_CHUNKS > 1) {
+        if (box_rows == 8) return launch_with<8>(args, box_rows, stream);
+        if (box_rows == 16) return launch_with<16>(args, box_rows, stream);
+    }
+    return launch_with<0>(args, box_rows, stream);
 }
 
 }  // namespace quire

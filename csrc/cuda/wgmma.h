@@ -28,15 +28,15 @@ struct Operand {  // only the low word depends on the address: further parts of 
 };
 constexpr uint32_t SWIZZLE_128 = 1u << 30;
 
-// Rows are the operand's outer dimension, the 16 of the product lie along a row (q and k): groups of 8 rows follow each
-// other. 16 columns further is 32 bytes further, until the row of 128 bytes ends.
-__device__ __forceinline__ Operand rows_operand(uint32_t address) {
-    return {(address >> 4) | 1u << 16, 1024 >> 4 | SWIZZLE_128};
+// Rows are the operand's outer dimension, the 16 of the product lie along a row (q and k): a group of 8 rows follows every
+// `group_bytes`. 16 columns further is 32 bytes further, until the row of 128 bytes ends.
+__device__ __forceinline__ Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) {
+    return {(address >> 4) | 1u << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
-// Rows are the 16 of the product, the outer dimension lies along a row (v): N columns span several tiles, one every
-// `tile_bytes`. 16 rows further is 2,048 bytes further.
-__device__ __forceinline__ Operand columns_operand(uint32_t address, uint32_t tile_bytes) {
-    return {(address >> 4) | (tile_bytes >> 4) << 16, 1024 >> 4 | SWIZZLE_128};
+// Rows are the 16 of the product, two groups of 8 that are `group_bytes` apart; the outer dimension lies along a row (v),
+// the next 64 columns `tile_bytes` further.
+__device__ __forceinline__ Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {
+    return {(address >> 4) | (tile_bytes >> 4) << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
 
 // ---- issue and wait --------------------------------------------------------------------------------------------------
