@@ -36,9 +36,11 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
         if triton_hooks.reads_partner(hooks.get(hook)):
             return f"{hook} uses rotate_half, which is for query, key and value transforms"
     output = hooks.get("output_transform")
-    if output is not None and plan.work is not None and plan.work.n_merges:
-        if any(node.op == "site" and node.name == "q_pos" for node in output.walk()):
-            return "output_transform reads q_pos, which split results do not carry"
+    reads_position = output is not None and any(node.op == "site" and node.name == "q_pos" for node in output.walk())
+    if reads_position and plan.work is not None and plan.work.n_merges:
+        return (
+            f"output_transform reads q_pos, which the plan's {plan.work.n_merges} merges of split results do not carry"
+        )
     return None
 
 
@@ -132,7 +134,7 @@ def _large_rows(item_bytes: int) -> int:
 
 
 def blocking(n_rows: int, row_bytes: int, transformed: bool = False) -> tuple[int, int, int]:
-    """(keys of a block, warps, pipeline stages) for n_rows packed rows of row_bytes; transformed: hooks on keys, values.
+    """(keys of a block, warps, pipeline stages) for n_rows packed rows of row_bytes; transformed: key or value hooks.
 
     Large lines: measured on an H200 at 256 bytes a row (docs/lab-notes.md, "Blocks of the first attention kernel").
     Small lines are bound by memory and a worker has its multiprocessor to itself, so the pipeline must hold enough keys

@@ -1,7 +1,7 @@
 """Attention in Triton: kernels for small lines (persistent), for large lines, and for merging split results.
 
-Flash attention (Dao 2022, algorithm 1) over lines of work (csrc/cuda/attention.h). A packed row is a token times a query
-head of the KV head's group. Owns the arithmetic; launch sizes are triton.py's, the hooks' text is triton_hooks.py's.
+Flash attention (Dao 2022, algorithm 1) over lines of work (csrc/cuda/attention.h). A packed row is a token times a
+query head of the KV head's group. Owns the arithmetic; launch sizes are triton.py's, hooks' text triton_hooks.py's.
 Invariants: a dead key or row is clamped to a live one of its line before anything is read for it or a hook is called,
 so that no foreign memory reaches a result; a hook that is absent (None) leaves no instruction behind.
 """

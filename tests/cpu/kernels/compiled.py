@@ -9,7 +9,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire.kernels.act import triton as act
-from quire.kernels.attention import triton as attention
 from quire.kernels.kvstore import triton as kvstore
 from quire.kernels.norm import triton as norm
 from quire.kernels.rope import triton as rope
@@ -32,26 +31,7 @@ def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constan
     assert built.metadata.shared <= SHARED_BYTES, (kernel, constants, built.metadata.shared)
 
 
-def attend(kind: str, head_dim: int, rows: int, windowed: bool) -> None:
-    padded = attention._padded(head_dim)
-    keys, warps, stages = attention._blocking(rows, padded * (4 if kind == "fp32" else 2))
-    build(
-        attention._attend,
-        f"*{kind} *{kind} *{kind} *{kind} *i32 *i32 *fp32 *fp32 i32 i32 i32 i32 i32 fp32 fp32 i32",
-        warps, stages, PAGE=16, GROUP=4, D=head_dim, BLOCK_D=padded, BLOCK_M=rows, BLOCK_N=keys,
-        WINDOWED=windowed, CAPPED=windowed, FIELDS=8,
-    )  # fmt: skip
-
-
 CASES = {
-    "attention bf16 128 decode": lambda: attend("bf16", 128, 16, False),
-    "attention bf16 128 prefill": lambda: attend("bf16", 128, 128, False),
-    "attention bf16 80 window": lambda: attend("bf16", 80, 16, True),
-    "attention bf16 256 prefill": lambda: attend("bf16", 256, 64, False),
-    "attention fp32 64 prefill": lambda: attend("fp32", 64, 128, False),
-    "merge": lambda: build(
-        attention._merge, "*i32 *fp32 *fp32 *bf16 i32 i32", GROUP=4, D=80, BLOCK_D=128, BLOCK_S=16, FIELDS=4
-    ),
     "norm": lambda: build(norm._norm, "*bf16 i32 i32 i32 *bf16 i32 *bf16 *bf16 i32 fp32", ADD=True, BLOCK=4096),
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),
     "rope": lambda: build(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import sys
 import time
 import types
@@ -11,9 +10,6 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
 from triton_case import VARIANTS, Case
 
 from quire.kernels.attention import triton as attention
@@ -87,6 +83,7 @@ CASES = {
     "rows 32": (128, 32, "causal", {}),
     "rows 64": (256, 64, "causal", {}),
     "float32": (128, 128, "causal", {"dtype": torch.float32}),
+    "float32 64": (64, 16, "causal", {"dtype": torch.float32}),
     "float32 256": (256, 16, "causal", {"dtype": torch.float32}),
     "fp8": (128, 16, "causal", {"kv_dtype": torch.float8_e4m3fn}),
     "window": (128, 128, "first and window", {"page_size": 48}),
@@ -98,7 +95,7 @@ CASES = {
 }  # fmt: skip
 """Name → head size, rows, variant, and the rest of `attend`'s arguments."""
 
-QUICK = ("128 16", "256 128", "float32", "fp8", "window", "sparse", "rotary 128 16", "everything 128 128", "tree")
+QUICK = ("128 16", "256 128", "float32 64", "fp8", "window", "sparse", "rotary 128 16", "everything 128 128", "tree")
 """What the test-suite compiles; all by hand: `python compiled_attention.py all`."""
 
 if __name__ == "__main__":

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import pathlib
-import sys
+import dataclasses
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-
+from paged_case import PagedCase, random_case, worst_error
 from triton_case import VARIANTS, Case, expected
 
-from quire.kernels.attention import reference
+from quire.kernels.attention import reference, work
 from quire.kernels.attention import triton as attention
 from quire.kernels.attention.expression import as_float, rotate_half
-from quire.kernels.attention.plan import Layout
+from quire.kernels.attention.plan import AttnPlan, Layout
 from quire.kernels.attention.variant import Variant
 
 MIXED = [(130, 1), (9, 0), (70, 3), (45, 45), (1, 1), (300, 2), (160, 30)]
@@ -34,7 +31,9 @@ def check(name: str, case: Case, with_lse: bool = True) -> None:
     n_rows = len(right)
     error = float((out[:n_rows].double() - right).abs().max())
     # tanh is made from exp here: a soft cap of c adds up to c * 2**-23 to a logit.
-    tolerance = reference.TOLERANCE[case.dtype] * max(1.0, float(right.abs().max()) / 4) + 5.0 * 2**-23 * ("cap" in name)
+    tolerance = reference.TOLERANCE[case.dtype] * max(1.0, float(right.abs().max()) / 4) + 5.0 * 2**-23 * (
+        "cap" in name
+    )
     assert error <= tolerance, (name, case, error)
     assert (out[n_rows:] == 7.0).all(), (name, case, "padding rows were written")
     if lse is not None:
@@ -72,6 +71,43 @@ def check_many_parts() -> None:
     check("sigmoid", Case([(400, 2)], page_size=4, n_kv_heads=1, group=3, head_dim=16, n_pieces=60, seed=6))
 
 
+def attend(case: PagedCase, variant: Variant, plan: AttnPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and lse of the real rows."""
+    out, lse = torch.full(case.q.shape, np.nan, dtype=case.dtype), torch.full(case.q.shape[:2], np.nan)
+    attention.run(case.q, case.k, case.v, plan, variant, out, lse)
+    return out[: case.n_rows], lse[: case.n_rows]
+
+
+def check_planned_work() -> None:
+    """The lines that the library plans, on few workers so that much is split; the reference is the oracle."""
+    n_split = 0
+    cases = [random_case(i, (torch.float32, torch.float16)[i % 2], [16, 20, 64, 80], longest=90) for i in range(10)]
+    split = PagedCase([(700, 1), (300, 3), (520, 2), (40, 1), (9, 0)], 32, 1, 2, 16, torch.float32)
+    cases += [(split, Variant(0.25)), (split, Variant(0.25, window=90, n_first=4))]
+    for case, variant in cases:
+        bare = case.bare_plan(variant)
+        plan = dataclasses.replace(bare, work=work.make(bare, n_workers=8))
+        if attention.obstacle(plan, variant, case.dtype, case.dtype) is not None:
+            continue
+        n_split += plan.work.n_merges
+        right, right_lse = case.expected_state(variant)
+        out, lse = attend(case, variant, plan)
+        tolerance = reference.TOLERANCE[case.dtype]
+        assert worst_error(out, right) <= 4 * tolerance, (case, variant.program.text())
+        assert worst_error(lse, right_lse) <= 10 * tolerance, (case, variant.program.text())
+    assert n_split > 0
+
+
+def check_buffers() -> None:
+    """One set of buffers, several decode steps: addresses and grids stay, the answers follow the plan."""
+    first = PagedCase([(700, 1), (300, 3), (520, 1)], 16, 2, 2, 16, torch.float32)
+    buffers = work.Buffers(first.bare_plan(), max_spans=4, n_workers=8)
+    variant = Variant(0.25)
+    for case in (first, PagedCase([(9, 1)], 16, 2, 2, 16, torch.float32), first):
+        plan = dataclasses.replace(case.bare_plan(), work=buffers.fill(case.bare_plan()))
+        assert worst_error(attend(case, variant, plan)[0], case.expected(variant)) < 5e-6
+
+
 def check_obstacles() -> None:
     case = Case([(9, 1)])
     plan = case.plan()
@@ -94,5 +130,7 @@ if __name__ == "__main__":
         check_obstacles()
         check_shapes()
         check_many_parts()
+        check_planned_work()
+        check_buffers()
         check_variants()
     print("fine")

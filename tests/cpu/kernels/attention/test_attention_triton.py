@@ -14,7 +14,7 @@ ROOT = HERE.parents[3]
 
 
 def run(script: str, **variables: str) -> str:
-    environment = os.environ | variables | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join((str(ROOT), str(HERE.parent)))}
     command = [sys.executable, str(HERE / script)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return done.stdout.strip() or done.stderr[-3000:]

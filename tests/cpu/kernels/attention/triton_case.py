@@ -55,7 +55,10 @@ class Case:
         self.keys = [self._normal(kv_len, self.n_kv_heads).to(self.kv_dtype) for kv_len in self.kv_lens]
         self.values = [self._normal(kv_len, self.n_kv_heads).to(self.kv_dtype) for kv_len in self.kv_lens]
         for key, value in zip(self.keys[1:], self.values[1:], strict=True):
-            key[: self.n_shared], value[: self.n_shared] = self.keys[0][: self.n_shared], self.values[0][: self.n_shared]
+            key[: self.n_shared], value[: self.n_shared] = (
+                self.keys[0][: self.n_shared],
+                self.values[0][: self.n_shared],
+            )
         self._ragged() if self.layout is Layout.RAGGED else self._paged()
         self._lists()
 
@@ -139,9 +142,7 @@ class Lines:
         self.parts: dict[tuple[int, int], list[int]] = {}
         """(row, KV head) → where its partial results are."""
         self.n_partial = 0
-        for span, (start, stop, kv_len) in enumerate(
-            zip(case.q_indptr, case.q_indptr[1:], case.kv_lens, strict=False)
-        ):
+        for span, (start, stop, kv_len) in enumerate(zip(case.q_indptr, case.q_indptr[1:], case.kv_lens, strict=False)):
             self._span(span, int(start), int(stop), int(kv_len))
         if case.n_shared:
             self._prefix()
