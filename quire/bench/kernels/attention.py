@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ QWEN = Heads(16, 8, 128)
 MEASURED_VARIANTS = ("soft_cap", "window", "sinks", "sigmoid", "alibi", "mask")
 PLAN_SPANS = 256
 MAX_LARGE = 1024
+SMALL_SPANS = ((300, 1), (77, 77))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def cases(op_name: str, setting: Setting) -> Iterator[Case]:
             baseline=entry.baseline,
             quick=entry.quick,
             prepare=functools.partial(_prepare, entry, setting),
-            prepare_key=(entry.variant, entry.batch.heads, entry.batch.ragged, entry.in_flops),
+            prepare_key=(entry.variant, entry.batch.heads, entry.batch.page_size, entry.batch.ragged),
         )
     yield Case(op_name, f"plan {PLAN_SPANS} mixed sequences", None, functools.partial(_planners, setting), quick=True)
 
@@ -176,12 +178,14 @@ def _calls(name: str, inputs: Inputs, variant: Variant) -> Sequence[Call]:
 
 
 def _prepare(entry: AttentionCase, setting: Setting) -> None:
-    """Let each implementation build what this case needs (nvcc takes long, and has all cores for itself here)."""
-    table = torch.from_numpy(entry.batch.page_table()[0]).to(setting.device)
-    variant = entry.make_variant(setting.device)
-    plan = entry.batch.plan(table, variant)
+    """Run a small batch of the same kind, so that each implementation builds what the case needs."""
+    small = dataclasses.replace(entry, batch=dataclasses.replace(entry.batch, spans=SMALL_SPANS, n_shared=0))
+    inputs, variant = Inputs(small.batch, setting, n_copies=1), small.make_variant(setting.device)
     for name in implementations(setting.device.type):
-        select.module(name).obstacle(plan, variant, setting.dtype, setting.dtype)
+        with contextlib.suppress(NotRun):
+            for call in _calls(name, inputs, variant):
+                call()
+    setting.timer.synchronize()
 
 
 def _planners(setting: Setting) -> Iterable[Contender]:
@@ -194,5 +198,8 @@ def _planners(setting: Setting) -> Iterable[Contender]:
     plan = functools.partial(op.plan, batch.q_indptr(), batch.kv_lens, slots, table, **sizes)
     yield Contender("plan", lambda: [plan], on_host=True)
     if setting.device.type == "cuda":
-        buffers = op.plan_buffers(plan(), PLAN_SPANS, MAX_LARGE)
-        yield Contender("plan into buffers", lambda: [functools.partial(plan, buffers=buffers)], on_host=True)
+
+        def into_buffers() -> Sequence[Call]:
+            return [functools.partial(plan, buffers=op.plan_buffers(plan(), PLAN_SPANS, MAX_LARGE))]
+
+        yield Contender("plan into buffers", into_buffers, on_host=True)

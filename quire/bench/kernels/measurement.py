@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Limits
-from quire.bench.kernels.timing import CpuTimer, Sample
+from quire.bench.kernels.timing import Call, CpuTimer, Sample
 from quire.bench.machine import n_cores
 
 T = TypeVar("T")
@@ -80,6 +80,8 @@ class Results:
     timings: list[Timing] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)
     """Cases for which no time was left."""
+    notes: list[str] = dataclasses.field(default_factory=list)
+    """What else there is to know, for instance peers that are not installed."""
 
     @property
     def failed(self) -> bool:
@@ -143,22 +145,40 @@ def _time_case(case: Case, setting: Setting) -> list[Timing]:
     contenders, note, error = _attempt(lambda: list(case.contenders()))
     if contenders is None:
         return [Timing(case.op, case.name, "all", False, note=note, error=error)]
-    rows = []
-    for contender in contenders:
-        row = Timing(case.op, case.name, contender.name, contender.is_peer, in_flops=case.in_flops)
-        sample, row.note, row.error = _attempt(lambda c=contender: _sample(c, setting))
+    entrants = [_Entrant(case, contender) for contender in contenders]
+    n_turns = setting.timer.n_turns
+    budget_s = (QUICK_BUDGET_S if setting.quick else BUDGET_S)[setting.device.type] / n_turns
+    for _ in range(n_turns):
+        for entrant in entrants:
+            entrant.take_turn(setting, budget_s)
+    return [entrant.row for entrant in entrants]
+
+
+class _Entrant:
+    """A contender, its calls, and what has come out so far."""
+
+    def __init__(self, case: Case, contender: Contender) -> None:
+        self.row = Timing(case.op, case.name, contender.name, contender.is_peer, in_flops=case.in_flops)
+        self._contender = contender
+        self._calls: Sequence[Call] = ()
+        self._times_s: tuple[float, ...] = ()
+
+    def take_turn(self, setting: Setting, budget_s: float) -> None:
+        """Measure, unless an earlier turn went wrong."""
+        if self.row.error or self.row.note:
+            return
+        sample, self.row.note, self.row.error = _attempt(lambda: self._sample(setting, budget_s))
         if sample is not None:
-            row.time_s, row.spread = sample.median_s, sample.spread
-        rows.append(row)
-    return rows
+            self._times_s += sample.times_s
+            joined = Sample(self._times_s)
+            self.row.time_s, self.row.spread = joined.median_s, joined.spread
 
-
-def _sample(contender: Contender, setting: Setting) -> Sample:
-    timer = CpuTimer() if contender.on_host else setting.timer
-    budget_s = (QUICK_BUDGET_S if setting.quick else BUDGET_S)[setting.device.type]
-    sample = timer.sample(contender.make(), budget_s, contender.capture)
-    setting.timer.synchronize()
-    return sample
+    def _sample(self, setting: Setting, budget_s: float) -> Sample:
+        self._calls = self._calls or self._contender.make()
+        timer = CpuTimer() if self._contender.on_host else setting.timer
+        sample = timer.sample(self._calls, budget_s, self._contender.capture)
+        setting.timer.synchronize()
+        return sample
 
 
 def judge(cases: Sequence[Case], results: Results) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quire.bench.kernels.case import Contender, NotRun
+from quire.bench.kernels.case import Contender
 from quire.bench.kernels.paged import Inputs
 from quire.bench.kernels.timing import Call
 
@@ -79,8 +79,3 @@ def flashinfer_calls(inputs: Inputs) -> Sequence[Call]:
     out = torch.empty_like(inputs.q)
     run: Callable[..., object] = wrapper.run
     return [functools.partial(run, inputs.q, pool, out=out) for pool in inputs.pools]
-
-
-def refuse(reason: str) -> Sequence[Call]:
-    """As the `make` of a contender that cannot take part."""
-    raise NotRun(reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.bench.kernels import measurement
+from quire.bench.kernels import measurement, peers
 from quire.bench.kernels.case import Case, Check, Setting
 from quire.bench.kernels.limits import measure_limits
 from quire.bench.kernels.measurement import Progress, Results
@@ -65,6 +65,8 @@ def measure(options: KernelBenchOptions) -> tuple[Results, str]:
     cases, checks = chosen(options, setting)
     progress.say(f"limits of {setting.timer.name}")
     results = Results(measure_limits(setting.timer, setting.dtype))
+    if setting.device.type == "cuda" and not peers.has_flashinfer():
+        results.notes.append("FlashInfer is not installed: it is not among the peers")
     measurement.prepare(cases, progress)
     if checks:
         progress.say(f"{len(checks)} checks against float64")

@@ -20,14 +20,15 @@ def lines(results: Results) -> Iterator[str]:
         yield from map(accuracy_line, results.accuracies)
     if results.timings:
         yield f"{'Times ':=<118}"
-        head = f"{'case':<46}{'implementation':<24}{'time':>10}{'±':>6}{'rate':>15}{'limit':>8}{'share':>7}  ratio"
+        head = f"{'case':<46}{'implementation':<24}{'time':>10}{'±':>7}{'rate':>15}{'limit':>8}{'share':>7}  ratio"
         yield head
     shown_op = ""
     for row in results.timings:
         if row.op != shown_op:
             shown_op = row.op
-            yield f"{shown_op}"
+            yield shown_op
         yield timing_line(row)
+    yield from results.notes
     if results.left_out:
         yield f"{len(results.left_out)} cases were not measured: no time was left (--time-limit 0 measures all)"
 
@@ -53,7 +54,7 @@ def timing_line(row: Timing) -> str:
     what = f"  {row.case:<44}{('· ' if row.is_peer else '') + row.implementation:<24}"
     if row.error or row.note:
         return f"{what}{'FAILED: ' + row.error if row.error else 'not run: ' + row.note}"
-    text = f"{what}{_time(row.time_s):>10}{row.spread:>6.0%}"
+    text = f"{what}{_time(row.time_s):>10}{row.spread:>7.0%}"
     if math.isnan(row.share):
         return text
     speed = rate(row.flops_s, "FLOP/s") if row.in_flops else rate(row.bytes_s, "B/s")
@@ -80,4 +81,5 @@ def values(results: Results) -> dict[str, object]:
         "errors": [dataclasses.asdict(row) | {"good": row.good} for row in results.accuracies],
         "times": [dataclasses.asdict(row) for row in results.timings],
         "not_measured": results.left_out,
+        "notes": results.notes,
     }

@@ -52,6 +52,8 @@ class Timer(abc.ABC):
     device: torch.device
     name: str
     cache_bytes: int
+    n_turns: int
+    """Contenders of a case are timed in so many turns: the speed of a shared CPU drifts."""
 
     def n_copies(self, n_bytes: float) -> int:
         """How many inputs of `n_bytes` a pass needs so that none of them is found in the cache."""
@@ -75,7 +77,7 @@ class CpuTimer(Timer):
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.name = f"{torch.get_num_threads()} threads"
+        self.name, self.n_turns = f"{torch.get_num_threads()} threads", 3
         self.cache_bytes = _last_cache_bytes()
 
     def sample(self, calls: Sequence[Call], budget_s: float, capture: bool = True) -> Sample:
@@ -84,7 +86,7 @@ class CpuTimer(Timer):
         in_turn = itertools.cycle(calls)
         n = max(1, int(STRETCH_S / _seconds(in_turn, 1)))
         times, end_s = [], time.perf_counter() + budget_s
-        while len(times) < 3 or time.perf_counter() < end_s:
+        while not times or time.perf_counter() < end_s:
             times.append(_seconds(in_turn, n) / n)
         return Sample(tuple(times))
 
@@ -101,7 +103,7 @@ class CudaTimer(Timer):
     def __init__(self) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
         properties = torch.cuda.get_device_properties(self.device)
-        self.name = properties.name
+        self.name, self.n_turns = properties.name, 1
         self.cache_bytes = getattr(properties, "L2_cache_size", DEFAULT_CACHE_BYTES)
 
     def sample(self, calls: Sequence[Call], budget_s: float, capture: bool = True) -> Sample:

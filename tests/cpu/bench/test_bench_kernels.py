@@ -1,0 +1,224 @@
+"""The kernel benchmark: selection, limits and ratios on known times, failures as rows, one small real run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from quire.bench.kernels import attention, measurement, registry, session, table
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
+from quire.bench.kernels.limits import Limits, Work
+from quire.bench.kernels.measurement import Progress, Results
+from quire.bench.kernels.paged import Batch, Inputs
+from quire.bench.kernels.timing import Call, CpuTimer, Sample, Timer
+from quire.bench.options import KernelBenchOptions
+from quire.cli.main import main
+from quire.core.errors import ConfigError
+from quire.kernels import catalog
+from quire.kernels.attention import variants
+from quire.kernels.attention.plan import Heads
+
+LIMITS = Limits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
+
+
+class FixedTimer(Timer):
+    """A call takes as many seconds as it returns."""
+
+    device, name, cache_bytes, n_turns = torch.device("cpu"), "fixed", 1 << 10, 2
+
+    def sample(self, calls: Sequence[Call], budget_s: float, capture: bool = True) -> Sample:
+        return Sample(tuple(float(call()) for call in calls))  # type: ignore[arg-type]
+
+    def synchronize(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+SETTING = Setting(FixedTimer(), torch.float32)
+
+
+def contenders(**times_s: float) -> list[Contender]:
+    """Those whose names begin with `torch` are peers; NaN raises."""
+
+    def make(seconds: float) -> Sequence[Call]:
+        if math.isnan(seconds):
+            raise RuntimeError("no such\nkernel")
+        return [lambda: seconds]
+
+    return [
+        Contender(name, functools.partial(make, seconds), name.startswith("torch")) for name, seconds in times_s.items()
+    ]
+
+
+def timed(*cases: Case) -> Results:
+    results = Results(LIMITS)
+    measurement.time_all(cases, SETTING, results, 0.0, Progress())
+    measurement.judge(cases, results)
+    return results
+
+
+def test_the_limit_is_what_binds() -> None:
+    assert LIMITS.least_s(Work(200.0)) == (2.0, "read")
+    assert LIMITS.least_s(Work(195.0, 5.0)) == (2.0, "read")
+    assert LIMITS.least_s(Work(100.0, 100.0)) == (4.0, "copy")
+    assert LIMITS.least_s(Work(200.0, 0.0, 5000.0)) == (5.0, "matmul")
+
+
+def test_shares_and_ratios() -> None:
+    work = Work(200.0)
+    results = timed(
+        Case("attention", "plain", work, lambda: contenders(hopper=4.0, triton=5.0, torch=2.0)),
+        Case("attention", "capped", work, lambda: contenders(hopper=5.0), baseline="plain"),
+        Case("attention", "plan", None, lambda: contenders(host=1.0)),
+    )
+    rows = {(row.case, row.implementation): row for row in results.timings}
+    assert rows["plain", "hopper"].share == 0.5 and rows["plain", "hopper"].bytes_s == 50.0
+    assert rows["plain", "hopper"].ratio_to == ""
+    assert (rows["plain", "triton"].ratio, rows["plain", "torch"].ratio) == (1.25, 0.5)
+    assert (rows["capped", "hopper"].ratio, rows["capped", "hopper"].ratio_to) == (1.25, "plain")
+    assert rows["plan", "host"].bound == "host" and math.isnan(rows["plan", "host"].share)
+    assert not results.failed
+    text = "\n".join(table.lines(results))
+    assert "1.25 x plain" in text and "· torch" in text
+
+
+def test_a_failure_is_a_row_and_the_run_goes_on() -> None:
+    def broken() -> Iterator[Contender]:
+        raise MemoryError("too large")
+
+    good = Case("norm", "good", Work(1.0), lambda: contenders(triton=1.0, torch=math.nan))
+    results = timed(good)
+    assert not results.failed, "a peer that fails is not our failure"
+    results = timed(Case("norm", "broken", Work(1.0), broken), good)
+    assert results.failed and len(results.timings) == 3
+    assert "MemoryError: too large" in "\n".join(table.lines(results))
+    assert "RuntimeError: no such kernel" in "\n".join(table.lines(results))
+
+
+def test_what_cannot_run_is_a_note_and_wrong_results_fail() -> None:
+    def refused() -> float:
+        raise NotRun("head_dim 7")
+
+    def check(error: object) -> Check:
+        return Check("norm", "rms_norm", "cpu", error, 0.5)  # type: ignore[arg-type]
+
+    rows = measurement.check_all([check(lambda: 0.4), check(refused)], Progress())
+    assert all(row.good for row in rows) and rows[1].note == "head_dim 7"
+    for bad in (lambda: 0.6, lambda: math.nan, lambda: 1 // 0):
+        results = Results(LIMITS, accuracies=measurement.check_all([check(bad)], Progress()))
+        assert results.failed
+
+
+def test_no_case_begins_after_the_time_limit() -> None:
+    progress, results = Progress(), Results(LIMITS)
+    progress.start_s -= 100
+    measurement.time_all([Case("norm", "late", None, lambda: contenders(cpu=1.0))], SETTING, results, 99.0, progress)
+    assert results.left_out == ["norm: late"] and not results.timings
+    assert "1 cases were not measured" in "\n".join(table.lines(results))
+
+
+def test_work_of_a_batch() -> None:
+    heads = Heads(4, 2, 8)
+    work = Batch(((10, 1), (3, 3)), heads=heads).work(variants.causal(1.0), 2)
+    assert work.flops == 4 * (10 + 1 + 2 + 3) * 4 * 8
+    assert work.written_bytes == 4 * 4 * 8 * 2 and work.read_bytes == 2 * 13 * 2 * 8 * 2 + work.written_bytes
+    windowed = Batch(((10, 1),), heads=heads).work(variants.causal(1.0, window=3, n_first=2), 2)
+    assert windowed.flops == 4 * 5 * 4 * 8 and windowed.read_bytes == (2 * 5 * 2 + 4) * 8 * 2
+    shared = Batch(((10, 1), (11, 1)), heads=heads, page_size=4, n_shared=8).work(variants.causal(1.0), 2)
+    assert shared.read_bytes == (2 * (8 + 2 + 3) * 2 + 8) * 8 * 2
+
+
+def test_pages_are_distinct_and_shared_ones_are_the_same() -> None:
+    batch = Batch(((40, 1), (33, 1), (64, 5)), page_size=8, n_shared=32)
+    pages, n_pages = batch.page_table()
+    own = np.concatenate([row[4 : -(-kv_len // 8)] for row, (kv_len, _) in zip(pages, batch.spans, strict=True)])
+    used = np.concatenate((pages[0, :4], own))
+    assert (pages[:, :4] == pages[0, :4]).all()
+    assert sorted(used) == list(range(1, n_pages)) and list(own) != sorted(own)
+
+
+def test_inputs_leave_the_cache_and_poison_what_no_token_owns() -> None:
+    timer = CpuTimer()
+    assert timer.n_copies(timer.cache_bytes) == 3 and timer.n_copies(100 * timer.cache_bytes) == 1
+    batch = Batch(((9, 1), (8, 2)), heads=Heads(2, 1, 4), page_size=4)
+    inputs = Inputs(batch, Setting(timer, torch.float32), n_copies=1, poison=True)
+    k, _ = inputs.pools[0]
+    assert k.isnan().sum() == (4 + 3) * 4, "the dummy page and three cells behind the ninth token"
+    assert not (k == 0).any()
+
+
+def test_every_check_passes_here() -> None:
+    """All ops but attention, whose variants have tests of their own; in float32, where an error would show."""
+    setting = Setting(CpuTimer(), torch.float32)
+    ops = [name for name in registry.OPS if name != "attention"]
+    checks = [check for name in ops for check in registry.OPS[name][1](name, setting)]
+    rows = measurement.check_all(checks, Progress())
+    assert [row for row in rows if not row.good] == []
+    assert {row.op for row in rows} == set(ops)
+
+
+def test_the_lists_of_cases() -> None:
+    for cases in (attention.cuda_cases(), attention.cpu_cases()):
+        names = [case.name for case in cases]
+        assert len(set(names)) == len(names)
+        assert {case.baseline for case in cases} - {""} <= set(names)
+    assert len(attention.cuda_cases()) > 45
+    lengths = [case.batch.kv_lens for case in attention.cuda_cases() if "lognormal" in case.name]
+    assert [(round(one.mean(), -2), one.max()) for one in lengths] == [(2000, 8848), (1700, 10332)]
+
+
+def test_options_select_cases() -> None:
+    setting = Setting(CpuTimer(), torch.float32, quick=True)
+    cases, checks = session.chosen(KernelBenchOptions(ops="norm,sample"), setting)
+    assert {case.op for case in cases} == {check.op for check in checks} == {"norm", "sample"}
+    cases, checks = session.chosen(KernelBenchOptions(cases="decode 8 x 2k sinks"), setting)
+    assert [case.name for case in cases] == ["decode 8 x 2k", "decode 8 x 2k sinks"], "with its baseline"
+    assert not checks
+    with pytest.raises(ConfigError, match="did you mean norm"):
+        session.chosen(KernelBenchOptions(ops="nrom"), setting)
+    with pytest.raises(ConfigError, match="selects no case"):
+        session.chosen(KernelBenchOptions(cases="nothing"), setting)
+
+
+def test_a_run_writes_a_table_a_report_and_a_plot(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "measure_limits", lambda timer, dtype: LIMITS)
+    report, plot = tmp_path / "k.json", tmp_path / "k.png"
+    arguments = ["--device", "cpu", "--quick", "--dtype", "fp32", "--cases", "decode 1 x 4k,greedy"]
+    assert main(["bench", "kernels", *arguments, "--output", str(report), "--plot", str(plot)]) == 0
+    out = capsys.readouterr().out
+    assert "decode 1 x 4k" in out and "greedy" in out
+    found = json.loads(report.read_text())
+    assert found["benchmark"] == "kernels" and found["hardware"]["cpu"] and found["config"]["quick"] is True
+    times = {(row["case"], row["implementation"]): row for row in found["results"]["times"]}
+    best = catalog.runnable("attention", "cpu")[0].name
+    assert times["decode 1 x 4k", best]["time_s"] > 0 and times["decode 1 x 4k", "torch flash (dense)"]["is_peer"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_gpu_that_is_not_there_and_a_wrong_path_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    if catalog.cuda_obstacle():
+        assert main(["bench", "kernels", "--device", "cuda"]) == 2
+        assert "no CUDA device" in capsys.readouterr().err
+    assert main(["bench", "kernels", "--plot", "x.svg"]) == 2
+    assert ".png" in capsys.readouterr().err
+
+
+def test_contenders_take_turns() -> None:
+    order: list[str] = []
+    clock = itertools.count(1)
+
+    def make(name: str) -> Sequence[Call]:
+        return [lambda: order.append(name) or next(clock)]
+
+    case = Case("norm", "turns", None, lambda: [Contender(name, functools.partial(make, name)) for name in "ab"])
+    assert [row.time_s for row in timed(case).timings] == [2.0, 3.0] and order == ["a", "b", "a", "b"]
