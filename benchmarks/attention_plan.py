@@ -89,7 +89,7 @@ def measure(plan: AttnPlan, n: int) -> dict[str, object]:
         "bytes": upload(plan).nbytes,
         "cut": timed(lambda: cut(plan, N_WORKERS), n),
         "upload": timed(lambda: upload(plan), n),
-        "make": timed(lambda: work.make(plan, N_WORKERS), n),
+        "make": timed(lambda: work.make(plan, n_workers=N_WORKERS), n),
         "fill": timed(lambda: buffers.fill(plan), n),
     }
 

@@ -61,11 +61,13 @@ def assign(n_keys: np.ndarray, n_workers: int) -> tuple[np.ndarray, np.ndarray]:
     """Lines of n_keys visible keys in the order of workers, and the queue: the longest to the least loaded."""
     cost = n_keys + TILE_COST
     loads = [(0, worker) for worker in range(n_workers)]
-    owner = np.empty(len(cost), np.int64)
-    for line in np.argsort(-cost, kind="stable").tolist():
+    dearest, owners = np.argsort(-cost, kind="stable"), []
+    for added in cost[dearest].tolist():
         load, worker = loads[0]
-        owner[line] = worker
-        heapq.heapreplace(loads, (load + int(cost[line]), worker))
+        owners.append(worker)
+        heapq.heapreplace(loads, (load + added, worker))
+    owner = np.empty(len(cost), np.int64)
+    owner[dearest] = owners
     bounds = np.zeros(n_workers + 1, np.int32)
     bounds[1:] = np.cumsum(np.bincount(owner, minlength=n_workers))
     return np.argsort(owner, kind="stable"), bounds

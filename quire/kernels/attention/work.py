@@ -7,6 +7,7 @@ address and launch size stays, so that a captured CUDA graph serves every plan w
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import torch
@@ -59,9 +60,9 @@ class CudaWork:
     """Most tokens of a large line."""
 
 
-def make(plan: AttnPlan, n_workers: int = 0) -> CudaWork:
-    """Cut a plan and send it to the device of its page table. n_workers: 0 asks the device."""
-    device = device_of(plan)
+def make(plan: AttnPlan, device: torch.device | None = None, n_workers: int = 0) -> CudaWork:
+    """Cut a plan and send it to a device (None: where its page table is). n_workers: 0 asks the device."""
+    device = device or device_of(plan)
     n_workers = n_workers or n_workers_of(device)
     work = cut(plan, n_workers)
     arrays = [getattr(work, name) for name in ARRAYS]
@@ -85,15 +86,16 @@ class Buffers:
         max_rows: int = 0,
         max_keys: int = 1 << 20,
         max_blocks: int = 0,
+        device: torch.device | None = None,
     ) -> None:
-        """plan: any plan of the same layout, heads, device and mode.
+        """plan: any plan of the same layout, heads and mode. device: None: where its page table is.
 
         max_large: large lines, after splitting; 0 also leaves prefixes unshared. span_tokens: most tokens of a small
         span, 0: all that fit a small line; fewer make narrower lines if nothing is shared. max_rows: rows of q of a
         step, 0: as many as the spans and large lines hold. max_keys: keys of all small spans together
         (batch-invariant mode). max_blocks: entries of all lists of pages (SPARSE).
         """
-        heads, device = plan.heads, device_of(plan)
+        heads, device = plan.heads, device or device_of(plan)
         n_workers = n_workers or n_workers_of(device)
         n_heads, n_tokens = heads.n_kv_heads, large_tokens_of(heads.group)
         most_tokens = max(1, small_rows_of(heads.group) // heads.group)
@@ -151,12 +153,11 @@ class Buffers:
 
 
 def device_of(plan: AttnPlan) -> torch.device:
-    """Where the plan's page table lies; ragged plans run on the current CUDA device if there is one."""
-    if plan.page_table is not None:
-        return plan.page_table.device
-    return torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu").device
+    """Where the plan's page table lies; a plan without one does not say, and is taken to be the CPU's."""
+    return torch.device("cpu") if plan.page_table is None else plan.page_table.device
 
 
+@functools.cache
 def n_workers_of(device: torch.device) -> int:
     """Persistent blocks that fill a device: one a multiprocessor."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else N_WORKERS

@@ -284,7 +284,7 @@ def test_a_cut_between_leading_positions_and_window_skips_what_no_row_sees() -> 
 
 def test_work_holds_the_list_and_its_launch_sizes() -> None:
     plan = plan_of([1, 1, 700], [9000, 30, 700], Heads(16, 4, 64))
-    made, sent = cut(plan, 8), work.make(plan, 8)
+    made, sent = cut(plan, 8), work.make(plan, n_workers=8)
     for name in work.ARRAYS:
         assert np.array_equal(getattr(sent, name).numpy(), getattr(made, name))
     assert (sent.n_small, sent.n_large, sent.n_merges) == (len(made.small), len(made.large), len(made.merges))
