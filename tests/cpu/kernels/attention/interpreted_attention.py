@@ -92,9 +92,10 @@ def check_planned_work() -> None:
         n_split += plan.work.n_merges
         right, right_lse = case.expected_state(variant)
         out, lse = attend(case, variant, plan)
-        tolerance = reference.TOLERANCE[case.dtype]
-        assert worst_error(out, right) <= 4 * tolerance, (case, variant.program.text())
-        assert worst_error(lse, right_lse) <= 10 * tolerance, (case, variant.program.text())
+        size, allowed = right.abs().clamp(min=1.0), reference.TOLERANCE[case.dtype]
+        assert worst_error(out / size, right / size) <= allowed, (case, variant.program.text())
+        # A query or key transform rounds its results to q's dtype.
+        assert worst_error(lse, right_lse) <= max(1e-5, 2 * allowed), (case, variant.program.text())
     assert n_split > 0
 
 
