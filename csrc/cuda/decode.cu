@@ -41,7 +41,11 @@ constexpr int KEY_WARPS = WARPS / ROW_WARPS;      // .. and in keys
 constexpr int KEY_TILES = KEYS / 16 / KEY_WARPS;  // of 16 keys, of a consumer in a stage
 constexpr int ROW_TILES = WARP_ROWS / 8;
 constexpr int DIM_TILES = DIM / 16;
-constexpr int CHUNKS = (DIM + 63) / 64;           // a key is stored as chunks of 64 elements, 128 bytes
+// In shared memory a key is chunks of 64 elements, 128 bytes, and the chunks of a box lie one after the other. Heads of
+// 96 would waste half of their second chunk and much bandwidth: where the tokens of a page are contiguous they are
+// copied as they are, two tokens in three chunks (`packed`).
+constexpr int CHUNKS = (DIM + 63) / 64;
+constexpr bool MAY_PACK = DIM == 96 && LAYOUT != RAGGED;
 static_assert(ROW_WARPS * WARP_ROWS == ROWS && KEY_WARPS * ROW_WARPS == WARPS, "warps do not cover the rows");
 static_assert(KEY_TILES * KEY_WARPS * 16 == KEYS && DIM % 16 == 0, "warps do not cover the keys");
 
@@ -58,9 +62,9 @@ static_assert(SUM_STRIDE % 16 == 4 && DIM_TILES % ROUNDS == 0, "uneven rounds");
 constexpr int SUMS_BYTES = KEY_WARPS * ROWS * SUM_STRIDE * 4;
 constexpr int STATES_BYTES = KEY_WARPS * ROWS * 8;
 // Less the alignment of the ring, and room for a block of the merge kernel, which waits beside this one for its end.
-constexpr int SHARED_LIMIT = 232448 - 1024 - 9216;
+constexpr int SHARED_LIMIT = 232448 - 1024 - 13312;
 constexpr int STAGES_FIT = (SHARED_LIMIT - SUMS_BYTES - STATES_BYTES) / (STAGE_BYTES + 16 + 4 * MAX_BOXES);
-constexpr int STAGES_ENOUGH = (160 * 1024 + STAGE_BYTES - 1) / STAGE_BYTES;
+constexpr int STAGES_ENOUGH = (128 * 1024 + STAGE_BYTES - 1) / STAGE_BYTES;
 #ifndef QUIRE_STAGES
 #define QUIRE_STAGES (STAGES_FIT < STAGES_ENOUGH ? STAGES_FIT : STAGES_ENOUGH)
 #endif
@@ -70,6 +74,12 @@ static_assert(STAGES >= 2 && STAGES <= STAGES_FIT, "the ring does not fit");
 
 constexpr float FLOOR = -1e30f;      // running maximum before the first key
 constexpr float SLACK = 8.f;         // the maximum moves when a score passes it by this much (base 2)
+
+struct BoxShape {  // of one copy: keys of a page, or of the ragged rows
+    int rows;  // a power of two
+    bool packed;
+    __device__ __forceinline__ int bytes() const { return rows * (MAY_PACK && packed ? DIM * 2 : CHUNKS * 128); }
+};
 
 struct Shared {
     uint32_t ring, filled, drained;  // stages; barriers, 8 bytes for each stage
@@ -132,8 +142,8 @@ struct Line {
     }
 };
 
-__device__ __forceinline__ Line make_line(const QuireTile& tile, const QuireAttnArgs& args, int box_rows) {
-    const auto down = [&](int key) { return LAYOUT == RAGGED ? key : key & ~(box_rows - 1); };
+__device__ __forceinline__ Line make_line(const QuireTile& tile, const QuireAttnArgs& args, const BoxShape& shape) {
+    const auto down = [&](int key) { return LAYOUT == RAGGED ? key : key & ~(shape.rows - 1); };
     Line line{tile, tile.begin, tile.end, tile.begin, tile.begin, 0, 0, 0, 0};
     const bool consecutive = LAYOUT != SPARSE && !tile.gathered;  // positions are known without reading them
     if (Variant::causal && consecutive) line.end = min(line.end, tile.position + tile.n_tokens);
@@ -169,7 +179,7 @@ __device__ __forceinline__ Row packed_row(const QuireTile& tile, int row, int gr
 
 // ---- producer ------------------------------------------------------------------------------------------------------
 
-struct Box {  // box_rows consecutive keys of a page (or of the ragged rows)
+struct Box {  // where a copy begins
     int page, row, position;
 };
 
@@ -182,9 +192,10 @@ __device__ __forceinline__ Box find_box(const Line& line, int key, const QuireAt
 }
 
 __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, const Box& box,
-                                         int kv_head, int box_rows) {
+                                         int kv_head, const BoxShape& shape) {
+    if (MAY_PACK && shape.packed) return load_box(to, &map, barrier, L2_EVICT_FIRST, 0, 0, box.row / 2, kv_head, box.page);
     for (int column = 0; column < (DIM % 64 ? CHUNKS : 1); ++column) {
-        const uint32_t at = to + column * box_rows * 128;
+        const uint32_t at = to + column * shape.rows * 128;
         if (LAYOUT == RAGGED)
             load_box(at, &map, barrier, L2_EVICT_FIRST, column * 64, box.row, 0, kv_head);
         else
@@ -194,9 +205,9 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t to, ui
 
 // Lanes hold the places of 32 boxes, those of the blocks that come next; the 32 after them are looked up meanwhile.
 __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap& k_map, const CUtensorMap& v_map,
-                                        const Shared& shared, int first, int last, int box_rows) {
-    const int lane = threadIdx.x % 32, n_boxes = KEYS / box_rows, n_ahead = 32 / n_boxes;
-    const int box_bytes = box_rows * CHUNKS * 128, of_block = lane % n_boxes;
+                                        const Shared& shared, int first, int last, const BoxShape& shape) {
+    const int lane = threadIdx.x % 32, n_boxes = KEYS / shape.rows, n_ahead = 32 / n_boxes;
+    const int box_bytes = shape.bytes(), of_block = lane % n_boxes;
     const bool is_value = lane >= n_boxes;
     const uint32_t offset = is_value * HALF_BYTES + of_block * box_bytes;
     Slot slot;
@@ -209,21 +220,21 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
         Line next_line = line;
         int next_index = index, next_block = block + n_ahead;
         while (next_block >= next_line.n_blocks && ++next_index < last) {
-            next_line = make_line(coming, args, box_rows);
+            next_line = make_line(coming, args, shape);
             next_block = 0;
             if (next_index + 1 < last) coming = load_tile(args.small_lines, next_index + 1);
         }
         Box next_box{};
         if (next_index < last) {
             const int of_line = next_block + lane / n_boxes;
-            const int key = next_line.block_start(of_line) + of_block * box_rows;
+            const int key = next_line.block_start(of_line) + of_block * shape.rows;
             if (of_line < next_line.n_blocks && key < next_line.end) next_box = find_box(next_line, key, args);
         }
         for (int i = block; live && i < min(block + n_ahead, line.n_blocks); ++i) {
             const int held_by = (i - block) * n_boxes + of_block;
             const Box chosen{__shfl_sync(~0u, box.page, held_by), __shfl_sync(~0u, box.row, held_by),
                              LAYOUT == SPARSE ? __shfl_sync(~0u, box.position, held_by) : 0};
-            const int n_copied = min(n_boxes, (line.end - line.block_start(i) + box_rows - 1) / box_rows);
+            const int n_copied = min(n_boxes, (line.end - line.block_start(i) + shape.rows - 1) / shape.rows);
             const uint32_t filled = shared.filled + slot.stage * 8;
             barrier_wait(shared.drained + slot.stage * 8, slot.parity ^ 1);
             if (LAYOUT == SPARSE && lane < n_boxes) shared.box_positions[slot.stage * MAX_BOXES + lane] = chosen.position;
@@ -232,7 +243,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
             __syncwarp();
             if (lane < 2 * n_boxes && of_block < n_copied)
                 copy_box(is_value ? v_map : k_map, shared.ring + slot.stage * STAGE_BYTES + offset, filled, chosen,
-                         line.tile.kv_head, box_rows);
+                         line.tile.kv_head, shape);
             slot.advance();
         }
         if (next_index >= last) return;
@@ -252,38 +263,49 @@ struct Consumer {
     int first_position, last_position;
     int n_tiles;                             // of 8 packed rows that the line has here
 
-    __device__ __forceinline__ void place(int box_rows);
+    __device__ __forceinline__ void place(const BoxShape& shape);
+    __device__ __forceinline__ uint32_t cell(uint32_t from, int d) const;
     __device__ __forceinline__ void start_line(const Line& line, int group, const QuireAttnArgs& args);
     template <int TILES>
     __device__ __forceinline__ void block(const Line& line, int start, uint32_t stage, const int* positions,
-                                          int box_rows, bool whole, const QuireAttnArgs& args) {
+                                          const BoxShape& shape, bool whole, const QuireAttnArgs& args) {
         if (whole)
-            block_of<false, TILES>(line, start, stage, positions, box_rows, args);
+            block_of<false, TILES>(line, start, stage, positions, shape, args);
         else
-            block_of<true, TILES>(line, start, stage, positions, box_rows, args);
+            block_of<true, TILES>(line, start, stage, positions, shape, args);
     }
     template <bool EDGE, int TILES>
     __device__ __forceinline__ void block_of(const Line& line, int start, uint32_t stage, const int* positions,
-                                             int box_rows, const QuireAttnArgs& args);
+                                             const BoxShape& shape, const QuireAttnArgs& args);
     template <int TILES>
     __device__ __forceinline__ void raise_tops(const float (&s)[KEY_TILES][TILES][4]);
     __device__ __forceinline__ void share_state(const Shared& shared);
     __device__ __forceinline__ void share_sums(const Shared& shared, int round);
 };
 
-__device__ __forceinline__ void Consumer::place(int box_rows) {
+__device__ __forceinline__ void Consumer::place(const BoxShape& shape) {
     const int warp = threadIdx.x / 32;
     lane = threadIdx.x % 32;
     key_at = warp / ROW_WARPS * KEY_TILES * 16;
     row_at = warp % ROW_WARPS * WARP_ROWS;
-    chunk_bytes = box_rows * 128;
+    const bool packed = MAY_PACK && shape.packed;
+    chunk_bytes = packed ? 128 : shape.rows * 128;
     const auto row_offset = [&](int key) {
-        return key / box_rows * (CHUNKS * chunk_bytes) + key % box_rows * 128;
+        return packed ? key * DIM * 2 : key / shape.rows * (CHUNKS * chunk_bytes) + key % shape.rows * 128;
     };
     for (int i = 0; i < KEY_TILES; ++i) {
-        k_from[i] = row_offset(key_at + i * 16 + lane % 16) + ((lane / 16) ^ (lane % 8)) * 16;
-        v_from[i] = row_offset(key_at + i * 16 + lane % 8 + lane / 16 * 8) + ((lane / 8 % 2) ^ (lane % 8)) * 16 + HALF_BYTES;
+        k_from[i] = row_offset(key_at + i * 16 + lane % 16) + lane / 16 * 16;
+        v_from[i] = row_offset(key_at + i * 16 + lane % 8 + lane / 16 * 8) + lane / 8 % 2 * 16 + HALF_BYTES;
+        if (!MAY_PACK) k_from[i] ^= lane % 8 * 16, v_from[i] ^= lane % 8 * 16;
     }
+}
+
+// The address of this lane's matrix row for dimensions 16 d .. 16 d + 15, swizzled.
+__device__ __forceinline__ uint32_t Consumer::cell(uint32_t from, int d) const {
+    const uint32_t chunk = from + d / 4 * chunk_bytes;
+    if (!MAY_PACK) return chunk ^ (d % 4 * 32);  // `from` holds the swizzle already: a key lies on one row
+    const uint32_t plain = chunk + d % 4 * 32;
+    return plain ^ (plain / 8 & 0x70);
 }
 
 __device__ __forceinline__ void Consumer::start_line(const Line& line, int group, const QuireAttnArgs& args) {
@@ -341,13 +363,13 @@ __device__ __forceinline__ void Consumer::raise_tops(const float (&s)[KEY_TILES]
 // One stage. EDGE: some keys are hidden from some rows; TILES: of 8 packed rows, beyond them the line has none.
 template <bool EDGE, int TILES>
 __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, uint32_t stage, const int* positions,
-                                                   int box_rows, const QuireAttnArgs& args) {
+                                                   const BoxShape& shape, const QuireAttnArgs& args) {
     float s[KEY_TILES][TILES][4] = {};
     for (int i = 0; i < KEY_TILES; ++i) {
         float odd[TILES][4] = {};  // two chains of sums are shorter than one
         for (int d = 0; d < DIM_TILES; ++d) {
             uint32_t k[4];
-            load_matrices(k, (stage + k_from[i] + d / 4 * chunk_bytes) ^ (d % 4 * 32));
+            load_matrices(k, cell(stage + k_from[i], d));
             for (int r = 0; r < TILES; ++r) multiply_add(d % 2 ? odd[r] : s[i][r], k, q[d][r][0], q[d][r][1]);
         }
         for (int r = 0; r < TILES; ++r)
@@ -359,7 +381,7 @@ __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, 
             const int in_block = key_at + i * 16 + h * 8 + lane / 4, key = start + in_block;
             int k_pos = key;
             if (LAYOUT == SPARSE && (EDGE || Variant::has_logits))
-                k_pos = positions[in_block / box_rows] + in_block % box_rows;
+                k_pos = positions[in_block / shape.rows] + in_block % shape.rows;
             for (int r = 0; r < TILES; ++r) {
                 for (int c = 0; c < 2; ++c) {
                     float& x = s[i][r][h * 2 + c];
@@ -400,7 +422,7 @@ __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, 
         }
         for (int d = 0; d < DIM_TILES; ++d) {
             uint32_t v[4];
-            load_matrices_transposed(v, (stage + v_from[i] + d / 4 * chunk_bytes) ^ (d % 4 * 32));
+            load_matrices_transposed(v, cell(stage + v_from[i], d));
             if (EDGE)
                 for (int e = 0; e < 4; ++e) v[e] &= kept[e / 2];
             for (int r = 0; r < TILES; ++r) multiply_add(o[d][r], v, p[r][0], p[r][1]);
@@ -500,14 +522,14 @@ __device__ __forceinline__ void write_round(const Shared& shared, const Line& li
 }
 
 __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared& shared, int first, int last,
-                                        int box_rows) {
+                                        const BoxShape& shape) {
     const int group = args.n_q_heads / args.n_kv_heads;
     Consumer warp;
-    warp.place(box_rows);
+    warp.place(shape);
     Slot slot;
     QuireTile coming = load_tile(args.small_lines, first);
     for (int index = first; index < last; ++index) {
-        const Line line = make_line(coming, args, box_rows);
+        const Line line = make_line(coming, args, shape);
         if (index + 1 < last) coming = load_tile(args.small_lines, index + 1);
         if (line.tile.n_tokens == 0) continue;
         warp.start_line(line, group, args);
@@ -518,12 +540,12 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared&
             bool whole = !Variant::has_mask && line.holds_block(start);
             barrier_wait(shared.filled + slot.stage * 8, slot.parity);
             int low = start, high = start + KEYS - 1;
-            if (LAYOUT == SPARSE) low = positions[0], high = positions[KEYS / box_rows - 1] + box_rows - 1;
+            if (LAYOUT == SPARSE) low = positions[0], high = positions[KEYS / shape.rows - 1] + shape.rows - 1;
             if (Variant::causal) whole = whole && high <= warp.first_position;
             if (Variant::window)
                 whole = whole && (args.window <= 0 || low > warp.last_position - args.window || high < args.n_first);
-            if (warp.n_tiles == 1) warp.block<1>(line, start, stage, positions, box_rows, whole, args);
-            if (warp.n_tiles == 2) warp.block<ROW_TILES>(line, start, stage, positions, box_rows, whole, args);
+            if (warp.n_tiles == 1) warp.block<1>(line, start, stage, positions, shape, whole, args);
+            if (warp.n_tiles == 2) warp.block<ROW_TILES>(line, start, stage, positions, shape, whole, args);
             __syncwarp();
             if (warp.lane == 0) barrier_arrive(shared.drained + slot.stage * 8);
             slot.advance();
@@ -541,7 +563,7 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared&
 
 __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
     small_lines_kernel(const __grid_constant__ QuireAttnArgs args, const __grid_constant__ CUtensorMap k_map,
-                       const __grid_constant__ CUtensorMap v_map, int box_rows) {
+                       const __grid_constant__ CUtensorMap v_map, const __grid_constant__ BoxShape shape) {
     const Shared shared = shared_layout();
     const int warp = uniform(threadIdx.x / 32);
     if (threadIdx.x == 0) {
@@ -559,17 +581,16 @@ __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
     const int first = __ldg(args.queue + blockIdx.x), last = __ldg(args.queue + blockIdx.x + 1);
     if (first >= last) return;
     if (warp == WARPS)
-        produce(args, k_map, v_map, shared, first, last, box_rows);
+        produce(args, k_map, v_map, shared, first, last, shape);
     else
-        consume(args, shared, first, last, box_rows);
+        consume(args, shared, first, last, shape);
 }
 
 // ---- contraction of parts ------------------------------------------------------------------------------------------
 
-constexpr int CELLS = DIM / 4;            // of four dimensions, one thread each
-constexpr int SLICES = 256 / CELLS;       // threads that share the parts of a cell: slice s takes parts s, s + SLICES ..
-constexpr int MERGE_THREADS = SLICES * CELLS;
-constexpr int FLIGHT = 4;                 // parts loaded together
+constexpr int CELLS = DIM / 4;      // of a row: four dimensions each
+constexpr int MERGE_THREADS = 512;
+constexpr int FLIGHT = 5;           // parts loaded together
 
 struct Sum {  // of weighted parts, relative to 2^top
     float4 o;
@@ -586,78 +607,101 @@ struct Sum {  // of weighted parts, relative to 2^top
     }
 };
 
-// One block for each head of a merge. The plan is read before the grid that writes the parts has ended.
-__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
-    __shared__ Sum sums[SLICES][CELLS];
-    const int4 words = __ldg(reinterpret_cast<const int4*>(args.merges) + blockIdx.x);
-    const QuireMerge merge{words.x, words.y, words.z, words.w};
-    const int cell = threadIdx.x % CELLS, slice = threadIdx.x / CELLS, dim = cell * 4;
-    const int of_group = blockIdx.y;
-    int parts[FLIGHT];
-    const auto load_parts = [&](int from) {
-        for (int i = 0; i < FLIGHT; ++i) {
-            const int part = from + i * SLICES;
-            parts[i] = part < merge.n_parts ? __ldg(args.parts + merge.parts_at + part) + of_group : -1;
-        }
-    };
-    load_parts(slice);
-    wait_for_previous_grid();
-    let_next_grid_start();
-    if (merge.n_parts == 0) return;
+// Parts first, first + step .. of one cell; `found` holds the rows of the first FLIGHT of them, -1 beyond the last.
+template <class Load>
+__device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[FLIGHT], const Load& load_parts, int first,
+                                         int step, int head, int dim, const QuireAttnArgs& args) {
     Sum sum{make_float4(0.f, 0.f, 0.f, 0.f), FLOOR, 0.f};
-    for (int from = slice; from < merge.n_parts; from += FLIGHT * SLICES) {
-        if (from > slice) load_parts(from);
+    for (int from = first; from < merge.n_parts; from += FLIGHT * step) {
+        if (from > first) load_parts(found, from);
         float lse[FLIGHT], high = sum.top;
         float4 x[FLIGHT];
         for (int i = 0; i < FLIGHT; ++i) {
-            const bool real = parts[i] >= 0;
-            const int64_t row = parts[i];
-            lse[i] = !real ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
+            const int64_t row = found[i] + head;
+            lse[i] = found[i] < 0 ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
             x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-            if (real) x[i] = *reinterpret_cast<const float4*>(args.partial_out + row * DIM + dim);
+            if (found[i] >= 0) x[i] = *reinterpret_cast<const float4*>(args.partial_out + row * DIM + dim);
         }
         for (int i = 0; i < FLIGHT; ++i) high = fmaxf(high, lse[i]);
         sum.lift(high);
         for (int i = 0; i < FLIGHT; ++i) sum.add(x[i], Variant::softmax ? exp2_fast(lse[i] - high) : 1.f, 1.f);
     }
-    sums[slice][cell] = sum;
-    __syncthreads();
-    if (slice > 0) return;
-    for (int other = 1; other < min(SLICES, merge.n_parts); ++other) {
-        Sum more = sums[other][cell];
-        const float high = fmaxf(sum.top, more.top);
-        sum.lift(high);
-        more.lift(high);
-        sum.add(more.o, 1.f, more.total);
+    return sum;
+}
+
+// One block for a merge. Threads beyond its cells share the parts: slice s takes parts s, s + n_slices .., and the
+// slices are added in order. The plan is read before the grid that writes the parts has ended.
+__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
+    __shared__ float4 slice_sums[MERGE_THREADS];
+    __shared__ float2 slice_states[MERGE_THREADS];
+    const int4 words = __ldg(reinterpret_cast<const int4*>(args.merges) + blockIdx.x);
+    const QuireMerge merge{words.x, words.y, words.z, words.w};
+    const int group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
+    const int width = min(n_cells, MERGE_THREADS), n_slices = MERGE_THREADS / width;
+    const int slice = threadIdx.x / width;
+    const auto load_parts = [&](int (&found)[FLIGHT], int from) {
+        for (int i = 0; i < FLIGHT; ++i) {
+            const int part = from + i * n_slices;
+            found[i] = slice < n_slices && part < merge.n_parts ? __ldg(args.parts + merge.parts_at + part) : -1;
+        }
+    };
+    int found[FLIGHT];
+    load_parts(found, slice);
+    wait_for_previous_grid();
+    let_next_grid_start();
+    if (merge.n_parts == 0) return;
+    for (int base = 0; base < n_cells; base += width) {
+        const int cell = min(base + static_cast<int>(threadIdx.x) % width, n_cells - 1);
+        const int head = cell / CELLS, dim = cell % CELLS * 4;
+        if (base > 0) load_parts(found, slice);
+        Sum sum = sum_parts(merge, found, load_parts, slice, n_slices, head, dim, args);
+        slice_sums[threadIdx.x] = sum.o;
+        slice_states[threadIdx.x] = make_float2(sum.top, sum.total);
+        __syncthreads();
+        for (int other = 1; slice == 0 && other < min(n_slices, merge.n_parts); ++other) {
+            const float2 state = slice_states[other * width + threadIdx.x];
+            Sum more{slice_sums[other * width + threadIdx.x], state.x, state.y};
+            const float high = fmaxf(sum.top, more.top);
+            sum.lift(high);
+            more.lift(high);
+            sum.add(more.o, 1.f, more.total);
+        }
+        const float scale = !Variant::softmax ? 1.f : sum.total > 0.f ? 1.f / sum.total : 0.f;
+        const float4 o = make_float4(sum.o.x * scale, sum.o.y * scale, sum.o.z * scale, sum.o.w * scale);
+        const float lse = sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY;
+        if (slice == 0) write_out(o, lse, {merge.row, -1, 0, merge.kv_head * group + head, merge.kv_head, dim}, args);
+        __syncthreads();
     }
-    const float scale = !Variant::softmax ? 1.f : sum.total > 0.f ? 1.f / sum.total : 0.f;
-    const float4 o = make_float4(sum.o.x * scale, sum.o.y * scale, sum.o.z * scale, sum.o.w * scale);
-    const int q_head = merge.kv_head * (args.n_q_heads / args.n_kv_heads) + of_group;
-    write_out(o, sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY,
-              {merge.row, -1, 0, q_head, merge.kv_head, dim}, args);
 }
 
 // ---- host ----------------------------------------------------------------------------------------------------------
 
 cudaError_t encode_side(CUtensorMap* map, const void* base, int64_t page, int64_t head, int64_t token,
-                        const QuireAttnArgs& args, int box_rows) {
-    constexpr bool even = DIM % 64 == 0;  // else columns beyond the row are filled with zeros, chunk by chunk
-    const uint64_t width = even ? 64 : DIM, n_chunks = even ? CHUNKS : 1, n_heads = args.n_kv_heads;
+                        const QuireAttnArgs& args, const BoxShape& shape) {
+    const uint64_t n_heads = args.n_kv_heads, n_pages = args.n_pages, bytes = sizeof(Element);
     const uint64_t n_rows = LAYOUT == RAGGED ? args.n_pages : args.page_size;
-    const uint64_t sizes[5] = {width, n_rows, n_chunks, n_heads, static_cast<uint64_t>(args.n_pages)};
-    const uint64_t strides[4] = {token * sizeof(Element), 128, head * sizeof(Element), page * sizeof(Element)};
-    const uint32_t box[5] = {64, static_cast<uint32_t>(box_rows), static_cast<uint32_t>(n_chunks), 1, 1};
+    const uint32_t n_box_rows = shape.rows;
+    if (shape.packed) {  // pairs of tokens
+        const uint64_t sizes[5] = {64, 3, n_rows / 2, n_heads, n_pages};
+        const uint64_t strides[4] = {128, 2 * DIM * bytes, head * bytes, page * bytes};
+        const uint32_t box[5] = {64, 3, n_box_rows / 2, 1, 1};
+        return encode_map(map, base, 5, sizes, strides, box);
+    }
+    constexpr bool even = DIM % 64 == 0;  // else chunk by chunk: columns beyond the row are filled with zeros
+    const uint64_t sizes[5] = {even ? 64 : DIM, n_rows, even ? CHUNKS : 1, n_heads, n_pages};
+    const uint64_t strides[4] = {token * bytes, 128, head * bytes, page * bytes};
+    const uint32_t box[5] = {64, n_box_rows, even ? CHUNKS : 1, 1, 1};
     return encode_map(map, base, LAYOUT == RAGGED ? 4 : 5, sizes, strides, box);
 }
 
 template <class... Parameters, class... Arguments>
-cudaError_t launch(void (*kernel)(Parameters...), dim3 n_blocks, int n_threads, int shared_bytes, void* stream,
+cudaError_t launch(void (*kernel)(Parameters...), int n_blocks, int n_threads, int shared_bytes, void* stream,
                    Arguments... arguments) {
     cudaLaunchAttribute overlap{};
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     overlap.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = n_blocks;
+    config.gridDim = dim3(n_blocks);
     config.blockDim = dim3(n_threads);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = static_cast<cudaStream_t>(stream);
@@ -684,20 +728,20 @@ extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
     if (args->head_dim != DIM || args->n_kv_heads < 1 || args->n_q_heads % args->n_kv_heads != 0) return cudaErrorInvalidValue;
     if (LAYOUT != RAGGED && (args->page_size < 8 || args->page_size % 8 != 0)) return cudaErrorInvalidValue;
     if (args->n_workers < 1) return args->n_workers < 0 ? cudaErrorInvalidValue : cudaSuccess;
-    const int box_rows = LAYOUT == RAGGED ? KEYS : std::gcd(args->page_size, KEYS);
+    const BoxShape shape{LAYOUT == RAGGED ? KEYS : std::gcd(args->page_size, KEYS),
+                         MAY_PACK && args->k_token == DIM && args->v_token == DIM};
     CUtensorMap k_map, v_map;
-    cudaError_t error = encode_side(&k_map, args->k, args->k_page, args->k_head, args->k_token, *args, box_rows);
+    cudaError_t error = encode_side(&k_map, args->k, args->k_page, args->k_head, args->k_token, *args, shape);
     if (error == cudaSuccess)
-        error = encode_side(&v_map, args->v, args->v_page, args->v_head, args->v_token, *args, box_rows);
+        error = encode_side(&v_map, args->v, args->v_page, args->v_head, args->v_token, *args, shape);
     if (error == cudaSuccess) error = allow_shared_memory();
     if (error != cudaSuccess) return error;
-    return launch(small_lines_kernel, args->n_workers, WARPS * 32 + 32, SHARED_BYTES, stream, *args, k_map, v_map, box_rows);
+    return launch(small_lines_kernel, args->n_workers, WARPS * 32 + 32, SHARED_BYTES, stream, *args, k_map, v_map, shape);
 }
 
 extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
     if (args->head_dim != DIM || args->n_kv_heads < 1 || args->n_q_heads % args->n_kv_heads != 0) return cudaErrorInvalidValue;
     if (args->n_merges < 1) return args->n_merges < 0 ? cudaErrorInvalidValue : cudaSuccess;
-    const dim3 blocks(args->n_merges, args->n_q_heads / args->n_kv_heads);
-    return launch(merge_kernel, blocks, MERGE_THREADS, 0, stream, *args);
+    return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
 }
