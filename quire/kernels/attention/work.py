@@ -21,8 +21,8 @@ from quire.kernels.attention.tiles import WorkList, cut, large_tokens_of, small_
 N_WORKERS = 132
 """Workers where no device says how many it has."""
 
-ARRAYS = {"queue": 1, "small": FIELDS, "large": FIELDS, "rows": 2, "merges": 4, "parts": 1, "blocks": 1}
-"""The arrays of a work list in the order of the upload, and the integers of a line."""
+ARRAYS = {"queue": 1, "small": FIELDS, "large": FIELDS, "rows": 2, "merges": 4, "blocks": 1, "parts": 1}
+"""The arrays of a work list in the order of the upload, and the integers of a line; parts need no zeros behind them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -114,8 +114,8 @@ class Buffers:
             "large": max_large,
             "rows": n_shared,
             "merges": min(n_parts // 2, max_rows * n_heads),
-            "parts": n_parts,
             "blocks": max_blocks,
+            "parts": n_parts,
         }
         self._n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
         self._n_partial_rows = n_parts * heads.group
@@ -128,14 +128,14 @@ class Buffers:
         """Write a step's work, in stream order, in one copy. Raises ValueError when the step does not fit."""
         work = cut(plan, self.work.n_workers, self._sizes["large"])
         self._check(plan, work)
-        lines, at = self._host, 0
+        at, used = 0, 0
         for name, size in self._sizes.items():
             array = getattr(work, name).reshape(-1)
-            end = at + size * ARRAYS[name]
-            lines[at : at + len(array)] = array
-            lines[at + len(array) : end] = 0
+            used, end = at + len(array), at + size * ARRAYS[name]
+            self._host[at:used] = array
+            self._host[used:end] = 0
             at = end
-        transfer.write(lines, self._flat)
+        transfer.write(self._host[:used], self._flat)
         return self.work
 
     def _check(self, plan: AttnPlan, work: WorkList) -> None:
