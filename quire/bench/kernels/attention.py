@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from quire.bench.kernels.timing import Call
 from quire.bench.kernels.variants import NAMED
 from quire.kernels import catalog
 from quire.kernels.attention import op, select
-from quire.kernels.attention.plan import Heads
+from quire.kernels.attention.plan import AttnPlan, Heads
 from quire.kernels.attention.variant import Variant
 
 QWEN = Heads(16, 8, 128)
@@ -169,12 +170,21 @@ def _contenders(entry: AttentionCase, setting: Setting) -> Iterable[Contender]:
 
 
 def _calls(name: str, inputs: Inputs, variant: Variant) -> Sequence[Call]:
-    plan, module, q = inputs.plan(variant), select.module(name), inputs.q
-    reason = module.obstacle(plan, variant, q.dtype, q.dtype)
-    if reason is not None:
-        raise NotRun(reason)
-    out = torch.empty_like(q)
+    plan, q = inputs.plan(variant), inputs.q
+    module, out = able(name, plan, variant, q.dtype), torch.empty_like(q)
     return [functools.partial(module.run, q, k, v, plan, variant, out, None) for k, v in inputs.pools]
+
+
+def able(name: str, plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> ModuleType:
+    """The implementation. Raises NotRun when it does not take these inputs, RuntimeError when it should but cannot."""
+    module = select.module(name)
+    reason = module.obstacle(plan, variant, dtype, dtype)
+    if reason is not None:
+        # The machine suits it, or it would not be among the implementations: what is left is a build that failed.
+        if name == "hopper" and module.static_obstacle(plan, variant, dtype, dtype) is None:
+            raise RuntimeError(reason)
+        raise NotRun(reason)
+    return module
 
 
 def _prepare(entry: AttentionCase, setting: Setting) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.bench.kernels.attention import QWEN
-from quire.bench.kernels.case import Check, NotRun, Setting
+from quire.bench.kernels.attention import QWEN, able
+from quire.bench.kernels.case import Check, Setting
 from quire.bench.kernels.paged import LLAMA, Batch, Inputs
 from quire.bench.kernels.variants import NAMED
 from quire.kernels import catalog
-from quire.kernels.attention import reference, select
+from quire.kernels.attention import reference
 
 QUICK = ("causal", "soft_cap")
 SPANS = ((300, 1), (77, 77), (1, 1), (513, 40), (1, 0))
@@ -40,10 +40,8 @@ def _error(setting: Setting, implementation: str, variant_name: str, batch: Batc
     """Largest absolute difference, NaN if anything is."""
     inputs = Inputs(batch, setting, n_copies=1, poison=True)
     variant = NAMED[variant_name](batch.heads, setting.device, batch.n_rows, batch.longest)
-    plan, module = inputs.plan(variant), select.module(implementation)
-    reason = module.obstacle(plan, variant, setting.dtype, setting.dtype)
-    if reason is not None:
-        raise NotRun(reason)
+    plan = inputs.plan(variant)
+    module = able(implementation, plan, variant, setting.dtype)
     (k, v), q = inputs.pools[0], inputs.q
     out, expected = torch.empty_like(q), torch.empty(q.shape, dtype=torch.float64, device=q.device)
     module.run(q, k, v, plan, variant, out, None)
