@@ -3,7 +3,8 @@
 Flash attention (Dao 2022, algorithm 1) over lines of work (csrc/cuda/attention.h). A packed row is a token times a
 query head of the KV head's group. Owns the arithmetic; launch sizes are triton.py's, hooks' text triton_hooks.py's.
 Invariants: a dead key or row is clamped to a live one of its line before anything is read for it or a hook is called,
-so that no foreign memory reaches a result; a hook that is absent (None) leaves no instruction behind.
+so that no foreign memory reaches a result; a hook that is absent (None) leaves no instruction behind. `param` is the
+tuple of a variant's parameters (`params` is a name that Triton's launcher uses itself).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _offset(position, kv_at, pages, page_stride, token_stride, LAYOUT: tl.conste
 
 
 @triton.jit
-def _transformed(x, base, offset, dims, position, kv_head, params, D: tl.constexpr, HOOK: tl.constexpr,
+def _transformed(x, base, offset, dims, position, kv_head, param, D: tl.constexpr, HOOK: tl.constexpr,
                  PARTNER: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """A key or value block after its hook, 0 beyond D. offset, position: along the keys; dims: across."""
     dim = tl.minimum(dims, D - 1)
@@ -51,14 +52,14 @@ def _transformed(x, base, offset, dims, position, kv_head, params, D: tl.constex
     if PARTNER:
         other = tl.load(base + offset + (dim + D // 2) % D).to(tl.float32)
         partner = tl.where(dim < D // 2, -other, other)
-    y = HOOK(x, partner, position, kv_head, dim, params)
+    y = HOOK(x, partner, position, kv_head, dim, param)
     return tl.where(dims < D, y, 0.0).to(dtype)
 
 
 @triton.jit
 def _fold(
     q, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
-    begin, end, first, last, gap_at, gap, q_row, q_pos, q_head, top, total, acc, scale, window, n_first, params,
+    begin, end, first, last, gap_at, gap, q_row, q_pos, q_head, top, total, acc, scale, window, n_first, param,
     EDGE: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr, FAST: tl.constexpr,
     KEY: tl.constexpr, VALUE: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, PARTNERS: tl.constexpr,
@@ -84,16 +85,16 @@ def _fold(
             k_block = tl.load(k + k_at[None, :] + dims[:, None], mask=(dims < D)[:, None], other=0.0)
             v_block = tl.load(v + v_at[:, None] + dims[None, :], mask=(dims < D)[None, :], other=0.0)
         if KEY is not None:
-            k_block = _transformed(k_block, k, k_at[None, :], dims[:, None], position[None, :], kv_head, params, D,
+            k_block = _transformed(k_block, k, k_at[None, :], dims[:, None], position[None, :], kv_head, param, D,
                                    KEY, PARTNERS & 2, q.dtype)  # fmt: skip
         if VALUE is not None:
-            v_block = _transformed(v_block, v, v_at[:, None], dims[None, :], position[:, None], kv_head, params, D,
+            v_block = _transformed(v_block, v, v_at[:, None], dims[None, :], position[:, None], kv_head, param, D,
                                    VALUE, PARTNERS & 4, q.dtype)  # fmt: skip
         s = tl.dot(q, k_block.to(q.dtype), input_precision="ieee")
         if not FAST:
             s = s * scale
         if LOGITS is not None:
-            s = LOGITS(s, q_row, q_pos, position[None, :], q_head, kv_head, params)
+            s = LOGITS(s, q_row, q_pos, position[None, :], q_head, kv_head, param)
         hidden = float("-inf") if SOFTMAX else 0.0
         if EDGE:
             seen = live[None, :]
@@ -103,7 +104,7 @@ def _fold(
                 seen = seen & ((position[None, :] > q_pos - window) | (position < n_first)[None, :])
             s = tl.where(seen, s, hidden)
         if MASK is not None:
-            s = tl.where(MASK(q_row, q_pos, position[None, :], q_head, kv_head, params), s, hidden)
+            s = tl.where(MASK(q_row, q_pos, position[None, :], q_head, kv_head, param), s, hidden)
         if SOFTMAX:
             factor = scale * LOG2E if FAST else LOG2E
             now = tl.maximum(top, tl.max(s, 1) * factor)
@@ -167,7 +168,7 @@ def _bounds(
 def _tile(
     line, kv_head, first_row, n_tokens, partial,
     q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, params,
+    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
     LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr,
     FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
@@ -187,7 +188,7 @@ def _tile(
         if PARTNERS & 1:
             other = tl.load(q_at + (dim + D // 2) % D, mask=cells, other=0.0).to(tl.float32)
             partner = tl.where(dim < D // 2, -other, other)
-        y = QUERY(x.to(tl.float32), partner, row[:, None], q_pos[:, None], q_head[:, None], kv_head, dim, params)
+        y = QUERY(x.to(tl.float32), partner, row[:, None], q_pos[:, None], q_head[:, None], kv_head, dim, param)
         x = tl.where(cells, y, 0.0).to(x.dtype)
 
     begin, kv_at, blocks_at = tl.load(line + 3), tl.load(line + 5), tl.load(line + 6)
@@ -203,20 +204,20 @@ def _tile(
         top, total, acc = _fold(
             x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
             begin, end, 0, tl.minimum(head, stop), gap_at, gap, row[:, None], q_pos[:, None], q_head[:, None],
-            top, total, acc, scale, window, n_first, params,
+            top, total, acc, scale, window, n_first, param,
             True, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK,
             PARTNERS,
         )  # fmt: skip
     top, total, acc = _fold(
         x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
         begin + gap, end, head, main, 0, 0, row[:, None], q_pos[:, None], q_head[:, None],
-        top, total, acc, scale, window, n_first, params,
+        top, total, acc, scale, window, n_first, param,
         False, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK, PARTNERS,
     )  # fmt: skip
     top, total, acc = _fold(
         x, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
         begin + gap, end, main, stop, 0, 0, row[:, None], q_pos[:, None], q_head[:, None],
-        top, total, acc, scale, window, n_first, params,
+        top, total, acc, scale, window, n_first, param,
         True, LAYOUT, PAGE, D, BLOCK_D, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, KEY, VALUE, LOGITS, MASK, PARTNERS,
     )  # fmt: skip
 
@@ -226,7 +227,7 @@ def _tile(
     if partial < 0:
         if OUTPUT is not None:
             acc = OUTPUT(acc, row[:, None], q_pos[:, None], q_head[:, None], kv_head, dim, (log2_total * LN2)[:, None],
-                         params)  # fmt: skip
+                         param)  # fmt: skip
         at = row.to(tl.int64) * (n_kv_heads * GROUP) + q_head
         tl.store(out + at[:, None] * D + dims[None, :], acc.to(out.dtype.element_ty), mask=cells)
         if HAS_LSE:
@@ -240,7 +241,7 @@ def _tile(
 @triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)
 def small(
     lines, queue, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, params,
+    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
     LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, SOFTMAX: tl.constexpr,
     FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
@@ -255,7 +256,7 @@ def small(
             _tile(
                 line, tl.load(line + 8), 0, n_tokens, tl.load(line + 7),
                 q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-                k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, params,
+                k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
                 LAYOUT, PAGE, GROUP, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, HAS_LSE,
                 QUERY, KEY, VALUE, LOGITS, MASK, OUTPUT, PARTNERS,
             )  # fmt: skip
@@ -264,7 +265,7 @@ def small(
 @triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)
 def large(
     lines, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, params,
+    k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
     CHUNKS: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
     SOFTMAX: tl.constexpr, FAST: tl.constexpr, HAS_LSE: tl.constexpr, QUERY: tl.constexpr, KEY: tl.constexpr,
@@ -282,7 +283,7 @@ def large(
         _tile(
             line, kv_head, first_row, n_tokens, partial,
             q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
-            k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, params,
+            k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
             LAYOUT, PAGE, GROUP, D, BLOCK_D, BLOCK_M, BLOCK_N, CAUSAL, WINDOWED, SOFTMAX, FAST, HAS_LSE,
             QUERY, KEY, VALUE, LOGITS, MASK, OUTPUT, PARTNERS,
         )  # fmt: skip
@@ -290,7 +291,7 @@ def large(
 
 @triton.jit(do_not_specialize_on_alignment=INDICES)
 def merge(
-    merges, parts, partial_out, partial_lse, out, lse, n_kv_heads, params, GROUP: tl.constexpr, D: tl.constexpr,
+    merges, parts, partial_out, partial_lse, out, lse, n_kv_heads, param, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, SOFTMAX: tl.constexpr, HAS_LSE: tl.constexpr, OUTPUT: tl.constexpr,
 ):  # fmt: skip
     """One packed row: the mean of its partial results weighted by 2^lse (their sum without softmax), in order."""
@@ -327,7 +328,7 @@ def merge(
             acc = acc / whole
         q_head = kv_head * GROUP + in_group
         if OUTPUT is not None:
-            acc = OUTPUT(acc, row, 0, q_head, kv_head, tl.minimum(dims, D - 1), log_total, params)
+            acc = OUTPUT(acc, row, 0, q_head, kv_head, tl.minimum(dims, D - 1), log_total, param)
         at = row.to(tl.int64) * (n_kv_heads * GROUP) + q_head
         tl.store(out + at * D + dims, acc.to(out.dtype.element_ty), mask=dims < D)
         if HAS_LSE:

@@ -32,7 +32,7 @@ def build(kernel: object, variant: Variant, dtype: torch.dtype, kv_dtype: torch.
     params = triton_hooks.of(variant).params
     types_of = {"q": TYPES[dtype], "out": TYPES[dtype], "k": TYPES[kv_dtype], "v": TYPES[kv_dtype], "scale": "fp32",
                 "lse": "*fp32", "partial_out": "*fp32", "partial_lse": "*fp32"}  # fmt: skip
-    types_of["params"] = tuple(TYPES[x.dtype] if isinstance(x, torch.Tensor) else "fp32" for x in params)
+    types_of["param"] = tuple(TYPES[x.dtype] if isinstance(x, torch.Tensor) else "fp32" for x in params)
     names = [name for name in kernel.arg_names if name not in constants]
     signature = {name: types_of.get(name, "i32" if name in INTEGERS else "*i32") for name in names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
