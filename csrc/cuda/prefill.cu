@@ -27,7 +27,8 @@ constexpr int N_ROWS = 128;                                         // packed ro
 constexpr int N_KEYS = DIM <= 128 ? 128 : DIM == 192 ? 96 : 80;     // keys of a block: what the registers hold
 constexpr int CHUNK_BYTES = 128;                                    // 64 elements: a row of a swizzled tile
 constexpr int N_CHUNKS = (DIM + 63) / 64;
-constexpr int N_STAGES = 2;                                         // blocks of keys in flight, and as many of values
+constexpr int K_STAGES = 2;                                         // blocks of keys in flight
+constexpr int V_STAGES = DIM <= 128 ? 3 : 2;                        // of values: they are released later than keys
 constexpr int N_SLOTS = DIM <= 128 ? 2 : 1;                         // q of items in flight
 constexpr int N_ITEMS = 2;                                          // items in flight
 constexpr int Q_BYTES = N_CHUNKS * N_ROWS * CHUNK_BYTES;
@@ -56,10 +57,10 @@ struct Work {
 
 struct alignas(1024) Shared {
     uint8_t q[N_SLOTS][Q_BYTES];
-    uint8_t k[N_STAGES][KEYS_BYTES];
-    uint8_t v[N_STAGES][KEYS_BYTES];
+    uint8_t k[K_STAGES][KEYS_BYTES];
+    uint8_t v[V_STAGES][KEYS_BYTES];
     Work work[N_ITEMS];
-    uint64_t k_full[N_STAGES], k_empty[N_STAGES], v_full[N_STAGES], v_empty[N_STAGES];
+    uint64_t k_full[K_STAGES], k_empty[K_STAGES], v_full[V_STAGES], v_empty[V_STAGES];
     uint64_t work_full[N_ITEMS], work_empty[N_ITEMS], work_ends[N_ITEMS], q_full[N_SLOTS], q_empty[N_SLOTS];
 };
 
@@ -126,6 +127,7 @@ __device__ __forceinline__ Work read_work(const QuireAttnArgs& args, int item, i
         tail_from = min(max((work.low - work.start) / N_KEYS, work.n_lead), n_blocks);
     }
     work.n_tail = n_blocks - tail_from;
+    if (work.n_tail + work.n_lead == 0) work.n_tail = 1, work.last_block = 0;  // nothing to see: one block, all hidden
     return work;
 }
 
@@ -198,7 +200,7 @@ __device__ __forceinline__ void load_keys(const QuireAttnArgs& args, const CUten
         const Work& work = shared.work[item.index];
         if (work.n_tokens == 0) return;
         const int n_blocks = work.n_blocks(), end = work.end, kv_head = work.kv_head;
-        const auto boxes_of = [&](int key) { return (min(end - key, N_KEYS) + box_rows - 1) / box_rows; };
+        const auto boxes_of = [&](int key) { return (max(min(end - key, N_KEYS), 0) + box_rows - 1) / box_rows; };
         int key, key_before, key_next = work.key_of(0);
         Spot spot, before, next = find_key(args, work, key_next + my_row);
         for (int i = 0; i <= n_blocks; i++) {  // keys of block i, values of the block before
@@ -212,13 +214,13 @@ __device__ __forceinline__ void load_keys(const QuireAttnArgs& args, const CUten
                 await(shared_address(&shared.k_empty[k.index]), k.parity ^ 1);
                 load_block<KEYS_JOIN<JOIN>>(shared.k[k.index], &shared.k_full[k.index], k_map, kv_head, boxes_of(key), spot,
                                             box_rows);
-                k.advance<N_STAGES>();
+                k.advance<K_STAGES>();
             }
             if (i > 0) {
                 await(shared_address(&shared.v_empty[v.index]), v.parity ^ 1);
                 load_block<JOIN>(shared.v[v.index], &shared.v_full[v.index], v_map, kv_head, boxes_of(key_before), before,
                                  box_rows);
-                v.advance<N_STAGES>();
+                v.advance<V_STAGES>();
             }
         }
         __syncwarp();
@@ -336,7 +338,9 @@ __device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArg
 }
 
 struct Softmax {  // running maximum and sum of a thread's two rows; the sum is over the thread's own columns
-    float max[2] = {MINUS_INF, MINUS_INF}, sum[2] = {0.0f, 0.0f}, factor[2];
+    float max[2], sum[2], factor[2];
+
+    __device__ __forceinline__ void start() { max[0] = max[1] = MINUS_INF, sum[0] = sum[1] = 0.0f; }
 
     // s becomes weights relative to the new maximum; `factor` is what older results must be multiplied by.
     __device__ __forceinline__ void step(float (&s)[N_KEYS / 2], float scale) {
@@ -419,9 +423,10 @@ __device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t
 // Zeroes the values that no row may read (0 * NaN is NaN). Both warpgroups do it: each waits for its own threads only.
 template <int JOIN>
 __device__ __forceinline__ void clear_hidden_values(const QuireAttnArgs& args, const Work& work, int first_key,
-                                                    uint8_t* values, int warpgroup) {
+                                                    uint8_t* values, uint64_t* full, uint32_t parity, int warpgroup) {
     const bool gap = Variant::window && LAYOUT != SPARSE && first_key < work.low && first_key + N_KEYS > args.n_first;
     if (!gap && first_key >= work.begin && first_key + N_KEYS <= work.end) return;
+    await(shared_address(full), parity);
     const auto clear = [&](int from, int to) {
         constexpr int CELLS = N_CHUNKS * 8, ROWS = Layout<JOIN>::ROWS;
         from = max(from - first_key, 0), to = min(to - first_key, N_KEYS);
@@ -510,77 +515,102 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
     float s[N_KEYS / 2];
     uint32_t p[N_KEYS / 4];
     float o[DIM / 2];
+    Softmax softmax;
+    Work work;
+    Operand q;
     Ring item, slot, k, v;
-    if (warpgroup == 1) named_arrive(BARRIER_TURN, 256);  // warpgroup 0 has the first turn
-    for (;; item.advance<N_ITEMS>(), slot.advance<N_SLOTS>()) {
+    const auto next_work = [&] {
         await(shared_address(&shared.q_full[slot.index]), slot.parity);
-        const Work work = shared.work[item.index];
+        work = shared.work[item.index];
         release(&shared.work_empty[item.index]);
-        if (work.n_tokens == 0) return;
-        const int n_blocks = work.n_blocks();
+        item.advance<N_ITEMS>();
+        q = rows_operand(uniform(shared_address(shared.q[slot.index])) + warpgroup * 64 * CHUNK_BYTES);
+        if (work.n_tokens > 0) await(shared_address(&shared.k_full[k.index]), k.parity);
+    };
+    next_work();
+    if (work.n_tokens == 0) return;
+    if (warpgroup == 1) named_arrive(BARRIER_TURN, 256);  // warpgroup 0 has the first turn
+    products_begin();
+    start_logits<JOIN>(s, q, shared.k[k.index]);
+    while (true) {  // the logits of the item's first block are on their way
         const Rows rows = read_rows(args, work, first_row);
-        const Operand q = rows_operand(uniform(shared_address(shared.q[slot.index])) + warpgroup * 64 * CHUNK_BYTES);
-        Softmax softmax;
-#pragma unroll
-        for (int i = 0; i < DIM / 2; i++) o[i] = 0.0f;
-
-        // Logits of block i and output of the block before. No branch between issue and wait: ptxas would wait at once.
+        const Work now = work;
+        const int n_blocks = now.n_blocks();
+        const auto clear_values = [&](int i) {
+            clear_hidden_values<JOIN>(args, now, now.key_of(i), shared.v[v.index], &shared.v_full[v.index], v.parity,
+                                      warpgroup);
+        };
+        // Logits of block i and output of the block before. The softmax stands between the two waits without a branch:
+        // at a branch ptxas would move the second wait up.
         const auto next_block = [&](int i, auto edge) {
             await(shared_address(&shared.k_full[k.index]), k.parity);
-            await(shared_address(&shared.v_full[v.index]), v.parity);
-            clear_hidden_values<JOIN>(args, work, work.key_of(i - 1), shared.v[v.index], warpgroup);
+            clear_values(i - 1);
             named_sync(BARRIER_TURN + warpgroup, 256);
             pin(s), pin(o);
             products_begin();
             start_logits<JOIN>(s, q, shared.k[k.index]);
+            await(shared_address(&shared.v_full[v.index]), v.parity);
+            products_begin();
             start_output<JOIN>(o, p, shared.v[v.index]);
             named_arrive(BARRIER_TURN + 1 - warpgroup, 256);
             products_wait<1>();
             pin(s);
             release(&shared.k_empty[k.index]);
-            k.advance<N_STAGES>();
-            weigh<decltype(edge)::value, JOIN>(s, args, work, rows, work.key_of(i));
+            k.advance<K_STAGES>();
+            weigh<decltype(edge)::value, JOIN>(s, args, now, rows, now.key_of(i));
             softmax.step(s, scale);
             pin(s);
             keep_before_wait(softmax.sum[0] + softmax.sum[1], shared_address(&shared));
             products_wait<0>();
             pin(o), pin(s);
             release(&shared.v_empty[v.index]);
-            v.advance<N_STAGES>();
+            v.advance<V_STAGES>();
             to_elements<JOIN>(p, s);
             softmax.rescale(o);
         };
-        if (n_blocks > 0) {
-            await(shared_address(&shared.k_full[k.index]), k.parity);
+        products_wait<0>();
+        pin(s);
+        release(&shared.k_empty[k.index]);
+        k.advance<K_STAGES>();
+        if (at_edge(args, now, now.key_of(0))) weigh<true, JOIN>(s, args, now, rows, now.key_of(0));
+        else weigh<false, JOIN>(s, args, now, rows, now.key_of(0));
+        softmax.start();
+        softmax.step(s, scale);
+        to_elements<JOIN>(p, s);
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++) o[i] = 0.0f;
+        for (int i = 1; i < n_blocks; i++) {
+            if (at_edge(args, now, now.key_of(i))) next_block(i, std::true_type());
+            else next_block(i, std::false_type());
+        }
+        release(&shared.q_empty[slot.index]);
+        slot.advance<N_SLOTS>();
+        clear_values(n_blocks - 1);
+        await(shared_address(&shared.v_full[v.index]), v.parity);
+        // With q of two items in flight the first logits of the next item run under the results of this one; after the
+        // last item they are computed from what lies there, for nobody.
+        if constexpr (N_SLOTS > 1) next_work();
+        pin(o);
+        products_begin();
+        start_output<JOIN>(o, p, shared.v[v.index]);
+        if constexpr (N_SLOTS > 1) {
+            start_logits<JOIN>(s, q, shared.k[k.index]);
+            products_wait<1>();
+        } else {
+            products_wait<0>();
+        }
+        pin(o);
+        release(&shared.v_empty[v.index]);
+        v.advance<V_STAGES>();
+        write_results(o, softmax, scale, args, now, rows);
+        if constexpr (N_SLOTS == 1) {
+            next_work();
             products_begin();
             start_logits<JOIN>(s, q, shared.k[k.index]);
-            products_wait<0>();
-            pin(s);
-            release(&shared.k_empty[k.index]);
-            k.advance<N_STAGES>();
-            if (at_edge(args, work, work.key_of(0))) weigh<true, JOIN>(s, args, work, rows, work.key_of(0));
-            else weigh<false, JOIN>(s, args, work, rows, work.key_of(0));
-            softmax.step(s, scale);
-            to_elements<JOIN>(p, s);
-            for (int i = 1; i < n_blocks; i++) {
-                if (at_edge(args, work, work.key_of(i))) next_block(i, std::true_type());
-                else next_block(i, std::false_type());
-            }
-            release(&shared.q_empty[slot.index]);
-            await(shared_address(&shared.v_full[v.index]), v.parity);
-            clear_hidden_values<JOIN>(args, work, work.key_of(n_blocks - 1), shared.v[v.index], warpgroup);
-            pin(o);
-            products_begin();
-            start_output<JOIN>(o, p, shared.v[v.index]);
-            products_wait<0>();
-            pin(o);
-            release(&shared.v_empty[v.index]);
-            v.advance<N_STAGES>();
-        } else {
-            release(&shared.q_empty[slot.index]);
         }
-        write_results(o, softmax, scale, args, work, rows);
+        if (work.n_tokens == 0) break;
     }
+    products_wait<0>();
 }
 
 template <int JOIN>
@@ -591,10 +621,10 @@ __global__ void __launch_bounds__(N_THREADS, 1)
     Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
     if (threadIdx.x == 0) {
         constexpr int N_WARPS = 4 * N_CONSUMERS;
-        for (int i = 0; i < N_STAGES; i++) {
+        for (int i = 0; i < K_STAGES; i++)
             barrier_init(shared_address(&shared.k_full[i]), 1), barrier_init(shared_address(&shared.k_empty[i]), N_WARPS);
+        for (int i = 0; i < V_STAGES; i++)
             barrier_init(shared_address(&shared.v_full[i]), 1), barrier_init(shared_address(&shared.v_empty[i]), N_WARPS);
-        }
         for (int i = 0; i < N_ITEMS; i++) {
             barrier_init(shared_address(&shared.work_full[i]), 1), barrier_init(shared_address(&shared.work_ends[i]), 1);
             barrier_init(shared_address(&shared.work_empty[i]), N_WARPS + 1);
