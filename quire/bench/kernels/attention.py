@@ -138,10 +138,11 @@ def _named(heads: Heads) -> str:
 
 
 def _shared(n: int, n_shared: int, n_own: int, heads: Heads) -> list[AttentionCase]:
-    """The same pages, planned as if nothing was known and with the shared keys read once."""
+    """Shared keys read once; planned as if nothing was known of them; and in pages of each sequence's own."""
     spans, name = ((n_shared + n_own, 1),) * n, f"shared {n} x ({n_shared} + {n_own})"
     plain = Batch(spans, heads=heads, n_shared=n_shared, tell_shared=False)
     return [
+        AttentionCase(f"{name} in own pages", Batch(spans, heads=heads), peers=False),
         AttentionCase(f"{name} plain", plain, peers=False),
         AttentionCase(name, dataclasses.replace(plain, tell_shared=True), baseline=f"{name} plain", peers=False),
     ]

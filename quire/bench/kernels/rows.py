@@ -133,7 +133,7 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
                 op,
                 f"{entry.function} {n} {'pages' if entry.function == 'copy_pages' else 'rows'}",
                 Work(read, written),
-                functools.partial(_contenders, entry, setting, shape, n, read + written),
+                functools.partial(_contenders, entry, setting, shape, n, read),
                 quick=n == shape.rows[-1],
             )
 
@@ -148,8 +148,8 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
                 yield Check(op, entry.function, implementation.name, error, tolerance)
 
 
-def _contenders(entry: RowOp, setting: Setting, shape: Shape, n: int, n_bytes: float) -> Iterable[Contender]:
-    copies = [entry.arguments(setting, shape, n) for _ in range(setting.timer.n_copies(n_bytes))]
+def _contenders(entry: RowOp, setting: Setting, shape: Shape, n: int, read_bytes: float) -> Iterable[Contender]:
+    copies = [entry.arguments(setting, shape, n) for _ in range(setting.timer.n_copies(read_bytes))]
     for implementation in catalog.runnable(entry.op, setting.device.type):
         function = getattr(importlib.import_module(implementation.module), entry.function)
         is_peer = implementation.name == "reference"

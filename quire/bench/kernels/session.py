@@ -12,6 +12,7 @@ from quire.bench.kernels.registry import OPS
 from quire.bench.kernels.timing import timer
 from quire.bench.options import KernelBenchOptions
 from quire.config.flags import did_you_mean
+from quire.core import env
 from quire.core.errors import ConfigError, shown
 from quire.kernels import catalog
 
@@ -60,6 +61,8 @@ def chosen(options: KernelBenchOptions, setting: Setting) -> tuple[list[Case], l
 def measure(options: KernelBenchOptions) -> tuple[Results, str]:
     """Run it; the results, and the device in words."""
     progress = Progress()
+    # The engine's place for compiled kernels, so that neither compiles what the other has. Triton reads it later.
+    env.set_for_children("TRITON_CACHE_DIR", str(env.cache_folder() / "triton"))
     setting = Setting(timer(device_type(options.device)), DTYPES[options.dtype], options.quick)
     torch.manual_seed(0)
     cases, checks = chosen(options, setting)
