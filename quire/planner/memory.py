@@ -19,10 +19,9 @@ INT32_BYTES = 4
 FLOAT32_BYTES = 4
 LOGITS_COPIES = 4
 """Float32 arrays of [rows, vocab] alive at once in sampling: logits, sorted values, their indices, cumulative sums."""
-GRAPH_TILE_ROWS = 16
-"""Rows of partial attention that a captured decode keeps for each sequence and each split (the smallest tile)."""
-GRAPH_SPLITS = 1024
-"""More splits of sequences over the chip than any GPU of today is filled with, divided by the KV heads."""
+GRAPH_PARTS = 2 * 256
+"""Partial results of a query head group that a captured decode keeps: two for each cut, one cut for each block of the
+grid, at most as many as any GPU of today has multiprocessors."""
 GRAPH_OWN_BYTES = 2 << 20
 """A round estimate, not measured: what the driver takes for one graph besides its tensors."""
 MIN_PAGES = 2
@@ -75,14 +74,12 @@ class MemoryEquation:
 
     @property
     def graphs_bytes(self) -> int:
-        """What captured decode steps keep: each its buffers of partial attention (float32 rows of every query head
-        group and one number a row), all together one set of float32 logits and of activations."""
+        """What captured decode steps keep, all together: partial attention (float32 rows of a query head group and one
+        number a row), one set of float32 logits and of activations."""
         if not self.graph_sizes:
             return 0
         shape = self.shape
-        n_rows = max(GRAPH_TILE_ROWS, shape.n_heads // shape.n_kv_heads)
-        n_splits = -(-GRAPH_SPLITS // shape.n_kv_heads)
-        partial = sum(shape.n_kv_heads * (size + n_splits) * n_rows * (shape.head_dim + 1) for size in self.graph_sizes)
+        partial = GRAPH_PARTS * shape.n_heads // shape.n_kv_heads * (shape.head_dim + 1)
         logits = max(self.graph_sizes) * shape.vocab_size
         activations = self.workspace_bytes * max(self.graph_sizes) // self.max_num_batched_tokens
         return (partial + logits) * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES

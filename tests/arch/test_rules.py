@@ -194,7 +194,9 @@ def test_places_of_power() -> None:
     """torch.cuda, torch.distributed, ray and os.environ each have their own place."""
 
     def cuda_place(name: str) -> bool:
-        return name == "quire/compute/device/cuda.py" or (name.startswith("quire/kernels/") and "triton" in name)
+        launchers = ("triton", "hopper", "attention/work.py")
+        in_launcher = name.startswith("quire/kernels/") and any(part in name for part in launchers)
+        return name == "quire/compute/device/cuda.py" or in_launcher
 
     places = {
         "torch.cuda": cuda_place,

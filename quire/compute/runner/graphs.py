@@ -45,7 +45,7 @@ class DecodeGraphs:
         self._inputs = device.upload(np.zeros((N_INPUTS, largest), np.int64))
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((largest, model.arch.vocab_size), torch.float32)
-        self._buffers = attention.plan_buffers(plan_attention(pool, tables, *_idle(largest)), largest)
+        self._buffers = attention.plan_buffers(plan_attention(pool, tables, *_idle(largest)), largest, span_tokens=1)
         """The attention plan of the step that runs: one set for all buckets, at fixed addresses."""
         self._replays: dict[int, Callable[[], None]] = {}
 
