@@ -87,7 +87,7 @@ def backward(
 def _sequences(
     q: torch.Tensor, k: torch.Tensor, ragged: Ragged | None
 ) -> Iterator[tuple[torch.Tensor, slice, slice]]:
-    """(flat row of each sequence's first query, rows, keys): all of a batch at once, or one ragged sequence at a time."""
+    """(flat row of each first query, rows, keys): all of a batch at once, or one ragged sequence at a time."""
     if ragged is None:
         yield torch.arange(q.shape[0]) * q.shape[1], slice(0, q.shape[1]), slice(0, k.shape[1])
         return
@@ -134,7 +134,7 @@ class _Part:
     def logits(
         self, queries: torch.Tensor, rows: range, keys: range
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | float]:
-        """Logits, which are visible, and d logits / d (scale * q k), of one block: [batch, heads, group * rows, keys]."""
+        """Logits, which are visible, d logits / d (scale * q k), folded: [batch, n_kv_heads, group * rows, keys]."""
         variant, heads = self._variant, self._heads
         logits = queries @ self.heads_first(self._k, keys).mT * variant.scale
         deep = logits.unflatten(2, (heads.shape[1], -1))

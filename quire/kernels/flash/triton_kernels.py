@@ -3,7 +3,8 @@
 Flash attention (Dao et al. 2022, algorithms 2 and 4; Dao 2023, section 3.2, for the order of the loops). Every gradient
 has one writer: no atomics, the same bits in every run. Only blocks on an edge of what is visible are masked.
 Strides are in elements, (sequence, row, head); ragged sequences have sequence strides of 0 and rows of their own.
-Hooks as in attention/triton_hooks.py; dead lanes show them the coordinates of the last row or key.
+Hooks as in attention/triton_hooks.py (a kernel's own argument cannot be called `params`: the launcher of @triton.jit
+shadows that name); dead lanes show them the coordinates of the last row or key.
 """
 
 from __future__ import annotations
@@ -64,23 +65,23 @@ def _load_lse(at, rows, n_rows, CHECKED: tl.constexpr):
 
 
 @triton.jit
-def _transformed(x, rows, k_pos, site, shape, params, HOOK: tl.constexpr):
+def _transformed(x, rows, k_pos, site, shape, parameters, HOOK: tl.constexpr):
     """A hook of logits x."""
     q_len, kv_len = shape[0], shape[1]
     rows, k_pos = tl.minimum(rows, q_len - 1), tl.minimum(k_pos, kv_len - 1)
-    return HOOK(x, site[0] + rows, rows + (kv_len - q_len), k_pos, site[1], site[2], params)
+    return HOOK(x, site[0] + rows, rows + (kv_len - q_len), k_pos, site[1], site[2], parameters)
 
 
 @triton.jit
 def _logits(
-    s, rows, k_pos, scale, site, shape, params,
+    s, rows, k_pos, scale, site, shape, parameters,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Logits from s = q k, still without the scale if there is no transform; hidden ones -inf."""
     q_len, kv_len, window, n_first = shape[0], shape[1], shape[2], shape[3]
     q_pos = rows + (kv_len - q_len)
     if LOGITS is not None:
-        s = _transformed(s * scale, rows, k_pos, site, shape, params, LOGITS)
+        s = _transformed(s * scale, rows, k_pos, site, shape, parameters, LOGITS)
     if MASKED:
         seen = (rows < q_len) & (k_pos < kv_len)
         if CAUSAL:
@@ -90,21 +91,21 @@ def _logits(
         s = tl.where(seen, s, float("-inf"))
     if MASK is not None:
         live_row, live_key = tl.minimum(rows, q_len - 1), tl.minimum(k_pos, kv_len - 1)
-        seen = MASK(site[0] + live_row, live_row + (kv_len - q_len), live_key, site[1], site[2], params)
+        seen = MASK(site[0] + live_row, live_row + (kv_len - q_len), live_key, site[1], site[2], parameters)
         s = tl.where(seen, s, float("-inf"))
     return s
 
 
 @triton.jit
 def _gradients(
-    s, logits, lse, d_weights, delta, rows, k_pos, scale, factor, site, shape, params,
+    s, logits, lse, d_weights, delta, rows, k_pos, scale, factor, site, shape, parameters,
     SLOPE: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
     """(probabilities, gradients of scale * q k) of a block; lse in base 2. CHECKED: some logits may be -inf."""
     weights = tl.exp2(logits * factor - lse)
     d_logits = weights * (d_weights - delta)
     if SLOPE is not None:
-        d_logits = d_logits * _transformed(s * scale, rows, k_pos, site, shape, params, SLOPE)
+        d_logits = d_logits * _transformed(s * scale, rows, k_pos, site, shape, parameters, SLOPE)
     if CHECKED:
         hidden = logits == float("-inf")
         weights, d_logits = tl.where(hidden, 0.0, weights), tl.where(hidden, 0.0, d_logits)
@@ -159,7 +160,7 @@ def _seen_rows(first, n_keys, shape, CAUSAL: tl.constexpr, WINDOWED: tl.constexp
 
 @triton.jit
 def _fold_keys(
-    acc, total, top, queries, k, v, k_stride, v_stride, begin, end, rows, scale, factor, site, shape, params,
+    acc, total, top, queries, k, v, k_stride, v_stride, begin, end, rows, scale, factor, site, shape, parameters,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, MASKED: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +169,7 @@ def _fold_keys(
         keys = _load(k, first, shape[1], k_stride, D, BLOCK_N, BLOCK_D, MASKED)
         s = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         k_pos = (first + tl.arange(0, BLOCK_N))[None, :]
-        s = _logits(s, rows, k_pos, scale, site, shape, params, CAUSAL, WINDOWED, LOGITS, MASK, MASKED)
+        s = _logits(s, rows, k_pos, scale, site, shape, parameters, CAUSAL, WINDOWED, LOGITS, MASK, MASKED)
         new_top = tl.maximum(top, tl.max(s, 1) * factor)
         base = new_top
         if MASKED or LOGITS is not None or MASK is not None:
@@ -185,7 +186,8 @@ def _fold_keys(
 @triton.jit(do_not_specialize=NUMBERS)
 def forward(
     q, q_seq, q_stride, q_head, k, k_seq, k_stride, k_head, v, v_seq, v_stride, v_head, q_indptr, kv_indptr,
-    lse, lse_seq, lse_head, out, out_seq, out_stride, q_len, kv_len, n_blocks, n_heads, scale, window, n_first, params,
+    lse, lse_seq, lse_head, out, out_seq, out_stride, q_len, kv_len, n_blocks, n_heads, scale, window, n_first,
+    parameters,
     GROUP: tl.constexpr, RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr,
     MASK: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -212,7 +214,7 @@ def forward(
     for part in tl.static_range(0 if WINDOWED else 2, 4):
         acc, total, top = _fold_keys(
             acc, total, top, queries, k, v, k_stride, v_stride, bounds[2 * part], bounds[2 * part + 1], rows[:, None],
-            scale, factor, site, shape, params, CAUSAL, WINDOWED, LOGITS, MASK, part != 2, D, BLOCK_D, BLOCK_N,
+            scale, factor, site, shape, parameters, CAUSAL, WINDOWED, LOGITS, MASK, part != 2, D, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     blind = total == 0.0
     acc = acc / tl.where(blind, 1.0, total)[:, None]
@@ -245,7 +247,7 @@ def delta(
 @triton.jit
 def _fold_rows(
     dk, dv, keys, values, q, d_out, lse, deltas, q_stride, d_out_stride, begin, end, k_pos, scale, factor, site, shape,
-    params, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, SLOPE: tl.constexpr,
+    parameters, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, SLOPE: tl.constexpr,
     MASK: tl.constexpr, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Add what rows begin .. end of one head give to dk (without the scale) and dv."""
@@ -255,14 +257,14 @@ def _fold_rows(
         s = tl.dot(keys, tl.trans(queries), input_precision="ieee")
         norm = _load_lse(lse, rows, shape[0], MASKED)
         logits = _logits(
-            s, rows[None, :], k_pos, scale, site, shape, params, CAUSAL, WINDOWED, LOGITS, MASK, MASKED
+            s, rows[None, :], k_pos, scale, site, shape, parameters, CAUSAL, WINDOWED, LOGITS, MASK, MASKED
         )
         d_rows = _load(d_out, first, shape[0], d_out_stride, D, BLOCK_M, BLOCK_D, MASKED)
         less = tl.load(deltas + rows, mask=rows < shape[0], other=0.0)
         d_weights = tl.dot(values, tl.trans(d_rows), input_precision="ieee")
         weights, d_logits = _gradients(
             s, logits, norm[None, :], d_weights, less[None, :], rows[None, :], k_pos, scale, factor, site, shape,
-            params, SLOPE, MASKED or LOGITS is not None or MASK is not None,
+            parameters, SLOPE, MASKED or LOGITS is not None or MASK is not None,
         )  # fmt: skip
         dv = tl.dot(weights.to(d_rows.dtype), d_rows, dv, input_precision="ieee")
         dk = tl.dot(d_logits.to(queries.dtype), queries, dk, input_precision="ieee")
@@ -273,7 +275,7 @@ def _fold_rows(
 def backward_keys(
     q, q_seq, q_stride, q_head, k, k_seq, k_stride, k_head, v, v_seq, v_stride, v_head, q_indptr, kv_indptr,
     lse, lse_seq, lse_head, deltas, d_out, d_out_seq, d_out_stride, d_out_head, dk, dv, dkv_seq, dkv_stride,
-    q_len, kv_len, n_blocks, n_heads, scale, window, n_first, params,
+    q_len, kv_len, n_blocks, n_heads, scale, window, n_first, parameters,
     GROUP: tl.constexpr, RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr,
     SLOPE: tl.constexpr, MASK: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -306,7 +308,7 @@ def backward_keys(
         for part in tl.static_range(3):
             sum_k, sum_v = _fold_rows(
                 sum_k, sum_v, keys, values, q_at, d_at, lse_at, delta_at, q_stride, d_out_stride, bounds[2 * part],
-                bounds[2 * part + 1], k_pos, scale, factor, site, shape, params,
+                bounds[2 * part + 1], k_pos, scale, factor, site, shape, parameters,
                 CAUSAL, WINDOWED, LOGITS, SLOPE, MASK, part != 1, D, BLOCK_D, BLOCK_M,
             )  # fmt: skip
     dk = _address(dk, seq, kv_row, kv_head, dkv_seq, dkv_stride, D)
@@ -317,7 +319,7 @@ def backward_keys(
 
 @triton.jit
 def _fold_query_gradients(
-    dq, queries, d_rows, norm, less, k, v, k_stride, v_stride, begin, end, rows, scale, factor, site, shape, params,
+    dq, queries, d_rows, norm, less, k, v, k_stride, v_stride, begin, end, rows, scale, factor, site, shape, parameters,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, SLOPE: tl.constexpr, MASK: tl.constexpr,
     MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -326,11 +328,11 @@ def _fold_query_gradients(
         keys = _load(k, first, shape[1], k_stride, D, BLOCK_N, BLOCK_D, MASKED)
         s = tl.dot(queries, tl.trans(keys), input_precision="ieee")
         k_pos = (first + tl.arange(0, BLOCK_N))[None, :]
-        logits = _logits(s, rows, k_pos, scale, site, shape, params, CAUSAL, WINDOWED, LOGITS, MASK, MASKED)
+        logits = _logits(s, rows, k_pos, scale, site, shape, parameters, CAUSAL, WINDOWED, LOGITS, MASK, MASKED)
         values = _load(v, first, shape[1], v_stride, D, BLOCK_N, BLOCK_D, MASKED)
         d_weights = tl.dot(d_rows, tl.trans(values), input_precision="ieee")
         _, d_logits = _gradients(
-            s, logits, norm, d_weights, less, rows, k_pos, scale, factor, site, shape, params,
+            s, logits, norm, d_weights, less, rows, k_pos, scale, factor, site, shape, parameters,
             SLOPE, MASKED or LOGITS is not None or MASK is not None,
         )  # fmt: skip
         dq = tl.dot(d_logits.to(keys.dtype), keys, dq, input_precision="ieee")
@@ -341,7 +343,7 @@ def _fold_query_gradients(
 def backward_queries(
     q, q_seq, q_stride, q_head, k, k_seq, k_stride, k_head, v, v_seq, v_stride, v_head, q_indptr, kv_indptr,
     lse, lse_seq, lse_head, deltas, d_out, d_out_seq, d_out_stride, d_out_head, dq, dq_seq, dq_stride,
-    q_len, kv_len, n_blocks, n_heads, scale, window, n_first, params,
+    q_len, kv_len, n_blocks, n_heads, scale, window, n_first, parameters,
     GROUP: tl.constexpr, RAGGED: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr,
     SLOPE: tl.constexpr, MASK: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -371,7 +373,7 @@ def backward_queries(
     for part in tl.static_range(0 if WINDOWED else 2, 4):
         total = _fold_query_gradients(
             total, queries, d_rows, norm[:, None], less[:, None], k_at, v_at, k_stride, v_stride, bounds[2 * part],
-            bounds[2 * part + 1], rows[:, None], scale, factor, site, shape, params,
+            bounds[2 * part + 1], rows[:, None], scale, factor, site, shape, parameters,
             CAUSAL, WINDOWED, LOGITS, SLOPE, MASK, part != 2, D, BLOCK_D, BLOCK_N,
         )  # fmt: skip
     dq = _address(dq, seq, q_row, head, dq_seq, dq_stride, D)

@@ -31,10 +31,10 @@ def build(kernel: object, head_dim: int, variant: str = "causal", dtype: torch.d
     names = [name for name in kernel.arg_names if name not in constants]
     types = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), kind)
     types |= {"lse": "*fp32", "deltas": "*fp32", "q_indptr": "*i32", "kv_indptr": "*i32", "scale": "fp32"}
-    types["params"] = tuple("*fp32" if isinstance(value, torch.Tensor) else "fp32" for value in hooks.params)
+    types["parameters"] = tuple("*fp32" if isinstance(value, torch.Tensor) else "fp32" for value in hooks.params)
     signature = {name: types.get(name, "i32") for name in names} | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = [name for name in names if name not in kernels.NUMBERS and name != "params"]
+    aligned = [name for name in names if name not in kernels.NUMBERS and name != "parameters"]
     hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
     options = {"num_warps": warps, "num_stages": stages}
@@ -44,7 +44,6 @@ def build(kernel: object, head_dim: int, variant: str = "causal", dtype: torch.d
 
 
 if __name__ == "__main__":
-    build(kernels.forward, 128, "own")
-    build(kernels.backward_keys, 96)
-    build(kernels.backward_queries, 256)
+    build(kernels.forward, 128)
+    build(kernels.backward_keys, 64, "alibi")
     print("fine")

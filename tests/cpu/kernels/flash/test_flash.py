@@ -7,6 +7,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,16 +21,20 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 @pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     monkeypatch.setattr(cpu, "ROWS", 16)
     monkeypatch.setattr(cpu, "KEYS", 24)
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_equals_autograd_of_the_reference(variant: str, dtype: torch.dtype) -> None:
-    for q_len, kv_len, hq, hk in ((1, 1, 1, 1), (1, 70, 4, 2), (53, 53, 2, 2), (45, 81, 6, 2), (70, 33, 3, 1)):
+    for q_len, kv_len, hq, hk in ((1, 1, 1, 1), (1, 70, 4, 2), (45, 81, 6, 2), (60, 33, 3, 1)):
         check(Case(variant, 2, q_len, kv_len, hq, hk, 24), dtype)
 
 
@@ -85,7 +90,7 @@ def test_saves_five_tensors_and_peaks_linearly(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     saved: list[torch.Tensor] = []
     peaks = []
-    for length in (1024, 2048, 4096):
+    for length in (512, 1024, 2048):
         saved.clear()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             inputs = Case("window", 1, length, length, 2, 1, 16).inputs(torch.float32)
