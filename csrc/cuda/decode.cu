@@ -8,7 +8,11 @@
 //
 // Compiled for one variant (see plain_variant.h), with QUIRE_HEAD_DIM 64, 96, 128, 192 or 256, QUIRE_BF16 0 or 1,
 // QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line) and QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse.
-// Page sizes are multiples of 8.
+// Page sizes are multiples of 8. QUIRE_KEYS, QUIRE_WARPS, QUIRE_WARP_ROWS and QUIRE_STAGES override the usual sizes.
+//
+// Both kernels may start before the previous kernel of the stream has ended, and wait for it (programmatic dependent
+// launch). The merge kernel reads `merges` and `parts` before it waits: a kernel launched between the two must wait for
+// its own predecessor before it lets the next start.
 #include "attention.h"
 #include "hopper.h"
 
@@ -193,7 +197,8 @@ __device__ __forceinline__ Box find_box(const Line& line, int key, const QuireAt
 
 __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t to, uint32_t barrier, const Box& box,
                                          int kv_head, const BoxShape& shape) {
-    if (MAY_PACK && shape.packed) return load_box(to, &map, barrier, L2_EVICT_FIRST, 0, 0, box.row / 2, kv_head, box.page);
+    if (MAY_PACK && shape.packed)
+        return load_box(to, &map, barrier, L2_EVICT_FIRST, 0, 0, box.row / 2, kv_head, box.page);
     for (int column = 0; column < (DIM % 64 ? CHUNKS : 1); ++column) {
         const uint32_t at = to + column * shape.rows * 128;
         if (LAYOUT == RAGGED)
@@ -237,7 +242,8 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
             const int n_copied = min(n_boxes, (line.end - line.block_start(i) + shape.rows - 1) / shape.rows);
             const uint32_t filled = shared.filled + slot.stage * 8;
             barrier_wait(shared.drained + slot.stage * 8, slot.parity ^ 1);
-            if (LAYOUT == SPARSE && lane < n_boxes) shared.box_positions[slot.stage * MAX_BOXES + lane] = chosen.position;
+            if (LAYOUT == SPARSE && lane < n_boxes)
+                shared.box_positions[slot.stage * MAX_BOXES + lane] = chosen.position;
             __syncwarp();
             if (lane == 0) barrier_expect(filled, 2 * n_copied * box_bytes);
             __syncwarp();
@@ -313,8 +319,9 @@ __device__ __forceinline__ void Consumer::start_line(const Line& line, int group
     for (int r = 0; r < ROW_TILES; ++r) {
         const int row = row_at + r * 8 + lane / 4;
         const Row found = packed_row(line.tile, row, group, args);
-        const Element* from = static_cast<const Element*>(args.q) + found.q_row * args.q_row + found.q_head * args.q_head;
-        const uint32_t* words = reinterpret_cast<const uint32_t*>(from) + lane % 4;
+        const int64_t from = found.q_row * args.q_row + found.q_head * args.q_head;
+        const Element* q_from = static_cast<const Element*>(args.q) + from;
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(q_from) + lane % 4;
         for (int d = 0; d < DIM_TILES; ++d)
             for (int h = 0; h < 2; ++h) q[d][r][h] = row < n_rows ? __ldg(words + d * 8 + h * 4) : 0;
     }
@@ -390,8 +397,8 @@ __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, 
                     bool seen = true;  // hooks are asked about keys that exist only
                     if (EDGE) {
                         seen = line.holds(key) && (!Variant::causal || k_pos <= row.q_pos);
-                        if (Variant::window)
-                            seen = seen && (args.window <= 0 || k_pos > row.q_pos - args.window || k_pos < args.n_first);
+                        if (Variant::window && args.window > 0)
+                            seen = seen && (k_pos > row.q_pos - args.window || k_pos < args.n_first);
                         if (Variant::has_mask) seen = seen && Variant::mask(site, args);
                     }
                     x *= scale;
@@ -542,10 +549,11 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared&
             int low = start, high = start + KEYS - 1;
             if (LAYOUT == SPARSE) low = positions[0], high = positions[KEYS / shape.rows - 1] + shape.rows - 1;
             if (Variant::causal) whole = whole && high <= warp.first_position;
-            if (Variant::window)
-                whole = whole && (args.window <= 0 || low > warp.last_position - args.window || high < args.n_first);
+            if (Variant::window && args.window > 0)
+                whole = whole && (low > warp.last_position - args.window || high < args.n_first);
             if (warp.n_tiles == 1) warp.block<1>(line, start, stage, positions, shape, whole, args);
-            if (warp.n_tiles == 2) warp.block<ROW_TILES>(line, start, stage, positions, shape, whole, args);
+            if (ROW_TILES > 1 && warp.n_tiles == 2)
+                warp.block<ROW_TILES>(line, start, stage, positions, shape, whole, args);
             __syncwarp();
             if (warp.lane == 0) barrier_arrive(shared.drained + slot.stage * 8);
             slot.advance();
@@ -578,7 +586,7 @@ __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
     __syncthreads();
     wait_for_previous_grid();
     let_next_grid_start();
-    const int first = __ldg(args.queue + blockIdx.x), last = __ldg(args.queue + blockIdx.x + 1);
+    const int first = load_here(args.queue + blockIdx.x), last = load_here(args.queue + blockIdx.x + 1);
     if (first >= last) return;
     if (warp == WARPS)
         produce(args, k_map, v_map, shared, first, last, shape);
@@ -609,8 +617,8 @@ struct Sum {  // of weighted parts, relative to 2^top
 
 // Parts first, first + step .. of one cell; `found` holds the rows of the first FLIGHT of them, -1 beyond the last.
 template <class Load>
-__device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[FLIGHT], const Load& load_parts, int first,
-                                         int step, int head, int dim, const QuireAttnArgs& args) {
+__device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[FLIGHT], const Load& load_parts,
+                                         int first, int step, int head, int dim, const QuireAttnArgs& args) {
     Sum sum{make_float4(0.f, 0.f, 0.f, 0.f), FLOOR, 0.f};
     for (int from = first; from < merge.n_parts; from += FLIGHT * step) {
         if (from > first) load_parts(found, from);
@@ -634,7 +642,7 @@ __device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[F
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
     __shared__ float4 slice_sums[MERGE_THREADS];
     __shared__ float2 slice_states[MERGE_THREADS];
-    const int4 words = __ldg(reinterpret_cast<const int4*>(args.merges) + blockIdx.x);
+    const int4 words = load_here(reinterpret_cast<const int4*>(args.merges) + blockIdx.x);
     const QuireMerge merge{words.x, words.y, words.z, words.w};
     const int group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
     const int width = min(n_cells, MERGE_THREADS), n_slices = MERGE_THREADS / width;
@@ -642,7 +650,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     const auto load_parts = [&](int (&found)[FLIGHT], int from) {
         for (int i = 0; i < FLIGHT; ++i) {
             const int part = from + i * n_slices;
-            found[i] = slice < n_slices && part < merge.n_parts ? __ldg(args.parts + merge.parts_at + part) : -1;
+            found[i] = slice < n_slices && part < merge.n_parts ? load_here(args.parts + merge.parts_at + part) : -1;
         }
     };
     int found[FLIGHT];
@@ -675,6 +683,10 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
 }
 
 // ---- host ----------------------------------------------------------------------------------------------------------
+
+bool fits(const QuireAttnArgs& args) {
+    return args.head_dim == DIM && args.n_kv_heads > 0 && args.n_q_heads % args.n_kv_heads == 0;
+}
 
 cudaError_t encode_side(CUtensorMap* map, const void* base, int64_t page, int64_t head, int64_t token,
                         const QuireAttnArgs& args, const BoxShape& shape) {
@@ -725,9 +737,9 @@ cudaError_t allow_shared_memory() {  // once for each device
 
 extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
-    if (args->head_dim != DIM || args->n_kv_heads < 1 || args->n_q_heads % args->n_kv_heads != 0) return cudaErrorInvalidValue;
+    if (!fits(*args) || args->n_workers < 0) return cudaErrorInvalidValue;
     if (LAYOUT != RAGGED && (args->page_size < 8 || args->page_size % 8 != 0)) return cudaErrorInvalidValue;
-    if (args->n_workers < 1) return args->n_workers < 0 ? cudaErrorInvalidValue : cudaSuccess;
+    if (args->n_workers == 0) return cudaSuccess;
     const BoxShape shape{LAYOUT == RAGGED ? KEYS : std::gcd(args->page_size, KEYS),
                          MAY_PACK && args->k_token == DIM && args->v_token == DIM};
     CUtensorMap k_map, v_map;
@@ -736,12 +748,13 @@ extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
         error = encode_side(&v_map, args->v, args->v_page, args->v_head, args->v_token, *args, shape);
     if (error == cudaSuccess) error = allow_shared_memory();
     if (error != cudaSuccess) return error;
-    return launch(small_lines_kernel, args->n_workers, WARPS * 32 + 32, SHARED_BYTES, stream, *args, k_map, v_map, shape);
+    constexpr int n_threads = WARPS * 32 + 32;
+    return launch(small_lines_kernel, args->n_workers, n_threads, SHARED_BYTES, stream, *args, k_map, v_map, shape);
 }
 
 extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
-    if (args->head_dim != DIM || args->n_kv_heads < 1 || args->n_q_heads % args->n_kv_heads != 0) return cudaErrorInvalidValue;
-    if (args->n_merges < 1) return args->n_merges < 0 ? cudaErrorInvalidValue : cudaSuccess;
+    if (!fits(*args) || args->n_merges < 0) return cudaErrorInvalidValue;
+    if (args->n_merges == 0) return cudaSuccess;
     return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
 }

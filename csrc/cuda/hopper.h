@@ -130,6 +130,21 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, ui
 __device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void let_next_grid_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// Loads that stay where the program has them: the compiler moves __ldg across the two waits above.
+__device__ __forceinline__ int load_here(const int* from) {
+    int x;
+    asm volatile("ld.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ int4 load_here(const int4* from) {
+    int4 x;
+    asm volatile("ld.global.v4.s32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
+
 // ---- matrix fragments of one warp ----------------------------------------------------------------------------------
 
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {

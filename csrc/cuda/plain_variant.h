@@ -14,6 +14,6 @@ struct Variant {
     // s = scale * q.k in natural units; called only if has_logits.
     static __device__ float logits(float s, const Site&, const QuireAttnArgs&) { return s; }
     static __device__ bool mask(const Site&, const QuireAttnArgs&) { return true; }
-    // lse: natural logarithm, -inf for a row that sees nothing.
+    // lse: natural logarithm, -inf for a row that sees nothing. site.q_pos is -1 where parts were merged, k_pos is 0.
     static __device__ float output(float o, const Site&, float, const QuireAttnArgs&) { return o; }
 };
