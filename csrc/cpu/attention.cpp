@@ -95,18 +95,21 @@ QUIRE_INLINE vf partner(const float* row, int i, int d) {
     return v;
 }
 
-// to[r, :] = hook(r, from[r, :]) for n rows of [padded d] floats: all rows at the same dimensions, then the next ones,
-// so that what depends on the dimension alone is computed once.
+// to[r, :] = hook(r, from[r, :]) for n rows of [padded d] floats. A few rows take turns at the same dimensions, so that
+// what depends on the dimension alone is computed once for them, and they stay in the nearest cache.
 template <class V, class F> static void transform(const float* from, float* to, int n, int d, const F& hook) {
-    const int stride = padded(d);
-    for (int i = 0; i < d; i += W) {
-        vi dim;
-        for (int l = 0; l < W; l++) dim[l] = i + l < d ? i + l : d - 1;
-        for (int r = 0; r < n; r++) {
-            const float* row = from + (int64_t)r * stride;
-            vf other = vf{};
-            if constexpr (V::has_partner) other = partner(row, i, d);
-            store(to + (int64_t)r * stride + i, hook(r, load(row + i), other, dim));
+    constexpr int FEW = 8;
+    const int64_t stride = padded(d);
+    for (int first = 0; first < n; first += FEW) {
+        const int end = first + FEW < n ? first + FEW : n;
+        for (int i = 0; i < d; i += W) {
+            vi dim;
+            for (int l = 0; l < W; l++) dim[l] = i + l < d ? i + l : d - 1;
+            for (int r = first; r < end; r++) {
+                vf other = vf{};
+                if constexpr (V::has_partner) other = partner(from + r * stride, i, d);
+                store(to + r * stride + i, hook(r, load(from + r * stride + i), other, dim));
+            }
         }
     }
 }
@@ -119,9 +122,9 @@ template <class E, class S, class V> struct Tile {
     const QuireAttnArgs& a;
     const int d, lanes_d, group;
     typename E::Panels panels;
-    float *acc, *spare;  // [rows, padded d]
+    float *acc, *spare;    // [rows, padded d]; spare: one for each row and at least B, only where hooks need it
     float *keys, *values;  // staged: [B, padded d]
-    const void* zeros;   // [d]
+    const void* zeros;     // [d]
     Row* rows;
     Query* query;
     int n_rows = 0;
@@ -165,7 +168,9 @@ template <class E, class S, class V> struct Tile {
     }
 
     void pack_queries() {
-        const auto from = [&](int r) { return (const S*)a.q + rows[r].site.q_row * a.q_row + rows[r].site.q_head * a.q_head; };
+        const auto from = [&](int r) {
+            return (const S*)a.q + rows[r].site.q_row * a.q_row + rows[r].site.q_head * a.q_head;
+        };
         if constexpr (STAGED) {
             for (int r = 0; r < n_rows; r++)
                 for (int i = 0; i < d; i += W) store(spare + r * lanes_d + i, get(from(r), i, d));
@@ -251,14 +256,14 @@ template <class E, class S, class V> struct Tile {
     // A row that sees nothing has a sum of 0: its output is 0 and its lse -inf.
     void close() {
         for (int r = 0; r < n_rows; r++) {
+            float* at = acc + (int64_t)r * lanes_d;
             Row& row = rows[r];
             const float sum = hsum(row.sum), norm = !V::softmax ? 1.f : sum == 0.f ? 0.f : 1.f / sum;
             if (V::has_output || a.lse != nullptr) {
                 row.site.lse = sum == 0.f ? NEG_INF : (V::softmax ? row.max * LN2 : 0.f) + std::log(sum);
-                if (a.lse != nullptr) a.lse[(int64_t)row.site.q_row * a.plan->n_q_heads + row.site.q_head] = row.site.lse;
+                if (a.lse != nullptr) a.lse[out_row(row)] = row.site.lse;
             }
-            for (int i = 0; i < lanes_d; i += W)
-                store(acc + (int64_t)r * lanes_d + i, load(acc + (int64_t)r * lanes_d + i) * set1(norm));
+            for (int i = 0; i < lanes_d; i += W) store(at + i, load(at + i) * set1(norm));
         }
         const float* result = acc;
         if constexpr (V::has_output) {
@@ -268,7 +273,7 @@ template <class E, class S, class V> struct Tile {
             });
         }
         for (int r = 0; r < n_rows; r++) {
-            S* to = (S*)a.out + ((int64_t)rows[r].site.q_row * a.plan->n_q_heads + rows[r].site.q_head) * d;
+            S* to = (S*)a.out + out_row(rows[r]) * d;
             for (int i = 0; i < d; i += W) {
                 const vf v = load(result + (int64_t)r * lanes_d + i);
                 if (i + W <= d) store(to + i, v);
@@ -276,6 +281,8 @@ template <class E, class S, class V> struct Tile {
             }
         }
     }
+
+    int64_t out_row(const Row& row) const { return (int64_t)row.site.q_row * a.plan->n_q_heads + row.site.q_head; }
 };
 
 template <class E, class S, class V>

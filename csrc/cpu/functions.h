@@ -89,10 +89,16 @@ QUIRE_INLINE bool quire_load(const bool* p, int32_t i) { return p[i]; }
 
 // Lanes mostly read consecutive elements (keys of a block, elements of a head): then one load does.
 QUIRE_INLINE bool consecutive(vi i) {
-    const vi off = i - i[0];
-    int32_t differing = 0;
-    for (int l = 0; l < W; l++) differing |= off[l] ^ l;
-    return differing == 0;
+    vi lane;
+    for (int l = 0; l < W; l++) lane[l] = l;
+    const vi differing = (i - i[0]) != lane;
+#if QUIRE_AVX512
+    return _mm512_test_epi32_mask((__m512i)differing, (__m512i)differing) == 0;
+#elif QUIRE_AVX2
+    return _mm256_testz_si256((__m256i)differing, (__m256i)differing);
+#else
+    return (differing[0] | differing[1] | differing[2] | differing[3]) == 0;
+#endif
 }
 
 template <class T> QUIRE_INLINE auto quire_load(const T* p, vi i) {

@@ -1,8 +1,8 @@
-"""A variant's hooks on CPU: as a C++ header for csrc/cpu/attention.cpp, compiled once, with its parameters as C sees them.
+"""A variant's hooks on CPU: a C++ header for csrc/cpu/attention.cpp, compiled once, and parameters as C sees them.
 
 Owns the text of the header and the loading of what it makes. Does not own how nodes are written (lower.py), what
-`quire_*` functions do (csrc/cpu/functions.h), nor the cache on disk (jit.py). Invariant: a variant without hooks runs on
-the library that was built with the package, and needs no compiler.
+`quire_*` functions do (csrc/cpu/functions.h), nor the cache on disk (jit.py). Invariant: a variant without hooks runs
+on the library that was built with the package, and needs no compiler.
 """
 
 from __future__ import annotations
