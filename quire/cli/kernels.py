@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -141,13 +142,16 @@ def _choice_lines(plan: AttnPlan, variant: Variant, dtype: object, device: str, 
 
     yield from _title("Implementations, in order of preference")
     if device == "cuda" and no_gpu:
-        static = hopper.static_obstacle(plan, variant, dtype, dtype)  # type: ignore[arg-type]
         yield f"There is {no_gpu}. On one:"
-        yield "  hopper: " + (
-            f"no: {static}" if static
-            else "these inputs suit it; runs if the GPU has compute capability 9.0, nvcc is found and the build works"
-        )  # fmt: skip
-        yield "  triton: runs if Triton is installed" + ("" if static else " and hopper does not")
+        static = hopper.static_obstacle(plan, variant, dtype, dtype)  # type: ignore[arg-type]
+        conditions = "runs if the GPU has compute capability 9.0, nvcc is found and the build works"
+        yield f"  hopper: {f'no: {static}' if static else conditions}"
+        if importlib.util.find_spec("triton") is None:
+            yield "  triton: no: Triton is not installed"
+            return
+        bare = dataclasses.replace(plan, work=None)
+        refused = select.module("triton").obstacle(bare, variant, dtype, dtype)
+        yield "  triton: " + (f"no: {refused}" if refused else "runs" if static else "runs where hopper does not")
         return
     found = select.obstacles(plan, variant, device, dtype, dtype)  # type: ignore[arg-type]
     runs = next((name for name, obstacle in found.items() if obstacle is None), None)
@@ -175,8 +179,6 @@ def _source_lines(variant: Variant, dtype: object, device: str) -> Iterator[str]
 
 
 def _triton_source(variant: Variant) -> str:
-    import importlib.util
-
     if importlib.util.find_spec("triton") is None:
         return "not shown: Triton is not installed"
     from quire.kernels.attention import triton_hooks

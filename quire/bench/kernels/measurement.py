@@ -36,6 +36,7 @@ class Timing:
     is_peer: bool
     time_s: float = math.nan
     """Median."""
+    best_s: float = math.nan
     spread: float = math.nan
     """10th to 90th percentile, as a share of the median."""
     bytes_s: float = math.nan
@@ -171,7 +172,7 @@ class _Entrant:
         if sample is not None:
             self._times_s += sample.times_s
             joined = Sample(self._times_s)
-            self.row.time_s, self.row.spread = joined.median_s, joined.spread
+            self.row.time_s, self.row.best_s, self.row.spread = joined.median_s, min(self._times_s), joined.spread
 
     def _sample(self, setting: Setting, budget_s: float) -> Sample:
         self._calls = self._calls or self._contender.make()
