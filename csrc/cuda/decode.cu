@@ -17,7 +17,6 @@
 #include "hopper.h"
 
 #include <numeric>
-#include <type_traits>
 
 namespace quire {
 namespace {
