@@ -28,6 +28,8 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True
     pipeline_depth: int = 2
     """Most steps in flight."""
+    min_shared_tokens: int = 0
+    """Shortest common prefix of decoding sequences that a plan mentions in `shared_prefixes`; 0: none is mentioned."""
     max_num_waiting: int = 8192
     """Most waiting sequences (each of a request's `n` counts); a request beyond is refused with QueueFull."""
 
@@ -39,6 +41,7 @@ class SchedulerConfig:
             ("max_num_batched_tokens", 1),
             ("max_model_len", 2),
             ("long_prefill_token_threshold", 0),
+            ("min_shared_tokens", 0),
             ("pipeline_depth", 1),
             ("max_num_waiting", 1),
         ):

@@ -19,6 +19,7 @@ from quire.control.gauges import Counters, page_map, read_stats
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
+from quire.control.sharing import shared_prefixes
 from quire.core.clock import Clock
 from quire.core.errors import ContextLengthExceeded, EngineError, InvalidParameter, QueueFull, RequestError
 from quire.core.events import EngineStats, FinishReason, SeqDelta
@@ -92,6 +93,7 @@ class Scheduler:
             return None
         draft = StepDraft(self._next_step, self.config.max_num_batched_tokens)
         prompts = _plan_decodes(roster, draft)
+        n_decodes = len(draft.seqs)
         _plan_prompts(roster, draft, prompts)
         if not draft.is_tight and draft.budget > 0 and roster.free_slots and len(roster.waiting):
             admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts)
@@ -102,6 +104,9 @@ class Scheduler:
         plan = draft.plan
         plan.n_tokens = self.config.max_num_batched_tokens - draft.budget
         plan.closed, roster.closed = roster.closed, []
+        if self.config.min_shared_tokens:
+            min_pages = self.config.pages_for(self.config.min_shared_tokens)
+            plan.shared_prefixes = shared_prefixes(draft.seqs[:n_decodes], min_pages)
         self.in_flight.append(draft)
         self._next_step += 1
         return plan

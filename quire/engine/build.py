@@ -42,6 +42,8 @@ logger = logging.getLogger("quire.engine")
 
 NULL_PAGES = 1 << 15
 WARM_UP_TOKENS = 512
+MIN_SHARED_TOKENS = 256
+"""Shortest common prefix that the CUDA attention is told of; the CPU's reads each sequence's own."""
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -68,7 +70,8 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     runner = Runner(device, model, pool, tables, sampler, graphs)
     runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
-    core = _assemble(config, limits, executor, MonotonicClock(), n_pages)
+    min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
+    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, min_shared)
     return core, _ready(config, limits, arch, device.name, n_pages)
 
 
@@ -106,7 +109,9 @@ def _build_null(config: EngineConfig, arch: ModelArch) -> tuple[EngineCore, Engi
     return _assemble(config, limits, executor, clock, n_pages), _ready(config, limits, arch, "null", n_pages)
 
 
-def _assemble(config: EngineConfig, limits: Limits, executor: Executor, clock: Clock, n_pages: int) -> EngineCore:
+def _assemble(
+    config: EngineConfig, limits: Limits, executor: Executor, clock: Clock, n_pages: int, min_shared_tokens: int = 0
+) -> EngineCore:
     """The loop over an executor."""
     scheduler = Scheduler(
         SchedulerConfig(
@@ -119,6 +124,7 @@ def _assemble(config: EngineConfig, limits: Limits, executor: Executor, clock: C
             policy=config.scheduling_policy,
             enable_prefix_caching=config.enable_prefix_caching,
             pipeline_depth=config.pipeline_depth,
+            min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,
         ),
         clock,

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from quire.core.plan import Spans
+from quire.kernels.attention.plan import SharedPrefix
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,3 +56,15 @@ def flatten(spans: Spans) -> FlatBatch:
         sampled_slots=slots[wanted],
         sampled_positions=ends[wanted],
     )
+
+
+def shared_spans(batch: FlatBatch, groups: list[tuple[list[int], int]], page_size: int) -> list[SharedPrefix]:
+    """A plan's (slots, number of leading pages) as spans and keys; the keys end before every row of the group."""
+    span_of = {slot: span for span, slot in enumerate(batch.span_slots.tolist())}
+    starts = batch.kv_lens - np.diff(batch.q_indptr)
+    found = []
+    for slots, n_pages in groups:
+        spans = [span_of[slot] for slot in slots]
+        n_whole = min(n_pages, int(starts[spans].min()) // page_size)
+        found.append(SharedPrefix(spans, n_whole * page_size))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, PlanBuffers
+from quire.kernels.attention.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import op as kvstore
 
@@ -25,6 +26,12 @@ class KVPool:
         self.n_heads = arch.n_heads
         self.k = device.zeros(shape, dtype)
         self.v = device.zeros(shape, dtype)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of one token in all layers."""
+        n_layers, _, n_kv_heads, _, head_dim = self.k.shape
+        return 2 * n_layers * n_kv_heads * head_dim * self.k.element_size()
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy on write, in every layer."""
@@ -58,6 +65,7 @@ def plan_attention(
     slots: np.ndarray,
     q_indptr: np.ndarray | None = None,
     buffers: PlanBuffers | None = None,
+    shared: Sequence[SharedPrefix] = (),
 ) -> AttnPlan:
     """The attention plan of a step on this pool (`kernels.attention.op.plan`); q_indptr None: one row a span."""
     return attention.plan(
@@ -70,4 +78,5 @@ def plan_attention(
         n_kv_heads=pool.k.shape[2],
         head_dim=pool.k.shape[4],
         buffers=buffers,
+        shared=shared,
     )

@@ -14,7 +14,7 @@ import torch
 
 from quire.compute.device.device import Device, Download
 from quire.compute.models.dense import DenseModel
-from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
 from quire.compute.runner.graphs import DecodeGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
@@ -22,9 +22,13 @@ from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
+from quire.kernels.attention.plan import SharedPrefix
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
+SHARING_PAYS_BYTES = 8 << 30
+"""Reads of K and V that shared prefixes save in a step, from which on they are worth more than a captured graph, whose
+work list has no room for them: 2 ms of an H200's bandwidth against 1 to 2 ms of launches."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -130,10 +134,11 @@ class Runner:
         batch = flatten(plan.spans)
         cells = self._tables.cells(batch.row_slots, batch.row_positions)
         prompt: list[PromptRows] = []
-        if self._graphs is not None and self._graphs.fits(batch):
+        shared = self._shared(plan, batch)
+        if self._graphs is not None and not shared and self._graphs.fits(batch):
             logits = self._graphs.run(batch, cells)
         else:
-            hidden = self._forward(batch, cells)
+            hidden = self._forward(batch, cells, shared)
             prompt = self._prompt_logprobs(plan, batch, hidden)
             logits = self._logits(batch, hidden)
         sampled = self._sample(batch, logits)
@@ -160,9 +165,15 @@ class Runner:
         self._tables.append(plan.pages)
         self._pool.copy(plan.copies)
 
-    def _forward(self, batch: FlatBatch, cells: np.ndarray) -> torch.Tensor:
+    def _shared(self, plan: StepPlan, batch: FlatBatch) -> list[SharedPrefix]:
+        """The plan's shared prefixes, if reading them once saves enough."""
+        groups = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
+        n_saved = sum((len(group.spans) - 1) * group.n_keys for group in groups)
+        return groups if n_saved * self._pool.bytes_per_token >= SHARING_PAYS_BYTES else []
+
+    def _forward(self, batch: FlatBatch, cells: np.ndarray, shared: list[SharedPrefix]) -> torch.Tensor:
         rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
-        plan = plan_attention(self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr)
+        plan = plan_attention(self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=shared)
         token_ids = self._tables.tokens[rows[0], rows[1]]
         return self._model.forward(token_ids, rows[1], PagedContext(self._pool, plan, rows[2]))
 

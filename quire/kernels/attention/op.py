@@ -91,11 +91,11 @@ def plan_ragged(
 
 
 def plan_buffers(like: AttnPlan, max_spans: int, *, span_tokens: int = 0, max_large: int = 0) -> PlanBuffers:
-    """Buffers for steps with the heads, page size and device of `like`: `max_spans` spans of few rows.
+    """Buffers for steps with the heads, page size and device of `like`: `max_spans` spans of few rows. CUDA only.
 
-    span_tokens: most rows of a span, 0: all that fit a small tile. max_large: tiles of 128 packed rows that also fit (longer spans, shared
-    prefixes). A CUDA graph captured around `run` with a plan from these buffers serves every later plan that was
-    written into them before the replay. CUDA only.
+    span_tokens: most rows of a span; 0: all that fit a small tile. max_large: tiles of 128 packed rows that also fit
+    (longer spans, shared prefixes). A CUDA graph captured around `run` with a plan from these buffers serves every
+    later plan that was written into them before the replay.
     """
     return select.work_module("cuda").Buffers(like, max_spans, max_large, span_tokens=span_tokens)
 
