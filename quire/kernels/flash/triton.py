@@ -28,7 +28,9 @@ BLOCKING = {
     "backward_queries": {64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (128, 64, 8, 1)},
 }
 """Kernel → largest (padded) head_dim → rows, keys, warps, stages; 16-bit inputs."""
-FLOAT32_BLOCKING = {64: (64, 64, 8, 1), 128: (32, 32, 4, 1), 256: (16, 32, 4, 1)}
+TENSOR_HOOK_BLOCKING = {("forward", 128): (128, 128, 8, 2)}
+"""The exceptions for hooks that read tensors: what they read passes through shared memory too."""
+FLOAT32_BLOCKING = {64: (32, 32, 4, 1), 128: (32, 32, 4, 1), 256: (16, 32, 4, 1)}
 DELTA_ROWS = 64
 
 
@@ -84,6 +86,7 @@ class _Launch:
         hooks = triton_hooks.of(variant)
         self._inputs = (*inputs, *self._indptrs)
         self._numbers = (variant.scale, variant.window, variant.n_first, hooks.params)
+        self._hooks_read_tensors = bool(variant.tensors)
         self._constants: dict[str, Any] = {
             "GROUP": q.shape[2] // k.shape[2], "RAGGED": ragged is not None, "CAUSAL": variant.causal,
             "WINDOWED": variant.window > 0, "LOGITS": hooks.functions["LOGITS"], "MASK": hooks.functions["MASK"],
@@ -96,7 +99,9 @@ class _Launch:
 
     def run(self, kernel: Any, n_heads: int, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel over the blocks (of keys for backward_keys, else of rows) of all sequences and heads."""
-        rows, keys, warps, stages = blocking(kernel.__name__, self._constants["BLOCK_D"], self._q.dtype)
+        rows, keys, warps, stages = blocking(
+            kernel.__name__, self._constants["BLOCK_D"], self._q.dtype, self._hooks_read_tensors
+        )
         of_keys = kernel is kernels.backward_keys
         n_blocks = triton.cdiv(self._kv_len, keys) if of_keys else triton.cdiv(self._q_len, rows)
         grid = n_blocks * n_heads * self._n_seqs
@@ -122,9 +127,13 @@ class _Launch:
         return result
 
 
-def blocking(kernel: str, block_d: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    table = FLOAT32_BLOCKING if dtype == torch.float32 else BLOCKING[kernel]
-    return table[max(64, block_d)]
+def blocking(kernel: str, block_d: int, dtype: torch.dtype, hooks_read_tensors: bool) -> tuple[int, int, int, int]:
+    """Rows, keys, warps and pipeline stages of a kernel."""
+    width = max(64, block_d)
+    if dtype == torch.float32:
+        return FLOAT32_BLOCKING[width]
+    exception = TENSOR_HOOK_BLOCKING.get((kernel, width)) if hooks_read_tensors else None
+    return exception or BLOCKING[kernel][width]
 
 
 _SLOPES: weakref.WeakKeyDictionary[Variant, Any] = weakref.WeakKeyDictionary()

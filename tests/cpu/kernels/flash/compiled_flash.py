@@ -12,6 +12,7 @@ from quire.kernels.attention import triton_hooks
 from quire.kernels.flash import triton as launches
 from quire.kernels.flash import triton_kernels as kernels
 
+POINTERS = {torch.float32: "*fp32", torch.bool: "*i1"}
 SHARED_BYTES = 227 * 1024
 """What one program may take on an H100 or H200."""
 
@@ -21,7 +22,7 @@ def build(kernel: object, head_dim: int, variant: str = "causal", dtype: torch.d
     built = Case(variant, 1, 1, 1, 2, 1, head_dim).build()
     hooks = triton_hooks.of(built)
     block_d = triton.next_power_of_2(head_dim)
-    rows, keys, warps, stages = launches.blocking(kernel.__name__, block_d, dtype)
+    rows, keys, warps, stages = launches.blocking(kernel.__name__, block_d, dtype, bool(built.tensors))
     constants = {
         "GROUP": 2, "RAGGED": False, "CAUSAL": built.causal, "WINDOWED": built.window > 0, "D": head_dim,
         "LOGITS": hooks.functions["LOGITS"], "MASK": hooks.functions["MASK"], "SLOPE": launches.slope(built),
@@ -31,7 +32,7 @@ def build(kernel: object, head_dim: int, variant: str = "causal", dtype: torch.d
     names = [name for name in kernel.arg_names if name not in constants]
     types = dict.fromkeys(("q", "k", "v", "out", "d_out", "dq", "dk", "dv"), kind)
     types |= {"lse": "*fp32", "deltas": "*fp32", "q_indptr": "*i32", "kv_indptr": "*i32", "scale": "fp32"}
-    types["parameters"] = tuple("*fp32" if isinstance(value, torch.Tensor) else "fp32" for value in hooks.params)
+    types["parameters"] = tuple(POINTERS[x.dtype] if isinstance(x, torch.Tensor) else "fp32" for x in hooks.params)
     signature = {name: types.get(name, "i32") for name in names} | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     aligned = [name for name in names if name not in kernels.NUMBERS and name != "parameters"]
@@ -44,6 +45,6 @@ def build(kernel: object, head_dim: int, variant: str = "causal", dtype: torch.d
 
 
 if __name__ == "__main__":
-    build(kernels.forward, 128)
+    build(kernels.forward, 128, "mask")
     build(kernels.backward_keys, 64, "alibi")
     print("fine")
