@@ -232,42 +232,50 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, boo
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
 
-// Loads q of each item, N_LOADERS threads; rows beyond the item's are zero.
-__device__ __forceinline__ void load_queries(const QuireAttnArgs& args, int thread, Shared& shared) {
-    constexpr int CELLS = N_CHUNKS * 8;                                   // of 16 bytes, in a row
-    constexpr int ROW_STEP = N_LOADERS > CELLS ? N_LOADERS / CELLS : 1;   // a thread keeps its cells, rows advance
-    constexpr int CELL_STEP = N_LOADERS < CELLS ? N_LOADERS : CELLS;
-    const int group = args.n_q_heads / args.n_kv_heads;
-    const int row_0 = thread / CELLS, token_0 = row_0 / group, head_0 = row_0 % group;
-    const int token_step = ROW_STEP / group, head_step = ROW_STEP % group;
+// Loads q of each item, N_LOADERS threads; rows beyond the item's are zero. A thread keeps its column of 16-byte cells and
+// walks down the rows. Few warps do this one after the other: every instruction of the loop counts.
+__device__ __forceinline__ void load_queries(const QuireAttnArgs& args, uint32_t thread, Shared& shared) {
+    constexpr uint32_t CELLS = N_CHUNKS * 8, STEP = N_LOADERS / CELLS;  // STEP: rows that the threads cover at once
+    const uint32_t group = args.n_q_heads / args.n_kv_heads;
+    const uint32_t first_row = thread / CELLS, cell = thread % CELLS;
+    const bool column_real = cell * 8 < DIM;
+    const int64_t head_bytes = args.q_head * 2, token_bytes = args.q_row * 2;
+    const int64_t step_bytes = STEP / group * token_bytes + STEP % group * head_bytes;
+    const int64_t wrap_bytes = token_bytes - int64_t(group) * head_bytes;  // from beyond the last head to the next token
     Ring item, slot;
     for (;; item.advance<N_ITEMS>(), slot.advance<N_SLOTS>()) {
         await(shared_address(&shared.work_full[item.index]), item.parity);
         await(shared_address(&shared.q_empty[slot.index]), slot.parity ^ 1);
         const Work& work = shared.work[item.index];
-        const uint32_t base = shared_address(shared.q[slot.index]);
-        const int n_tokens = work.n_tokens, first = work.row, gathered = work.gathered;
-        if (n_tokens > 0 && thread < CELLS * ROW_STEP) {
-            const auto* q = static_cast<const Element*>(args.q) + int64_t(work.kv_head) * group * args.q_head;
-            int token = token_0, head = head_0;
-#pragma unroll 4
-            for (int row = row_0; row < N_ROWS; row += ROW_STEP) {
-                int q_row = first + token;
-                if (gathered && token < n_tokens) q_row = __ldg(args.rows + 2 * q_row);
-                const Element* from = q + q_row * args.q_row + head * args.q_head;
-                for (int cell = thread % CELLS; cell < CELLS; cell += CELL_STEP) {
-                    const bool real = token < n_tokens && cell * 8 < DIM;
-                    copy_16_bytes(base + (cell / 8 * N_ROWS + row) * CHUNK_BYTES + ((cell ^ row) & 7) * 16,
-                                  real ? from + cell * 8 : args.q, real);
+        const uint32_t n_rows = work.n_tokens * group;
+        if (n_rows > 0) {
+            const char* column = static_cast<const char*>(args.q) + int64_t(work.kv_head) * group * head_bytes + cell * 16;
+            const uint32_t to = shared_address(shared.q[slot.index]) + cell / 8 * N_ROWS * CHUNK_BYTES;
+            const auto copy_to = [&](uint32_t row, const char* from) {
+                copy_16_bytes(to + row * CHUNK_BYTES + ((cell ^ row) & 7) * 16, from, column_real && row < n_rows);
+            };
+            if (work.gathered) {
+                const int* line_rows = args.rows + 2 * work.row;
+#pragma unroll 2
+                for (uint32_t row = first_row; row < N_ROWS; row += STEP) {
+                    const uint32_t token = row < n_rows ? row / group : 0;
+                    copy_to(row, column + __ldg(line_rows + 2 * token) * token_bytes + int64_t(row < n_rows ? row - token * group : 0) * head_bytes);
                 }
-                token += token_step, head += head_step;
-                if (head >= group) head -= group, token++;
+            } else {
+                const char* from = column + (work.row + first_row / group) * token_bytes + first_row % group * head_bytes;
+                uint32_t head = first_row % group;
+#pragma unroll 4
+                for (uint32_t row = first_row; row < N_ROWS; row += STEP) {
+                    copy_to(row, from);
+                    head += STEP % group, from += step_bytes;
+                    if (head >= group) head -= group, from += wrap_bytes;
+                }
             }
             asm volatile("cp.async.wait_all;" ::: "memory");
             async_fence();
         }
         barrier_arrive(shared_address(&shared.q_full[slot.index]));
-        if (n_tokens == 0) return;
+        if (n_rows == 0) return;
     }
 }
 
