@@ -23,7 +23,6 @@ MAX_HEAD_DIM = 256
 
 def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why these kernels cannot run this, in one sentence, or None."""
-    hooks = variant.program.hooks
     if q_dtype not in DTYPES:
         return f"q is {q_dtype}: Triton's kernels take {', '.join(map(str, DTYPES))}"
     if kv_dtype not in (q_dtype, torch.float8_e4m3fn):
@@ -32,15 +31,6 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
         return f"head_dim {plan.heads.head_dim} is more than {MAX_HEAD_DIM}"
     if plan.heads.group > LARGE_ROWS:
         return f"{plan.heads.group} query heads share a KV head, more than the {LARGE_ROWS} rows of a tile"
-    for hook in ("logits_transform", "output_transform"):
-        if triton_hooks.reads_partner(hooks.get(hook)):
-            return f"{hook} uses rotate_half, which is for query, key and value transforms"
-    output = hooks.get("output_transform")
-    reads_position = output is not None and any(node.op == "site" and node.name == "q_pos" for node in output.walk())
-    if reads_position and plan.work is not None and plan.work.n_merges:
-        return (
-            f"output_transform reads q_pos, which the plan's {plan.work.n_merges} merges of split results do not carry"
-        )
     return None
 
 

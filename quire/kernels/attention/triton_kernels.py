@@ -226,8 +226,7 @@ def _tile(
         acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if partial < 0:
         if OUTPUT is not None:
-            acc = OUTPUT(acc, row[:, None], q_pos[:, None], q_head[:, None], kv_head, dim, (log2_total * LN2)[:, None],
-                         param)  # fmt: skip
+            acc = OUTPUT(acc, row[:, None], q_head[:, None], kv_head, dim, (log2_total * LN2)[:, None], param)
         at = row.to(tl.int64) * (n_kv_heads * GROUP) + q_head
         tl.store(out + at[:, None] * D + dims[None, :], acc.to(out.dtype.element_ty), mask=cells)
         if HAS_LSE:
@@ -328,7 +327,7 @@ def merge(
             acc = acc / whole
         q_head = kv_head * GROUP + in_group
         if OUTPUT is not None:
-            acc = OUTPUT(acc, row, 0, q_head, kv_head, tl.minimum(dims, D - 1), log_total, param)
+            acc = OUTPUT(acc, row, q_head, kv_head, tl.minimum(dims, D - 1), log_total, param)
         at = row.to(tl.int64) * (n_kv_heads * GROUP) + q_head
         tl.store(out + at * D + dims, acc.to(out.dtype.element_ty), mask=dims < D)
         if HAS_LSE:

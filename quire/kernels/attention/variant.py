@@ -41,9 +41,13 @@ COORDINATES = {
     "value_transform": ("k_pos", "kv_head", "dim"),
     "logits_transform": ("q_row", "q_pos", "k_pos", "q_head", "kv_head"),
     "logits_mask": ("q_row", "q_pos", "k_pos", "q_head", "kv_head"),
-    "output_transform": ("q_row", "q_pos", "q_head", "kv_head", "dim", "lse"),
+    "output_transform": ("q_row", "q_head", "kv_head", "dim", "lse"),
 }
 """Hook → what `site` offers to it."""
+
+
+VECTOR_HOOKS = ("query_transform", "key_transform", "value_transform")
+"""Hooks that may use the partner of their element (`expression.rotate_half`)."""
 
 
 class Site:
@@ -210,4 +214,7 @@ class Variant:
 def _trace(hook: str, function: Callable[..., Operand], params: Params) -> Expr:
     if hook == "logits_mask":
         return expression.as_bool(function(Site(hook), params))
-    return expression.as_float(function(Expr("value", Kind.FLOAT, name="x"), Site(hook), params))
+    traced = expression.as_float(function(Expr("value", Kind.FLOAT, name="x"), Site(hook), params))
+    if hook not in VECTOR_HOOKS and any(node.op == "partner" for node in traced.walk()):
+        raise TypeError(f"{hook} uses rotate_half, which is for {', '.join(VECTOR_HOOKS)}")
+    return traced

@@ -11,7 +11,6 @@ from triton_case import VARIANTS, Case, expected
 
 from quire.kernels.attention import reference, work
 from quire.kernels.attention import triton as attention
-from quire.kernels.attention.expression import as_float, rotate_half
 from quire.kernels.attention.plan import AttnPlan, Layout
 from quire.kernels.attention.variant import Variant
 
@@ -115,13 +114,6 @@ def check_obstacles() -> None:
     float32, half = torch.float32, torch.float16
     assert "float64" in attention.obstacle(plan, Variant(1.0), torch.float64, torch.float64)
     assert "float16" in attention.obstacle(plan, Variant(1.0), float32, half)
-    assert "rotate_half" in attention.obstacle(
-        plan, Variant(1.0, output_transform=lambda o, site, p: rotate_half(o)), float32, float32
-    )
-    late = Variant(1.0, output_transform=lambda o, site, p: o * as_float(site.q_pos))
-    assert "q_pos" in attention.obstacle(plan, late, float32, float32)
-    plan.work.n_merges = 0
-    assert attention.obstacle(plan, late, float32, float32) is None
 
 
 if __name__ == "__main__":

@@ -319,6 +319,8 @@ def test_what_cannot_be_said_is_an_error(make: Callable[[], object], message: st
             AttributeError,
             "key_transform has no site.q_pos: it of",
         ),
+        ({"logits_transform": lambda x, site, p: expression.rotate_half(x)}, TypeError, "logits_transform uses rot"),
+        ({"output_transform": lambda x, site, p: x * site.q_pos}, AttributeError, "output_transform has no site.q_pos"),
         ({"logits_transform": lambda x, site, p: x * site.lse}, AttributeError, "logits_transform has no site.lse"),
         (
             {"logits_mask": lambda site, p: site.row > 1},
