@@ -97,7 +97,7 @@ QUIRE_INLINE vf partner(const float* row, int i, int d) {
 
 // to[r, :] = hook(r, from[r, :]) for n rows of [padded d] floats. A few rows take turns at the same dimensions, so that
 // what depends on the dimension alone is computed once for them, and they stay in the nearest cache.
-template <class V, class F> static void transform(const float* from, float* to, int n, int d, const F& hook) {
+template <bool PARTNER, class F> static void transform(const float* from, float* to, int n, int d, const F& hook) {
     constexpr int FEW = 8;
     const int64_t stride = padded(d);
     for (int first = 0; first < n; first += FEW) {
@@ -107,7 +107,7 @@ template <class V, class F> static void transform(const float* from, float* to, 
             for (int l = 0; l < W; l++) dim[l] = i + l < d ? i + l : d - 1;
             for (int r = first; r < end; r++) {
                 vf other = vf{};
-                if constexpr (V::has_partner) other = partner(from + r * stride, i, d);
+                if constexpr (PARTNER) other = partner(from + r * stride, i, d);
                 store(to + r * stride + i, hook(r, load(from + r * stride + i), other, dim));
             }
         }
@@ -177,7 +177,7 @@ template <class E, class S, class V> struct Tile {
             float* ready = spare;
             if constexpr (V::has_query) {
                 ready = acc;
-                transform<V>(spare, acc, n_rows, d, [&](int r, vf x, vf other, vi dim) {
+                transform<V::has_partner>(spare, acc, n_rows, d, [&](int r, vf x, vf other, vi dim) {
                     return V::query(x, other, rows[r].site, dim, a);
                 });
             }
@@ -228,7 +228,7 @@ template <class E, class S, class V> struct Tile {
         float* raw = HOOKED ? spare : to;
         for (int j = 0; j < n; j++)
             for (int i = 0; i < d; i += W) store(raw + j * lanes_d + i, get(from[j], i, d));
-        if constexpr (HOOKED) transform<V>(raw, to, n, d, hook);
+        if constexpr (HOOKED) transform<V::has_partner>(raw, to, n, d, hook);
     }
 
     // The next block is asked for while this one is computed, line by line: a burst would fill the miss buffers.
@@ -268,8 +268,8 @@ template <class E, class S, class V> struct Tile {
         const float* result = acc;
         if constexpr (V::has_output) {
             result = spare;
-            transform<V>(acc, spare, n_rows, d, [&](int r, vf x, vf other, vi dim) {
-                return V::output(x, other, rows[r].site, dim, a);
+            transform<false>(acc, spare, n_rows, d, [&](int r, vf x, vf, vi dim) {
+                return V::output(x, rows[r].site, dim, a);
             });
         }
         for (int r = 0; r < n_rows; r++) {

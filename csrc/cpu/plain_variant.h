@@ -3,7 +3,8 @@
 //   vf logits(vf x, const Site&, vi k_pos, const QuireAttnArgs&)    x = scale * q.k in natural units
 //   vi mask(const Site&, vi k_pos, const QuireAttnArgs&)            0 or -1
 // and with lanes over the elements `dim` of one head, `partner` as `rotate_half` in expression.py:
-//   vf query | key | value | output(vf x, vf partner, const Site&, vi dim, const QuireAttnArgs&)
+//   vf query | key | value(vf x, vf partner, const Site&, vi dim, const QuireAttnArgs&)
+//   vf output(vf x, const Site&, vi dim, const QuireAttnArgs&)
 #pragma once
 #include "functions.h"
 

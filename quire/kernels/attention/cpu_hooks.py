@@ -34,7 +34,7 @@ FUNCTIONS = {
     "value_transform": ("value", "vf x, vf partner, const Site& at, vi dim"),
     "logits_transform": ("logits", "vf x, const Site& at, vi k_pos"),
     "logits_mask": ("mask", "const Site& at, vi k_pos"),
-    "output_transform": ("output", "vf x, vf partner, const Site& at, vi dim"),
+    "output_transform": ("output", "vf x, const Site& at, vi dim"),
 }
 """Hook → its function in C++: name and arguments, see csrc/cpu/plain_variant.h."""
 
