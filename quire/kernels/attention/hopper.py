@@ -6,6 +6,7 @@ Invariant: a launch allocates nothing and never waits, so it can be captured in 
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import functools
@@ -49,16 +50,14 @@ class _Args(ctypes.Structure):
 class _Build:
     """What one library is compiled for."""
 
-    kind: str
-    """small, large or merge: the function quire_attention_<kind>."""
+    source: str
+    """In csrc/cuda."""
     program: Program
     head_dim: int
     dtype: torch.dtype
-    layout: Layout = Layout.PAGED
-    n_rows: int = 0
-
-
-SOURCES = {"small": "decode.cu", "large": "prefill.cu", "merge": "merge.cu"}
+    layout: Layout
+    n_rows: int
+    """Most packed rows of a small line."""
 
 
 def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
@@ -67,8 +66,9 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
     if found:
         return found
     try:
-        for build in _builds(plan, variant, q_dtype):
-            _function(build)
+        builds = {build for _, build in _launches(plan, variant, q_dtype)}
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(_library, builds))
     except jit.BuildError as error:
         return str(error)
     return None
@@ -109,10 +109,10 @@ def run(
     """See op.py. Raises ValueError for addresses or strides that are not multiples of 16 bytes."""
     args = _arguments(q, k, v, plan, variant, out, lse)
     stream = ctypes.c_void_p(torch.cuda.current_stream(q.device).cuda_stream)
-    for build in _builds(plan, variant, q.dtype):
-        code = _function(build)(ctypes.byref(args), stream)
+    for name, build in _launches(plan, variant, q.dtype):
+        code = getattr(_library(build), name)(ctypes.byref(args), stream)
         if code:
-            raise RuntimeError(f"attention kernel {build.kind!r} could not be launched: CUDA error {code}")
+            raise RuntimeError(f"{name} could not be launched: CUDA error {code}")
 
 
 def header(variant: Variant) -> str:
@@ -120,23 +120,24 @@ def header(variant: Variant) -> str:
     return cuda_hooks.header(variant.program)
 
 
-def _builds(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[_Build]:
-    """The libraries that a plan needs, in the order of their launches."""
+def _launches(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[tuple[str, _Build]]:
+    """The functions that a plan needs, in their order, each with the library that has it."""
     work: CudaWork = plan.work
-    common = (variant.program, plan.heads.head_dim, dtype)
-    builds = []
+    common = (variant.program, plan.heads.head_dim, dtype, plan.layout)
+    decode = _Build("decode.cu", *common, work.small_rows)
+    launches = []
     if work.n_small:
-        builds.append(_Build("small", *common, plan.layout, work.small_rows))
+        launches.append(("quire_attention_small", decode))
     if work.n_large:
-        builds.append(_Build("large", *common, plan.layout))
+        launches.append(("quire_attention_large", _Build("prefill.cu", *common, 0)))
     if work.n_merges:
-        builds.append(_Build("merge", *common))
-    return builds
+        launches.append(("quire_attention_merge", decode))
+    return launches
 
 
 @functools.cache
-def _function(build: _Build) -> ctypes._CFuncPtr:
-    """The entry point of a build, compiled if it is new. Raises BuildError."""
+def _library(build: _Build) -> ctypes.CDLL:
+    """Compiled if it is new. Raises BuildError."""
     macros = {
         "HEAD_DIM": build.head_dim,
         "BF16": int(build.dtype is torch.bfloat16),
@@ -144,12 +145,14 @@ def _function(build: _Build) -> ctypes._CFuncPtr:
         "ROWS": build.n_rows,
     }
     flags = [*FLAGS, *(f"-DQUIRE_{name}={value}" for name, value in macros.items())]
-    source = jit.sources_folder() / "cuda" / SOURCES[build.kind]
-    path = jit.shared_library(f"attention_{build.kind}", [source], flags, cuda_hooks.header(build.program), "nvcc")
-    function = getattr(ctypes.CDLL(str(path)), f"quire_attention_{build.kind}")
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-    function.restype = ctypes.c_int
-    return function
+    source = jit.sources_folder() / "cuda" / build.source
+    path = jit.shared_library(f"attention_{source.stem}", [source], flags, cuda_hooks.header(build.program), "nvcc")
+    library = ctypes.CDLL(str(path))
+    for name in ("small", "large", "merge"):
+        function = getattr(library, f"quire_attention_{name}", None)
+        if function is not None:
+            function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+    return library
 
 
 def _arguments(
