@@ -108,7 +108,10 @@ def milliseconds(work: Callable[[], object], budget_ms: float = 150.0) -> float:
 
 
 def measure(name: str, batch: int, n_heads: int, length: int, head_dim: int, causal: bool) -> dict[str, float | str]:
-    """Forward alone, forward and backward, and the memory that both take beyond inputs."""
+    """Forward alone, forward and backward, and the memory that both take beyond inputs.
+
+    TFLOP/s count two products forward and seven for both, half of each if causal, whatever an implementation computes.
+    """
     attend = IMPLEMENTATIONS[name]
     tensors, seed = inputs(batch, n_heads, length, head_dim)
     try:
