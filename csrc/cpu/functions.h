@@ -3,15 +3,13 @@
 // A value is a scalar or W lanes of it: float or vf, int32_t or vi, bool or vi of 0 and -1. Each function takes any mix
 // and gives lanes if one argument has lanes. Invariant: a lane's result depends on that lane alone.
 #pragma once
-#include <cmath>
+#include <cmath>  // INFINITY and NAN in constants as well
 #include <type_traits>
 
 #include "quire_cpu.h"
 #include "simd.h"
 
 namespace quire {
-
-constexpr float inff = __builtin_inff();  // how lower.py writes an infinite constant
 
 QUIRE_INLINE vf lanes(vf x) { return x; }
 QUIRE_INLINE vi lanes(vi x) { return x; }
