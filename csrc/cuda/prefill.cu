@@ -37,6 +37,7 @@ constexpr int N_CONSUMERS = 2;                                      // warpgroup
 constexpr int N_THREADS = 128 * (1 + N_CONSUMERS);
 constexpr int N_LOADERS = 64;                                       // threads that load q
 constexpr int BARRIER_TURN = 1, BARRIER_VALUES = BARRIER_TURN + N_CONSUMERS;  // named; one for each warpgroup
+constexpr int64_t L2_SHARE = 24 << 20;                              // bytes of keys and values at work
 constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;         // "evict last" costs 6 % here
 constexpr float MINUS_INF = -__builtin_inff();
 
@@ -84,24 +85,44 @@ template <int JOIN> struct Layout {
     static constexpr int CHUNK = ROWS * CHUNK_BYTES;               // from one chunk to the next
     static constexpr int BOX = JOIN > 0 ? N_CHUNKS * CHUNK : 0;    // from one joined box to the next
 };
-// Joined keys of 16 rows are read as two operands of every second group of 8 rows: it takes a product of half the width.
-template <int JOIN> constexpr int KEYS_JOIN = JOIN == 16 && N_KEYS != 128 ? 0 : JOIN;
-// First key (within the block) of the eight in columns 8 j .. 8 j + 7 of the logits.
-template <int JOIN> __device__ __forceinline__ constexpr int key_of_column(int j) {
-    return KEYS_JOIN<JOIN> == 16 ? j % (N_KEYS / 16) * 16 + j / (N_KEYS / 16) * 8 : 8 * j;
-}
+// Joined keys must lie as groups of 8 rows at one distance (or products would be of half the width, which is slower).
+template <int JOIN> constexpr int KEYS_JOIN = JOIN == 8 ? 8 : 0;
 
 // ---- producer --------------------------------------------------------------------------------------------------------
 
+// The order of items: `n_heads` KV heads at a time, lines in their order, so that the keys and values of the blocks at work
+// stay in the second-level cache.
+struct Order {
+    int n_lines, n_heads;
+    __device__ int line_of(int item) const { return item / n_heads % n_lines; }
+    __device__ int head_of(int item) const { return item / (n_heads * n_lines) * n_heads + item % n_heads; }
+};
+__device__ __forceinline__ Order choose_order(const QuireAttnArgs& args) {
+    Order order = {args.n_large, args.n_kv_heads};
+    if (args.n_large * args.n_kv_heads < 4 * gridDim.x) return order;  // all at work at once, or nearly
+    const QuireTile& first = args.large_lines[0];
+    const int64_t head_bytes = int64_t(first.end - first.begin) * DIM * 4;
+    while (order.n_heads % 2 == 0 && order.n_heads * head_bytes > L2_SHARE) order.n_heads /= 2;
+    if (order.n_heads < args.n_kv_heads) {  // the heads' turns must end at the last real line
+        int low = 0;
+        while (low < order.n_lines) {
+            const int middle = (low + order.n_lines) / 2;
+            if (args.large_lines[middle].n_tokens > 0) low = middle + 1;
+            else order.n_lines = middle;
+        }
+        order.n_lines = max(low, 1);
+    }
+    return order;
+}
+
 // Reads the line of an item; whole warp.
-__device__ __forceinline__ Work read_work(const QuireAttnArgs& args, int item, int box_rows) {
+__device__ __forceinline__ Work read_work(const QuireAttnArgs& args, const Order& order, int item, int box_rows) {
     Work work;
     work.n_tokens = 0;
-    const int at = item / args.n_kv_heads;
-    if (at >= args.n_large) return work;
-    const QuireTile line = args.large_lines[at];
+    if (item >= order.n_lines * args.n_kv_heads) return work;
+    const QuireTile line = args.large_lines[order.line_of(item)];
     work.row = line.row, work.n_tokens = line.n_tokens, work.position = line.position, work.gathered = line.gathered;
-    work.partial = line.partial, work.kv_head = item - at * args.n_kv_heads;
+    work.partial = line.partial, work.kv_head = order.head_of(item);
     work.kv_at = line.kv_at, work.blocks_at = line.blocks_at;
     work.first_pos = line.position, work.last_pos = line.position + line.n_tokens - 1;
     if (line.gathered) {
@@ -145,9 +166,10 @@ __device__ __forceinline__ Spot find_key(const QuireAttnArgs& args, const Work& 
 __device__ __forceinline__ void take_items(const QuireAttnArgs& args, int box_rows, Shared& shared) {
     const int lane = threadIdx.x % 32;
     auto* counter = reinterpret_cast<uint32_t*>(args.ticket);
+    const Order order = choose_order(args);
     int item = blockIdx.x;
     for (Ring ring;; ring.advance<N_ITEMS>()) {
-        const Work work = read_work(args, item, box_rows);
+        const Work work = read_work(args, order, item, box_rows);
         await(shared_address(&shared.work_empty[ring.index]), ring.parity ^ 1);
         if (lane == 0) {
             shared.work[ring.index] = work;
@@ -313,7 +335,7 @@ __device__ __forceinline__ bool at_edge(const QuireAttnArgs& args, const Work& w
 }
 
 // Applies the hooks and hides keys. s: q.k; afterwards q.k or, if there is a hook, logits times log2(e), or weights.
-template <bool EDGE, int JOIN>
+template <bool EDGE>
 __device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArgs& args, const Work& work,
                                       const Rows& rows, int first_key) {
     if (!EDGE && !Variant::has_logits) return;
@@ -321,7 +343,7 @@ __device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArg
     const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
     for (int j = 0; j < N_KEYS / 8; j++) {
-        const int key = first_key + key_of_column<JOIN>(j);
+        const int key = first_key + 8 * j;
         const int pos = LAYOUT != SPARSE || key < work.end ? position_of(work, key, args) : key;
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -350,36 +372,39 @@ struct Softmax {  // running maximum and sum of a thread's two rows; the sum is 
 
     __device__ __forceinline__ void start() { max[0] = max[1] = MINUS_INF, sum[0] = sum[1] = 0.0f; }
 
-    // s becomes weights relative to the new maximum; `factor` is what older results must be multiplied by.
+    // s becomes weights relative to `max`; `factor` is what older results must be multiplied by. The maximum follows only
+    // when it has grown by more than 2^8, so that older results are rarely touched (FlashAttention-4).
     __device__ __forceinline__ void step(float (&s)[N_KEYS / 2], float scale) {
         if (!Variant::softmax) {
 #pragma unroll
             for (int i = 0; i < N_KEYS / 2; i++) sum[0] += fabsf(s[i]);  // for keep_before_wait
             return;
         }
+        float high[4] = {s[0], s[1], s[2], s[3]};  // independent chains: one warp alone must fill the pipelines
+#pragma unroll
+        for (int i = 4; i < N_KEYS / 2; i++) high[i % 4] = fmaxf(high[i % 4], s[i]);
+        float reference[2], total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
         for (int row = 0; row < 2; row++) {
-            float high = max[row];
-#pragma unroll
-            for (int i = 0; i < N_KEYS / 8; i++) high = fmaxf(high, fmaxf(s[4 * i + 2 * row], s[4 * i + 2 * row + 1]));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
-            high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-            const float reference = high == MINUS_INF ? 0.0f : high * scale;
-            factor[row] = exp2_fast(max[row] * scale - reference);
-            max[row] = high;
-            float total = 0.0f;
-#pragma unroll
-            for (int i = 0; i < N_KEYS / 8; i++) {
-                float& x = s[4 * i + 2 * row];
-                float& y = s[4 * i + 2 * row + 1];
-                x = exp2_fast(x * scale - reference), y = exp2_fast(y * scale - reference);
-                total += x + y;
-            }
-            sum[row] = sum[row] * factor[row] + total;
+            float now = fmaxf(high[2 * row], high[2 * row + 1]);
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+            const bool follow = (now - max[row]) * scale > 8.0f || max[row] == MINUS_INF;
+            const float next = follow ? now : max[row];
+            reference[row] = next == MINUS_INF ? 0.0f : next * scale;
+            factor[row] = follow ? exp2_fast(max[row] * scale - reference[row]) : 1.0f;
+            max[row] = next;
         }
+#pragma unroll
+        for (int i = 0; i < N_KEYS / 2; i++) {
+            s[i] = exp2_fast(s[i] * scale - reference[i / 2 % 2]);
+            total[i % 4] += s[i];
+        }
+        sum[0] = sum[0] * factor[0] + (total[0] + total[1]);
+        sum[1] = sum[1] * factor[1] + (total[2] + total[3]);
     }
     __device__ __forceinline__ void rescale(float (&o)[DIM / 2]) const {
-        if (!Variant::softmax) return;
+        if (!Variant::softmax || !__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
         for (int i = 0; i < DIM / 8; i++) {
             o[4 * i] *= factor[0], o[4 * i + 1] *= factor[0];
@@ -388,34 +413,19 @@ struct Softmax {  // running maximum and sum of a thread's two rows; the sum is 
     }
 };
 
-template <int JOIN>
 __device__ __forceinline__ void to_elements(uint32_t (&p)[N_KEYS / 4], const float (&s)[N_KEYS / 2]) {
 #pragma unroll
-    for (int i = 0; i < N_KEYS / 8; i++) {  // columns 8 i .. 8 i + 7 go where their keys are in the order of the values
-        const int to = key_of_column<JOIN>(i) / 8;
-        p[2 * to] = pack(s[4 * i], s[4 * i + 1]);
-        p[2 * to + 1] = pack(s[4 * i + 2], s[4 * i + 3]);
-    }
+    for (int i = 0; i < N_KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
 template <int JOIN>
 __device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], Operand q, const uint8_t* keys) {
     using L = Layout<KEYS_JOIN<JOIN>>;
-    const uint32_t address = uniform(shared_address(keys));
+    const Operand k = rows_operand(uniform(shared_address(keys)), KEYS_JOIN<JOIN> > 0 ? L::BOX : 1024);
 #pragma unroll
-    for (int i = 0; i < DIM / 16; i++) {
-        const Operand a = q.further(i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32);
-        const int at = i / 4 * L::CHUNK + i % 4 * 32;
-        if constexpr (KEYS_JOIN<JOIN> == 16) {
-            constexpr int HALF = JOIN > 0 ? N_KEYS / 2 : N_KEYS;
-            const Operand k = rows_operand(address, L::BOX);
-            Product<HALF>::rows(reinterpret_cast<float(&)[HALF / 2]>(s[0]), a, k.further(at), i > 0);
-            Product<HALF>::rows(reinterpret_cast<float(&)[HALF / 2]>(s[HALF / 2]), a, k.further(at + 1024), i > 0);
-        } else {
-            const Operand k = rows_operand(address, KEYS_JOIN<JOIN> == 8 ? L::BOX : 1024);
-            Product<N_KEYS>::rows(s, a, k.further(at), i > 0);
-        }
-    }
+    for (int i = 0; i < DIM / 16; i++)
+        Product<N_KEYS>::rows(s, q.further(i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32), k.further(i / 4 * L::CHUNK + i % 4 * 32),
+                              i > 0);
     products_commit();
 }
 template <int JOIN>
@@ -565,7 +575,7 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
             pin(s);
             release(&shared.k_empty[k.index]);
             k.advance<K_STAGES>();
-            weigh<decltype(edge)::value, JOIN>(s, args, now, rows, now.key_of(i));
+            weigh<decltype(edge)::value>(s, args, now, rows, now.key_of(i));
             softmax.step(s, scale);
             pin(s);
             keep_before_wait(softmax.sum[0] + softmax.sum[1], shared_address(&shared));
@@ -573,18 +583,18 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
             pin(o), pin(s);
             release(&shared.v_empty[v.index]);
             v.advance<V_STAGES>();
-            to_elements<JOIN>(p, s);
+            to_elements(p, s);
             softmax.rescale(o);
         };
         products_wait<0>();
         pin(s);
         release(&shared.k_empty[k.index]);
         k.advance<K_STAGES>();
-        if (at_edge(args, now, now.key_of(0))) weigh<true, JOIN>(s, args, now, rows, now.key_of(0));
-        else weigh<false, JOIN>(s, args, now, rows, now.key_of(0));
+        if (at_edge(args, now, now.key_of(0))) weigh<true>(s, args, now, rows, now.key_of(0));
+        else weigh<false>(s, args, now, rows, now.key_of(0));
         softmax.start();
         softmax.step(s, scale);
-        to_elements<JOIN>(p, s);
+        to_elements(p, s);
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++) o[i] = 0.0f;
         for (int i = 1; i < n_blocks; i++) {
