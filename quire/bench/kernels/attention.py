@@ -211,6 +211,6 @@ def _planners(setting: Setting) -> Iterable[Contender]:
     if setting.device.type == "cuda":
 
         def into_buffers() -> Sequence[Call]:
-            return [functools.partial(plan, buffers=op.plan_buffers(plan(), PLAN_SPANS, MAX_LARGE))]
+            return [functools.partial(plan, buffers=op.plan_buffers(plan(), PLAN_SPANS, max_large=MAX_LARGE))]
 
         yield Contender("plan into buffers", into_buffers, on_host=True)

@@ -23,7 +23,7 @@ HEAD_DIMS = (64, 96, 128, 192, 256)
 PAGE_STEP = 8
 """Pages are whole multiples of the 8 rows that a swizzled tile of shared memory repeats after."""
 ALIGNMENT_BYTES = 16
-FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC,-fvisibility=hidden")
+FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC")
 
 
 class _Args(ctypes.Structure):

@@ -95,6 +95,7 @@ def _constants(
     head_dim, program = plan.heads.head_dim, variant.program
     transformed = "key_transform" in program.hooks or "value_transform" in program.hooks
     keys, warps, stages = blocking(rows, _padded(head_dim) * q.element_size(), transformed)
+    stages = _stages(stages, rows, plan.layout)
     return {
         "LAYOUT": int(plan.layout),
         "PAGE": plan.page_size,
@@ -128,7 +129,7 @@ def blocking(n_rows: int, row_bytes: int, transformed: bool = False) -> tuple[in
 
     Large lines: measured on an H200 at 256 bytes a row (docs/lab-notes.md, "Blocks of the first attention kernel").
     Small lines are bound by memory and a worker has its multiprocessor to itself, so the pipeline must hold enough keys
-    in flight: reading through the page table takes two loads, so s stages are (s - 1) // 2 key blocks.
+    in flight: reading through the page table takes two loads, so s stages are (s - 1) // 2 key blocks; see `_stages`.
     """
     narrow = row_bytes <= 256
     if n_rows >= LARGE_ROWS:
@@ -140,3 +141,8 @@ def blocking(n_rows: int, row_bytes: int, transformed: bool = False) -> tuple[in
     if n_rows <= 32:
         return (128, 4, 7) if narrow else (32, 4, 9)
     return (64, 4, 7) if narrow else (32, 4, 5)
+
+
+def _stages(stages: int, n_rows: int, layout: Layout) -> int:
+    """As many key blocks in flight without a page table: there s stages are s - 1 blocks."""
+    return (stages + 1) // 2 if layout is Layout.RAGGED and n_rows < LARGE_ROWS else stages
