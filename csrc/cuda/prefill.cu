@@ -9,9 +9,9 @@
 // warps: 0 takes the items, 1 loads keys and values, 2 and 3 load q, the last eight compute. Lines are sorted by falling
 // cost, so the first empty line ends the queue. Blocks of keys run from the last to the first.
 //
-// Boxes of the copy engine cost time each, so for pages of 8 and 16 rows one box brings all chunks of 64 elements of a
-// page (`JOIN`, the rows of such a box); else a box is 64 elements of consecutive rows. Blocks lie in shared memory as
-// [chunk][row] or, joined, as [box][chunk][row of the box]; rows are 128 bytes.
+// Boxes of the copy engine cost time each, so one box brings all of a page's rows of a block (JOINED): blocks lie in
+// shared memory as [8 rows][chunk of 64 elements][row of 128 bytes]. Ragged keys do not start at multiples of 8 and
+// dimension 96 does not end with a chunk: there a box is one chunk, and blocks lie as [chunk][row].
 #include "attention.h"
 #include "hopper.h"
 #include "wgmma.h"
@@ -25,14 +25,17 @@ constexpr int LAYOUT = QUIRE_LAYOUT;
 constexpr int DIM = QUIRE_HEAD_DIM;
 constexpr int N_ROWS = 128;                                         // packed rows of a tile
 constexpr int N_KEYS = DIM <= 128 ? 128 : DIM == 192 ? 96 : 80;     // keys of a block: what the registers hold
-constexpr int CHUNK_BYTES = 128;                                    // 64 elements: a row of a swizzled tile
+constexpr int ROW_BYTES = 128;                                      // of a swizzled tile: a chunk of 64 elements
 constexpr int N_CHUNKS = (DIM + 63) / 64;
+constexpr bool JOINED = LAYOUT != RAGGED && DIM % 64 == 0;
+constexpr int CHUNK_BYTES = (JOINED ? 8 : N_KEYS) * ROW_BYTES;      // from one chunk of keys or values to the next
+constexpr int GROUP_BYTES = (JOINED ? N_CHUNKS : 1) * 8 * ROW_BYTES;  // from 8 rows of keys or values to the next 8
 constexpr int K_STAGES = 2;                                         // blocks of keys in flight
 constexpr int V_STAGES = DIM <= 128 ? 3 : 2;                        // of values: they are released later than keys
 constexpr int N_SLOTS = DIM <= 128 ? 2 : 1;                         // q of items in flight
 constexpr int N_ITEMS = 2;                                          // items in flight
-constexpr int Q_BYTES = N_CHUNKS * N_ROWS * CHUNK_BYTES;
-constexpr int KEYS_BYTES = N_CHUNKS * N_KEYS * CHUNK_BYTES;
+constexpr int Q_BYTES = N_CHUNKS * N_ROWS * ROW_BYTES;
+constexpr int KEYS_BYTES = N_CHUNKS * N_KEYS * ROW_BYTES;
 constexpr int N_CONSUMERS = 2;                                      // warpgroups
 constexpr int N_THREADS = 128 * (1 + N_CONSUMERS);
 constexpr int N_LOADERS = 64;                                       // threads that load q
@@ -49,6 +52,7 @@ struct Work {
     int first_pos, last_pos;        // lowest and highest position of a row
     int low;                        // lowest key that the window of some row reaches
     int n_tail, last_block, n_lead; // blocks to do: n_tail from last_block downwards, then n_lead down to block 0
+    int front, back;                // of these, all rows see all keys of front .. back - 1; not set if sparse
 
     __device__ int n_blocks() const { return n_tail + n_lead; }
     __device__ int key_of(int i) const {
@@ -78,15 +82,6 @@ __device__ __forceinline__ int position_of(const Work& work, int key, const Quir
     const int entry = key / args.page_size;
     return __ldg(args.blocks + work.blocks_at + entry) * args.page_size + key - entry * args.page_size;
 }
-
-// How keys (K) and values (V) lie in shared memory, see JOIN above.
-template <int JOIN> struct Layout {
-    static constexpr int ROWS = JOIN > 0 ? JOIN : N_KEYS;
-    static constexpr int CHUNK = ROWS * CHUNK_BYTES;               // from one chunk to the next
-    static constexpr int BOX = JOIN > 0 ? N_CHUNKS * CHUNK : 0;    // from one joined box to the next
-};
-// Joined keys must lie as groups of 8 rows at one distance (or products would be of half the width, which is slower).
-template <int JOIN> constexpr int KEYS_JOIN = JOIN == 8 ? 8 : 0;
 
 // ---- producer --------------------------------------------------------------------------------------------------------
 
@@ -149,6 +144,17 @@ __device__ __forceinline__ Work read_work(const QuireAttnArgs& args, const Order
     }
     work.n_tail = n_blocks - tail_from;
     if (work.n_tail + work.n_lead == 0) work.n_tail = 1, work.last_block = 0;  // nothing to see: one block, all hidden
+    if (LAYOUT != SPARSE) {
+        const int clear_to = Variant::causal ? min(work.end, work.first_pos + 1) : work.end;
+        work.front = (work.start + N_KEYS * work.last_block + 2 * N_KEYS - 1 - clear_to) / N_KEYS;
+        work.back = work.n_tail + work.n_lead - (work.start < work.begin);
+        if (Variant::window) {
+            const int hidden_to = work.last_pos - args.window - work.start;  // the last row does not see this key
+            work.back = min(work.back, work.n_tail);
+            if (hidden_to >= 0) work.back = min(work.back, work.last_block - hidden_to / N_KEYS);
+        }
+        if (Variant::has_mask || work.front > work.n_tail) work.front = INT32_MAX;
+    }
     return work;
 }
 
@@ -189,32 +195,30 @@ __device__ __forceinline__ void take_items(const QuireAttnArgs& args, int box_ro
     }
 }
 
-// One block of keys or values, by a warp: lane t loads rows of box t % 16, every second chunk from t / 16 on.
-template <int JOIN>
-__device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CUtensorMap* map, int kv_head, int n_boxes,
-                                           Spot spot, int box_rows) {
+// One block of keys or values, by a warp: lane t loads rows of box t % 16; if not joined, every second chunk from t / 16 on.
+__device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CUtensorMap* map, int heads_of_page,
+                                           int kv_head, int n_boxes, Spot spot, int box_rows) {
     const int lane = threadIdx.x % 32;
     const uint32_t barrier = shared_address(full);
-    if (lane == 0) barrier_expect(barrier, n_boxes * box_rows * N_CHUNKS * CHUNK_BYTES);
+    if (lane == 0) barrier_expect(barrier, n_boxes * box_rows * N_CHUNKS * ROW_BYTES);
     __syncwarp();
     const int box = lane % 16;
     if (box >= n_boxes) return;
-    if constexpr (JOIN > 0) {
-        const uint32_t address = shared_address(to) + box * Layout<JOIN>::BOX;
-        if (lane < 16) load_box(address, map, barrier, L2_EVICT_NORMAL, 0, spot.token, 0, kv_head, spot.page);
+    const uint32_t address = shared_address(to) + box * box_rows * (GROUP_BYTES / 8);
+    if constexpr (JOINED) {
+        if (lane < 16)
+            load_box(address, map, barrier, L2_EVICT_NORMAL, 0, 0, 0, spot.token / 8, spot.page * heads_of_page + kv_head);
     } else {
-        const uint32_t address = shared_address(to) + box * box_rows * CHUNK_BYTES;
         for (int chunk = lane / 16; chunk < N_CHUNKS; chunk += 2)
-            load_box(address + chunk * Layout<JOIN>::CHUNK, map, barrier, L2_EVICT_NORMAL, chunk * 64, spot.token, kv_head,
-                     spot.page);
+            load_box(address + chunk * CHUNK_BYTES, map, barrier, L2_EVICT_NORMAL, chunk * 64, spot.token, kv_head, spot.page);
     }
 }
 
 // Loads keys and values of each item; one warp.
-template <int JOIN>
 __device__ __forceinline__ void load_keys(const QuireAttnArgs& args, const CUtensorMap* k_map, const CUtensorMap* v_map,
                                           int box_rows, Shared& shared) {
     const int lane = threadIdx.x % 32, my_row = lane % 16 * box_rows;
+    const int k_heads = args.k_page / args.k_head, v_heads = args.v_page / args.v_head;
     Ring k, v;
     if (lane == 0) prefetch_map(k_map), prefetch_map(v_map);
     for (Ring item;; item.advance<N_ITEMS>()) {
@@ -234,14 +238,13 @@ __device__ __forceinline__ void load_keys(const QuireAttnArgs& args, const CUten
             }
             if (i < n_blocks) {
                 await(shared_address(&shared.k_empty[k.index]), k.parity ^ 1);
-                load_block<KEYS_JOIN<JOIN>>(shared.k[k.index], &shared.k_full[k.index], k_map, kv_head, boxes_of(key), spot,
-                                            box_rows);
+                load_block(shared.k[k.index], &shared.k_full[k.index], k_map, k_heads, kv_head, boxes_of(key), spot, box_rows);
                 k.advance<K_STAGES>();
             }
             if (i > 0) {
                 await(shared_address(&shared.v_empty[v.index]), v.parity ^ 1);
-                load_block<JOIN>(shared.v[v.index], &shared.v_full[v.index], v_map, kv_head, boxes_of(key_before), before,
-                                 box_rows);
+                load_block(shared.v[v.index], &shared.v_full[v.index], v_map, v_heads, kv_head, boxes_of(key_before), before,
+                           box_rows);
                 v.advance<V_STAGES>();
             }
         }
@@ -272,9 +275,9 @@ __device__ __forceinline__ void load_queries(const QuireAttnArgs& args, uint32_t
         const uint32_t n_rows = work.n_tokens * group;
         if (n_rows > 0) {
             const char* column = static_cast<const char*>(args.q) + int64_t(work.kv_head) * group * head_bytes + cell * 16;
-            const uint32_t to = shared_address(shared.q[slot.index]) + cell / 8 * N_ROWS * CHUNK_BYTES;
+            const uint32_t to = shared_address(shared.q[slot.index]) + cell / 8 * N_ROWS * ROW_BYTES;
             const auto copy_to = [&](uint32_t row, const char* from) {
-                copy_16_bytes(to + row * CHUNK_BYTES + ((cell ^ row) & 7) * 16, from, column_real && row < n_rows);
+                copy_16_bytes(to + row * ROW_BYTES + ((cell ^ row) & 7) * 16, from, column_real && row < n_rows);
             };
             if (work.gathered) {
                 const int* line_rows = args.rows + 2 * work.row;
@@ -326,8 +329,10 @@ __device__ __forceinline__ Rows read_rows(const QuireAttnArgs& args, const Work&
     return rows;
 }
 
-// Whether some row of the tile does not see some key of the block.
-__device__ __forceinline__ bool at_edge(const QuireAttnArgs& args, const Work& work, int key) {
+// Whether some row of the tile does not see some key of block i.
+__device__ __forceinline__ bool at_edge(const QuireAttnArgs& args, const Work& work, int i) {
+    if constexpr (LAYOUT != SPARSE) return i < work.front || i >= work.back;
+    const int key = work.key_of(i);
     if (Variant::has_mask || key < work.begin || key + N_KEYS > work.end) return true;
     if (Variant::causal && position_of(work, key + N_KEYS - 1, args) > work.first_pos) return true;
     return Variant::window && position_of(work, key, args) <= work.last_pos - args.window &&
@@ -418,39 +423,33 @@ __device__ __forceinline__ void to_elements(uint32_t (&p)[N_KEYS / 4], const flo
     for (int i = 0; i < N_KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
 }
 
-template <int JOIN>
 __device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], Operand q, const uint8_t* keys) {
-    using L = Layout<KEYS_JOIN<JOIN>>;
-    const Operand k = rows_operand(uniform(shared_address(keys)), KEYS_JOIN<JOIN> > 0 ? L::BOX : 1024);
+    const Operand k = rows_operand(uniform(shared_address(keys)), GROUP_BYTES);
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++)
-        Product<N_KEYS>::rows(s, q.further(i / 4 * N_ROWS * CHUNK_BYTES + i % 4 * 32), k.further(i / 4 * L::CHUNK + i % 4 * 32),
+        Product<N_KEYS>::rows(s, q.further(i / 4 * N_ROWS * ROW_BYTES + i % 4 * 32), k.further(i / 4 * CHUNK_BYTES + i % 4 * 32),
                               i > 0);
     products_commit();
 }
-template <int JOIN>
 __device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4], const uint8_t* values) {
-    using L = Layout<JOIN>;
-    const Operand v = columns_operand(uniform(shared_address(values)), L::CHUNK, JOIN == 8 ? L::BOX : 1024);
-    constexpr int STEP = JOIN == 0 ? 16 * CHUNK_BYTES : 16 / JOIN * L::BOX;
+    const Operand v = columns_operand(uniform(shared_address(values)), CHUNK_BYTES, GROUP_BYTES);
 #pragma unroll
-    for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, v.further(i * STEP), 1);
+    for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, v.further(i * 2 * GROUP_BYTES), 1);
     products_commit();
 }
 
 // Zeroes the values that no row may read (0 * NaN is NaN). Both warpgroups do it: each waits for its own threads only.
-template <int JOIN>
 __device__ __forceinline__ void clear_hidden_values(const QuireAttnArgs& args, const Work& work, int first_key,
                                                     uint8_t* values, uint64_t* full, uint32_t parity, int warpgroup) {
     const bool gap = Variant::window && LAYOUT != SPARSE && first_key < work.low && first_key + N_KEYS > args.n_first;
     if (!gap && first_key >= work.begin && first_key + N_KEYS <= work.end) return;
     await(shared_address(full), parity);
     const auto clear = [&](int from, int to) {
-        constexpr int CELLS = N_CHUNKS * 8, ROWS = Layout<JOIN>::ROWS;
+        constexpr int CELLS = N_CHUNKS * 8;
         from = max(from - first_key, 0), to = min(to - first_key, N_KEYS);
         for (int i = from * CELLS + threadIdx.x % 128; i < to * CELLS; i += 128) {
             const int row = i / CELLS, cell = i % CELLS;
-            const int at = row / ROWS * Layout<JOIN>::BOX + cell / 8 * Layout<JOIN>::CHUNK + row % ROWS * CHUNK_BYTES;
+            const int at = row / 8 * GROUP_BYTES + cell / 8 * CHUNK_BYTES + row % 8 * ROW_BYTES;
             *reinterpret_cast<uint4*>(values + at + cell % 8 * 16) = make_uint4(0, 0, 0, 0);
         }
     };
@@ -521,7 +520,6 @@ __device__ __forceinline__ void write_results(float (&o)[DIM / 2], Softmax& soft
     }
 }
 
-template <int JOIN>
 __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup, Shared& shared) {
     const int lane = threadIdx.x % 32;
     const int first_row = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane / 4;
@@ -534,42 +532,45 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
     uint32_t p[N_KEYS / 4];
     float o[DIM / 2];
     Softmax softmax;
-    Work work;
+    const Work* current;  // with two items in flight it is copied; else it stays valid until its end
     Operand q;
     Ring item, slot, k, v;
     const auto next_work = [&] {
         await(shared_address(&shared.q_full[slot.index]), slot.parity);
-        work = shared.work[item.index];
-        release(&shared.work_empty[item.index]);
-        item.advance<N_ITEMS>();
-        q = rows_operand(uniform(shared_address(shared.q[slot.index])) + warpgroup * 64 * CHUNK_BYTES);
-        if (work.n_tokens > 0) await(shared_address(&shared.k_full[k.index]), k.parity);
+        current = &shared.work[item.index];
+        q = rows_operand(uniform(shared_address(shared.q[slot.index])) + warpgroup * 64 * ROW_BYTES);
+        if (current->n_tokens > 0) await(shared_address(&shared.k_full[k.index]), k.parity);
     };
     next_work();
-    if (work.n_tokens == 0) return;
+    if (current->n_tokens == 0) return;
     if (warpgroup == 1) named_arrive(BARRIER_TURN, 256);  // warpgroup 0 has the first turn
     products_begin();
-    start_logits<JOIN>(s, q, shared.k[k.index]);
+    start_logits(s, q, shared.k[k.index]);
     while (true) {  // the logits of the item's first block are on their way
-        const Rows rows = read_rows(args, work, first_row);
-        const Work now = work;
+        const std::conditional_t<(N_SLOTS > 1), const Work, const Work&> now = *current;
+        const auto release_work = [&] {
+            release(&shared.work_empty[item.index]);
+            item.advance<N_ITEMS>();
+        };
+        if constexpr (N_SLOTS > 1) release_work();
+        const Rows rows = read_rows(args, now, first_row);
         const int n_blocks = now.n_blocks();
         const auto clear_values = [&](int i) {
-            clear_hidden_values<JOIN>(args, now, now.key_of(i), shared.v[v.index], &shared.v_full[v.index], v.parity,
-                                      warpgroup);
+            clear_hidden_values(args, now, now.key_of(i), shared.v[v.index], &shared.v_full[v.index], v.parity,
+                                warpgroup);
         };
         // Logits of block i and output of the block before. The softmax stands between the two waits without a branch:
         // at a branch ptxas would move the second wait up.
         const auto next_block = [&](int i, auto edge) {
             await(shared_address(&shared.k_full[k.index]), k.parity);
-            clear_values(i - 1);
+            if (LAYOUT == SPARSE || at_edge(args, now, i - 1)) clear_values(i - 1);
             named_sync(BARRIER_TURN + warpgroup, 256);
             pin(s), pin(o);
             products_begin();
-            start_logits<JOIN>(s, q, shared.k[k.index]);
+            start_logits(s, q, shared.k[k.index]);
             await(shared_address(&shared.v_full[v.index]), v.parity);
             products_begin();
-            start_output<JOIN>(o, p, shared.v[v.index]);
+            start_output(o, p, shared.v[v.index]);
             named_arrive(BARRIER_TURN + 1 - warpgroup, 256);
             products_wait<1>();
             pin(s);
@@ -590,7 +591,7 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
         pin(s);
         release(&shared.k_empty[k.index]);
         k.advance<K_STAGES>();
-        if (at_edge(args, now, now.key_of(0))) weigh<true>(s, args, now, rows, now.key_of(0));
+        if (at_edge(args, now, 0)) weigh<true>(s, args, now, rows, now.key_of(0));
         else weigh<false>(s, args, now, rows, now.key_of(0));
         softmax.start();
         softmax.step(s, scale);
@@ -598,7 +599,7 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++) o[i] = 0.0f;
         for (int i = 1; i < n_blocks; i++) {
-            if (at_edge(args, now, now.key_of(i))) next_block(i, std::true_type());
+            if (at_edge(args, now, i)) next_block(i, std::true_type());
             else next_block(i, std::false_type());
         }
         release(&shared.q_empty[slot.index]);
@@ -610,9 +611,9 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
         if constexpr (N_SLOTS > 1) next_work();
         pin(o);
         products_begin();
-        start_output<JOIN>(o, p, shared.v[v.index]);
+        start_output(o, p, shared.v[v.index]);
         if constexpr (N_SLOTS > 1) {
-            start_logits<JOIN>(s, q, shared.k[k.index]);
+            start_logits(s, q, shared.k[k.index]);
             products_wait<1>();
         } else {
             products_wait<0>();
@@ -622,16 +623,16 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
         v.advance<V_STAGES>();
         write_results(o, softmax, scale, args, now, rows);
         if constexpr (N_SLOTS == 1) {
+            release_work();
             next_work();
             products_begin();
-            start_logits<JOIN>(s, q, shared.k[k.index]);
+            start_logits(s, q, shared.k[k.index]);
         }
-        if (work.n_tokens == 0) break;
+        if (current->n_tokens == 0) break;
     }
     products_wait<0>();
 }
 
-template <int JOIN>
 __global__ void __launch_bounds__(N_THREADS, 1)
     attention_large(const __grid_constant__ QuireAttnArgs args, const __grid_constant__ CUtensorMap k_map,
                     const __grid_constant__ CUtensorMap v_map, int box_rows) {
@@ -658,11 +659,11 @@ __global__ void __launch_bounds__(N_THREADS, 1)
     if (warpgroup == 0) {
         registers_down<40>();
         if (threadIdx.x < 32) take_items(args, box_rows, shared);
-        else if (threadIdx.x < 64) load_keys<JOIN>(args, &k_map, &v_map, box_rows, shared);
+        else if (threadIdx.x < 64) load_keys(args, &k_map, &v_map, box_rows, shared);
         else load_queries(args, threadIdx.x - 64, shared);
     } else {
         registers_up<232>();
-        consume<JOIN>(args, warpgroup - 1, shared);
+        consume(args, warpgroup - 1, shared);
     }
 }
 
@@ -679,38 +680,20 @@ int rows_of_box(int page_size) {
 }
 
 cudaError_t make_map(CUtensorMap* map, const QuireAttnArgs& args, const void* base, int64_t page, int64_t head,
-                     int64_t token, int box_rows, bool join) {
-    const uint64_t n_rows = LAYOUT == RAGGED ? args.n_pages : args.page_size, n_heads = args.n_kv_heads;
-    const uint64_t n_pages = LAYOUT == RAGGED ? 1 : args.n_pages, page_bytes = (LAYOUT == RAGGED ? head : page) * 2;
-    const uint64_t head_bytes = head * 2, token_bytes = token * 2;
-    if (join) {
-        const uint64_t sizes[5] = {64, n_rows, N_CHUNKS, n_heads, n_pages};
-        const uint64_t strides[4] = {token_bytes, CHUNK_BYTES, head_bytes, page_bytes};
-        const uint32_t box[5] = {64, uint32_t(box_rows), N_CHUNKS, 1, 1};
+                     int64_t token, int box_rows) {
+    const uint64_t n_heads = args.n_kv_heads, n_pages = args.n_pages, head_bytes = head * 2, token_bytes = token * 2;
+    if (JOINED) {  // 8 rows of a chunk, chunks, groups of 8 rows, (page, head)
+        if (page % head != 0) return cudaErrorInvalidValue;
+        const uint64_t sizes[5] = {64, 8, N_CHUNKS, uint64_t(args.page_size / 8), n_pages * (page / head)};
+        const uint64_t strides[4] = {token_bytes, ROW_BYTES, 8 * token_bytes, head_bytes};
+        const uint32_t box[5] = {64, 8, N_CHUNKS, uint32_t(box_rows / 8), 1};
         return encode_map(map, base, 5, sizes, strides, box);
     }
-    const uint64_t sizes[4] = {DIM, n_rows, n_heads, n_pages}, strides[3] = {token_bytes, head_bytes, page_bytes};
+    const bool ragged = LAYOUT == RAGGED;
+    const uint64_t sizes[4] = {DIM, ragged ? n_pages : args.page_size, n_heads, ragged ? 1 : n_pages};
+    const uint64_t strides[3] = {token_bytes, head_bytes, ragged ? head_bytes : page * 2};
     const uint32_t box[4] = {64, uint32_t(box_rows), 1, 1};
     return encode_map(map, base, 4, sizes, strides, box);
-}
-
-template <int JOIN> cudaError_t launch_with(const QuireAttnArgs& args, int box_rows, cudaStream_t stream) {
-    CUtensorMap k_map, v_map;
-    cudaError_t error =
-        make_map(&k_map, args, args.k, args.k_page, args.k_head, args.k_token, box_rows, KEYS_JOIN<JOIN> > 0);
-    if (error != cudaSuccess) return error;
-    error = make_map(&v_map, args, args.v, args.v_page, args.v_head, args.v_token, box_rows, JOIN > 0);
-    if (error != cudaSuccess) return error;
-    int device, n_sm;
-    if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
-    if ((error = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device)) != cudaSuccess) return error;
-    constexpr int SHARED_BYTES = sizeof(Shared) + 1024;
-    const auto kernel = attention_large<JOIN>;
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    if (error != cudaSuccess) return error;
-    const int n_items = args.n_large * args.n_kv_heads;
-    kernel<<<n_items < n_sm ? n_items : n_sm, N_THREADS, SHARED_BYTES, stream>>>(args, k_map, v_map, box_rows);
-    return cudaGetLastError();
 }
 
 cudaError_t launch(const QuireAttnArgs& args, cudaStream_t stream) {
@@ -722,11 +705,20 @@ cudaError_t launch(const QuireAttnArgs& args, cudaStream_t stream) {
     if (int64_t(args.n_large) * args.n_kv_heads >= 1 << 24) return cudaErrorInvalidValue;
     if (args.n_large == 0) return cudaSuccess;
     const int box_rows = LAYOUT == RAGGED ? N_KEYS : rows_of_box(args.page_size);
-    if constexpr (LAYOUT != RAGGED && DIM % 64 == 0 && N_CHUNKS > 1) {
-        if (box_rows == 8) return launch_with<8>(args, box_rows, stream);
-        if (box_rows == 16) return launch_with<16>(args, box_rows, stream);
-    }
-    return launch_with<0>(args, box_rows, stream);
+    CUtensorMap k_map, v_map;
+    cudaError_t error = make_map(&k_map, args, args.k, args.k_page, args.k_head, args.k_token, box_rows);
+    if (error != cudaSuccess) return error;
+    error = make_map(&v_map, args, args.v, args.v_page, args.v_head, args.v_token, box_rows);
+    if (error != cudaSuccess) return error;
+    int device, n_sm;
+    if ((error = cudaGetDevice(&device)) != cudaSuccess) return error;
+    if ((error = cudaDeviceGetAttribute(&n_sm, cudaDevAttrMultiProcessorCount, device)) != cudaSuccess) return error;
+    constexpr int SHARED_BYTES = sizeof(Shared) + 1024;
+    error = cudaFuncSetAttribute(attention_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    if (error != cudaSuccess) return error;
+    const int n_items = args.n_large * args.n_kv_heads;
+    attention_large<<<n_items < n_sm ? n_items : n_sm, N_THREADS, SHARED_BYTES, stream>>>(args, k_map, v_map, box_rows);
+    return cudaGetLastError();
 }
 
 }  // namespace quire
