@@ -78,9 +78,9 @@ OPS = {
     "attention": "attention over pages or rows of keys: prefill, append, decode, variants",
     "flash": "dense attention with gradients",
     "norm": "RMS norm, with and without a residual",
-    "rope": "rotary embedding",
+    "qkv": "qk-norm, rotary embedding, and keys and values into pages",
     "act": "SwiGLU's activation",
-    "kvstore": "writes keys and values into pages",
+    "kvstore": "copies pages",
     "sample": "one token from each row of logits",
 }
 """Op → what it does."""
@@ -102,7 +102,10 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("flash", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
     Implementation("flash", "cpu", ("cpu",), "torch; in blocks, memory linear in the length"),
     Implementation("flash", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
-    *(entry for op in ("norm", "rope", "act", "kvstore", "sample") for entry in _implementations(op)),
+    *(entry for op in ("norm", "qkv", "act", "sample") for entry in _implementations(op)),
+    Implementation("kvstore", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
+    Implementation("kvstore", "cpu", ("cpu",), "torch; one slice assignment a page"),
+    Implementation("kvstore", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
 )
 
 

@@ -14,7 +14,7 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "attention": (attention.cases, attention_check.checks),
     "flash": (flash.cases, flash.checks),
     "norm": (rows.cases, rows.checks),
-    "rope": (rows.cases, rows.checks),
+    "qkv": (rows.cases, rows.checks),
     "act": (rows.cases, rows.checks),
     "kvstore": (rows.cases, rows.checks),
     "sample": (sample.cases, sample.checks),

@@ -1,4 +1,4 @@
-"""Cases of the ops that take rows of the batch: norm, rope, activation, page writes. Torch's peer is the reference."""
+"""Cases of the ops that take rows of the batch: norm, qkv, activation, page copies. Torch's peer is the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.bench.kernels.limits import Work
 from quire.kernels import catalog
 from quire.kernels.act import reference as act_reference
 from quire.kernels.norm import reference as norm_reference
-from quire.kernels.rope import reference as rope_reference
+from quire.kernels.qkv import reference as qkv_reference
 
 EPS = 1e-5
 PAGE = 16
@@ -50,8 +50,10 @@ class RowOp:
     elements: Callable[[Shape, int], tuple[int, int]]
     """(shape, rows) → elements read, elements written."""
     changed: tuple[int, ...] = ()
-    """Positions of arguments that hold the result; empty: it is returned."""
+    """Positions of arguments that hold results, beside what is returned."""
     capture: bool = True
+    by_head: bool = False
+    """Errors are relative to the largest value of a head, whose values the op mixes, not to each value."""
 
 
 def _norm(setting: Setting, shape: Shape, n: int) -> Arguments:
@@ -66,23 +68,20 @@ def _silu(setting: Setting, shape: Shape, n: int) -> Arguments:
     return (setting.randn(n, 2 * shape.ffn),)
 
 
-def _rope(setting: Setting, shape: Shape, n: int) -> Arguments:
-    angles = setting.randn(n + 7, shape.head_dim // 2, dtype=torch.float32)
-    positions = torch.randperm(n + 7)[:n].to(setting.device)
-    q, k = (setting.randn(n, heads, shape.head_dim) for heads in (shape.n_q_heads, shape.n_kv_heads))
-    return q, k, positions, torch.cat((angles.cos(), angles.sin()), dim=-1)
-
-
 def _pages(setting: Setting, shape: Shape, n_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
     k, v = (setting.randn(n_pages, shape.n_kv_heads, PAGE, shape.head_dim) for _ in range(2))
     return k, v
 
 
-def _store(setting: Setting, shape: Shape, n: int) -> Arguments:
-    k, v = (setting.randn(n, shape.n_kv_heads, shape.head_dim) for _ in range(2))
+def _qkv(setting: Setting, shape: Shape, n: int) -> Arguments:
+    angles = setting.randn(n + 7, shape.head_dim // 2, dtype=torch.float32)
+    positions = torch.randperm(n + 7)[:n].to(setting.device)
+    qkv = setting.randn(n, (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim)
+    q_norm, k_norm = (setting.randn(shape.head_dim) for _ in range(2))
     n_pages = 2 + n // PAGE
     cells = PAGE + torch.randperm((n_pages - 1) * PAGE)[:n].to(setting.device)
-    return k, v, *_pages(setting, shape, n_pages), cells
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return qkv, q_norm, k_norm, EPS, positions, cos_sin, *_pages(setting, shape, n_pages), cells
 
 
 def _copy(setting: Setting, shape: Shape, n: int) -> Arguments:
@@ -95,21 +94,16 @@ def _copied(shape: Shape, n: int) -> tuple[int, int]:
     return n_elements, n_elements
 
 
-def _turned(shape: Shape, n: int) -> tuple[int, int]:
-    n_elements = n * (shape.n_q_heads + shape.n_kv_heads) * shape.head_dim
+def _moved(shape: Shape, n: int) -> tuple[int, int]:
+    n_elements = n * (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim
     return n_elements, n_elements
-
-
-def _stored(shape: Shape, n: int) -> tuple[int, int]:
-    return 2 * n * shape.n_kv_heads * shape.head_dim, 2 * n * shape.n_kv_heads * shape.head_dim
 
 
 ROW_OPS = (
     RowOp("norm", "rms_norm", _norm, lambda s, n: (n * s.hidden, n * s.hidden)),
     RowOp("norm", "add_rms_norm", _add_norm, lambda s, n: (2 * n * s.hidden, 2 * n * s.hidden)),
     RowOp("act", "silu_mul", _silu, lambda s, n: (2 * n * s.ffn, n * s.ffn)),
-    RowOp("rope", "apply_rope", _rope, _turned),
-    RowOp("kvstore", "store_kv", _store, _stored, changed=(2, 3)),
+    RowOp("qkv", "rotate_and_store", _qkv, _moved, changed=(6, 7), by_head=True),
     # The lists of pages come from the host, through pinned memory, so this is not for graphs.
     RowOp("kvstore", "copy_pages", _copy, _copied, changed=(0, 1), capture=False),
 )
@@ -117,7 +111,7 @@ ROW_OPS = (
 TOLERANCES = {
     "norm": norm_reference.TOLERANCE,
     "act": act_reference.TOLERANCE,
-    "rope": rope_reference.TOLERANCE,
+    "qkv": qkv_reference.TOLERANCE,
     "kvstore": {},
 }
 """Op → dtype → tolerance; copies are exact."""
@@ -158,7 +152,7 @@ def _contenders(entry: RowOp, setting: Setting, shape: Shape, n: int, read_bytes
 
 
 def _error(entry: RowOp, setting: Setting, implementation: catalog.Implementation) -> float:
-    """Largest |got - reference| / (1 + |reference|)."""
+    """Largest |got - reference| / (1 + |reference|), where by_head takes the largest |reference| of a head."""
     arguments = entry.arguments(setting, SMALL, SMALL.rows[0])
     wide = tuple(x.double() if _is_float(x) else x for x in arguments)
     given = tuple(x.clone() if _is_float(x) else x for x in arguments)
@@ -166,7 +160,9 @@ def _error(entry: RowOp, setting: Setting, implementation: catalog.Implementatio
     expected = _results(entry, getattr(reference, entry.function)(*wide), wide)
     module = importlib.import_module(implementation.module)
     got = _results(entry, getattr(module, entry.function)(*given), given)
-    return max(float(((a.double() - b).abs() / (1 + b.abs())).max()) for a, b in zip(got, expected, strict=True))
+    scales = [1 + (b.abs().amax(-1, keepdim=True) if entry.by_head else b.abs()) for b in expected]
+    errors = [(a.double() - b).abs() / scale for a, b, scale in zip(got, expected, scales, strict=True)]
+    return max(float(error.max()) for error in errors)
 
 
 def _is_float(x: object) -> bool:
@@ -174,8 +170,5 @@ def _is_float(x: object) -> bool:
 
 
 def _results(entry: RowOp, returned: object, arguments: Arguments) -> list[torch.Tensor]:
-    if entry.changed:
-        found: object = [arguments[i] for i in entry.changed]
-    else:
-        found = returned if isinstance(returned, tuple) else [returned]
-    return [x for x in found if isinstance(x, torch.Tensor)]  # type: ignore[attr-defined]
+    found = [*(returned if isinstance(returned, tuple) else [returned]), *(arguments[i] for i in entry.changed)]
+    return [x for x in found if isinstance(x, torch.Tensor)]

@@ -12,10 +12,23 @@ from quire.kernels.attention import Variant
 class Context(Protocol):
     """One step's batch: it knows the spans, the pages and the attention plan; the model knows none of them."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, variant: Variant) -> torch.Tensor:
-        """Store k and v of the step's n tokens in the pages of `layer`, then attend.
+    def store(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """Norm (where there are weights) and rotate q and k; k and v of the step's n tokens go to the pages of `layer`.
 
-        q: [n, n_heads, head_dim], k, v: [n, n_kv_heads, head_dim], rotated, model dtype, last dimension contiguous
-        (slices of a fused projection are usual). Returns [n, n_heads, head_dim], contiguous.
+        qkv: [n, (n_heads + 2 n_kv_heads) * head_dim], not used afterwards; the other tensors as in
+        `kernels.qkv.rotate_and_store`. Returns the queries for `attend`.
         """
+        ...
+
+    def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
+        """Attention to the pages of `layer`, after `store`. q: [n, n_heads, head_dim]; returns the same, contiguous."""
         ...

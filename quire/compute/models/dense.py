@@ -17,7 +17,6 @@ from quire.compute.layers.norm import RMSNorm
 from quire.config.arch import ModelArch
 from quire.kernels.act import silu_mul
 from quire.kernels.attention import Variant
-from quire.kernels.rope import apply_rope
 
 BLOCK_NAMES = (
     # name in the checkpoint after "model.layers.{i}.", attribute of Block, part of a fused layer
@@ -42,7 +41,7 @@ class Attention:
 
     def __init__(self, arch: ModelArch, layer: int, make: Make) -> None:
         self.layer = layer
-        self.head_dim = arch.head_dim
+        self.eps = arch.rms_eps
         self.variant = Variant(arch.attention_scale, window=arch.windows[layer])
         self.qkv = Linear(make, arch.hidden_size, (arch.q_size, arch.kv_size, arch.kv_size), bias=arch.qkv_bias)
         self.out = Linear(make, arch.q_size, (arch.hidden_size,), bias=arch.o_bias)
@@ -53,12 +52,9 @@ class Attention:
         self, x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, context: Context
     ) -> torch.Tensor:
         """x: [n, hidden] → [n, hidden]."""
-        parts = self.qkv(x).split(self.qkv.out_sizes, dim=-1)
-        q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rope(q, k, positions, cos_sin)
-        return self.out(context.attend(self.layer, q, k, v, self.variant).flatten(1))
+        q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
+        q = context.store(self.layer, self.qkv(x), q_norm, k_norm, self.eps, positions, cos_sin)
+        return self.out(context.attend(self.layer, q, self.variant).flatten(1))
 
 
 class Block:

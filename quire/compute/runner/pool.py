@@ -16,6 +16,7 @@ from quire.kernels.attention import op as attention
 from quire.kernels.attention.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import op as kvstore
+from quire.kernels.qkv import rotate_and_store
 
 
 class KVPool:
@@ -51,11 +52,23 @@ class PagedContext:
     cells: torch.Tensor
     """int64 [n_rows]: cell of each row's K and V."""
 
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, variant: Variant) -> torch.Tensor:
-        """Store k and v, then attend. q: [n, n_heads, d], k and v: [n, n_kv_heads, d]; returns [n, n_heads, d]."""
-        k_pages, v_pages = self.pool.k[layer], self.pool.v[layer]
-        kvstore.store_kv(k, v, k_pages, v_pages, self.cells)
-        return attention.run(q, k_pages, v_pages, self.plan, variant)
+    def store(
+        self,
+        layer: int,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Context`."""
+        pages = self.pool.k[layer], self.pool.v[layer]
+        return rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, *pages, self.cells)
+
+    def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
+        """See `Context`."""
+        return attention.run(q, self.pool.k[layer], self.pool.v[layer], self.plan, variant)
 
 
 def plan_attention(

@@ -1,5 +1,5 @@
-"""Writing keys and values into pages, and copying pages."""
+"""Copying pages of keys and values."""
 
-from quire.kernels.kvstore.op import copy_pages, store_kv
+from quire.kernels.kvstore.op import copy_pages
 
-__all__ = ["copy_pages", "store_kv"]
+__all__ = ["copy_pages"]

@@ -1,4 +1,4 @@
-"""Public page writes. Checks shapes and picks the implementation by device."""
+"""Public copies of pages. Checks shapes and picks the implementation by device."""
 
 from __future__ import annotations
 
@@ -7,24 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from quire.kernels import backends
-
-
-def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cells: torch.Tensor
-) -> None:
-    """Write the keys and values of n tokens into their cells.
-
-    k, v: [n, n_kv_heads, head_dim], last dimension contiguous. k_pages, v_pages: [n_pages, n_kv_heads, page_size,
-    head_dim], contiguous, same dtype. cells: [n] int64, page * page_size + offset; distinct except in the dummy
-    page 0. Cells are not range-checked. Raises ValueError on a mismatch of shapes.
-    """
-    _check_pages(k_pages, v_pages)
-    if k.shape != v.shape or k.shape[1:] != (k_pages.shape[1], k_pages.shape[3]) or cells.shape != k.shape[:1]:
-        shapes = f"k {tuple(k.shape)}, v {tuple(v.shape)}, cells {tuple(cells.shape)}"
-        raise ValueError(f"{shapes} do not fit pages {_shape(k_pages)}")
-    if k.dtype != k_pages.dtype or v.dtype != k_pages.dtype or k.stride(2) != 1 or v.stride(2) != 1:
-        raise ValueError(f"k and v must have dtype {k_pages.dtype} and a contiguous last dimension")
-    backends.module("kvstore", k.device.type).store_kv(k, v, k_pages, v_pages, cells)
 
 
 def copy_pages(

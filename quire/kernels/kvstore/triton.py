@@ -1,4 +1,4 @@
-"""Page writes on CUDA: one program a token, or one a page and head for copies."""
+"""Copies of pages on CUDA: one program a page and head."""
 
 from __future__ import annotations
 
@@ -10,19 +10,6 @@ import triton
 import triton.language as tl
 
 from quire.kernels import transfer
-
-
-def store_kv(
-    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cells: torch.Tensor
-) -> None:
-    """See op.py."""
-    _, n_kv_heads, page_size, d = k_pages.shape
-    if k.shape[0]:
-        _store[(k.shape[0],)](
-            k, k.stride(0), k.stride(1), v, v.stride(0), v.stride(1), k_pages, v_pages, cells, cells.stride(0),
-            HEADS=n_kv_heads, PAGE=page_size, D=d, BLOCK_H=triton.next_power_of_2(n_kv_heads),
-            BLOCK_D=triton.next_power_of_2(d), num_warps=4,
-        )  # fmt: skip
 
 
 def copy_pages(
@@ -39,20 +26,6 @@ def copy_pages(
         k_pages, v_pages, lines, HEADS=n_kv_heads, PAGE=page_size, D=d, BLOCK_P=triton.next_power_of_2(page_size),
         BLOCK_D=triton.next_power_of_2(d), num_warps=4,
     )  # fmt: skip
-
-
-@triton.jit
-def _store(
-    k, k_row, k_head, v, v_row, v_head, k_pages, v_pages, cells, cells_stride, HEADS: tl.constexpr, PAGE: tl.constexpr,
-    D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64)
-    cell = tl.load(cells + i * cells_stride)
-    heads, dims = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_D)[None, :]
-    live = (heads < HEADS) & (dims < D)
-    to = ((cell // PAGE * HEADS + heads) * PAGE + cell % PAGE) * D + dims
-    tl.store(k_pages + to, tl.load(k + i * k_row + heads * k_head + dims, mask=live), mask=live)
-    tl.store(v_pages + to, tl.load(v + i * v_row + heads * v_head + dims, mask=live), mask=live)
 
 
 @triton.jit

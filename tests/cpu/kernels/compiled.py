@@ -11,18 +11,22 @@ from triton.compiler import ASTSource
 from quire.kernels.act import triton as act
 from quire.kernels.kvstore import triton as kvstore
 from quire.kernels.norm import triton as norm
-from quire.kernels.rope import triton as rope
+from quire.kernels.qkv import triton as qkv
 
 SHARED_BYTES = 227 * 1024
 """What one program may take on an H100 or H200."""
 
 
-def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constants: int) -> None:
+def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constants: int | None) -> None:
     """types: of the arguments that are no constants, in order. Pointers and strides are multiples of 16, as usual."""
     names = [name for name in kernel.arg_names if name not in constants]
     signature = dict(zip(names, types.split(), strict=True)) | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = [name for name in names if signature[name].startswith("*") or name in ("q_row_stride", "q_head_stride")]
+    aligned = [
+        name
+        for name in names
+        if signature[name].startswith("*") or name in ("q_row_stride", "q_head_stride", "qkv_stride")
+    ]
     hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
     options = {"num_warps": warps, "num_stages": stages}
@@ -31,17 +35,23 @@ def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constan
     assert built.metadata.shared <= SHARED_BYTES, (kernel, constants, built.metadata.shared)
 
 
+def build_qkv(d: int, rotary: int, warps: int, **no_norms: None) -> None:
+    """32 query heads and 8 KV heads."""
+    pointers = [name for name in ("q_norm", "k_norm") if name not in no_norms]
+    build(
+        qkv._rotate_and_store, f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 *bf16 *bf16 *i64",
+        warps=warps, **no_norms, N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, GROUPS=5,
+        BLOCK_D=triton.next_power_of_2(d), BLOCK_HALF=triton.next_power_of_2(rotary // 2),
+        BLOCK_REST=triton.next_power_of_2(max(1, d - rotary)),
+    )  # fmt: skip
+
+
 CASES = {
     "norm": lambda: build(norm._norm, "*bf16 i32 i32 i32 *bf16 i32 *bf16 *bf16 i32 fp32", ADD=True, BLOCK=4096),
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),
-    "rope": lambda: build(
-        rope._rope, "*bf16 i32 i32 *bf16 i32 i32 *i64 *fp32 i32",
-        HQ=32, HK=8, HALF=64, BLOCK_Q=32, BLOCK_K=8, BLOCK=64,
-    ),
-    "store": lambda: build(
-        kvstore._store, "*bf16 i32 i32 *bf16 i32 i32 *bf16 *bf16 *i64 i32",
-        HEADS=8, PAGE=16, D=80, BLOCK_H=8, BLOCK_D=128,
-    ),
+    "qkv": lambda: build_qkv(128, 128, warps=2),
+    "qkv partial": lambda: build_qkv(80, 20, warps=2, q_norm=None, k_norm=None),
+    "qkv large": lambda: build_qkv(256, 256, warps=4, k_norm=None),
     "copy": lambda: build(kvstore._copy, "*bf16 *bf16 *i32", HEADS=8, PAGE=16, D=128, BLOCK_P=16, BLOCK_D=128),
 }  # fmt: skip
 

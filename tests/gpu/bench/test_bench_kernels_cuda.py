@@ -30,10 +30,10 @@ def test_a_graph_and_single_launches_agree_on_a_long_call() -> None:
 
 def test_a_run(tmp_path: pathlib.Path) -> None:
     report = tmp_path / "k.json"
-    chosen = "decode 16 x 1k,prefill 1k,plan 256,rms_norm,apply_rope,silu_mul,store_kv,copy_pages,greedy"
+    chosen = "decode 16 x 1k,prefill 1k,plan 256,rms_norm,rotate_and_store,silu_mul,copy_pages,greedy"
     assert main(["bench", "kernels", "--device", "cuda", "--cases", chosen, "--output", str(report)]) == 0
     rows = json.loads(report.read_text())["results"]["times"]
-    assert {row["op"] for row in rows} == {"attention", "norm", "rope", "act", "kvstore", "sample"}
+    assert {row["op"] for row in rows} == {"attention", "norm", "qkv", "act", "kvstore", "sample"}
     ours = [row for row in rows if not row["is_peer"] and row["share"] is not None]
     assert {"triton"} <= {row["implementation"] for row in ours}
     assert all(0 < row["share"] < 1.3 for row in ours), [row for row in ours if not 0 < row["share"] < 1.3]

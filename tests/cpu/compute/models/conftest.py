@@ -14,7 +14,8 @@ import transformers
 from quire.compute.models.dense import DenseModel
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch, read_arch
-from quire.kernels import attention, kvstore
+from quire.kernels import attention
+from quire.kernels.qkv import rotate_and_store
 
 PAGE = 4
 TINY = {
@@ -70,10 +71,10 @@ class PagedContext:
         self.cells = self.table[rows, positions // PAGE].long() * PAGE + positions % PAGE
         return positions
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, variant: attention.Variant
-    ) -> torch.Tensor:
-        kvstore.store_kv(k, v, self.k_pages[layer], self.v_pages[layer], self.cells)
+    def store(self, layer: int, *given: Any) -> torch.Tensor:
+        return rotate_and_store(*given, self.k_pages[layer], self.v_pages[layer], self.cells)
+
+    def attend(self, layer: int, q: torch.Tensor, variant: attention.Variant) -> torch.Tensor:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)
 
 

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from quire.compute.layers.linear import can_pack
+from quire.kernels.qkv import rotate_and_store
 
 Tools = dict[str, Callable[..., Any]]
 LLAMA3 = {
@@ -140,6 +141,10 @@ def test_flat_batch(tmp_path: pathlib.Path, tools: Tools) -> None:
 
 class SelfOnly:
     """A context whose attention returns its queries: what remains of the model works row by row."""
+
+    def store(self, layer: int, qkv: torch.Tensor, *given: Any) -> torch.Tensor:
+        pages = torch.zeros(2, 1, 2, 1, 32, dtype=qkv.dtype)
+        return rotate_and_store(qkv, *given, *pages, torch.zeros(len(qkv), dtype=torch.int64))
 
     def attend(self, layer: int, q: torch.Tensor, *rest: Any) -> torch.Tensor:
         return q.contiguous()

@@ -1,0 +1,61 @@
+"""Qk-norm, rotary embedding and page writes on CPU: three functions of the native library, else the torch reference."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from quire.kernels import native
+from quire.kernels.norm import cpu as norm
+from quire.kernels.qkv import reference
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cells: torch.Tensor,
+) -> torch.Tensor:
+    """See op.py. Heads without a norm are rotated in place."""
+    library = native.library()
+    if library is None or qkv.dtype not in native.DTYPES or cos_sin.dtype != torch.float32:
+        return reference.rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
+    q, k, v = reference.split(qkv, k_pages)
+    q = q if q_norm is None else norm.rms_norm(q, q_norm, eps)
+    k = k if k_norm is None else norm.rms_norm(k, k_norm, eps)
+    _rotate(library, q, k, positions, cos_sin)
+    _store(library, k, v, k_pages, v_pages, cells)
+    return q
+
+
+def _rotate(
+    library: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> None:
+    library.quire_rope(
+        native.DTYPES[q.dtype], q.data_ptr(), q.stride(0), q.stride(1), q.shape[1],
+        k.data_ptr(), k.stride(0), k.stride(1), k.shape[1], q.shape[0],
+        positions.data_ptr(), positions.dtype == torch.int64, cos_sin.data_ptr(), cos_sin.shape[1],
+        torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def _store(
+    library: ctypes.CDLL,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cells: torch.Tensor,
+) -> None:
+    _, n_kv_heads, page_size, head_dim = k_pages.shape
+    library.quire_store_kv(
+        k.element_size(), k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1),
+        k_pages.data_ptr(), v_pages.data_ptr(), cells.data_ptr(), k.shape[0], n_kv_heads, page_size, head_dim,
+        torch.get_num_threads(),
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""Public step from a fused projection to attention. Checks shapes and picks the implementation by device."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels import backends
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cells: torch.Tensor,
+) -> torch.Tensor:
+    """Norm and rotate queries and keys, write keys and values into their cells, return the queries.
+
+    qkv: [n, (n_q_heads + 2 n_kv_heads) * d], the heads of q, then of k, then of v; last dimension contiguous. It may be
+    changed: do not use it afterwards. q_norm, k_norm: [d], weights of an RMS norm over each head (see kernels.norm)
+    that comes first, as in Qwen3, or None for no norm. positions: [n], int64 or int32, each < max_pos.
+    cos_sin: [max_pos, rotary_dim] float32, cat(cos, sin) with rotary_dim / 2 columns each: rotary embedding (Su et al.
+    2021, eq. 34) with the halves of a head as pairs, as in HF Llama; dimensions beyond rotary_dim pass unrotated.
+    k_pages, v_pages: [n_pages, n_kv_heads, page_size, d], qkv's dtype. cells: [n] int64, page * page_size + offset,
+    distinct except in the dummy page 0; cells and positions are not range-checked.
+    Norm, its weight and the rotation each round to the dtype, with arithmetic in float32 between.
+    Returns q: [n, n_q_heads, d], last dimension contiguous. Raises ValueError on a mismatch.
+    """
+    _check_pages(qkv, k_pages, v_pages)
+    _check_norms(qkv, q_norm, k_norm, k_pages.shape[3])
+    if positions.shape != qkv.shape[:1] or cells.shape != qkv.shape[:1] or cells.dtype != torch.int64:
+        raise ValueError(f"positions {_shape(positions)} and cells {_shape(cells)} do not fit qkv {_shape(qkv)}")
+    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > k_pages.shape[3]:
+        raise ValueError(f"cos_sin {_shape(cos_sin)} does not fit heads of {k_pages.shape[3]}")
+    if not (positions.is_contiguous() and cells.is_contiguous() and cos_sin.is_contiguous()):
+        raise ValueError("positions, cells and cos_sin must be contiguous")
+    run = backends.module("qkv", qkv.device.type).rotate_and_store
+    return run(qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
+
+
+def _check_pages(qkv: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:
+    if k_pages.dim() != 4 or k_pages.shape != v_pages.shape or k_pages.dtype != v_pages.dtype:
+        raise ValueError(f"k_pages {_shape(k_pages)} and v_pages {_shape(v_pages)} must be equal 4-d pools")
+    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+        raise ValueError("k_pages and v_pages must be contiguous")
+    _, n_kv_heads, _, d = k_pages.shape
+    if qkv.dim() != 2 or qkv.dtype != k_pages.dtype or qkv.shape[1] % d or qkv.shape[1] // d <= 2 * n_kv_heads:
+        raise ValueError(f"qkv {_shape(qkv)} does not fit pages {_shape(k_pages)}")
+    if qkv.stride(1) != 1:
+        raise ValueError("the last dimension of qkv must be contiguous")
+
+
+def _check_norms(qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None, d: int) -> None:
+    for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
+        if weight is not None and (weight.shape != (d,) or weight.dtype != qkv.dtype or not weight.is_contiguous()):
+            raise ValueError(f"{name} {_shape(weight)} must be contiguous [{d}] {qkv.dtype}")
+
+
+def _shape(x: torch.Tensor) -> str:
+    return f"{tuple(x.shape)} {x.dtype}"

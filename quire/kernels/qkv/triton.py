@@ -1,0 +1,109 @@
+"""Qk-norm, rotary embedding and page writes on CUDA, in one launch: one program a row and group of heads.
+
+A program holds its heads in registers: it reads each element once and writes each once. Queries go to a tensor of their
+own, not back to where they came from, so that no thread can read what another has already replaced.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+MAX_HEADS = 8
+"""Heads of a program: enough for loads of 16 bytes a thread, few enough that one row keeps several processors busy."""
+WARP_ELEMENTS = 512
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cells: torch.Tensor,
+) -> torch.Tensor:
+    """See op.py. qkv stays as it is, q is contiguous."""
+    _, n_kv_heads, page_size, d = k_pages.shape
+    n, n_q_heads, half = qkv.shape[0], qkv.shape[1] // d - 2 * n_kv_heads, cos_sin.shape[1] // 2
+    q = torch.empty((n, n_q_heads, d), dtype=qkv.dtype, device=qkv.device)
+    heads = min(MAX_HEADS, triton.next_power_of_2(max(n_q_heads, n_kv_heads)))
+    q_groups, kv_groups = triton.cdiv(n_q_heads, heads), triton.cdiv(n_kv_heads, heads)
+    if n:
+        _rotate_and_store[(n * (q_groups + kv_groups),)](
+            qkv, qkv.stride(0), q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells,
+            N_Q=n_q_heads, N_KV=n_kv_heads, D=d, HALF=half, PAGE=page_size, HEADS=heads, Q_GROUPS=q_groups,
+            GROUPS=q_groups + kv_groups, BLOCK_D=triton.next_power_of_2(d),
+            BLOCK_HALF=triton.next_power_of_2(max(1, half)), BLOCK_REST=triton.next_power_of_2(max(1, d - 2 * half)),
+            num_warps=max(1, heads * triton.next_power_of_2(d) // WARP_ELEMENTS),
+        )  # fmt: skip
+    return q
+
+
+@triton.jit(do_not_specialize=["eps"])
+def _rotate_and_store(
+    qkv, qkv_stride, q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells,
+    N_Q: tl.constexpr, N_KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
+    HEADS: tl.constexpr, Q_GROUPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    i, group = (tl.program_id(0) // GROUPS).to(tl.int64), tl.program_id(0) % GROUPS
+    row, heads = qkv + i * qkv_stride, tl.arange(0, HEADS)[:, None]
+    table = cos_sin + tl.load(positions + i).to(tl.int64) * (2 * HALF)
+    if group < Q_GROUPS:
+        heads += group * HEADS
+        _rotate(
+            row + heads * D, q + (i * N_Q + heads) * D, heads < N_Q, q_norm, eps, table,
+            D, HALF, BLOCK_HALF, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        heads += (group - Q_GROUPS) * HEADS
+        cell = tl.load(cells + i)
+        to = ((cell // PAGE * N_KV + heads) * PAGE + cell % PAGE) * D
+        dims = tl.arange(0, BLOCK_D)[None, :]
+        live = (heads < N_KV) & (dims < D)
+        v = tl.load(row + (N_Q + N_KV + heads) * D + dims, mask=live)
+        _rotate(
+            row + (N_Q + heads) * D, k_pages + to, heads < N_KV, k_norm, eps, table, D, HALF, BLOCK_HALF, BLOCK_REST
+        )
+        tl.store(v_pages + to + dims, v, mask=live)
+
+
+@triton.jit
+def _rotate(
+    source, target, live, weight, eps, table, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """source, target: [HEADS, 1], where heads start. All loads come first, so that their latencies overlap."""
+    at, rest = tl.arange(0, BLOCK_HALF)[None, :], 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+    paired, tail = at < HALF, rest < D
+    dtype = target.dtype.element_ty
+    a = tl.load(source + at, mask=live & paired, other=0.0).to(tl.float32)
+    b = tl.load(source + HALF + at, mask=live & paired, other=0.0).to(tl.float32)
+    c = tl.load(source + rest, mask=live & tail, other=0.0).to(tl.float32)
+    cos = tl.load(table + at, mask=paired, other=0.0)
+    sin = tl.load(table + HALF + at, mask=paired, other=0.0)
+    if weight is not None:
+        a_weight = tl.load(weight + at, mask=paired, other=0.0)
+        b_weight = tl.load(weight + HALF + at, mask=paired, other=0.0)
+        c_weight = tl.load(weight + rest, mask=tail, other=0.0)
+        squares = tl.sum(a * a + b * b, 1)
+        if D > 2 * HALF:
+            squares += tl.sum(c * c, 1)
+        factor = (1.0 / tl.sqrt(squares / D + eps))[:, None]
+        a = _scale(a, factor, a_weight, dtype)
+        b = _scale(b, factor, b_weight, dtype)
+        c = _scale(c, factor, c_weight, dtype)
+    tl.store(target + at, (a * cos - b * sin).to(dtype), mask=live & paired)
+    tl.store(target + HALF + at, (b * cos + a * sin).to(dtype), mask=live & paired)
+    tl.store(target + rest, c.to(dtype), mask=live & tail)
+
+
+@triton.jit
+def _scale(x, factor, weight, dtype: tl.constexpr):
+    """Rounds where norm/triton.py does: after the norm, and after the weight."""
+    normed = (x * factor).to(dtype)
+    return (normed.to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)

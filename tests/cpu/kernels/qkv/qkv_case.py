@@ -1,0 +1,102 @@
+"""Random inputs of `rotate_and_store`, and the error against the float64 reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import torch
+
+from quire.kernels.qkv import reference
+
+POISON = 7.0
+"""What pages hold before."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    n: int
+    n_q: int
+    n_kv: int
+    d: int
+    rotary: int
+    page_size: int = 16
+    q_norm: bool = True
+    k_norm: bool = True
+    n_padding: int = 0
+    """Rows at the end that write to cell 0."""
+    wide_positions: bool = True
+
+
+def random_shape(seed: int) -> Shape:
+    one = random.Random(seed)
+    n, d = one.choice((0, 1, 2, one.randrange(300))), one.choice((16, 24, 64, 80, 96, 128, 256))
+    n_kv = one.randint(1, 9)
+    return Shape(
+        n, n_kv * one.choice((1, 2, 3, 4)), n_kv, d, one.choice((d, d, d // 4 // 2 * 2, 2, 0)),
+        page_size=one.choice((1, 4, 16, 128)), q_norm=one.random() < 0.5, k_norm=one.random() < 0.5,
+        n_padding=one.randint(0, n), wide_positions=one.random() < 0.5,
+    )  # fmt: skip
+
+
+Arguments = tuple[torch.Tensor | float | None, ...]
+
+
+def arguments(shape: Shape, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> Arguments:
+    """What the op takes, qkv as a slice of wider rows."""
+    made = torch.Generator().manual_seed(seed)
+
+    def randn(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=made).to(dtype).to(device)
+
+    n, d, max_pos = shape.n, shape.d, 500
+    width, n_pages = (shape.n_q + 2 * shape.n_kv) * d, 1 + -(-(n + 20) // shape.page_size)
+    angles = torch.rand(max_pos, shape.rotary // 2, generator=made) * 7
+    cells = shape.page_size + torch.randperm((n_pages - 1) * shape.page_size, generator=made)[:n]
+    cells[n - shape.n_padding :] = 0
+    positions = torch.randint(0, max_pos, (n,), generator=made)
+    pages = [torch.full((n_pages, shape.n_kv, shape.page_size, d), POISON, dtype=dtype) for _ in range(2)]
+    return (
+        randn(n, width + 16)[:, 8 : 8 + width],
+        randn(d) if shape.q_norm else None,
+        randn(d) if shape.k_norm else None,
+        1e-5,
+        (positions if shape.wide_positions else positions.int()).to(device),
+        torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
+        *(one.to(device) for one in pages),
+        cells.to(device),
+    )
+
+
+def copied(given: Arguments, double: bool = False) -> Arguments:
+    """Arguments of their own memory; double: all floating point in float64."""
+    return tuple(
+        (one.double() if double and one.is_floating_point() else one.clone()) if isinstance(one, torch.Tensor) else one
+        for one in given
+    )
+
+
+def check(function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtype, device: str = "cpu") -> None:
+    """Queries and pages within the tolerance of the reference; cells that no row names untouched, values exact."""
+    given = arguments(shape, dtype, device)
+    wanted = copied(given, double=True)
+    expected_q, got_q = reference.rotate_and_store(*wanted), function(*given)
+    assert got_q.shape == (shape.n, shape.n_q, shape.d) and got_q.dtype == dtype
+    close(got_q, expected_q)
+    cells = given[8]
+    real = cells[cells > 0]
+    for index, is_exact in ((6, False), (7, True)):
+        got, expected = (side[index].transpose(1, 2).flatten(0, 1) for side in (given, wanted))
+        close(got[real], expected[real], is_exact)
+        others = torch.ones(len(got), dtype=torch.bool, device=got.device)
+        others[cells] = False
+        assert bool((got[others] == POISON).all())
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, is_exact: bool = False) -> None:
+    if is_exact:
+        assert torch.equal(got.double(), expected)
+    elif got.numel():
+        error = (got.double() - expected).abs() / (1 + expected.abs().amax(-1, keepdim=True))
+        assert float(error.max()) <= reference.TOLERANCE[got.dtype], float(error.max())

@@ -1,0 +1,88 @@
+"""From the fused projection to rotated queries and pages: against float64, transformers, and in the interpreter."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from qkv_case import Shape, arguments, check, copied, random_shape
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from quire.kernels.qkv import rotate_and_store
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("seeds", [range(8), range(8, 16)], ids=str)
+def test_matches_float64(level: str, dtype: torch.dtype, seeds: range) -> None:
+    for seed in seeds:
+        check(rotate_and_store, random_shape(seed), dtype)
+
+
+def test_all_threads_agree(level: str) -> None:
+    shape, n_threads = Shape(300, 8, 2, 64, 64), torch.get_num_threads()
+    results = []
+    for count in (1, 4):
+        given = arguments(shape, torch.bfloat16)
+        torch.set_num_threads(count)
+        results.append((rotate_and_store(*given), given[6], given[7]))
+    torch.set_num_threads(n_threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("with_norms", [True, False])
+def test_matches_transformers(level: str, with_norms: bool) -> None:
+    shape = Shape(11, 4, 2, 32, 32, page_size=4, q_norm=with_norms, k_norm=with_norms)
+    for is_wide in (True, False):
+        given = arguments(shape, torch.float32)
+        given = (*given[:4], given[4] if is_wide else given[4].int(), *given[5:])
+        qkv, q_weight, k_weight, eps, positions, cos_sin = copied(given)[:6]
+        q, k, v = qkv.unflatten(1, (8, 32)).split((4, 2, 2), dim=1)
+        if with_norms:
+            norms = [Qwen3RMSNorm(32, eps) for _ in range(2)]
+            for norm, weight in zip(norms, (q_weight, k_weight), strict=True):
+                norm.weight.data.copy_(weight)
+            q, k = norms[0](q).detach(), norms[1](k).detach()
+        cos, sin = (torch.cat((half, half), 1)[positions][None] for half in cos_sin.chunk(2, dim=1))
+        theirs = apply_rotary_pos_emb(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
+        ours = rotate_and_store(*given)
+        stored_k, stored_v = (pages.transpose(1, 2).flatten(0, 1)[given[8]] for pages in given[6:8])
+        assert torch.allclose(ours, theirs[0][0].transpose(0, 1), atol=5e-6)
+        assert torch.allclose(stored_k, theirs[1][0].transpose(0, 1), atol=5e-6)
+        assert torch.equal(stored_v, v)
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "message"),
+    [
+        (0, lambda x: x[:, :-1], "does not fit pages"),
+        (0, lambda x: x[:, : 4 * 16], "does not fit pages"),
+        (0, lambda x: x.half(), "does not fit pages"),
+        (0, lambda x: x.t().contiguous().t(), "contiguous"),
+        (1, lambda x: x[:-1], "q_norm"),
+        (2, lambda x: x.half(), "k_norm"),
+        (4, lambda x: x[:-1], "do not fit qkv"),
+        (5, lambda x: torch.cat((x, x), 1), "does not fit heads of 16"),
+        (5, lambda x: torch.cat((x, x), 1)[:, :16], "contiguous"),
+        (6, lambda x: x[1:], "equal 4-d pools"),
+        (8, lambda x: x.int(), "do not fit qkv"),
+    ],
+)
+def test_mismatches_are_refused(place: int, change: object, message: str) -> None:
+    given = list(arguments(Shape(3, 2, 2, 16, 16), torch.float32))
+    given[place] = change(given[place])
+    with pytest.raises(ValueError, match=message):
+        rotate_and_store(*given)
+
+
+def test_equals_the_reference_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parents[3])}
+    command = [sys.executable, str(HERE / "interpreted_qkv.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "fine", done.stderr[-3000:]
