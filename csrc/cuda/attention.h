@@ -11,7 +11,7 @@
 
 constexpr int QUIRE_MAX_PARAMS = 8;
 
-// One line of work: int32 [12].
+// One line of work: int32 [12]. Lists of lines and of merges are aligned to 16 bytes, `rows` to 8.
 struct QuireTile {
     int32_t row;        // contiguous: first row of q; gathered: first line of `rows`
     int32_t n_tokens;   // 0: skip the line

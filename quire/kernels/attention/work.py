@@ -21,8 +21,9 @@ from quire.kernels.attention.tiles import WorkList, cut, large_tokens_of, small_
 N_WORKERS = 132
 """Workers where no device says how many it has."""
 
-ARRAYS = {"queue": 1, "small": FIELDS, "large": FIELDS, "rows": 2, "merges": 4, "blocks": 1, "parts": 1}
-"""The arrays of a work list in the order of the upload, and the integers of a line; parts need no zeros behind them."""
+ARRAYS = {"small": FIELDS, "large": FIELDS, "merges": 4, "rows": 2, "queue": 1, "blocks": 1, "parts": 1}
+"""The arrays of a work list in the order of the upload, and the integers of a line. Widest lines first, so that kernels
+may read four integers, or two, at once; parts last: they need no zeros behind them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +109,7 @@ class Buffers:
         self._line_tokens = most_tokens if max_large else span_tokens
         n_parts = 2 * (n_cuts * self._line_tokens + n_shared * n_heads) + max_large * n_tokens * n_heads
         self._limits = f"{max_spans} spans of {span_tokens} tokens, {max_large} large lines and {max_rows} rows"
-        self._sizes = {
+        sizes = {
             "queue": n_workers + 1,
             "small": (max_spans + n_groups) * n_heads + n_cuts,
             "large": max_large,
@@ -117,6 +118,7 @@ class Buffers:
             "blocks": max_blocks,
             "parts": n_parts,
         }
+        self._sizes = {name: sizes[name] for name in ARRAYS}
         self._n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
         self._n_partial_rows = n_parts * heads.group
         self._host = np.zeros(self._n_ints, np.int32)

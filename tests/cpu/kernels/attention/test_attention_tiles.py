@@ -331,3 +331,14 @@ def test_buffers_for_one_token_a_span_share_prefixes() -> None:
         plan = decode([9000] * n, shared=[SharedPrefix(range(n), 8000)])
         assert len(cut(plan, 132, 32).rows) == n
         assert int((buffers.fill(plan).merges[:, 3] > 0).sum()) == 8 * n
+
+
+def test_lists_of_lines_are_aligned_for_wide_reads() -> None:
+    """CUDA kernels read lines and merges four integers at a time, rows two at a time."""
+    plan = plan_of([1, 1, 300], [5000, 77, 900], Heads(12, 3, 64))
+    buffers = work.Buffers(plan, 5, 7, 131, max_rows=401, max_blocks=3)
+    for lists in (work.make(plan, n_workers=131), buffers.fill(plan)):
+        start = lists.small.data_ptr()
+        assert (lists.large.data_ptr() - start) % 16 == (lists.merges.data_ptr() - start) % 16 == 0
+        assert (lists.rows.data_ptr() - start) % 8 == 0
+        assert lists.n_small and lists.n_large and lists.n_merges
