@@ -33,10 +33,10 @@ def rotate_and_store(
     heads = min(MAX_HEADS, triton.next_power_of_2(max(n_q_heads, n_kv_heads)))
     q_groups, kv_groups = triton.cdiv(n_q_heads, heads), triton.cdiv(n_kv_heads, heads)
     if n:
-        _rotate_and_store[(n * (q_groups + kv_groups),)](
+        _rotate_and_store[(n * (q_groups + 2 * kv_groups),)](
             qkv, qkv.stride(0), q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells,
             N_Q=n_q_heads, N_KV=n_kv_heads, D=d, HALF=half, PAGE=page_size, HEADS=heads, Q_GROUPS=q_groups,
-            GROUPS=q_groups + kv_groups, BLOCK_D=triton.next_power_of_2(d),
+            KV_GROUPS=kv_groups, BLOCK_D=triton.next_power_of_2(d),
             BLOCK_HALF=triton.next_power_of_2(max(1, half)), BLOCK_REST=triton.next_power_of_2(max(1, d - 2 * half)),
             num_warps=max(1, heads * triton.next_power_of_2(d) // WARP_ELEMENTS),
         )  # fmt: skip
@@ -47,43 +47,52 @@ def rotate_and_store(
 def _rotate_and_store(
     qkv, qkv_stride, q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells,
     N_Q: tl.constexpr, N_KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
-    HEADS: tl.constexpr, Q_GROUPS: tl.constexpr, GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, Q_GROUPS: tl.constexpr, KV_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
+    GROUPS: tl.constexpr = Q_GROUPS + 2 * KV_GROUPS
     i, group = (tl.program_id(0) // GROUPS).to(tl.int64), tl.program_id(0) % GROUPS
     row, heads = qkv + i * qkv_stride, tl.arange(0, HEADS)[:, None]
-    table = cos_sin + tl.load(positions + i).to(tl.int64) * (2 * HALF)
     if group < Q_GROUPS:
         heads += group * HEADS
         _rotate(
-            row + heads * D, q + (i * N_Q + heads) * D, heads < N_Q, q_norm, eps, table,
-            D, HALF, BLOCK_HALF, BLOCK_REST,
+            row + heads * D, q + (i * N_Q + heads) * D, heads < N_Q, q_norm, eps, positions + i, cos_sin,
+            HEADS, D, HALF, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
-        heads += (group - Q_GROUPS) * HEADS
         cell = tl.load(cells + i)
-        to = ((cell // PAGE * N_KV + heads) * PAGE + cell % PAGE) * D
-        dims = tl.arange(0, BLOCK_D)[None, :]
-        live = (heads < N_KV) & (dims < D)
-        v = tl.load(row + (N_Q + N_KV + heads) * D + dims, mask=live)
-        _rotate(
-            row + (N_Q + heads) * D, k_pages + to, heads < N_KV, k_norm, eps, table, D, HALF, BLOCK_HALF, BLOCK_REST
-        )
-        tl.store(v_pages + to + dims, v, mask=live)
+        heads += (group - Q_GROUPS) % KV_GROUPS * HEADS
+        live, to = heads < N_KV, ((cell // PAGE * N_KV + heads) * PAGE + cell % PAGE) * D
+        if group < Q_GROUPS + KV_GROUPS:
+            _rotate(
+                row + (N_Q + heads) * D, k_pages + to, live, k_norm, eps, positions + i, cos_sin,
+                HEADS, D, HALF, BLOCK_HALF, BLOCK_REST,
+            )  # fmt: skip
+        else:
+            dims = tl.arange(0, BLOCK_D)[None, :]
+            inside = live & (dims < D)
+            v = tl.load(row + (N_Q + N_KV + heads) * D + dims, mask=inside)
+            tl.store(v_pages + to + dims, v, mask=inside)
 
 
 @triton.jit
 def _rotate(
-    source, target, live, weight, eps, table, D: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
+    source, target, live, weight, eps, position, cos_sin, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    """source, target: [HEADS, 1], where heads start. All loads come first, so that their latencies overlap."""
-    at, rest = tl.arange(0, BLOCK_HALF)[None, :], 2 * HALF + tl.arange(0, BLOCK_REST)[None, :]
+    """source, target: [HEADS, 1], where heads start.
+
+    The loads that wait for nothing come first, so that latencies overlap. Each thread loads the cosines and weights of
+    its own values, for all heads again: these come from the L1 cache, and nothing passes through shared memory.
+    """
+    at = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], (HEADS, BLOCK_HALF))
+    rest = tl.broadcast_to(2 * HALF + tl.arange(0, BLOCK_REST)[None, :], (HEADS, BLOCK_REST))
     paired, tail = at < HALF, rest < D
     dtype = target.dtype.element_ty
     a = tl.load(source + at, mask=live & paired, other=0.0).to(tl.float32)
     b = tl.load(source + HALF + at, mask=live & paired, other=0.0).to(tl.float32)
     c = tl.load(source + rest, mask=live & tail, other=0.0).to(tl.float32)
+    table = cos_sin + tl.load(position).to(tl.int64) * (2 * HALF)
     cos = tl.load(table + at, mask=paired, other=0.0)
     sin = tl.load(table + HALF + at, mask=paired, other=0.0)
     if weight is not None:

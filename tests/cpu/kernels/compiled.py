@@ -40,7 +40,7 @@ def build_qkv(d: int, rotary: int, warps: int, **no_norms: None) -> None:
     pointers = [name for name in ("q_norm", "k_norm") if name not in no_norms]
     build(
         qkv._rotate_and_store, f"*bf16 i32 *bf16 {'*bf16 ' * len(pointers)} fp32 *i64 *fp32 *bf16 *bf16 *i64",
-        warps=warps, **no_norms, N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, GROUPS=5,
+        warps=warps, **no_norms, N_Q=32, N_KV=8, D=d, HALF=rotary // 2, PAGE=16, HEADS=8, Q_GROUPS=4, KV_GROUPS=1,
         BLOCK_D=triton.next_power_of_2(d), BLOCK_HALF=triton.next_power_of_2(rotary // 2),
         BLOCK_REST=triton.next_power_of_2(max(1, d - rotary)),
     )  # fmt: skip
