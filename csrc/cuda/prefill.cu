@@ -6,8 +6,8 @@
 // 2 block-sparse); Variant and Site come from the variant's header (see plain_variant.h).
 //
 // One block per multiprocessor takes (line, KV head) items from a queue (QuireAttnArgs::ticket; below 2^24 items). Its
-// warps: 0 takes the items, 1 loads keys and values, 2 and 3 load q, the last eight compute. Lines are sorted by falling
-// cost, so the first empty line ends the queue. Blocks of keys run from the last to the first.
+// warps: 0 takes the items, 1 loads keys, 2 loads values, 3 and 0 load q, the last eight compute. Lines are sorted by
+// falling cost, so the first empty line ends the queue. Blocks of keys run from the last to the first.
 //
 // Boxes of the copy engine cost time each, so one box brings all of a page's rows of a block (JOINED): blocks lie in
 // shared memory as [8 rows][chunk of 64 elements][row of 128 bytes]. Ragged keys do not start at multiples of 8 and
@@ -168,11 +168,121 @@ __device__ __forceinline__ Spot find_key(const QuireAttnArgs& args, const Work& 
     return {__ldg(args.pages + work.kv_at + logical), key - entry * args.page_size};
 }
 
-// Takes items from the queue and publishes them; one warp.
+// One block of keys or values, by a warp; `mine`: this lane has a box.
+__device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CUtensorMap* map, int heads_of_page,
+                                           int kv_head, bool mine, Spot spot, int box_rows) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t barrier = shared_address(full);
+    const int n_boxes = __popc(__ballot_sync(0xffffffffu, mine));
+    if (lane == 0) barrier_expect(barrier, n_boxes * box_rows * N_CHUNKS * ROW_BYTES);
+    __syncwarp();
+    if (!mine) return;
+    const uint32_t address = shared_address(to) + lane * box_rows * (GROUP_BYTES / 8);
+    if constexpr (JOINED) {
+        load_box(address, map, barrier, L2_EVICT_NORMAL, 0, 0, 0, spot.token / 8, spot.page * heads_of_page + kv_head);
+    } else {
+        for (int chunk = 0; chunk < N_CHUNKS; chunk++)
+            load_box(address + chunk * CHUNK_BYTES, map, barrier, L2_EVICT_NORMAL, chunk * 64, spot.token, kv_head, spot.page);
+    }
+}
+
+// Loads the keys (or values) of each item; one warp, lane t rows of box t.
+template <int N_STAGES, bool KEYS>
+__device__ __forceinline__ void load_blocks(const QuireAttnArgs& args, const CUtensorMap* map, int heads_of_page,
+                                            uint8_t (&buffers)[N_STAGES][KEYS_BYTES], uint64_t* full, uint64_t* empty,
+                                            int box_rows, Shared& shared) {
+    const int lane = threadIdx.x % 32, my_row = lane * box_rows;
+    Ring ring;
+    if (lane == 0) prefetch_map(map);
+    for (Ring item;; item.advance<N_ITEMS>()) {
+        await(shared_address(&shared.work_full[item.index]), item.parity);
+        const Work& work = shared.work[item.index];
+        if (work.n_tokens == 0) return;
+        const int n_blocks = work.n_blocks(), kv_head = work.kv_head;
+        int key = work.key_of(0) + my_row;
+        Spot spot = find_key(args, work, key);
+        for (int i = 0; i < n_blocks; i++) {
+            if (KEYS && i == max(n_blocks - 2, 0) && lane == 0)
+                barrier_arrive(shared_address(&shared.work_ends[item.index]));
+            const Spot now = spot;
+            const bool mine = my_row < N_KEYS && key < work.end;
+            if (i + 1 < n_blocks) {  // fetched while the block waits for its buffer
+                key = work.key_of(i + 1) + my_row;
+                spot = find_key(args, work, key);
+            }
+            await(shared_address(empty + ring.index), ring.parity ^ 1);
+            load_block(buffers[ring.index], full + ring.index, map, heads_of_page, kv_head, mine, now, box_rows);
+            ring.advance<N_STAGES>();
+        }
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(&shared.work_empty[item.index]));
+    }
+}
+
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool real) {  // zeros unless real
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+
+// Loads q of items, N_LOADERS threads; rows beyond an item's are zero. A thread keeps its column of 16-byte cells and
+// walks down the rows. Few warps do this one after the other: every instruction of the loop counts.
+struct QueryLoader {
+    static constexpr uint32_t CELLS = N_CHUNKS * 8, STEP = N_LOADERS / CELLS;  // STEP: rows that the threads cover at once
+    const QuireAttnArgs& args;
+    Shared& shared;
+    uint32_t group, first_row, cell;
+    Ring slot;
+
+    __device__ __forceinline__ QueryLoader(const QuireAttnArgs& args, Shared& shared, uint32_t thread)
+        : args(args), shared(shared), group(args.n_q_heads / args.n_kv_heads), first_row(thread / CELLS),
+          cell(thread % CELLS) {}
+
+    __device__ __forceinline__ void load(const Work& work) {
+        await(shared_address(&shared.q_empty[slot.index]), slot.parity ^ 1);
+        const uint32_t n_rows = work.n_tokens * group;
+        if (n_rows > 0) {
+            copy_rows(work, n_rows);
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            async_fence();
+        }
+        barrier_arrive(shared_address(&shared.q_full[slot.index]));
+        slot.advance<N_SLOTS>();
+    }
+
+    __device__ __forceinline__ void copy_rows(const Work& work, uint32_t n_rows) {
+        const int64_t head_bytes = args.q_head * 2, token_bytes = args.q_row * 2;
+        const char* column = static_cast<const char*>(args.q) + int64_t(work.kv_head) * group * head_bytes + cell * 16;
+        const uint32_t to = shared_address(shared.q[slot.index]) + cell / 8 * N_ROWS * ROW_BYTES;
+        const auto copy_to = [&](uint32_t row, const char* from) {
+            copy_16_bytes(to + row * ROW_BYTES + ((cell ^ row) & 7) * 16, from, cell * 8 < DIM && row < n_rows);
+        };
+        if (work.gathered) {
+            const int* line_rows = args.rows + 2 * work.row;
+#pragma unroll 2
+            for (uint32_t row = first_row; row < N_ROWS; row += STEP) {
+                const uint32_t token = row < n_rows ? row / group : 0, head = row < n_rows ? row % group : 0;
+                copy_to(row, column + __ldg(line_rows + 2 * token) * token_bytes + head * head_bytes);
+            }
+        } else {
+            const int64_t step_bytes = STEP / group * token_bytes + STEP % group * head_bytes;
+            const int64_t wrap_bytes = token_bytes - int64_t(group) * head_bytes;  // beyond the last head: the next token
+            const char* from = column + (work.row + first_row / group) * token_bytes + first_row % group * head_bytes;
+            uint32_t head = first_row % group;
+#pragma unroll 4
+            for (uint32_t row = first_row; row < N_ROWS; row += STEP) {
+                copy_to(row, from);
+                head += STEP % group, from += step_bytes;
+                if (head >= group) head -= group, from += wrap_bytes;
+            }
+        }
+    }
+};
+
+// Takes items from the queue, publishes them and loads its share of q; one warp.
 __device__ __forceinline__ void take_items(const QuireAttnArgs& args, int box_rows, Shared& shared) {
     const int lane = threadIdx.x % 32;
     auto* counter = reinterpret_cast<uint32_t*>(args.ticket);
     const Order order = choose_order(args);
+    QueryLoader queries(args, shared, lane);
     int item = blockIdx.x;
     for (Ring ring;; ring.advance<N_ITEMS>()) {
         const Work work = read_work(args, order, item, box_rows);
@@ -182,6 +292,7 @@ __device__ __forceinline__ void take_items(const QuireAttnArgs& args, int box_ro
             barrier_arrive(shared_address(&shared.work_full[ring.index]));
         }
         __syncwarp();
+        queries.load(shared.work[ring.index]);
         if (work.n_tokens == 0) break;
         await(shared_address(&shared.work_ends[ring.index]), ring.parity);  // not earlier: the rest is for idle blocks
         uint32_t ticket = 0;
@@ -195,112 +306,14 @@ __device__ __forceinline__ void take_items(const QuireAttnArgs& args, int box_ro
     }
 }
 
-// One block of keys or values, by a warp: lane t loads rows of box t % 16; if not joined, every second chunk from t / 16 on.
-__device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CUtensorMap* map, int heads_of_page,
-                                           int kv_head, int n_boxes, Spot spot, int box_rows) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t barrier = shared_address(full);
-    if (lane == 0) barrier_expect(barrier, n_boxes * box_rows * N_CHUNKS * ROW_BYTES);
-    __syncwarp();
-    const int box = lane % 16;
-    if (box >= n_boxes) return;
-    const uint32_t address = shared_address(to) + box * box_rows * (GROUP_BYTES / 8);
-    if constexpr (JOINED) {
-        if (lane < 16)
-            load_box(address, map, barrier, L2_EVICT_NORMAL, 0, 0, 0, spot.token / 8, spot.page * heads_of_page + kv_head);
-    } else {
-        for (int chunk = lane / 16; chunk < N_CHUNKS; chunk += 2)
-            load_box(address + chunk * CHUNK_BYTES, map, barrier, L2_EVICT_NORMAL, chunk * 64, spot.token, kv_head, spot.page);
-    }
-}
-
-// Loads keys and values of each item; one warp.
-__device__ __forceinline__ void load_keys(const QuireAttnArgs& args, const CUtensorMap* k_map, const CUtensorMap* v_map,
-                                          int box_rows, Shared& shared) {
-    const int lane = threadIdx.x % 32, my_row = lane % 16 * box_rows;
-    const int k_heads = args.k_page / args.k_head, v_heads = args.v_page / args.v_head;
-    Ring k, v;
-    if (lane == 0) prefetch_map(k_map), prefetch_map(v_map);
+__device__ __forceinline__ void load_queries(const QuireAttnArgs& args, Shared& shared) {
+    QueryLoader queries(args, shared, 32 + threadIdx.x % 32);
     for (Ring item;; item.advance<N_ITEMS>()) {
         await(shared_address(&shared.work_full[item.index]), item.parity);
         const Work& work = shared.work[item.index];
-        if (work.n_tokens == 0) return;
-        const int n_blocks = work.n_blocks(), end = work.end, kv_head = work.kv_head;
-        const auto boxes_of = [&](int key) { return (max(min(end - key, N_KEYS), 0) + box_rows - 1) / box_rows; };
-        int key, key_before, key_next = work.key_of(0);
-        Spot spot, before, next = find_key(args, work, key_next + my_row);
-        for (int i = 0; i <= n_blocks; i++) {  // keys of block i, values of the block before
-            if (i == max(n_blocks - 2, 0) && lane == 0) barrier_arrive(shared_address(&shared.work_ends[item.index]));
-            before = spot, spot = next, key_before = key, key = key_next;
-            if (i + 1 < n_blocks) {
-                key_next = work.key_of(i + 1);
-                next = find_key(args, work, key_next + my_row);
-            }
-            if (i < n_blocks) {
-                await(shared_address(&shared.k_empty[k.index]), k.parity ^ 1);
-                load_block(shared.k[k.index], &shared.k_full[k.index], k_map, k_heads, kv_head, boxes_of(key), spot, box_rows);
-                k.advance<K_STAGES>();
-            }
-            if (i > 0) {
-                await(shared_address(&shared.v_empty[v.index]), v.parity ^ 1);
-                load_block(shared.v[v.index], &shared.v_full[v.index], v_map, v_heads, kv_head, boxes_of(key_before), before,
-                           box_rows);
-                v.advance<V_STAGES>();
-            }
-        }
-        __syncwarp();
-        if (lane == 0) barrier_arrive(shared_address(&shared.work_empty[item.index]));
-    }
-}
-
-__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool real) {  // zeros unless real
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
-}
-
-// Loads q of each item, N_LOADERS threads; rows beyond the item's are zero. A thread keeps its column of 16-byte cells and
-// walks down the rows. Few warps do this one after the other: every instruction of the loop counts.
-__device__ __forceinline__ void load_queries(const QuireAttnArgs& args, uint32_t thread, Shared& shared) {
-    constexpr uint32_t CELLS = N_CHUNKS * 8, STEP = N_LOADERS / CELLS;  // STEP: rows that the threads cover at once
-    const uint32_t group = args.n_q_heads / args.n_kv_heads;
-    const uint32_t first_row = thread / CELLS, cell = thread % CELLS;
-    const bool column_real = cell * 8 < DIM;
-    const int64_t head_bytes = args.q_head * 2, token_bytes = args.q_row * 2;
-    const int64_t step_bytes = STEP / group * token_bytes + STEP % group * head_bytes;
-    const int64_t wrap_bytes = token_bytes - int64_t(group) * head_bytes;  // from beyond the last head to the next token
-    Ring item, slot;
-    for (;; item.advance<N_ITEMS>(), slot.advance<N_SLOTS>()) {
-        await(shared_address(&shared.work_full[item.index]), item.parity);
-        await(shared_address(&shared.q_empty[slot.index]), slot.parity ^ 1);
-        const Work& work = shared.work[item.index];
-        const uint32_t n_rows = work.n_tokens * group;
-        if (n_rows > 0) {
-            const char* column = static_cast<const char*>(args.q) + int64_t(work.kv_head) * group * head_bytes + cell * 16;
-            const uint32_t to = shared_address(shared.q[slot.index]) + cell / 8 * N_ROWS * ROW_BYTES;
-            const auto copy_to = [&](uint32_t row, const char* from) {
-                copy_16_bytes(to + row * ROW_BYTES + ((cell ^ row) & 7) * 16, from, column_real && row < n_rows);
-            };
-            if (work.gathered) {
-                const int* line_rows = args.rows + 2 * work.row;
-#pragma unroll 2
-                for (uint32_t row = first_row; row < N_ROWS; row += STEP) {
-                    const uint32_t token = row < n_rows ? row / group : 0;
-                    copy_to(row, column + __ldg(line_rows + 2 * token) * token_bytes + int64_t(row < n_rows ? row - token * group : 0) * head_bytes);
-                }
-            } else {
-                const char* from = column + (work.row + first_row / group) * token_bytes + first_row % group * head_bytes;
-                uint32_t head = first_row % group;
-#pragma unroll 4
-                for (uint32_t row = first_row; row < N_ROWS; row += STEP) {
-                    copy_to(row, from);
-                    head += STEP % group, from += step_bytes;
-                    if (head >= group) head -= group, from += wrap_bytes;
-                }
-            }
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            async_fence();
-        }
-        barrier_arrive(shared_address(&shared.q_full[slot.index]));
-        if (n_rows == 0) return;
+        const bool last = work.n_tokens == 0;
+        queries.load(work);
+        if (last) return;
     }
 }
 
@@ -339,7 +352,7 @@ __device__ __forceinline__ bool at_edge(const QuireAttnArgs& args, const Work& w
            position_of(work, key + N_KEYS - 1, args) >= args.n_first;
 }
 
-// Applies the hooks and hides keys. s: q.k; afterwards q.k or, if there is a hook, logits times log2(e), or weights.
+// Applies the hooks and hides keys. s: q.k; afterwards q.k or, if there is a hook, what it says: logits or weights.
 template <bool EDGE>
 __device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArgs& args, const Work& work,
                                       const Rows& rows, int first_key) {
@@ -365,7 +378,7 @@ __device__ __forceinline__ void weigh(float (&s)[N_KEYS / 2], const QuireAttnArg
                 const Site site = {rows.q_row[row], rows.q_pos[row], pos + offset, rows.q_head[row], work.kv_head, 0};
                 if (Variant::has_mask && visible) visible = Variant::mask(site, args);
                 if (Variant::has_logits && visible)
-                    x = Variant::logits(x * args.scale, site, args) * (Variant::softmax ? LOG2E : 1.0f);
+                    x = Variant::logits(x * args.scale, site, args);
             }
             if (!visible) x = HIDDEN;
         }
@@ -523,7 +536,7 @@ __device__ __forceinline__ void write_results(float (&o)[DIM / 2], Softmax& soft
 __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup, Shared& shared) {
     const int lane = threadIdx.x % 32;
     const int first_row = 64 * warpgroup + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    const float scale = Variant::has_logits ? 1.0f : args.scale * LOG2E;
+    const float scale = Variant::has_logits ? LOG2E : args.scale * LOG2E;
     const auto release = [&](uint64_t* barrier) {
         __syncwarp();
         if (lane == 0) barrier_arrive(shared_address(barrier));
@@ -547,7 +560,7 @@ __device__ __forceinline__ void consume(const QuireAttnArgs& args, int warpgroup
     products_begin();
     start_logits(s, q, shared.k[k.index]);
     while (true) {  // the logits of the item's first block are on their way
-        const std::conditional_t<(N_SLOTS > 1), const Work, const Work&> now = *current;
+        std::conditional_t<(N_SLOTS > 1), const Work, const Work&> now = *current;
         const auto release_work = [&] {
             release(&shared.work_empty[item.index]);
             item.advance<N_ITEMS>();
@@ -646,7 +659,7 @@ __global__ void __launch_bounds__(N_THREADS, 1)
             barrier_init(shared_address(&shared.v_full[i]), 1), barrier_init(shared_address(&shared.v_empty[i]), N_WARPS);
         for (int i = 0; i < N_ITEMS; i++) {
             barrier_init(shared_address(&shared.work_full[i]), 1), barrier_init(shared_address(&shared.work_ends[i]), 1);
-            barrier_init(shared_address(&shared.work_empty[i]), N_WARPS + 1);
+            barrier_init(shared_address(&shared.work_empty[i]), N_WARPS + 2);
         }
         for (int i = 0; i < N_SLOTS; i++) {
             barrier_init(shared_address(&shared.q_full[i]), N_LOADERS);
@@ -658,9 +671,15 @@ __global__ void __launch_bounds__(N_THREADS, 1)
     const int warpgroup = uniform(threadIdx.x / 128);
     if (warpgroup == 0) {
         registers_down<40>();
-        if (threadIdx.x < 32) take_items(args, box_rows, shared);
-        else if (threadIdx.x < 64) load_keys(args, &k_map, &v_map, box_rows, shared);
-        else load_queries(args, threadIdx.x - 64, shared);
+        const int warp = uniform(threadIdx.x / 32);
+        if (warp == 0) take_items(args, box_rows, shared);
+        else if (warp == 1)
+            load_blocks<K_STAGES, true>(args, &k_map, args.k_page / args.k_head, shared.k, shared.k_full, shared.k_empty,
+                                        box_rows, shared);
+        else if (warp == 2)
+            load_blocks<V_STAGES, false>(args, &v_map, args.v_page / args.v_head, shared.v, shared.v_full, shared.v_empty,
+                                         box_rows, shared);
+        else load_queries(args, shared);
     } else {
         registers_up<232>();
         consume(args, warpgroup - 1, shared);
