@@ -336,7 +336,7 @@ def test_buffers_for_one_token_a_span_share_prefixes() -> None:
 def test_lists_of_lines_are_aligned_for_wide_reads() -> None:
     """CUDA kernels read lines and merges four integers at a time, rows two at a time."""
     plan = plan_of([1, 1, 300], [5000, 77, 900], Heads(12, 3, 64))
-    buffers = work.Buffers(plan, 5, 7, 131, max_rows=401, max_blocks=3)
+    buffers = work.Buffers(plan, 5, 67, 131, max_rows=401, max_blocks=3)
     for lists in (work.make(plan, n_workers=131), buffers.fill(plan)):
         start = lists.small.data_ptr()
         assert (lists.large.data_ptr() - start) % 16 == (lists.merges.data_ptr() - start) % 16 == 0
