@@ -393,33 +393,33 @@ struct Softmax {  // running maximum and sum of a thread's two rows; the sum is 
     // s becomes weights relative to `max`; `factor` is what older results must be multiplied by. The maximum follows only
     // when it has grown by more than 2^8, so that older results are rarely touched (FlashAttention-4).
     __device__ __forceinline__ void step(float (&s)[N_KEYS / 2], float scale) {
-        if (!Variant::softmax) {
+        if constexpr (Variant::softmax) {
+            float high[4] = {s[0], s[1], s[2], s[3]};  // independent chains: one warp alone must fill the pipelines
+#pragma unroll
+            for (int i = 4; i < N_KEYS / 2; i++) high[i % 4] = fmaxf(high[i % 4], s[i]);
+            float reference[2], total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+            for (int row = 0; row < 2; row++) {
+                float now = fmaxf(high[2 * row], high[2 * row + 1]);
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
+                now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
+                const bool follow = (now - max[row]) * scale > 8.0f || max[row] == MINUS_INF;
+                const float next = follow ? now : max[row];
+                reference[row] = next == MINUS_INF ? 0.0f : next * scale;
+                factor[row] = follow ? exp2_fast(max[row] * scale - reference[row]) : 1.0f;
+                max[row] = next;
+            }
+#pragma unroll
+            for (int i = 0; i < N_KEYS / 2; i++) {
+                s[i] = exp2_fast(s[i] * scale - reference[i / 2 % 2]);
+                total[i % 4] += s[i];
+            }
+            sum[0] = sum[0] * factor[0] + (total[0] + total[1]);
+            sum[1] = sum[1] * factor[1] + (total[2] + total[3]);
+        } else {
 #pragma unroll
             for (int i = 0; i < N_KEYS / 2; i++) sum[0] += fabsf(s[i]);  // for keep_before_wait
-            return;
         }
-        float high[4] = {s[0], s[1], s[2], s[3]};  // independent chains: one warp alone must fill the pipelines
-#pragma unroll
-        for (int i = 4; i < N_KEYS / 2; i++) high[i % 4] = fmaxf(high[i % 4], s[i]);
-        float reference[2], total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll
-        for (int row = 0; row < 2; row++) {
-            float now = fmaxf(high[2 * row], high[2 * row + 1]);
-            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
-            now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2));
-            const bool follow = (now - max[row]) * scale > 8.0f || max[row] == MINUS_INF;
-            const float next = follow ? now : max[row];
-            reference[row] = next == MINUS_INF ? 0.0f : next * scale;
-            factor[row] = follow ? exp2_fast(max[row] * scale - reference[row]) : 1.0f;
-            max[row] = next;
-        }
-#pragma unroll
-        for (int i = 0; i < N_KEYS / 2; i++) {
-            s[i] = exp2_fast(s[i] * scale - reference[i / 2 % 2]);
-            total[i % 4] += s[i];
-        }
-        sum[0] = sum[0] * factor[0] + (total[0] + total[1]);
-        sum[1] = sum[1] * factor[1] + (total[2] + total[3]);
     }
     __device__ __forceinline__ void rescale(float (&o)[DIM / 2]) const {
         if (!Variant::softmax || !__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) return;
