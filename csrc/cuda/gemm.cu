@@ -6,11 +6,13 @@
 // So results do not depend on timing, and nothing is left in global memory between launches.
 //
 // In a block one warp keeps a ring of shared memory filled with w (TMA); it starts before the previous grid has ended, as
-// weights never change. One warpgroup for each 64 rows of a tile multiplies. x is either held for the whole slice
-// (QUIRE_RESIDENT: read once, normed there if asked) or travels through the ring beside w.
+// weights never change. Warpgroups multiply: either all of them share a tile, or (QUIRE_TURNS) they take tiles in turn, so
+// that one multiplies while another finishes. x is either held for the whole slice (QUIRE_RESIDENT: read once, normed
+// there if asked) or travels through the ring beside w.
 //
-// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_GROUPS (warpgroups), QUIRE_RESIDENT, QUIRE_NORM (needs
-// QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results stored as fp32).
+// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_CLUSTER (1, 2, 4, 8 blocks), QUIRE_GROUPS (warpgroups),
+// QUIRE_TURNS, QUIRE_RESIDENT, QUIRE_NORM (needs QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE
+// (results are stored as fp32).
 #include "wgmma.h"
 
 struct QuireGemmArgs {  // _Args in quire/kernels/gemm/hopper.py
@@ -22,56 +24,55 @@ struct QuireGemmArgs {  // _Args in quire/kernels/gemm/hopper.py
     void* y;
     int64_t x_row, residual_row, y_row;  // elements
     int32_t m, n, k;                     // n: rows of w
-    int32_t cluster, n_clusters, n_stages, n_ahead, dependent;
+    int32_t n_clusters, n_stages, n_ahead, dependent;
+    int32_t token_bits;                  // m <= 2 ^ token_bits <= QUIRE_TOKENS
     float eps;
 };
 
 namespace quire {
 
 constexpr int TOKENS = QUIRE_TOKENS;
-constexpr int GROUPS = QUIRE_GROUPS;
-constexpr int ROWS = 64 * GROUPS;                    // of w in a tile
-constexpr int HALF = QUIRE_SILU ? ROWS / 2 : ROWS;   // rows of y in a tile; SiLU: gate rows first, then as many up rows
-constexpr int WORKERS = 128 * GROUPS;                // threads that multiply
+constexpr int CLUSTER = QUIRE_CLUSTER;
+constexpr int WORKERS = 128 * QUIRE_GROUPS;          // threads that multiply
 constexpr int THREADS = WORKERS + 32;
+constexpr int TEAMS = QUIRE_TURNS ? QUIRE_GROUPS : 1;
+constexpr int TEAM = WORKERS / TEAMS;                // threads that share a tile
+constexpr int ROWS = TEAM / 2;                       // of w in a tile
+constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
+constexpr int OWN = OUT_ROWS / CLUSTER;              // rows of y that one block finishes
 constexpr int CHUNK = 64;                            // columns: a row of 128 bytes
-constexpr int CHUNKS = GROUPS == 1 ? 2 : 1;          // of a stage
+constexpr int CHUNKS = ROWS == 64 ? 2 : 1;           // of a stage
 constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;  // of a chunk
 constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
 constexpr int SUMS_ROW = TOKENS + 2;                 // floats
-constexpr int SUMS = ROWS * SUMS_ROW;                // floats of one exchange, whatever the size of the cluster
-constexpr int MAX_CLUSTER = 8, MAX_STAGES = 32, UNROLL = 8;
+constexpr int SUMS = CLUSTER == 1 ? 0 : ROWS * SUMS_ROW;  // floats of one exchange
+constexpr int MAX_STAGES = 32, UNROLL = 8;
 constexpr int WORKERS_BARRIER = 1;
 
 struct Barriers {
-    uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[2], squares;
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES], sums[TEAMS], read[TEAMS], order[TEAMS], squares;
 };
 
 // Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
 struct Layout {
     int x, sums, norm_weight, parts, squares, barriers, end;
-    __host__ __device__ Layout(const QuireGemmArgs& a, int n_passes) {
+    __host__ __device__ Layout(const QuireGemmArgs& a) {
         const int units = (a.k / CHUNK + CHUNKS - 1) / CHUNKS;
-        const int slice = (units + a.cluster - 1) / a.cluster * CHUNKS;  // chunks of the largest slice
+        const int slice = (units + CLUSTER - 1) / CLUSTER * CHUNKS;  // chunks of the largest slice
         x = a.n_stages * STAGE_BYTES;
         sums = x + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
-        norm_weight = sums + (n_passes > 1 ? 2 : 1) * SUMS * 4;
+        norm_weight = sums + TEAMS * SUMS * 4;
         parts = norm_weight + (QUIRE_NORM ? slice * 128 : 0);
         squares = parts + (QUIRE_NORM ? slice * TOKENS * 4 : 0);
-        barriers = squares + (QUIRE_NORM ? MAX_CLUSTER * TOKENS * 4 : 0);
+        barriers = squares + (QUIRE_NORM ? (CLUSTER + 1) * TOKENS * 4 : 0);
         end = barriers + int(sizeof(Barriers));
     }
 };
 
-__host__ __device__ inline int tiles_of(int n) { return ((QUIRE_SILU ? n / 2 : n) + HALF - 1) / HALF; }
+__host__ __device__ inline int tiles_of(int n) { return ((QUIRE_SILU ? n / 2 : n) + OUT_ROWS - 1) / OUT_ROWS; }
 
 // ---- clusters --------------------------------------------------------------------------------------------------------
 
-__device__ __forceinline__ int cluster_rank() {
-    int rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 __device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
@@ -114,24 +115,25 @@ __device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) 
 #endif
 #define QUIRE_SUM4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 
-// d += a b^T: 64 rows of w, TOKENS rows of x, 16 columns.
-__device__ __forceinline__ void product(float (&d)[TOKENS / 2], Operand a, Operand b) {
+// d (+)= a b^T: 64 rows of w, TOKENS rows of x, 16 columns.
+__device__ __forceinline__ void product(float (&d)[TOKENS / 2], Operand a, Operand b, int accumulate) {
 #if QUIRE_TOKENS == 8
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8" QUIRE_TYPES "{%0, %1, %2, %3}, %4, %5, 1, 1, 1, 0, 0;"
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %6, 0;\n wgmma.mma_async.sync.aligned.m64n8" QUIRE_TYPES
+                 "{%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
                  : QUIRE_SUM4(0)
-                 : "l"(a.bits()), "l"(b.bits()));
+                 : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
 #elif QUIRE_TOKENS == 16
-    asm volatile("wgmma.mma_async.sync.aligned.m64n16" QUIRE_TYPES
-                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, 1, 1, 1, 0, 0;"
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %10, 0;\n wgmma.mma_async.sync.aligned.m64n16" QUIRE_TYPES
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"
                  : QUIRE_SUM4(0), QUIRE_SUM4(4)
-                 : "l"(a.bits()), "l"(b.bits()));
+                 : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
 #elif QUIRE_TOKENS == 32
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32" QUIRE_TYPES
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, 1, 1, 1, 0, 0;"
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n wgmma.mma_async.sync.aligned.m64n32" QUIRE_TYPES
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}"
                  : QUIRE_SUM4(0), QUIRE_SUM4(4), QUIRE_SUM4(8), QUIRE_SUM4(12)
-                 : "l"(a.bits()), "l"(b.bits()));
+                 : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
 #else
-    Product<TOKENS>::rows(d, a, b, 1);
+    Product<TOKENS>::rows(d, a, b, accumulate);
 #endif
 }
 
@@ -168,6 +170,11 @@ __device__ __forceinline__ uint32_t normed(uint32_t pair, float scale, uint32_t 
 __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c0, int c1) {  // into L2
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(c0), "r"(c1) : "memory");
 }
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
+                 "r"(c2), "r"(c3)
+                 : "memory");
+}
 
 // ---- one block -------------------------------------------------------------------------------------------------------
 
@@ -179,57 +186,65 @@ struct Block {
     int rank, cluster, n_passes, first_chunk, n_chunks, n_units;
 
     __device__ Block(const QuireGemmArgs& args, char* shared)
-        : a(args), memory(shared), base(shared_address(shared)), at(args, passes_of(args)) {
-        rank = cluster_rank();
-        cluster = blockIdx.x / a.cluster;
+        : a(args), memory(shared), base(shared_address(shared)), at(args) {
+        rank = blockIdx.x % CLUSTER;
+        cluster = blockIdx.x / CLUSTER;
         n_passes = (tiles_of(a.n) - cluster + a.n_clusters - 1) / a.n_clusters;
         const int all = a.k / CHUNK, units = (all + CHUNKS - 1) / CHUNKS;
-        const int first = units * rank / a.cluster, end = units * (rank + 1) / a.cluster;
+        const int first = units * rank / CLUSTER, end = units * (rank + 1) / CLUSTER;
         first_chunk = first * CHUNKS;
         n_units = end - first;
         n_chunks = min(all, end * CHUNKS) - first_chunk;
     }
-    static __host__ __device__ int passes_of(const QuireGemmArgs& a) {
-        return (tiles_of(a.n) + a.n_clusters - 1) / a.n_clusters;
-    }
     __device__ Barriers* barriers() const { return reinterpret_cast<Barriers*>(memory + at.barriers); }
     __device__ uint32_t full(int stage) const { return shared_address(&barriers()->full[stage]); }
     __device__ uint32_t empty(int stage) const { return shared_address(&barriers()->empty[stage]); }
+    __device__ uint32_t order(int team) const { return shared_address(&barriers()->order[team]); }
     __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
     __device__ int chunks_of(int unit) const { return min(CHUNKS, n_chunks - unit * CHUNKS); }
-    __device__ int tile(int pass) const { return cluster + pass * a.n_clusters; }
+    __device__ int first_row(int pass) const { return (cluster + pass * a.n_clusters) * OUT_ROWS; }
 
     __device__ void init() const {
         if (threadIdx.x == 0) {
             for (int i = 0; i < a.n_stages; i++) {
                 barrier_init(full(i), 1);
-                barrier_init(empty(i), GROUPS * 4);
+                barrier_init(empty(i), TEAM / 32);
             }
-            for (int i = 0; i < 2; i++) barrier_init(shared_address(&barriers()->sums[i]), a.cluster * GROUPS * 4);
-            barrier_init(shared_address(&barriers()->squares), a.cluster);
+            for (int i = 0; i < TEAMS; i++) {
+                barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * TEAM / 32);
+                barrier_init(shared_address(&barriers()->read[i]), CLUSTER * TEAM / 32);
+                barrier_init(order(i), TEAM / 32);
+            }
+            barrier_init(shared_address(&barriers()->squares), CLUSTER);
             barrier_init_fence();
         }
         __syncthreads();
-        cluster_arrive();  // other blocks may reach our barriers once they have waited for this
+        if (CLUSTER > 1) cluster_arrive();  // other blocks may reach our barriers once they have waited for this
     }
 
     // ---- the warp that loads ----
 
     __device__ void load_w(const CUtensorMap* map, int item, int stage_index) const {
-        const int unit = item % n_units, row = tile(item / n_units) * HALF;
+        const int unit = item % n_units, row = first_row(item / n_units);
         for (int c = 0; c < chunks_of(unit); c++) {
             const int column = (first_chunk + unit * CHUNKS + c) * CHUNK;
             const uint32_t to = stage(stage_index) + c * W_BYTES;
-            load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, row);
-            if (QUIRE_SILU) load_box(to + W_BYTES / 2, map, full(stage_index), L2_EVICT_FIRST, column, a.n / 2 + row);
+            if (QUIRE_SILU) {
+                load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, 0, 0, row / 8);
+            } else {
+                load_box(to, map, full(stage_index), L2_EVICT_FIRST, column, row);
+            }
         }
     }
     __device__ void prefetch_w(const CUtensorMap* map, int item) const {
-        const int unit = item % n_units, row = tile(item / n_units) * HALF;
+        const int unit = item % n_units, row = first_row(item / n_units);
         for (int c = 0; c < chunks_of(unit); c++) {
             const int column = (first_chunk + unit * CHUNKS + c) * CHUNK;
-            prefetch_box(map, column, row);
-            if (QUIRE_SILU) prefetch_box(map, column, a.n / 2 + row);
+            if (QUIRE_SILU) {
+                prefetch_box(map, column, 0, 0, row / 8);
+            } else {
+                prefetch_box(map, column, row);
+            }
         }
     }
     __device__ void load_x(const CUtensorMap* map, int item, int stage_index) const {
@@ -262,74 +277,83 @@ struct Block {
         }
     }
 
-    // ---- x in shared memory ----
+    // ---- x in shared memory: cells of 16 bytes, walked through by thread: 8 cells, then the tokens, then the chunks ----
 
     __device__ uint32_t x_cell(int token, int chunk, int cell) const {
         return base + at.x + chunk * X_BYTES + token * 128 + ((cell ^ (token & 7)) << 4);
     }
-    __device__ const Element* x_source(int token, int chunk, int cell) const {
-        return static_cast<const Element*>(a.x) + token * a.x_row + (first_chunk + chunk) * CHUNK + cell * 8;
-    }
+    __device__ int walk_token(int i) const { return i >> 3 & ((1 << a.token_bits) - 1); }
+    __device__ int walk_chunk(int i) const { return i >> 3 >> a.token_bits; }
+    __device__ int walk_end() const { return n_chunks << a.token_bits << 3; }
+
     // What does not depend on the previous grid.
     __device__ void prepare_x() const {
-        for (int i = threadIdx.x; i < (TOKENS - a.m) * n_chunks * 8; i += WORKERS)
-            write16(x_cell(a.m + i / (n_chunks * 8), i / 8 % n_chunks, i % 8), make_uint4(0, 0, 0, 0));
-#if QUIRE_NORM
-        const Element* weight = static_cast<const Element*>(a.norm_weight) + first_chunk * CHUNK;
-        for (int i = threadIdx.x; i < n_chunks * 8; i += WORKERS) {
-            write16(base + at.norm_weight + i * 16, load16(weight + i * 8));
+        for (int i = threadIdx.x; i < TOKENS * n_chunks * 8; i += WORKERS) {
+            const int token = i / 8 % TOKENS;
+            if (token >= a.m) write16(x_cell(token, i / 8 / TOKENS, i % 8), make_uint4(0, 0, 0, 0));
         }
-#endif
+        if (QUIRE_NORM) {
+            const Element* weight = static_cast<const Element*>(a.norm_weight) + first_chunk * CHUNK;
+            for (int i = threadIdx.x; i < n_chunks * 8; i += WORKERS)
+                write16(base + at.norm_weight + i * 16, load16(weight + i * 8));
+        }
     }
     __device__ void stage_x() const {
-        const int per_token = n_chunks * 8, total = a.m * per_token;
+        const Element* x = static_cast<const Element*>(a.x) + first_chunk * CHUNK + threadIdx.x % 8 * 8;
         float* parts = reinterpret_cast<float*>(memory + at.parts);
-        for (int i = threadIdx.x; i - int(threadIdx.x & 31) < total; i += UNROLL * WORKERS) {
+        for (int i = threadIdx.x; i - int(threadIdx.x & 31) < walk_end(); i += UNROLL * WORKERS) {
             uint4 cells[UNROLL];
 #pragma unroll
             for (int j = 0; j < UNROLL; j++) {
-                const int k = i + j * WORKERS;
-                if (k < total) cells[j] = load16(x_source(k / per_token, k / 8 % n_chunks, k % 8));
+                const int k = i + j * WORKERS, token = walk_token(k);
+                cells[j] = make_uint4(0, 0, 0, 0);
+                if (k < walk_end() && token < a.m) cells[j] = load16(x + token * a.x_row + walk_chunk(k) * CHUNK);
             }
 #pragma unroll
             for (int j = 0; j < UNROLL; j++) {
-                const int k = i + j * WORKERS;
-                if (k - int(threadIdx.x & 31) >= total) break;
-                const int token = k / per_token, chunk = k / 8 % n_chunks;
-                if (k < total) write16(x_cell(token, chunk, k % 8), cells[j]);
-#if QUIRE_NORM
-                float sum = k < total ? square_sum(cells[j].x) + square_sum(cells[j].y) + square_sum(cells[j].z) +
-                                            square_sum(cells[j].w)
-                                      : 0.0f;
-                for (int lane = 1; lane < 8; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
-                if (k % 8 == 0 && k < total) parts[token * n_chunks + chunk] = sum;
-#endif
+                const int k = i + j * WORKERS, token = walk_token(k), chunk = walk_chunk(k);
+                const bool live = k < walk_end() && token < a.m;
+                if (live) write16(x_cell(token, chunk, k % 8), cells[j]);
+                if (QUIRE_NORM) {
+                    float sum = square_sum(cells[j].x) + square_sum(cells[j].y) + square_sum(cells[j].z) +
+                                square_sum(cells[j].w);
+                    for (int lane = 1; lane < 8; lane *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lane);
+                    if (k % 8 == 0 && live) parts[token * n_chunks + chunk] = sum;
+                }
             }
         }
     }
     // Every block of the cluster needs the squares of whole rows: sums of slices are handed to all.
     __device__ void norm_x() const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
         const float* parts = reinterpret_cast<const float*>(memory + at.parts);
-        const float* squares = reinterpret_cast<const float*>(memory + at.squares);
+        float* squares = reinterpret_cast<float*>(memory + at.squares);
+        float* scales = squares + CLUSTER * TOKENS;
         const uint32_t barrier = shared_address(&barriers()->squares);
         named_sync(WORKERS_BARRIER, WORKERS);
-        if (threadIdx.x < 32) {
-            for (int token = threadIdx.x; token < a.m; token += 32) {
-                float sum = 0.0f;
-                for (int i = 0; i < n_chunks; i++) sum += parts[token * n_chunks + i];
-                for (int r = 0; r < a.cluster; r++)
-                    store_there(address_in(base + at.squares + (rank * TOKENS + token) * 4, r), sum);
-            }
-            __syncwarp();
-            if (threadIdx.x < a.cluster) arrive_there(address_in(barrier, threadIdx.x));
-        }
-        wait_cluster(barrier, 0);
-        const int per_token = n_chunks * 8;
-        for (int k = threadIdx.x; k < a.m * per_token; k += WORKERS) {
-            const int token = k / per_token, chunk = k / 8 % n_chunks, cell = k % 8;
+        for (int token = warp; token < a.m; token += WORKERS / 32) {
             float sum = 0.0f;
-            for (int r = 0; r < a.cluster; r++) sum += squares[r * TOKENS + token];
-            const float scale = 1.0f / sqrtf(sum / float(a.k) + a.eps);
+            for (int i = lane; i < n_chunks; i += 32) sum += parts[token * n_chunks + i];
+            for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+            if (CLUSTER == 1 && lane == 0) squares[token] = sum;
+            if (CLUSTER > 1 && lane < CLUSTER)
+                store_there(address_in(base + at.squares + (rank * TOKENS + token) * 4, lane), sum);
+        }
+        named_sync(WORKERS_BARRIER, WORKERS);
+        if (CLUSTER > 1) {
+            if (threadIdx.x < CLUSTER) arrive_there(address_in(barrier, threadIdx.x));
+            wait_cluster(barrier, 0);
+        }
+        if (threadIdx.x < a.m) {
+            float sum = 0.0f;
+            for (int r = 0; r < CLUSTER; r++) sum += squares[r * TOKENS + threadIdx.x];
+            scales[threadIdx.x] = 1.0f / sqrtf(sum / float(a.k) + a.eps);
+        }
+        named_sync(WORKERS_BARRIER, WORKERS);
+        for (int i = threadIdx.x; i < walk_end(); i += WORKERS) {
+            const int token = walk_token(i), chunk = walk_chunk(i), cell = i % 8;
+            if (token >= a.m) continue;
+            const float scale = scales[token];
             const uint4 v = read16(x_cell(token, chunk, cell));
             const uint4 g = read16(base + at.norm_weight + (chunk * 8 + cell) * 16);
             write16(x_cell(token, chunk, cell), make_uint4(normed(v.x, scale, g.x), normed(v.y, scale, g.y),
@@ -339,114 +363,143 @@ struct Block {
 
     // ---- the warpgroups that multiply ----
 
-    __device__ void multiply(float (&d)[TOKENS / 2], int group, int unit, int stage_index) const {
-        const uint32_t w = stage(stage_index) + group * 64 * 128;
+    __device__ void multiply(float (&d)[TOKENS / 2], int unit, int stage_index) const {
+        const uint32_t w = stage(stage_index) + threadIdx.x % TEAM / 128 * 64 * 128;
         const uint32_t x = QUIRE_RESIDENT ? base + at.x + unit * CHUNKS * X_BYTES : stage(stage_index) + CHUNKS * W_BYTES;
         const int n = chunks_of(unit);
-        products_begin();
 #pragma unroll
         for (int c = 0; c < CHUNKS; c++) {
-            if (c < n) {
-                const Operand left = rows_operand(w + c * W_BYTES), right = rows_operand(x + c * X_BYTES);
+            if (c >= n) break;
+            const Operand left = rows_operand(w + c * W_BYTES), right = rows_operand(x + c * X_BYTES);
+            products_begin();
 #pragma unroll
-                for (int i = 0; i < 4; i++) product(d, left.further(32 * i), right.further(32 * i));
-            }
+            for (int i = 0; i < 4; i++) product(d, left.further(32 * i), right.further(32 * i), unit + c + i > 0);
+            products_commit();
         }
-        products_commit();
+    }
+    __device__ void multiply_pass(float (&d)[TOKENS / 2], int pass) const {
+        const int lane = threadIdx.x & 31, first = pass * n_units, team = threadIdx.x / TEAM;
+        // In turn: the parity of a stage tells only its last filling from the one before.
+        if (TEAMS > 1 && pass > 0) barrier_wait(order(team), (pass - 1) / TEAMS & 1);
+        int at_stage = first % a.n_stages, turn = first / a.n_stages, before = at_stage;
+        for (int unit = 0; unit < n_units; unit++) {
+            barrier_wait(full(at_stage), turn & 1);
+            multiply(d, unit, at_stage);
+            products_wait<CHUNKS>();  // of the unit before, which was whole
+            if (unit > 0 && unit + 1 < n_units && lane == 0) barrier_arrive(empty(before));
+            if (unit + 1 < n_units) before = at_stage;
+            if (++at_stage == a.n_stages) at_stage = 0, turn++;
+        }
         products_wait<0>();
         pin(d);
+        if (lane == 0) {
+            const int last = (first + n_units - 1) % a.n_stages;
+            if (last != before) barrier_arrive(empty(before));
+            barrier_arrive(empty(last));
+            if (TEAMS > 1) barrier_arrive(order((team + 1) % TEAMS));
+        }
     }
 
-    // Hands sums to the blocks that own their rows: each owns `own` rows of y in a tile (SiLU: of gate and of up).
-    __device__ void hand_over(const float (&d)[TOKENS / 2], int pass) const {
-        const int own = HALF / a.cluster, lane = threadIdx.x & 31, warp = threadIdx.x / 32;
-        const uint32_t sums = base + at.sums + (pass & 1) * SUMS * 4 + rank * (ROWS / a.cluster) * SUMS_ROW * 4;
+    // ---- results ----
+
+    __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
+    __device__ float residual_at(int row, int token) const {
+        if (!QUIRE_RESIDUAL || row >= n_out() || token >= a.m) return 0.0f;
+        return widen(static_cast<const Element*>(a.residual)[token * a.residual_row + row]);
+    }
+    __device__ float biased(float sum, int w_row) const {
+        return rounded(QUIRE_BIAS && w_row < a.n ? sum + widen(static_cast<const Element*>(a.bias)[w_row]) : sum);
+    }
+    // sum, up: sums of one element of y; up only for SiLU. Rounded where separate torch operations would round.
+    __device__ void store(float sum, float up, float added, int row, int token) const {
+        if (row >= n_out() || token >= a.m) return;
+        float y = biased(sum, row);
+        if (QUIRE_SILU) y = rounded(rounded(y / (1.0f + __expf(-y))) * biased(up, a.n / 2 + row));
+        if (QUIRE_RESIDUAL) y = rounded(y + added);
+#if QUIRE_WIDE
+        static_cast<float*>(a.y)[token * a.y_row + row] = y;
+#else
+        static_cast<Element*>(a.y)[token * a.y_row + row] = Element(y);
+#endif
+    }
+
+#if QUIRE_CLUSTER == 1
+    __device__ void pass(int index) const {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x % TEAM / 32, q = lane % 4 * 2;
+        const int row = first_row(index) + (QUIRE_SILU ? warp * 8 : warp * 16) + lane / 4;
+        constexpr int N = QUIRE_SILU ? 1 : 2;  // rows of y of a thread, 8 apart
+        float d[TOKENS / 2], added[TOKENS / 4 * N];
+#pragma unroll
+        for (int i = 0; i < TOKENS / 4 * N; i++) added[i] = residual_at(row + i % N * 8, i / N / 2 * 8 + q + i / N % 2);
+        multiply_pass(d, index);
+#pragma unroll
+        for (int i = 0; i < TOKENS / 4 * N; i++) {
+            const int j = i / N / 2 * 4 + i / N % 2;
+            store(d[j + i % N * 2], d[j + 2], added[i], row + i % N * 8, i / N / 2 * 8 + q + i / N % 2);
+        }
+    }
+#else
+    // Hands sums to the blocks that own their rows.
+    __device__ void hand_over(const float (&d)[TOKENS / 2], int team) const {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x % TEAM / 32;
+        const uint32_t sums = base + at.sums + (team * SUMS + rank * (ROWS / CLUSTER) * SUMS_ROW) * 4;
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            const int row = warp * 16 + lane / 4 + 8 * h;
-            const int local = row / HALF * own + row % HALF % own;
-            const uint32_t there = address_in(sums + (local * SUMS_ROW + lane % 4 * 2) * 4, row % HALF / own);
+            const int row = QUIRE_SILU ? warp * 8 + lane / 4 : warp * 16 + lane / 4 + 8 * h;
+            const int local = row % OWN + (QUIRE_SILU ? h * OWN : 0);
+            const uint32_t there = address_in(sums + (local * SUMS_ROW + lane % 4 * 2) * 4, row / OWN);
 #pragma unroll
             for (int j = 0; j < TOKENS / 8; j++) {
                 if (8 * j < a.m) store_there(there + j * 32, d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
             }
         }
         __syncwarp();
-        if (lane < a.cluster) arrive_there(address_in(shared_address(&barriers()->sums[pass & 1]), lane));
+        if (lane < CLUSTER) arrive_there(address_in(shared_address(&barriers()->sums[team]), lane));
     }
     __device__ float total(const float* sums, int local, int token) const {
         float sum = 0.0f;
-        for (int r = 0; r < a.cluster; r++) sum += sums[(r * (ROWS / a.cluster) + local) * SUMS_ROW + token];
+#pragma unroll
+        for (int r = 0; r < CLUSTER; r++) sum += sums[(r * (ROWS / CLUSTER) + local) * SUMS_ROW + token];
         return sum;
     }
-    __device__ float extra(int row, int token) const {  // bias or residual at an element of y
-#if QUIRE_RESIDUAL
-        return widen(static_cast<const Element*>(a.residual)[token * a.residual_row + row]);
-#else
-        return 0.0f;
-#endif
-    }
-    __device__ float product_at(const float* sums, int local, int token, int w_row) const {  // rounded as torch does
-        float sum = total(sums, local, token);
-#if QUIRE_BIAS
-        sum += widen(static_cast<const Element*>(a.bias)[w_row]);
-#endif
-        return rounded(sum);
-    }
-    __device__ void finish(int pass) const {
-        const int own = HALF / a.cluster, first_row = tile(pass) * HALF + rank * own;
-        const int n_rows = min(own, (QUIRE_SILU ? a.n / 2 : a.n) - first_row);
-        const float* sums = reinterpret_cast<const float*>(memory + at.sums) + (pass & 1) * SUMS;
-        int i = threadIdx.x;  // rows change fastest
-        float added = i < own * a.m && i % own < n_rows ? extra(first_row + i % own, i / own) : 0.0f;
-        wait_cluster(shared_address(&barriers()->sums[pass & 1]), pass / 2 & 1);
-        for (; i < own * a.m; i += WORKERS) {
-            const int local = i % own, token = i / own, row = first_row + local;
-            if (local >= n_rows) continue;
-            if (i >= WORKERS) added = extra(row, token);
-            float y = product_at(sums, local, token, row);
-#if QUIRE_SILU
-            const float up = product_at(sums, own + local, token, a.n / 2 + row);
-            y = rounded(rounded(y / (1.0f + __expf(-y))) * up);
-#endif
-#if QUIRE_RESIDUAL
-            y = rounded(y + added);
-#endif
-#if QUIRE_WIDE
-            static_cast<float*>(a.y)[token * a.y_row + row] = y;
-#else
-            static_cast<Element*>(a.y)[token * a.y_row + row] = Element(y);
-#endif
+    __device__ void pass(int index) const {
+        constexpr int N = (OWN * TOKENS + TEAM - 1) / TEAM;  // elements of y of a thread; rows change fastest
+        const int team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, lane = threadIdx.x & 31, turn = index / TEAMS;
+        const int row = first_row(index) + rank * OWN;
+        const float* sums = reinterpret_cast<const float*>(memory + at.sums) + team * SUMS;
+        const uint32_t ready = shared_address(&barriers()->sums[team]), read = shared_address(&barriers()->read[team]);
+        float d[TOKENS / 2], added[N];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            added[i] = residual_at(row + (thread + i * TEAM) % OWN, (thread + i * TEAM) / OWN);
+        multiply_pass(d, index);
+        if (turn > 0) wait_cluster(read, (turn - 1) & 1);
+        hand_over(d, team);
+        wait_cluster(ready, turn & 1);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const int local = (thread + i * TEAM) % OWN, token = (thread + i * TEAM) / OWN;
+            if (token >= a.m) continue;
+            const float up = QUIRE_SILU ? total(sums, OWN + local, token) : 0.0f;
+            store(total(sums, local, token), up, added[i], row + local, token);
         }
+        if (index + TEAMS >= n_passes) return;  // nobody hands anything over any more
+        __syncwarp();
+        if (lane < CLUSTER) arrive_there(address_in(read, lane));
     }
+#endif
+
     __device__ void work() const {
-#if QUIRE_RESIDENT
-        prepare_x();
+        if (QUIRE_RESIDENT) prepare_x();
         wait_for_previous_grid();
-        stage_x();
-#if QUIRE_NORM
-        cluster_wait();
-        norm_x();
-#endif
-        async_fence();
-        named_sync(WORKERS_BARRIER, WORKERS);
-#else
-        wait_for_previous_grid();
-#endif
-        if (!QUIRE_NORM) cluster_wait();
-        const int group = threadIdx.x / 128, lane = threadIdx.x & 31;
-        int at_stage = 0, turn = 0;
-        for (int pass = 0; pass < n_passes; pass++) {
-            float d[TOKENS / 2] = {};
-            for (int unit = 0; unit < n_units; unit++) {
-                barrier_wait(full(at_stage), turn & 1);
-                multiply(d, group, unit, at_stage);
-                if (lane == 0) barrier_arrive(empty(at_stage));
-                if (++at_stage == a.n_stages) at_stage = 0, turn++;
-            }
-            hand_over(d, pass);
-            finish(pass);
+        if (QUIRE_RESIDENT) stage_x();
+        if (CLUSTER > 1) cluster_wait();
+        if (QUIRE_NORM) norm_x();
+        if (QUIRE_RESIDENT) {
+            async_fence();
+            named_sync(WORKERS_BARRIER, WORKERS);
         }
+        for (int index = uniform(threadIdx.x / TEAM); index < n_passes; index += TEAMS) pass(index);
     }
 };
 
@@ -462,15 +515,21 @@ __global__ void __launch_bounds__(THREADS) gemm(const __grid_constant__ CUtensor
         block.work();
     } else {
         if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
-        cluster_wait();
+        if (CLUSTER > 1) cluster_wait();
     }
 }
 
 int launch(const QuireGemmArgs& a, cudaStream_t stream) {
     CUtensorMap w_map, x_map = {};
-    const uint64_t w_sizes[] = {uint64_t(a.k), uint64_t(a.n)}, w_strides[] = {uint64_t(a.k) * 2};
-    const uint32_t w_box[] = {CHUNK, uint32_t(HALF)};
-    cudaError_t error = encode_map(&w_map, a.w, 2, w_sizes, w_strides, w_box);
+    const uint64_t k = a.k, n = a.n;
+#if QUIRE_SILU  // 8 rows of gate and the same 8 of up in turn
+    const uint64_t w_sizes[] = {k, 8, 2, n / 16}, w_strides[] = {k * 2, n * k, k * 16};
+    const uint32_t w_box[] = {CHUNK, 8, 2, OUT_ROWS / 8};
+#else
+    const uint64_t w_sizes[] = {k, n}, w_strides[] = {k * 2};
+    const uint32_t w_box[] = {CHUNK, ROWS};
+#endif
+    cudaError_t error = encode_map(&w_map, a.w, QUIRE_SILU ? 4 : 2, w_sizes, w_strides, w_box);
     if (error == cudaSuccess && !QUIRE_RESIDENT) {
         const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.m)}, x_strides[] = {uint64_t(a.x_row) * 2};
         const uint32_t x_box[] = {CHUNK, TOKENS};
@@ -478,7 +537,7 @@ int launch(const QuireGemmArgs& a, cudaStream_t stream) {
     }
     if (error != cudaSuccess) return error;
     static int allowed = 0;
-    const int n_bytes = Layout(a, Block::passes_of(a)).end;
+    const int n_bytes = Layout(a).end;
     if (n_bytes > allowed) {
         error = cudaFuncSetAttribute(gemm, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
         if (error != cudaSuccess) return error;
@@ -486,12 +545,12 @@ int launch(const QuireGemmArgs& a, cudaStream_t stream) {
     }
     cudaLaunchAttribute attributes[2] = {};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = a.cluster;
+    attributes[0].val.clusterDim.x = CLUSTER;
     attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(a.n_clusters * a.cluster);
+    config.gridDim = dim3(a.n_clusters * CLUSTER);
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = n_bytes;
     config.stream = stream;
