@@ -83,10 +83,10 @@ __device__ __forceinline__ int position_of(const Work& work, int key, const Quir
     return __ldg(args.blocks + work.blocks_at + entry) * args.page_size + key - entry * args.page_size;
 }
 
-// ---- producer --------------------------------------------------------------------------------------------------------
+// ---- producer ------------------------------------------------------------------------------------------------------
 
-// The order of items: `n_heads` KV heads at a time, lines in their order, so that the keys and values of the blocks at work
-// stay in the second-level cache.
+// The order of items: `n_heads` KV heads at a time, lines in their order, so that the keys and values of the blocks at
+// work stay in the second-level cache.
 struct Order {
     int n_lines, n_heads;
     __device__ int line_of(int item) const { return item / n_heads % n_lines; }
@@ -182,7 +182,8 @@ __device__ __forceinline__ void load_block(uint8_t* to, uint64_t* full, const CU
         load_box(address, map, barrier, L2_EVICT_NORMAL, 0, 0, 0, spot.token / 8, spot.page * heads_of_page + kv_head);
     } else {
         for (int chunk = 0; chunk < N_CHUNKS; chunk++)
-            load_box(address + chunk * CHUNK_BYTES, map, barrier, L2_EVICT_NORMAL, chunk * 64, spot.token, kv_head, spot.page);
+            load_box(address + chunk * CHUNK_BYTES, map, barrier, L2_EVICT_NORMAL, chunk * 64, spot.token, kv_head,
+                     spot.page);
     }
 }
 
@@ -226,7 +227,7 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, boo
 // Loads q of items, N_LOADERS threads; rows beyond an item's are zero. A thread keeps its column of 16-byte cells and
 // walks down the rows. Few warps do this one after the other: every instruction of the loop counts.
 struct QueryLoader {
-    static constexpr uint32_t CELLS = N_CHUNKS * 8, STEP = N_LOADERS / CELLS;  // STEP: rows that the threads cover at once
+    static constexpr uint32_t CELLS = N_CHUNKS * 8, STEP = N_LOADERS / CELLS;  // rows that are covered at once
     const QuireAttnArgs& args;
     Shared& shared;
     uint32_t group, first_row, cell;
@@ -264,7 +265,7 @@ struct QueryLoader {
             }
         } else {
             const int64_t step_bytes = STEP / group * token_bytes + STEP % group * head_bytes;
-            const int64_t wrap_bytes = token_bytes - int64_t(group) * head_bytes;  // beyond the last head: the next token
+            const int64_t wrap_bytes = token_bytes - int64_t(group) * head_bytes;  // behind the last head
             const char* from = column + (work.row + first_row / group) * token_bytes + first_row % group * head_bytes;
             uint32_t head = first_row % group;
 #pragma unroll 4
@@ -317,7 +318,7 @@ __device__ __forceinline__ void load_queries(const QuireAttnArgs& args, Shared& 
     }
 }
 
-// ---- consumers -------------------------------------------------------------------------------------------------------
+// ---- consumers -----------------------------------------------------------------------------------------------------
 
 struct Rows {  // the two rows of a thread
     int packed[2], q_row[2], q_pos[2], q_head[2];
@@ -390,8 +391,8 @@ struct Softmax {  // running maximum and sum of a thread's two rows; the sum is 
 
     __device__ __forceinline__ void start() { max[0] = max[1] = MINUS_INF, sum[0] = sum[1] = 0.0f; }
 
-    // s becomes weights relative to `max`; `factor` is what older results must be multiplied by. The maximum follows only
-    // when it has grown by more than 2^8, so that older results are rarely touched (FlashAttention-4).
+    // s becomes weights relative to `max`; `factor` is what older results must be multiplied by. The maximum follows
+    // only when it has grown by more than 2^8, so that older results are rarely touched (FlashAttention-4).
     __device__ __forceinline__ void step(float (&s)[N_KEYS / 2], float scale) {
         if constexpr (Variant::softmax) {
             float high[4] = {s[0], s[1], s[2], s[3]};  // independent chains: one warp alone must fill the pipelines
@@ -422,11 +423,10 @@ struct Softmax {  // running maximum and sum of a thread's two rows; the sum is 
         }
     }
     __device__ __forceinline__ void rescale(float (&o)[DIM / 2]) const {
-        if (!Variant::softmax || !__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) return;
+        if constexpr (Variant::softmax) {
+            if (!__any_sync(0xffffffffu, factor[0] != 1.0f || factor[1] != 1.0f)) return;
 #pragma unroll
-        for (int i = 0; i < DIM / 8; i++) {
-            o[4 * i] *= factor[0], o[4 * i + 1] *= factor[0];
-            o[4 * i + 2] *= factor[1], o[4 * i + 3] *= factor[1];
+            for (int i = 0; i < DIM / 2; i++) o[i] *= factor[i / 2 % 2];
         }
     }
 };
@@ -440,11 +440,12 @@ __device__ __forceinline__ void start_logits(float (&s)[N_KEYS / 2], Operand q, 
     const Operand k = rows_operand(uniform(shared_address(keys)), GROUP_BYTES);
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++)
-        Product<N_KEYS>::rows(s, q.further(i / 4 * N_ROWS * ROW_BYTES + i % 4 * 32), k.further(i / 4 * CHUNK_BYTES + i % 4 * 32),
-                              i > 0);
+        Product<N_KEYS>::rows(s, q.further(i / 4 * N_ROWS * ROW_BYTES + i % 4 * 32),
+                              k.further(i / 4 * CHUNK_BYTES + i % 4 * 32), i > 0);
     products_commit();
 }
-__device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4], const uint8_t* values) {
+__device__ __forceinline__ void start_output(float (&o)[DIM / 2], const uint32_t (&p)[N_KEYS / 4],
+                                             const uint8_t* values) {
     const Operand v = columns_operand(uniform(shared_address(values)), CHUNK_BYTES, GROUP_BYTES);
 #pragma unroll
     for (int i = 0; i < N_KEYS / 16; i++) Product<DIM>::columns(o, p + 4 * i, v.further(i * 2 * GROUP_BYTES), 1);
@@ -653,18 +654,14 @@ __global__ void __launch_bounds__(N_THREADS, 1)
     Shared& shared = *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(raw) + 1023) & ~uintptr_t(1023));
     if (threadIdx.x == 0) {
         constexpr int N_WARPS = 4 * N_CONSUMERS;
-        for (int i = 0; i < K_STAGES; i++)
-            barrier_init(shared_address(&shared.k_full[i]), 1), barrier_init(shared_address(&shared.k_empty[i]), N_WARPS);
-        for (int i = 0; i < V_STAGES; i++)
-            barrier_init(shared_address(&shared.v_full[i]), 1), barrier_init(shared_address(&shared.v_empty[i]), N_WARPS);
+        const auto init = [](uint64_t& barrier, int n_arrivals) { barrier_init(shared_address(&barrier), n_arrivals); };
+        for (int i = 0; i < K_STAGES; i++) init(shared.k_full[i], 1), init(shared.k_empty[i], N_WARPS);
+        for (int i = 0; i < V_STAGES; i++) init(shared.v_full[i], 1), init(shared.v_empty[i], N_WARPS);
         for (int i = 0; i < N_ITEMS; i++) {
-            barrier_init(shared_address(&shared.work_full[i]), 1), barrier_init(shared_address(&shared.work_ends[i]), 1);
-            barrier_init(shared_address(&shared.work_empty[i]), N_WARPS + 2);
+            init(shared.work_full[i], 1), init(shared.work_ends[i], 1);
+            init(shared.work_empty[i], N_WARPS + 2);  // and the two warps that load keys and values
         }
-        for (int i = 0; i < N_SLOTS; i++) {
-            barrier_init(shared_address(&shared.q_full[i]), N_LOADERS);
-            barrier_init(shared_address(&shared.q_empty[i]), N_WARPS);
-        }
+        for (int i = 0; i < N_SLOTS; i++) init(shared.q_full[i], N_LOADERS), init(shared.q_empty[i], N_WARPS);
         barrier_init_fence();
     }
     __syncthreads();
@@ -674,11 +671,11 @@ __global__ void __launch_bounds__(N_THREADS, 1)
         const int warp = uniform(threadIdx.x / 32);
         if (warp == 0) take_items(args, box_rows, shared);
         else if (warp == 1)
-            load_blocks<K_STAGES, true>(args, &k_map, args.k_page / args.k_head, shared.k, shared.k_full, shared.k_empty,
-                                        box_rows, shared);
+            load_blocks<K_STAGES, true>(args, &k_map, args.k_page / args.k_head, shared.k, shared.k_full,
+                                        shared.k_empty, box_rows, shared);
         else if (warp == 2)
-            load_blocks<V_STAGES, false>(args, &v_map, args.v_page / args.v_head, shared.v, shared.v_full, shared.v_empty,
-                                         box_rows, shared);
+            load_blocks<V_STAGES, false>(args, &v_map, args.v_page / args.v_head, shared.v, shared.v_full,
+                                         shared.v_empty, box_rows, shared);
         else load_queries(args, shared);
     } else {
         registers_up<232>();
@@ -686,7 +683,7 @@ __global__ void __launch_bounds__(N_THREADS, 1)
     }
 }
 
-// ---- host ------------------------------------------------------------------------------------------------------------
+// ---- host ----------------------------------------------------------------------------------------------------------
 
 // Rows of a box: they lie in one page, and boxes tile the block.
 int rows_of_box(int page_size) {
@@ -702,7 +699,7 @@ cudaError_t make_map(CUtensorMap* map, const QuireAttnArgs& args, const void* ba
                      int64_t token, int box_rows) {
     const uint64_t n_heads = args.n_kv_heads, n_pages = args.n_pages, head_bytes = head * 2, token_bytes = token * 2;
     if (JOINED) {  // 8 rows of a chunk, chunks, groups of 8 rows, (page, head)
-        if (page % head != 0) return cudaErrorInvalidValue;
+        if (head <= 0 || page % head != 0) return cudaErrorInvalidValue;
         const uint64_t sizes[5] = {64, 8, N_CHUNKS, uint64_t(args.page_size / 8), n_pages * (page / head)};
         const uint64_t strides[4] = {token_bytes, ROW_BYTES, 8 * token_bytes, head_bytes};
         const uint32_t box[5] = {64, 8, N_CHUNKS, uint32_t(box_rows / 8), 1};

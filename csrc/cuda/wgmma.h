@@ -19,7 +19,7 @@ __device__ __forceinline__ void await(uint32_t barrier, uint32_t parity) {
     }
 }
 
-// ---- descriptors of operands in shared memory ------------------------------------------------------------------------
+// ---- descriptors of operands in shared memory ----------------------------------------------------------------------
 
 struct Operand {  // only the low word depends on the address: further parts of an operand cost one addition
     uint32_t low, high;
@@ -28,18 +28,18 @@ struct Operand {  // only the low word depends on the address: further parts of 
 };
 constexpr uint32_t SWIZZLE_128 = 1u << 30;
 
-// Rows are the operand's outer dimension, the 16 of the product lie along a row (q and k): a group of 8 rows follows every
+// Rows are the operand's outer dimension, the 16 of the product lie along a row (q and k): a group of 8 rows every
 // `group_bytes`. 16 columns further is 32 bytes further, until the row of 128 bytes ends.
 __device__ __forceinline__ Operand rows_operand(uint32_t address, uint32_t group_bytes = 1024) {
     return {(address >> 4) | 1u << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
-// Rows are the 16 of the product, two groups of 8 that are `group_bytes` apart; the outer dimension lies along a row (v),
-// the next 64 columns `tile_bytes` further.
+// Rows are the 16 of the product, two groups of 8 that are `group_bytes` apart; the outer dimension lies along a row
+// (v), the next 64 columns `tile_bytes` further.
 __device__ __forceinline__ Operand columns_operand(uint32_t address, uint32_t tile_bytes, uint32_t group_bytes = 1024) {
     return {(address >> 4) | (tile_bytes >> 4) << 16, (group_bytes >> 4) | SWIZZLE_128};
 }
 
-// ---- issue and wait --------------------------------------------------------------------------------------------------
+// ---- issue and wait ------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -52,15 +52,15 @@ template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// ptxas moves a wait up over arithmetic that could run under the products. This stays behind the computation of `value`,
-// which is never negative, and a wait stays behind this.
+// ptxas moves a wait up over arithmetic that could run under the products. This stays behind the computation of
+// `value`, which is never negative, and a wait stays behind this.
 __device__ __forceinline__ void keep_before_wait(float value, uint32_t any_shared_address) {
     asm volatile("{\n .reg .pred p;\n setp.lt.f32 p, %0, 0f00000000;\n @p st.shared.f32 [%1], %0;\n}" ::"f"(value),
                  "r"(any_shared_address)
                  : "memory");
 }
 
-// ---- products --------------------------------------------------------------------------------------------------------
+// ---- products ------------------------------------------------------------------------------------------------------
 
 // Product<N>::rows:    d (+)= a b^T, both in shared memory (rows_operand).
 // Product<N>::columns: d += a b, a in registers (pairs of columns, as in the fragments of mma.m16n8k16), b in shared
@@ -93,7 +93,7 @@ template <int N> struct Product;
                          " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, %" #A ", %" #B         \
                          ", p, 1, 1, 0, 0;\n}"                                                                   \
                          : OUT                                                                                   \
-                         : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                                     \
+                         : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));                                             \
         }                                                                                                        \
         static __device__ __forceinline__ void columns(float (&d)[N / 2], const uint32_t* a, Operand b,          \
                                                        int accumulate) {                                         \
@@ -101,7 +101,7 @@ template <int N> struct Product;
                          " wgmma.mma_async.sync.aligned.m64n" #N QUIRE_TYPES "{" SUMS "}, {%" #A ", %" #B        \
                          ", %" #C ", %" #D "}, %" #E ", p, 1, 1, 1;\n}"                                          \
                          : OUT                                                                                   \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate));                 \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(accumulate));         \
         }                                                                                                        \
     };
 
@@ -110,7 +110,8 @@ template <int N> struct Product;
 #define QUIRE_OUT_96 QUIRE_OUT64(0), QUIRE_OUT32(64)
 #define QUIRE_OUT_128 QUIRE_OUT64(0), QUIRE_OUT64(64)
 QUIRE_PRODUCT(64, QUIRE_SUMS_30 "%30, %31", QUIRE_OUT32(0), 32, 33, 34, 35, 36, 37)
-QUIRE_PRODUCT(80, QUIRE_SUMS_30 "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39", QUIRE_OUT_40, 40, 41, 42, 43, 44, 45)
+QUIRE_PRODUCT(80, QUIRE_SUMS_30 "%30, %31, %32, %33, %34, %35, %36, %37, %38, %39", QUIRE_OUT_40, 40, 41, 42, 43, 44,
+              45)
 QUIRE_PRODUCT(96, QUIRE_SUMS_30 QUIRE_TEN(3) "%40, %41, %42, %43, %44, %45, %46, %47", QUIRE_OUT_48, 48, 49, 50, 51,
               52, 53)
 QUIRE_PRODUCT(128, QUIRE_SUMS_60 "%60, %61, %62, %63", QUIRE_OUT64(0), 64, 65, 66, 67, 68, 69)
