@@ -3,8 +3,8 @@
 // Work is a list of lines that the host has planned (quire/kernels/attention/tiles.py). A line is a tile: tokens of one
 // span, or gathered from several spans, times the query heads of one KV head (packed row = token * group + head of the
 // group), against a range of keys. Small lines (few packed rows: decode) are handed to workers, a worker is one block
-// of the persistent grid; large lines (up to 128 packed rows: prefill, shared prefixes) are stored by falling cost and
-// each is computed for every KV head.
+// of the persistent grid; large lines (up to 128 packed rows: prefill, shared prefixes) form a queue, dear ones first,
+// and each is computed for every KV head.
 // Keys are counted by their index in the list of keys of the tile's sequence. Strides count elements.
 #pragma once
 #include <cstdint>

@@ -40,7 +40,7 @@ class WorkList:
     small: np.ndarray
     """[n, 12], in the order of the workers."""
     large: np.ndarray
-    """[n, 12], by falling cost."""
+    """[n, 12], the sequence with the dearest line first, its lines by falling cost."""
     queue: np.ndarray
     """[n_workers + 1]: worker w runs small lines queue[w] .. queue[w + 1] - 1."""
     rows: np.ndarray
@@ -91,9 +91,18 @@ def cut(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
         small = small_pieces.lines[by_worker]
     else:
         small, queue = small_pieces.lines, stream.queue(small_cuts, len(small_pieces.lines), n_workers)
-    dearest = np.argsort(-_n_visible(plan, large_pieces.lines), kind="stable")
+    queued = _queue_order(_n_visible(plan, large_pieces.lines), large_pieces.lines[:, KV_AT])
     blocks = plan.spans.blocks if plan.spans.blocks is not None else np.zeros(0, np.int32)
-    return WorkList(small, large_pieces.lines[dearest], queue, rows, table, joined_parts, blocks, n_partial_rows)
+    return WorkList(small, large_pieces.lines[queued], queue, rows, table, joined_parts, blocks, n_partial_rows)
+
+
+def _queue_order(n_visible: np.ndarray, kv_at: np.ndarray) -> np.ndarray:
+    """Dear lines first, so that the last ones to finish are short; lines of one sequence together, as they read the
+    same keys: 16 prompts of 4k tokens take 14 % longer with their lines mixed (H200)."""
+    _, sequence = np.unique(kv_at, return_inverse=True)
+    dearest = np.zeros(len(kv_at), n_visible.dtype)
+    np.maximum.at(dearest, sequence, n_visible)
+    return np.lexsort((-n_visible, sequence, -dearest[sequence]))
 
 
 def _spans(plan: AttnPlan) -> np.ndarray:
