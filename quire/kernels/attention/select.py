@@ -1,6 +1,7 @@
 """Which implementation of attention runs, and why the others do not. Owns the order of preference and nothing else.
 
-Invariant: on CUDA nothing falls back to the torch reference; on CPU it does, with a warning that says what was lost.
+Invariants: on CUDA nothing falls back to the torch reference; on CPU it does. Where the best cannot run, a warning says
+what runs instead, and why, once for each reason. Plans and parameters are not kept.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ def choose(
 ) -> ModuleType:
     """The implementation that `run` uses. Raises ConfigError when none can."""
     needs = tuple(getattr(plan.work, name, 0) for name in ("small_rows", "n_small", "n_large", "n_merges"))
-    key = (plan.layout, plan.heads, plan.page_size, needs[0], *map(bool, needs[1:]))
-    return _choose(key, variant, device_type, q_dtype, kv_dtype, _Uncached(plan))
+    key = (plan.layout, plan.heads, plan.page_size, needs[0], *map(bool, needs[1:]), variant.program)
+    uncached = _Uncached(plan, variant)
+    chosen = _choose(key, device_type, q_dtype, kv_dtype, uncached)
+    del uncached.plan, uncached.variant  # the cache keeps its arguments, and these hold memory of the device
+    return chosen
 
 
 def obstacles(
@@ -54,8 +58,9 @@ def obstacles(
 class _Uncached:
     """An argument of a cached function that does not count: the rest of the key says all that matters of it."""
 
-    def __init__(self, plan: AttnPlan) -> None:
+    def __init__(self, plan: AttnPlan, variant: Variant) -> None:
         self.plan = plan
+        self.variant = variant
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Uncached)
@@ -67,17 +72,22 @@ class _Uncached:
 @functools.lru_cache(maxsize=512)
 def _choose(
     key: object,
-    variant: Variant,
     device_type: str,
     q_dtype: torch.dtype,
     kv_dtype: torch.dtype,
     uncached: _Uncached,
 ) -> ModuleType:
-    found = obstacles(uncached.plan, variant, device_type, q_dtype, kv_dtype)
+    found = obstacles(uncached.plan, uncached.variant, device_type, q_dtype, kv_dtype)
     name = next((name for name, obstacle in found.items() if obstacle is None), None)
     if name is None:
         reasons = "; ".join(f"{name}: {obstacle}" for name, obstacle in found.items())
         raise ConfigError(f"no implementation of attention can run this on {device_type!r}: {reasons}")
-    if name == "reference":
-        logger.warning("attention: slow torch path on CPU (%s)", found["cpu"])
+    best = next(iter(found))
+    if name != best:
+        _warn(best, name, found[best])
     return module(name)
+
+
+@functools.cache
+def _warn(best: str, name: str, obstacle: str | None) -> None:
+    logger.warning("attention: %r runs instead of the faster %r (%s)", name, best, obstacle)
