@@ -53,9 +53,6 @@ _compiled: weakref.WeakKeyDictionary[Variant, dict[tuple[str, torch.dtype], Comp
 
 def obstacle(variant: Variant, dtype: torch.dtype) -> str | None:
     """Why the hooks of this variant cannot run, or None. Builds them if they were never built."""
-    for name, tensor in variant.tensors.items():
-        if tensor.device.type != "cpu":
-            return f"parameter {name!r} of the variant is on {tensor.device}: move it to the CPU"
     try:
         compiled(variant, dtype)
     except jit.BuildError as error:

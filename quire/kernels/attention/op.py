@@ -122,8 +122,11 @@ def run(
     _check_run(q, k, v, plan, variant)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
-        raise ValueError(f"out {tuple(out.shape)} {out.dtype} must be contiguous and like q {tuple(q.shape)} {q.dtype}")
+    elif out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or not out.is_contiguous():
+        raise ValueError(
+            f"out {tuple(out.shape)} {out.dtype} on {out.device} must be contiguous and like q {tuple(q.shape)} "
+            f"{q.dtype} on {q.device}"
+        )
     if lse is not None:
         _check_lse(lse, q, variant)
     select.choose(plan, variant, q.device.type, q.dtype, k.dtype).run(q, k, v, plan, variant, out, lse)
@@ -147,11 +150,15 @@ def _check_spans(plan: AttnPlan) -> None:
         raise ValueError(
             f"q_indptr has {len(spans.q_indptr)} entries for {len(spans.kv_lens)} lengths and {len(spans.kv_at)} slots"
         )
-    if (spans.lengths < 0).any() or (spans.kv_lens < 0).any():
-        raise ValueError("q_indptr and kv_indptr must not fall")
-    if plan.causal and (spans.kv_lens < spans.lengths).any():
-        raise ValueError("a causal span must have length <= kv_len")
-    if heads.n_q_heads % heads.n_kv_heads or heads.group > MAX_GROUP:
+    wrong = np.flatnonzero((spans.lengths < 0) | (spans.kv_lens < 0))
+    if len(wrong):
+        n_rows, n_keys = spans.lengths[wrong[0]], spans.kv_lens[wrong[0]]
+        raise ValueError(f"span {wrong[0]} has {n_rows} rows and {n_keys} keys: q_indptr and kv_indptr must not fall")
+    wrong = np.flatnonzero(spans.kv_lens < spans.lengths) if plan.causal else wrong
+    if len(wrong):
+        n_rows, n_keys = spans.lengths[wrong[0]], spans.kv_lens[wrong[0]]
+        raise ValueError(f"causal span {wrong[0]} has {n_rows} rows but {n_keys} keys: its rows' keys count, too")
+    if heads.n_kv_heads < 1 or heads.n_q_heads % heads.n_kv_heads or not 1 <= heads.group <= MAX_GROUP:
         raise ValueError(
             f"{heads.n_q_heads} query heads for {heads.n_kv_heads} KV heads: must be a multiple, at most {MAX_GROUP} x"
         )
@@ -179,24 +186,33 @@ def _check_blocks(plan: AttnPlan) -> None:
     if (counts < 0).any():
         raise ValueError("blocks: indptr must not fall")
     owner = np.repeat(np.arange(len(counts)), counts)
-    if len(blocks) and ((blocks < 0).any() or (blocks * plan.page_size >= plan.spans.kv_lens[owner]).any()):
+    if len(blocks) and ((blocks < 0).any() or (blocks >= -(-plan.spans.kv_lens // plan.page_size)[owner]).any()):
         raise ValueError(f"blocks: an index lies outside 0 .. (kv_len - 1) // {plan.page_size} of its span")
     if ((np.diff(blocks) <= 0) & (np.diff(owner) == 0)).any():
         raise ValueError("blocks: the indices of a span must ascend")
 
 
 def _check_shared(plan: AttnPlan) -> None:
-    lengths, kv_lens = plan.spans.lengths, plan.spans.kv_lens
-    for group in plan.shared:
-        members = np.asarray(group.spans)
-        if len(members) and not 0 <= members.min() <= members.max() < len(kv_lens):
-            raise ValueError(f"shared: spans {members.min()} .. {members.max()} of {len(kv_lens)}")
-        if group.n_keys % plan.page_size or (kv_lens - lengths)[members].min(initial=group.n_keys) < group.n_keys:
-            raise ValueError(
-                f"shared: {group.n_keys} keys must be whole pages of {plan.page_size} that lie before every row"
-            )
-    if sum(len(group.spans) for group in plan.shared) != len({span for group in plan.shared for span in group.spans}):
-        raise ValueError("shared: a span may be in one group only")
+    if not plan.shared:
+        return
+    members = np.concatenate([np.asarray(group.spans, np.int64) for group in plan.shared])
+    n_keys = np.repeat([group.n_keys for group in plan.shared], [len(group.spans) for group in plan.shared])
+    outside = members[(members < 0) | (members >= len(plan.spans.kv_lens))]
+    if len(outside):
+        raise ValueError(f"a shared prefix names span {outside[0]}, the plan has {len(plan.spans.kv_lens)}")
+    times = np.bincount(members, minlength=1)
+    if times.max() > 1:
+        raise ValueError(f"span {times.argmax()} has {times.max()} shared prefixes: name each span once")
+    wrong = n_keys[(n_keys < 0) | (n_keys % plan.page_size != 0)]
+    if len(wrong):
+        raise ValueError(f"a shared prefix has {wrong[0]} keys: give whole pages of {plan.page_size}")
+    starts = (plan.spans.kv_lens - plan.spans.lengths)[members]
+    wrong = np.flatnonzero(starts < n_keys)
+    if len(wrong):
+        raise ValueError(
+            f"span {members[wrong[0]]} begins at position {starts[wrong[0]]}, inside its shared prefix of "
+            f"{n_keys[wrong[0]]} keys: share at most {starts[wrong[0]]}"
+        )
 
 
 def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, variant: Variant) -> None:
@@ -209,6 +225,7 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} do not fit the plan: [.., {wanted}]")
     if q.shape[1:] != (heads.n_q_heads, heads.head_dim) or q.shape[0] < plan.n_rows:
         raise ValueError(f"q {tuple(q.shape)} does not fit a plan of {plan.n_rows} rows, {heads}")
+    _check_devices(q, k, v, plan, variant)
     if q.stride(2) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
         raise ValueError("the last dimension of q, k and v must be contiguous")
     if k.dtype != v.dtype or k.dtype not in (q.dtype, torch.float8_e4m3fn):
@@ -222,8 +239,21 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
         )
 
 
+def _check_devices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, variant: Variant) -> None:
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}: use one device")
+    if plan.page_table is not None and plan.page_table.device != q.device:
+        raise ValueError(f"the plan's page_table is on {plan.page_table.device} and q on {q.device}: use one device")
+    for name, tensor in variant.tensors.items():
+        if tensor.device != q.device:
+            raise ValueError(f"parameter {name!r} of the variant is on {tensor.device} and q on {q.device}: move it")
+
+
 def _check_lse(lse: torch.Tensor, q: torch.Tensor, variant: Variant) -> None:
     if not variant.softmax:
         raise ValueError("a variant without softmax has no lse: pass lse=None")
-    if lse.shape != q.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous():
-        raise ValueError(f"lse {tuple(lse.shape)} {lse.dtype} must be contiguous float32 {tuple(q.shape[:2])}")
+    if lse.shape != q.shape[:2] or lse.dtype != torch.float32 or lse.device != q.device or not lse.is_contiguous():
+        raise ValueError(
+            f"lse {tuple(lse.shape)} {lse.dtype} on {lse.device} must be contiguous float32 {tuple(q.shape[:2])} "
+            f"on {q.device}"
+        )

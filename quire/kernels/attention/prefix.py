@@ -31,14 +31,8 @@ ROW_COST = 4
 
 
 def choose(plan: AttnPlan, spans: np.ndarray, small_rows: int, n_workers: int) -> list[tuple[np.ndarray, int]]:
-    """(spans with rows, shared keys) of each prefix that is worth sharing. spans: int32 [n_spans, 12], whole spans.
-
-    Raises ValueError if a row does not see all of its prefix, or a span is in two.
-    """
-    if not plan.shared:
-        return []
-    _check(plan, spans)
-    if plan.batch_invariant or plan.window or plan.layout is Layout.SPARSE:
+    """(spans with rows, shared keys) of each prefix that is worth sharing. spans: int32 [n_spans, 12], whole spans."""
+    if not plan.shared or plan.batch_invariant or plan.window or plan.layout is Layout.SPARSE:
         return []
     group, gains, chosen = plan.heads.group, 0, []
     for shared in plan.shared:
@@ -79,21 +73,3 @@ def gather(
 
 def _n_lines(n_rows: np.ndarray, group: int, small_rows: int) -> np.ndarray:
     return np.where(n_rows <= small_rows, 1, -(-n_rows // (LARGE_ROWS // group * group)))
-
-
-def _check(plan: AttnPlan, spans: np.ndarray) -> None:
-    members = np.concatenate([np.asarray(shared.spans, np.int64) for shared in plan.shared])
-    n_keys = np.repeat([shared.n_keys for shared in plan.shared], [len(shared.spans) for shared in plan.shared])
-    outside = members[(members < 0) | (members >= len(spans))]
-    if len(outside):
-        raise ValueError(f"a shared prefix names span {outside[0]}, the plan has {len(spans)}")
-    times = np.bincount(members, minlength=1)
-    if times.max() > 1:
-        raise ValueError(f"span {times.argmax()} has {times.max()} shared prefixes: name each span once")
-    n_seen = spans[members, POSITION] if plan.causal else plan.spans.kv_lens[members]
-    wrong = np.flatnonzero((n_seen < n_keys) & (spans[members, N_TOKENS] > 0))
-    if len(wrong):
-        raise ValueError(
-            f"span {members[wrong[0]]} begins at position {n_seen[wrong[0]]}, inside its shared prefix of "
-            f"{n_keys[wrong[0]]} keys: share at most {n_seen[wrong[0]]}"
-        )

@@ -67,7 +67,7 @@ def large_tokens_of(group: int) -> int:
 def cut(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
     """The work of one step for n_workers persistent blocks; large lines are split into at most max_large lines.
 
-    max_large 0 also leaves shared prefixes unshared. Raises ValueError for a shared prefix that a row does not see.
+    max_large 0 also leaves shared prefixes unshared.
     """
     group, n_heads = plan.heads.group, plan.heads.n_kv_heads
     spans = _spans(plan)

@@ -341,12 +341,6 @@ def test_obstacles_name_the_value(change: dict[str, object], message: str) -> No
     assert message in cpu.obstacle(case.plan(), Variant(1.0), case.q.dtype, case.k.dtype)
 
 
-def test_parameters_elsewhere_are_an_obstacle() -> None:
-    variant = variants.alibi(1.0, torch.zeros(4, device="meta"))
-    case = PagedCase([(5, 1)], 8, 2, 2, 16, torch.float32)
-    assert "'slopes' of the variant is on meta" in cpu.obstacle(case.plan(), variant, case.dtype, case.dtype)
-
-
 def test_without_a_compiler_the_torch_path_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
