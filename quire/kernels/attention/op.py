@@ -90,14 +90,22 @@ def plan_ragged(
     return _with_work(dataclasses.replace(bare, batch_invariant=batch_invariant), None, device)
 
 
-def plan_buffers(like: AttnPlan, max_spans: int, *, span_tokens: int = 0, max_large: int = 0) -> PlanBuffers:
-    """Buffers for steps with the heads, page size and device of `like`: `max_spans` spans of few rows. CUDA only.
+def plan_buffers(
+    like: AttnPlan, max_spans: int, *, span_tokens: int = 0, max_large: int = 0, max_blocks: int = 0
+) -> PlanBuffers:
+    """Buffers for steps with the layout, heads, page size, mode and device of `like`: `max_spans` spans of few rows.
 
     span_tokens: most rows of a span; 0: all that fit a small tile. max_large: tiles of 128 packed rows that also fit
-    (longer spans, shared prefixes). A CUDA graph captured around `run` with a plan from these buffers serves every
-    later plan that was written into them before the replay.
+    (longer spans, shared prefixes). max_blocks: entries of all lists of `blocks`. A CUDA graph captured around `run`
+    with a plan from these buffers serves every later plan that was written into them before the replay.
+    Raises ValueError for a plan on another device than CUDA, or over ragged rows.
     """
-    return select.work_module("cuda").Buffers(like, max_spans, max_large, span_tokens=span_tokens)
+    device = "none" if like.page_table is None else like.page_table.device.type
+    if device != "cuda":
+        raise ValueError(f"plan_buffers takes a plan over pages on a CUDA device; the device of its pages: {device}")
+    return select.work_module("cuda").Buffers(
+        like, max_spans, max_large, span_tokens=span_tokens, max_blocks=max_blocks
+    )
 
 
 def run(

@@ -108,6 +108,7 @@ class Buffers:
         n_shared, n_groups = (max_rows, max_spans // 2) if max_large else (0, 0)
         self._line_tokens = most_tokens if max_large else span_tokens
         n_parts = 2 * (n_cuts * self._line_tokens + n_shared * n_heads) + max_large * n_tokens * n_heads
+        self._like = _kind(plan)
         self._limits = f"{max_spans} spans of {span_tokens} tokens, {max_large} large lines and {max_rows} rows"
         sizes = {
             "queue": n_workers + 1,
@@ -128,6 +129,8 @@ class Buffers:
 
     def fill(self, plan: AttnPlan) -> CudaWork:
         """Write a step's work, in stream order, in one copy. Raises ValueError when the step does not fit."""
+        if _kind(plan) != self._like:
+            raise ValueError(f"buffers were made for plans with {self._like}, this one has {_kind(plan)}")
         work = cut(plan, self.work.n_workers, self._sizes["large"])
         self._check(plan, work)
         at, used = 0, 0
@@ -152,6 +155,11 @@ class Buffers:
                     f"{n_spans} spans with {plan.n_rows} rows need {needed[name]} {name}, but buffers for "
                     f"{self._limits} hold {size}: plan without buffers, or make them larger"
                 )
+
+
+def _kind(plan: AttnPlan) -> dict[str, object]:
+    """What kernels are compiled for, and sizes of buffers follow from."""
+    return {name: getattr(plan, name) for name in ("layout", "heads", "page_size", "batch_invariant")}
 
 
 def device_of(plan: AttnPlan) -> torch.device:

@@ -57,8 +57,9 @@ def shared(spans: list[int], n_keys: int) -> dict[str, object]:
         (lambda: plan([1], [40], **listed([1, 0])), "must ascend"),
         (lambda: plan([1, 1], [40, 40], **shared([0, 2], 32)), "names span 2, the plan has 2"),
         (lambda: plan([1, 1], [40, 40], **shared([0, 1], 30)), "30 keys: give whole pages of 16"),
-        (lambda: plan([1, 8], [40, 39], **shared([0, 1], 32)), "span 1 begins at position 31, inside its shared prefix of 32 "),
+        (lambda: plan([1, 8], [40, 39], **shared([0, 1], 32)), "span 1 begins at position 31, inside its shared"),
         (lambda: plan([1, 1], [40, 40], **shared([0, 0], 32)), "span 0 has 2 shared prefixes"),
+        (lambda: op.plan_buffers(plan([1], [5]), 1), "the device of its pages: cpu"),
     ],
 )  # fmt: skip
 def test_plan_names_what_does_not_fit(call: Callable[[], AttnPlan], message: str) -> None:

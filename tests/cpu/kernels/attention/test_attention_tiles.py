@@ -318,6 +318,8 @@ def test_buffers_name_what_does_not_fit() -> None:
         buffers.fill(plan_of([20], [20], Heads(32, 8, 128)))
     with pytest.raises(ValueError, match=r"need 2 tokens of a small line, .* hold 1"):
         buffers.fill(plan_of([2], [20], Heads(32, 8, 128)))
+    with pytest.raises(ValueError, match=r"n_q_heads=32.* this one has .*n_q_heads=64"):
+        buffers.fill(plan_of([1], [20], Heads(64, 8, 128)))
 
 
 def test_buffers_for_one_token_a_span_share_prefixes() -> None:
