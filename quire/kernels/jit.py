@@ -49,7 +49,7 @@ def folder() -> pathlib.Path:
         state = place.stat()
         with tempfile.TemporaryFile(dir=place):
             pass
-        trouble = "others can write to it" if state.st_mode & stat.S_IWOTH else ""
+        trouble = "others can write to it" if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
         trouble = trouble or ("it belongs to somebody else" if state.st_uid != os.getuid() else "")
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
         trouble = str(error)
@@ -75,9 +75,12 @@ def generated_module(name: str, source: str) -> ModuleType:
 @functools.cache
 def _module(full_name: str, source: str) -> ModuleType:
     path = folder() / f"{full_name}.py"
-    if path.exists() and path.read_text() == source:
+    try:
+        known = path.read_text() == source
         os.utime(path)
-    else:
+    except FileNotFoundError:  # new, or removed by another process in this moment
+        known = False
+    if not known:
         _put(path, source.encode())
     spec = importlib.util.spec_from_file_location(full_name, path)
     module = importlib.util.module_from_spec(spec)
@@ -164,7 +167,11 @@ def _digest(*texts: str) -> str:
 
 def _prune() -> None:
     oldest = time.time() - KEEP_DAYS * 86400
-    for entry in folder().glob("*.*"):
+    for entry in folder().iterdir():  # also what builds that were killed have left
         with contextlib.suppress(OSError):  # another process may have removed it
-            if entry.is_file() and entry.stat().st_mtime < oldest:
+            if entry.stat().st_mtime >= oldest:
+                continue
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
                 entry.unlink()

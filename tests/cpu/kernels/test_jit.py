@@ -1,0 +1,78 @@
+"""The cache of kernels made at run time: its names, what it trusts, what it removes."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+from collections.abc import Iterator
+
+import pytest
+
+from quire.kernels import jit
+
+OLD_S = 86400 * (jit.KEEP_DAYS + 1)
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """An empty cache folder, for this test alone."""
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    jit.folder.cache_clear()
+    yield tmp_path / "jit"
+    jit.folder.cache_clear()
+
+
+def age(path: pathlib.Path) -> None:
+    then = path.stat().st_mtime - OLD_S
+    os.utime(path, (then, then))
+
+
+def build(tmp_path: pathlib.Path, value: int, header: str = "") -> pathlib.Path:
+    """A library with one function, which returns `value`."""
+    source = tmp_path / "one.cpp"
+    source.write_text(f'extern "C" int one() {{ return {value}; }}')
+    return jit.shared_library("one", [source], ["-O0", "-fPIC"], header, "c++")
+
+
+def test_the_folder_is_private(place: pathlib.Path) -> None:
+    assert jit.folder() == place
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_can_write_is_not_trusted(
+    place: pathlib.Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.mkdir()
+    place.chmod(mode)
+    assert jit.folder() != place
+    assert "others can write to it" in caplog.text
+
+
+def test_a_module_whose_file_was_changed_or_removed_is_written_again(place: pathlib.Path) -> None:
+    for change in (lambda path: path.write_text("X = 2"), pathlib.Path.unlink):
+        jit._module.cache_clear()
+        path = pathlib.Path(jit.generated_module("number", "X = 1").__file__)
+        change(path)
+        jit._module.cache_clear()
+        assert jit.generated_module("number", "X = 1").X == 1
+        assert path.read_text() == "X = 1"
+
+
+@pytest.mark.skipif(jit.compiler("c++") is None, reason="needs a C++ compiler")
+def test_libraries_are_named_by_what_made_them_and_old_entries_go(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    first = build(tmp_path, 1)
+    made = first.stat().st_ino
+    assert build(tmp_path, 1).stat().st_ino == made
+    left = place / "tmpkilled"
+    left.mkdir()
+    (left / "header.h").write_text("")
+    for entry in (first, left):
+        age(entry)
+    assert build(tmp_path, 1, "// another header") != first
+    assert not first.exists()
+    assert not left.exists()
+    with pytest.raises(jit.BuildError, match="no_such_name"):
+        build(tmp_path, 1, "no_such_name;")
+    assert not list(place.glob("tmp*"))
