@@ -206,14 +206,14 @@ def check_demo() -> Findings:
 
 
 def check_cache() -> Findings:
-    """The folder for compiled GPU kernels can be written and has room."""
+    """The folder for kernels built on demand can be written and has room."""
     folder = env.cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             n_free = shutil.disk_usage(folder).free
     except OSError as error:
-        advice = "set QUIRE_CACHE_DIR to a folder that can be written: compiled GPU kernels are kept there"
+        advice = "set QUIRE_CACHE_DIR to a folder that can be written: kernels built on demand are kept there"
         yield Finding("cache folder", Status.WARN, f"{folder}: {error.strerror}", advice)
         return
     low = n_free < MIN_DISK_BYTES

@@ -10,7 +10,7 @@ from quire.core.errors import ConfigError, shown
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 VARIABLES: dict[str, str] = {
-    "QUIRE_CACHE_DIR": "Folder for compiled GPU kernels (default ~/.cache/quire); TRITON_CACHE_DIR goes before it.",
+    "QUIRE_CACHE_DIR": "Folder for kernels built on demand (default ~/.cache/quire); TRITON_CACHE_DIR goes before it.",
     "QUIRE_LOG_LEVEL": "Level of the `quire` logger: DEBUG, INFO, WARNING or ERROR (default INFO).",
     "QUIRE_API_KEY": "API key of the server when --api-key is not given.",
     "QUIRE_NATIVE": "'0' ignores the compiled CPU kernels and uses the torch path.",
