@@ -53,6 +53,7 @@ configs = st.builds(
     lambda size, pages, seqs, budget, threshold, policy, caching, depth: SchedulerConfig(
         n_pages=pages + 1, page_size=size, max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
         long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
+        min_shared_tokens=1,
     ),
     size=st.sampled_from([1, 2, 4]),
     pages=st.integers(2, 20),
@@ -212,6 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         seqs = list(self.scheduler.in_flight[-1].seqs)
         self._check_plan(plan, seqs, before)
         result = self.device.submit(plan).result()
+        self._check_hints(plan)
         self.in_flight.append((seqs, plan, result))
         assert len(self.in_flight) <= self.config.pipeline_depth
         return True
@@ -241,6 +243,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not poisoned.intersection(page for node in nodes for page in node.pages), "bad K/V stays in the tree"
         for seq in roster.running:
             assert not poisoned.intersection(seq.pages) and seq.copied_page not in poisoned, "a reader goes on"
+
+    def _check_hints(self, plan: StepPlan) -> None:
+        """Pages that a hint calls shared are the same in the tables of that step, and planned before its end."""
+        end_of = dict(
+            zip(plan.spans.slots, map(sum, zip(plan.spans.starts, plan.spans.lengths, strict=True)), strict=True)
+        )
+        named = [slot for slots, _ in plan.shared_prefixes for slot in slots]
+        assert len(set(named)) == len(named), "a sequence is in two groups"
+        for slots, n_pages in plan.shared_prefixes:
+            shared = {tuple(self.device._slots[slot].pages[:n_pages]) for slot in slots}
+            assert len(slots) > 1 and len(shared) == 1 and len(shared.pop()) == n_pages, (
+                "other pages than the hint says"
+            )
+            assert all(n_pages * self.config.page_size <= end_of[slot] for slot in slots), "pages that are not full"
 
     def _check_plan(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """C 16, 19 and D 22: budgets, decode first, victims and admissions by the stated order."""
