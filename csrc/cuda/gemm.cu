@@ -39,13 +39,14 @@ constexpr int TEAMS = QUIRE_TURNS ? QUIRE_GROUPS : 1;
 constexpr int TEAM = WORKERS / TEAMS;                // threads that share a tile
 constexpr int ROWS = TEAM / 2;                       // of w in a tile
 constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU: 8 rows of gate, then their 8 rows of up
-constexpr int OWN = OUT_ROWS / CLUSTER;              // rows of y that one block finishes
+constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
+constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
+constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
 constexpr int CHUNK = 64;                            // columns: a row of 128 bytes
 constexpr int CHUNKS = ROWS == 64 ? 2 : 1;           // of a stage
 constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;  // of a chunk
 constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
-constexpr int SUMS_ROW = TOKENS + 2;                 // floats
-constexpr int SUMS = CLUSTER == 1 ? 0 : ROWS * SUMS_ROW;  // floats of one exchange
+constexpr int SUMS_BYTES = CLUSTER == 1 ? 0 : TEAM * QUADS * 16;  // of one exchange
 constexpr int MAX_STAGES = 32, UNROLL = 8;
 constexpr int WORKERS_BARRIER = 1;
 
@@ -61,7 +62,7 @@ struct Layout {
         const int slice = (units + CLUSTER - 1) / CLUSTER * CHUNKS;  // chunks of the largest slice
         x = a.n_stages * STAGE_BYTES;
         sums = x + (QUIRE_RESIDENT ? slice * X_BYTES : 0);
-        norm_weight = sums + TEAMS * SUMS * 4;
+        norm_weight = sums + TEAMS * SUMS_BYTES;
         parts = norm_weight + (QUIRE_NORM ? slice * 128 : 0);
         squares = parts + (QUIRE_NORM ? slice * TOKENS * 4 : 0);
         barriers = squares + (QUIRE_NORM ? (CLUSTER + 1) * TOKENS * 4 : 0);
@@ -80,8 +81,10 @@ __device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     return there;
 }
-__device__ __forceinline__ void store_there(uint32_t address, float x, float y) {
-    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+__device__ __forceinline__ void store_there(uint32_t address, float4 x) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z),
+                 "f"(x.w)
+                 : "memory");
 }
 __device__ __forceinline__ void store_there(uint32_t address, float x) {
     asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
@@ -211,7 +214,7 @@ struct Block {
                 barrier_init(empty(i), TEAM / 32);
             }
             for (int i = 0; i < TEAMS; i++) {
-                barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * TEAM / 32);
+                barrier_init(shared_address(&barriers()->sums[i]), CLUSTER * SENDERS);
                 barrier_init(shared_address(&barriers()->read[i]), CLUSTER * TEAM / 32);
                 barrier_init(order(i), TEAM / 32);
             }
@@ -400,12 +403,21 @@ struct Block {
         }
     }
 
-    // ---- results ----
+    // ---- results: quad `v` of thread `t` of a team is rows row_of(t) and 8 below, tokens token_of(t, v) and the next ----
 
+    __device__ int row_of(int t) const { return (QUIRE_SILU ? t / 32 * 8 : t / 32 * 16) + t % 32 / 4; }  // of y, in a tile
+    __device__ int token_of(int t, int v) const { return v * 8 + t % 4 * 2; }
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
+
     __device__ float residual_at(int row, int token) const {
-        if (!QUIRE_RESIDUAL || row >= n_out() || token >= a.m) return 0.0f;
+        if (row >= n_out() || token >= a.m) return 0.0f;
         return widen(static_cast<const Element*>(a.residual)[token * a.residual_row + row]);
+    }
+    __device__ float4 residual_quad(int row, int token) const {
+        if (!QUIRE_RESIDUAL) return make_float4(0, 0, 0, 0);
+        const float x = residual_at(row, token), y = residual_at(row, token + 1);
+        if (QUIRE_SILU) return make_float4(x, y, 0, 0);
+        return make_float4(x, y, residual_at(row + 8, token), residual_at(row + 8, token + 1));
     }
     __device__ float biased(float sum, int w_row) const {
         return rounded(QUIRE_BIAS && w_row < a.n ? sum + widen(static_cast<const Element*>(a.bias)[w_row]) : sum);
@@ -422,70 +434,74 @@ struct Block {
         static_cast<Element*>(a.y)[token * a.y_row + row] = Element(y);
 #endif
     }
+    __device__ void store_quad(float4 sums, float4 added, int row, int token) const {
+        store(sums.x, sums.z, added.x, row, token);
+        store(sums.y, sums.w, added.y, row, token + 1);
+        if (QUIRE_SILU) return;
+        store(sums.z, 0.0f, added.z, row + 8, token);
+        store(sums.w, 0.0f, added.w, row + 8, token + 1);
+    }
+    static __device__ float4 quad(const float (&d)[TOKENS / 2], int v) {
+        return make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]);
+    }
 
 #if QUIRE_CLUSTER == 1
     __device__ void pass(int index) const {
-        const int lane = threadIdx.x & 31, warp = threadIdx.x % TEAM / 32, q = lane % 4 * 2;
-        const int row = first_row(index) + (QUIRE_SILU ? warp * 8 : warp * 16) + lane / 4;
-        constexpr int N = QUIRE_SILU ? 1 : 2;  // rows of y of a thread, 8 apart
-        float d[TOKENS / 2], added[TOKENS / 4 * N];
+        const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
+        float d[TOKENS / 2];
+        float4 added[QUADS];
 #pragma unroll
-        for (int i = 0; i < TOKENS / 4 * N; i++) added[i] = residual_at(row + i % N * 8, i / N / 2 * 8 + q + i / N % 2);
+        for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
         multiply_pass(d, index);
 #pragma unroll
-        for (int i = 0; i < TOKENS / 4 * N; i++) {
-            const int j = i / N / 2 * 4 + i / N % 2;
-            store(d[j + i % N * 2], d[j + 2], added[i], row + i % N * 8, i / N / 2 * 8 + q + i / N % 2);
-        }
+        for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
     }
 #else
-    // Hands sums to the blocks that own their rows.
+    // The block of rank r finishes what threads r * SHARE .. of every block's team have summed: [source][v][thread].
+    __device__ uint32_t sums_at(int team, int source, int v, int slot) const {
+        return base + at.sums + team * SUMS_BYTES + ((source * QUADS + v) * SHARE + slot) * 16;
+    }
     __device__ void hand_over(const float (&d)[TOKENS / 2], int team) const {
-        const int lane = threadIdx.x & 31, warp = threadIdx.x % TEAM / 32;
-        const uint32_t sums = base + at.sums + (team * SUMS + rank * (ROWS / CLUSTER) * SUMS_ROW) * 4;
+        const int t = threadIdx.x % TEAM, owner = t / SHARE;
+        const uint32_t there = address_in(sums_at(team, rank, 0, t % SHARE), owner);
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const int row = QUIRE_SILU ? warp * 8 + lane / 4 : warp * 16 + lane / 4 + 8 * h;
-            const int local = row % OWN + (QUIRE_SILU ? h * OWN : 0);
-            const uint32_t there = address_in(sums + (local * SUMS_ROW + lane % 4 * 2) * 4, row / OWN);
-#pragma unroll
-            for (int j = 0; j < TOKENS / 8; j++) {
-                if (8 * j < a.m) store_there(there + j * 32, d[4 * j + 2 * h], d[4 * j + 2 * h + 1]);
-            }
+        for (int v = 0; v < QUADS; v++) {
+            if (v * 8 < a.m) store_there(there + v * SHARE * 16, quad(d, v));
         }
         __syncwarp();
-        if (lane < CLUSTER) arrive_there(address_in(shared_address(&barriers()->sums[team]), lane));
+        if (t % 32 % SHARE == 0) arrive_there(address_in(shared_address(&barriers()->sums[team]), owner));
     }
-    __device__ float total(const float* sums, int local, int token) const {
-        float sum = 0.0f;
+    __device__ float4 total(int team, int v, int slot) const {
+        float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-        for (int r = 0; r < CLUSTER; r++) sum += sums[(r * (ROWS / CLUSTER) + local) * SUMS_ROW + token];
+        for (int source = 0; source < CLUSTER; source++) {
+            const uint4 x = read16(sums_at(team, source, v, slot));
+            sum.x += __uint_as_float(x.x), sum.y += __uint_as_float(x.y);
+            sum.z += __uint_as_float(x.z), sum.w += __uint_as_float(x.w);
+        }
         return sum;
     }
     __device__ void pass(int index) const {
-        constexpr int N = (OWN * TOKENS + TEAM - 1) / TEAM;  // elements of y of a thread; rows change fastest
-        const int team = threadIdx.x / TEAM, thread = threadIdx.x % TEAM, lane = threadIdx.x & 31, turn = index / TEAMS;
-        const int row = first_row(index) + rank * OWN;
-        const float* sums = reinterpret_cast<const float*>(memory + at.sums) + team * SUMS;
+        constexpr int N = (QUADS + CLUSTER - 1) / CLUSTER;  // quads that a thread finishes
+        const int team = threadIdx.x / TEAM, t = threadIdx.x % TEAM, turn = index / TEAMS;
+        const int slot = t % SHARE, source = rank * SHARE + slot, row = first_row(index) + row_of(source);
         const uint32_t ready = shared_address(&barriers()->sums[team]), read = shared_address(&barriers()->read[team]);
-        float d[TOKENS / 2], added[N];
+        float d[TOKENS / 2];
+        float4 added[N];
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            added[i] = residual_at(row + (thread + i * TEAM) % OWN, (thread + i * TEAM) / OWN);
+        for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
         multiply_pass(d, index);
         if (turn > 0) wait_cluster(read, (turn - 1) & 1);
         hand_over(d, team);
         wait_cluster(ready, turn & 1);
 #pragma unroll
         for (int i = 0; i < N; i++) {
-            const int local = (thread + i * TEAM) % OWN, token = (thread + i * TEAM) / OWN;
-            if (token >= a.m) continue;
-            const float up = QUIRE_SILU ? total(sums, OWN + local, token) : 0.0f;
-            store(total(sums, local, token), up, added[i], row + local, token);
+            const int v = t / SHARE + i * CLUSTER;
+            if (v * 8 < a.m) store_quad(total(team, v, slot), added[i], row, token_of(source, v));
         }
         if (index + TEAMS >= n_passes) return;  // nobody hands anything over any more
         __syncwarp();
-        if (lane < CLUSTER) arrive_there(address_in(read, lane));
+        if (t % 32 < CLUSTER) arrive_there(address_in(read, t % 32));
     }
 #endif
 
