@@ -23,12 +23,14 @@ from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.kernels.attention.plan import SharedPrefix
+from quire.kernels.attention.tiles import small_rows_of
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
 SHARING_PAYS_BYTES = 8 << 30
 """Reads of K and V that shared prefixes save in a step, from which on they are worth more than a captured graph, whose
-work list has no room for them: 2 ms of an H200's bandwidth against 1 to 2 ms of launches."""
+work list has no room for them: 2 ms of an H200's bandwidth against 1 to 2 ms of launches. A step that no graph fits
+shares whatever attention's plan finds worth it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -134,8 +136,8 @@ class Runner:
         batch = flatten(plan.spans)
         cells = self._tables.cells(batch.row_slots, batch.row_positions)
         prompt: list[PromptRows] = []
-        shared = self._shared(plan, batch)
-        if self._graphs is not None and not shared and self._graphs.fits(batch):
+        shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
+        if self._graphs is not None and self._graphs.fits(batch) and self._saved_bytes(shared) < SHARING_PAYS_BYTES:
             logits = self._graphs.run(batch, cells)
         else:
             hidden = self._forward(batch, cells, shared)
@@ -147,11 +149,16 @@ class Runner:
         return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
 
     def warm_up(self, n_tokens: int) -> None:
-        """Run a prompt of `n_tokens` once, on the dummy page, so that kernels are compiled before the first request."""
+        """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
+
+        `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds.
+        """
         params = SlotParams(0.7, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
-        spans = Spans([0], [0], [n_tokens], [0], [True])
-        self.launch(StepPlan(0, spans, n_tokens, opened=[SlotOpen(0, [0] * n_tokens, n_tokens, params)])).result()
-        self._sampler.close(0)
+        group = self._pool.n_heads // self._pool.k.shape[2]
+        for n in sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens}):
+            spans = Spans([0], [0], [n], [0], [True])
+            self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
+            self._sampler.close(0)
         self._opened.clear()
 
     def _apply(self, plan: StepPlan) -> None:
@@ -165,11 +172,9 @@ class Runner:
         self._tables.append(plan.pages)
         self._pool.copy(plan.copies)
 
-    def _shared(self, plan: StepPlan, batch: FlatBatch) -> list[SharedPrefix]:
-        """The plan's shared prefixes, if reading them once saves enough."""
-        groups = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
-        n_saved = sum((len(group.spans) - 1) * group.n_keys for group in groups)
-        return groups if n_saved * self._pool.bytes_per_token >= SHARING_PAYS_BYTES else []
+    def _saved_bytes(self, shared: list[SharedPrefix]) -> int:
+        """K and V that are not read if each prefix is read once."""
+        return sum((len(group.spans) - 1) * group.n_keys for group in shared) * self._pool.bytes_per_token
 
     def _forward(self, batch: FlatBatch, cells: np.ndarray, shared: list[SharedPrefix]) -> torch.Tensor:
         rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
