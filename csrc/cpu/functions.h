@@ -64,6 +64,8 @@ template <class C, class A, class B> QUIRE_INLINE auto quire_where(C condition, 
 template <class A, class B> QUIRE_INLINE auto quire_minimum(A a, B b) { return quire_where(b < a, b, a); }
 template <class A, class B> QUIRE_INLINE auto quire_maximum(A a, B b) { return quire_where(b > a, b, a); }
 
+template <class A, class B> QUIRE_INLINE auto quire_div(A a, B b) { return a / b; }
+
 // a / b of integers that are not negative. Vectors have no such instruction: two steps of float division and one
 // correction give every quotient below 2^31 - 2^7.
 QUIRE_INLINE int32_t quire_floordiv(int32_t a, int32_t b) { return a / b; }

@@ -55,5 +55,6 @@ struct QuireAttnArgs {
     int32_t window, n_first;    // sliding window (0: none), and leading positions that stay visible beside it
     float scale;
     float scalars[QUIRE_MAX_PARAMS];          // parameters of the variant
+    float inverses[QUIRE_MAX_PARAMS];         // 1 / scalars: hooks multiply by them instead of dividing
     const void* tensors[QUIRE_MAX_PARAMS];
 };

@@ -1,5 +1,5 @@
 // What expressions of a variant are made of on CUDA (quire/kernels/attention/lower.py, target C). One element each.
-// exp, log, tanh and sigmoid use the special-function unit: relative error about 2^-21, tanh 2^-11.
+// exp, log, tanh, sigmoid and division use the special-function unit: relative error about 2^-21, tanh 2^-11.
 #pragma once
 
 static __device__ __forceinline__ float quire_exp(float x) { return __expf(x); }
@@ -13,6 +13,7 @@ static __device__ __forceinline__ float quire_tanh(float x) {
     asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+static __device__ __forceinline__ float quire_div(float a, float b) { return __fdividef(a, b); }
 static __device__ __forceinline__ float quire_float(int x) { return (float)x; }
 static __device__ __forceinline__ bool quire_not(bool a) { return !a; }
 static __device__ __forceinline__ bool quire_and(bool a, bool b) { return a & b; }

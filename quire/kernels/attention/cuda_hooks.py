@@ -55,6 +55,7 @@ def _leaves(hook: str, program: Program) -> dict[tuple[str, str], str]:
     if hook in VALUES:
         leaves["value", "x"] = VALUES[hook]
     for slot, (name, kind) in enumerate(program.scalars.items()):
+        leaves["inverse", name] = f"a.inverses[{slot}]"
         leaves["scalar", name] = f"(int)a.scalars[{slot}]" if kind is Kind.INT else f"a.scalars[{slot}]"
     for slot, (name, dtype) in enumerate(program.tensors.items()):
         leaves["load", name] = f"((const {C_TYPES[dtype]}*)a.tensors[{slot}])"

@@ -10,6 +10,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
+import math
 
 import torch
 
@@ -42,6 +43,7 @@ class _Args(ctypes.Structure):
         )],
         ("scale", ctypes.c_float),
         ("scalars", ctypes.c_float * MAX_PARAMS),
+        ("inverses", ctypes.c_float * MAX_PARAMS),
         ("tensors", ctypes.c_void_p * MAX_PARAMS),
     ]  # fmt: skip
 
@@ -185,6 +187,7 @@ def _arguments(
     )  # fmt: skip
     for slot, value in enumerate(variant.scalars.values()):
         args.scalars[slot] = value
+        args.inverses[slot] = 1.0 / value if value else math.inf
     for slot, tensor in enumerate(variant.tensors.values()):
         args.tensors[slot] = tensor.data_ptr()
     return args

@@ -16,7 +16,7 @@ from quire.kernels.attention.expression import Expr, Kind
 
 Leaves = Mapping[tuple[str, str], str]
 """(op, name) of a leaf → source text: ("site", "q_pos"), ("scalar", "cap"), ("load", "slopes") for a tensor's address,
-("value", "x"), ("partner", "half")."""
+("value", "x"), ("partner", "half"); ("inverse", "cap") is optional: 1 / scalar, for divisions by it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ TRITON = Target(
 C = Target(
     _OPERATORS
     | {name: _c_function(name) for name in ("exp", "log", "tanh", "sigmoid", "sqrt", "sin", "cos", "float", "not")}
-    | {name: _c_function(name, 2) for name in ("minimum", "maximum", "and", "or", "load")}
+    | {name: _c_function(name, 2) for name in ("div", "minimum", "maximum", "and", "or", "load")}
     | {"floordiv": "({0} / {1})", "mod": "({0} % {1})", "where": _c_function("where", 3)},
     "const auto {0} = {1};",
     _c_constant,
@@ -102,6 +102,8 @@ def source(expr: Expr, target: Target, leaves: Leaves) -> tuple[list[str], str]:
             if node.op == "load":
                 arguments.insert(0, leaves["load", node.name])
             template = target.templates.get(f"{node.op} {node.kind}") or target.templates[node.op]
+            if node.op == "div" and node.args[1].op == "scalar" and ("inverse", node.args[1].name) in leaves:
+                template, arguments[1] = target.templates["mul"], leaves["inverse", node.args[1].name]
             value = template.format(*arguments)
             text = f"e{len(statements)}"
             statements.append(target.assign.format(text, value))

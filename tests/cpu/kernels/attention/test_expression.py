@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from quire.kernels.attention import expression, lower, variants
@@ -131,12 +131,14 @@ def torch_module(x: torch.Tensor) -> Any:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.integers(0, 10**9), st.integers(0, 6))
 def test_values_and_derivatives_are_those_of_torch(seed: int, depth: int) -> None:
     shape = tree(random.Random(seed), "float", depth)
     x = LEAVES["value", "x"].clone().requires_grad_()
     expected = build(shape, torch_module(x)).double().expand(N)
+    nearby = build(shape, torch_module(x.detach() * (1 + 1e-12))).double().expand(N)
+    assume(torch.allclose(nearby, expected.detach(), rtol=1e-8, atol=1e-8))  # the sine of 1e9 is only noise
     expr = expression.as_float(build(shape, SYMBOLS))
     got = lower.evaluate(expr, LEAVES, torch.float64)
     torch.testing.assert_close(got.expand(N), expected.detach(), rtol=1e-6, atol=1e-6)
@@ -187,6 +189,7 @@ PRELUDE = """
 FUNCTION(exp) FUNCTION(log) FUNCTION(tanh) FUNCTION(sqrt) FUNCTION(sin) FUNCTION(cos)
 static float quire_sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 template <class T> float quire_float(T x) { return float(x); }
+template <class T> T quire_div(T a, T b) { return a / b; }
 static bool quire_not(bool x) { return !x; }
 static bool quire_and(bool a, bool b) { return a && b; }
 static bool quire_or(bool a, bool b) { return a || b; }
