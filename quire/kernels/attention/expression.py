@@ -23,13 +23,9 @@ class Kind(enum.StrEnum):
     BOOL = "bool"
 
 
-ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "minimum", "maximum")
-"""Integer if both sides are, else float. floordiv and mod: integers only, of values that are not negative."""
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 FUNCTIONS = ("exp", "log", "tanh", "sigmoid", "sqrt", "sin", "cos")
 """Of one float."""
-LEAVES = ("const", "site", "scalar", "value", "partner")
-"""A constant; a coordinate of `Site`; a scalar parameter; the element that a hook is given; see `rotate_half`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +33,8 @@ class Expr:
     """One node. Build nodes with operators and the functions of this module, not by hand."""
 
     op: str
+    """A leaf: const, site (a coordinate of `Site`), scalar (a parameter), value (what the hook is given), partner (see
+    `rotate_half`). load, an element of a tensor parameter. An operator or function of this module."""
     kind: Kind
     args: tuple[Expr, ...] = ()
     name: str = ""
@@ -270,6 +268,7 @@ def _same_kind(a: Operand, b: Operand) -> tuple[Expr, Expr]:
 
 
 def _arithmetic(op: str, a: Operand, b: Operand) -> Expr:
+    """Integer if both sides are, else float. floordiv and mod: integers only, of values that are not negative."""
     a, b = _same_kind(a, b)
     if a.kind is Kind.BOOL:
         raise TypeError(f"{op} of booleans {a.text()}, {b.text()}: use & | ~ or where")

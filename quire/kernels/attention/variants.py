@@ -50,10 +50,13 @@ def sigmoid_attention(scale: float, bias: float) -> Variant:
 
 
 def custom_mask(scale: float, mask: torch.Tensor) -> Variant:
-    """Any mask. mask: bool [n_rows, width], row = row of the flat batch, column = position of the key (< width)."""
+    """Any mask. mask: bool [n_rows, width], row = row of the flat batch, column = position of the key.
+
+    Keys beyond its width are hidden.
+    """
 
     def visible(site: Site, p: Params) -> Operand:
-        return p.mask[site.q_row * p.width + site.k_pos]
+        return (site.k_pos < p.width) & p.mask[site.q_row * p.width + minimum(site.k_pos, p.width - 1)]
 
     return Variant(scale, causal=False, logits_mask=visible, params={"mask": mask, "width": mask.shape[1]})
 

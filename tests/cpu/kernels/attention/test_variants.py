@@ -145,6 +145,10 @@ def test_custom_mask_and_rows_that_see_nothing() -> None:
     assert bool((out[[0, 7]] == 0).all())
     assert bool((lse[[0, 7]] == float("-inf")).all())
     assert bool(lse[1:7].isfinite().all())
+    narrow = mask.clone()
+    narrow[:, N_KEYS - 3 :] = False
+    out, _ = solve(q, k, v, variants.custom_mask(SCALE, mask[:, : N_KEYS - 3].contiguous()))
+    assert_same(out, dense(dense_logits(q, k), narrow[:, :N_KEYS], v))
 
 
 def test_tree_mask_is_the_tree() -> None:
