@@ -125,6 +125,7 @@ def run(
     out: like q, contiguous, or None to allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural
     logarithm of each row's sum of weights (-inf where nothing is seen), or None.
     Returns out; its padding rows hold anything. Row i of span s stands at position kv_lens[s] - (q_indptr[s + 1] - i).
+    Runs of one plan share its memory for partial results: keep them on one stream, on CUDA the current device's.
     Raises ValueError on a mismatch, ConfigError when no implementation can run it.
     """
     _check_run(q, k, v, plan, variant)
