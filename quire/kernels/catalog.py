@@ -77,6 +77,7 @@ class Implementation:
 OPS = {
     "attention": "attention over pages or rows of keys: prefill, append, decode, variants",
     "flash": "dense attention with gradients",
+    "gemm": "linear layer, with the norm before it and the activation or the residual after it",
     "norm": "RMS norm, with and without a residual",
     "qkv": "qk-norm, rotary embedding, and keys and values into pages",
     "act": "SwiGLU's activation",

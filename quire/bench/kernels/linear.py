@@ -1,0 +1,142 @@
+"""Cases of linear layers: the matrices of a Llama 8B and of a Qwen3 0.6B at a few rows, against torch's product.
+
+The fused cases have what stands around the product in a decoder: the norm before it, activation or residual after it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
+from quire.bench.kernels.limits import Work
+from quire.bench.kernels.timing import Call
+from quire.kernels import catalog
+from quire.kernels.gemm import hopper, reference
+
+EPS = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """A matrix [n, k] and what is fused with it."""
+
+    n: int
+    k: int
+    norm: bool = False
+    residual: bool = False
+    silu_mul: bool = False
+
+    @property
+    def width(self) -> int:
+        """Of the result."""
+        return self.n // 2 if self.silu_mul else self.n
+
+    @property
+    def plain(self) -> Layer:
+        """The product alone."""
+        return Layer(self.n, self.k)
+
+
+LAYERS = {
+    "8b qkv": Layer(6144, 4096, norm=True),
+    "8b o": Layer(4096, 4096, residual=True),
+    "8b gate_up": Layer(28672, 4096, norm=True, silu_mul=True),
+    "8b down": Layer(4096, 14336, residual=True),
+    "8b head": Layer(128256, 4096),
+    "0.6b qkv": Layer(4096, 1024, norm=True),
+    "0.6b o": Layer(1024, 2048, residual=True),
+    "0.6b gate_up": Layer(6144, 1024, norm=True, silu_mul=True),
+    "0.6b down": Layer(1024, 3072, residual=True),
+}
+SIZES = {"cuda": (tuple(LAYERS), (1, 16, 64)), "cpu": (("0.6b qkv", "0.6b down"), (1, 16))}
+QUICK = ("8b gate_up, 16 rows", "0.6b qkv, 16 rows")
+SMALL = {
+    "qkv": (Layer(200, 128, norm=True), 5),
+    "down": (Layer(72, 448, residual=True), 17),
+    "gate_up": (Layer(160, 320, norm=True, silu_mul=True), 9),
+    "head": (Layer(1000, 64), 64),
+}
+
+Arguments = tuple[object, ...]
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """The products alone, and as fused as a decoder wants them."""
+    names, rows = SIZES[setting.device.type]
+    for name in names:
+        for fused in sorted({False, LAYERS[name] != LAYERS[name].plain}):
+            layer = LAYERS[name] if fused else LAYERS[name].plain
+            for m in rows:
+                w_bytes, x_bytes = (setting.element_bytes * layer.k * height for height in (layer.n, m))
+                work = Work(w_bytes + x_bytes, setting.element_bytes * m * layer.width, 2.0 * m * layer.n * layer.k)
+                yield Case(
+                    op,
+                    f"{name}{' fused' if fused else ''}, {m} rows",
+                    work,
+                    functools.partial(_contenders, layer, m, setting, w_bytes),
+                    quick=f"{name}, {m} rows" in QUICK,
+                )
+
+
+def checks(op: str, setting: Setting) -> Iterator[Check]:
+    """Each kind of fusion at a small size, with a bias where nothing else follows."""
+    for name, (layer, m) in SMALL.items():
+        for implementation in catalog.runnable(op, setting.device.type):
+            if implementation.name != "reference":
+                error = functools.partial(_error, layer, m, setting, implementation.module)
+                yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
+
+
+def _arguments(layer: Layer, m: int, setting: Setting) -> Arguments:
+    """x, w, bias, norm, residual, silu_mul, out."""
+    w = setting.randn(layer.n, layer.k).mul_(layer.k**-0.5)
+    norm = (setting.randn(layer.k), EPS) if layer.norm else None
+    return setting.randn(m, layer.k), w, None, norm, _residual(layer, m, setting), layer.silu_mul, None
+
+
+def _residual(layer: Layer, m: int, setting: Setting) -> torch.Tensor | None:
+    return setting.randn(m, layer.width) if layer.residual else None
+
+
+def _contenders(layer: Layer, m: int, setting: Setting, w_bytes: float) -> Iterable[Contender]:
+    copies = [_arguments(layer, m, setting) for _ in range(setting.timer.n_copies(w_bytes))]
+    for implementation in catalog.runnable("gemm", setting.device.type):
+        if implementation.name != "reference":
+            is_peer = implementation.name == "composed"
+            make = functools.partial(_calls, implementation.module, copies)
+            yield Contender("torch" if is_peer else implementation.name, make, is_peer)
+
+
+def _calls(module: str, copies: list[Arguments]) -> list[Call]:
+    function = _function(module, copies[0])
+    return [functools.partial(function, *arguments) for arguments in copies]
+
+
+def _function(module: str, arguments: Arguments) -> Callable[..., torch.Tensor]:
+    """`linear` of an implementation. Raises NotRun with the Hopper kernel's reason."""
+    found = importlib.import_module(module)
+    refused = hopper.obstacle(*arguments) if found is hopper else None  # type: ignore[arg-type]
+    if refused:
+        raise NotRun(refused)
+    return found.linear  # type: ignore[no-any-return]
+
+
+def _error(layer: Layer, m: int, setting: Setting, module: str) -> float:
+    """Largest |got - reference| / (1 + |reference|)."""
+    arguments = list(_arguments(layer, m, setting))
+    if layer == layer.plain:
+        arguments[2] = setting.randn(layer.n)
+    expected = reference.linear(*(_widened(argument) for argument in arguments))  # type: ignore[arg-type]
+    got = _function(module, tuple(arguments))(*arguments).double()
+    return float(((got - expected).abs() / (1 + expected.abs())).max())
+
+
+def _widened(argument: object) -> object:
+    if isinstance(argument, tuple):
+        return tuple(_widened(part) for part in argument)
+    return argument.double() if isinstance(argument, torch.Tensor) else argument

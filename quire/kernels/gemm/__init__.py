@@ -1,0 +1,5 @@
+"""Linear layers as one launch: product, norm before it, activation or residual after it."""
+
+from quire.kernels.gemm.op import linear, obstacle
+
+__all__ = ["linear", "obstacle"]

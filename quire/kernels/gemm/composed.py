@@ -1,0 +1,29 @@
+"""A linear layer from torch's product and Quire's norm and activation kernels: any device, any number of rows."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.act import silu_mul as silu_mul_op
+from quire.kernels.norm import rms_norm
+
+
+def linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """See op.py."""
+    if norm is not None:
+        x = rms_norm(x, *norm)
+    y = F.linear(x, w, bias)
+    if silu_mul:
+        y = silu_mul_op(y)
+    if residual is not None:
+        return residual.add_(y)
+    return y if out is None else out.copy_(y)

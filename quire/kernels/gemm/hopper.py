@@ -1,0 +1,158 @@
+"""Products of few rows in CUDA C++ for Hopper (csrc/cuda/gemm.cu), built by the JIT with nvcc once for each variant.
+
+Owns which builds there are, their arguments and their launch. Does not own the kernel nor its tiling (plan.py).
+Invariant: a launch allocates nothing but its result and never waits, so it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+
+import torch
+
+from quire.kernels import jit
+from quire.kernels.attention.hopper import FLAGS, machine_obstacle
+from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, MAX_ROWS, N_AHEAD, Plan, Product, plan
+
+DTYPES = (torch.bfloat16, torch.float16)
+ALIGNMENT_BYTES = 16
+
+
+class _Args(ctypes.Structure):
+    """QuireGemmArgs in csrc/cuda/gemm.cu."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("x", "w", "norm_weight", "bias", "residual", "y")],
+        *[(name, ctypes.c_int64) for name in ("x_row", "residual_row", "y_row")],
+        *[(name, ctypes.c_int32) for name in (
+            "m", "n", "k", "n_clusters", "n_stages", "n_ahead", "dependent", "token_bits",
+        )],
+        ("eps", ctypes.c_float),
+    ]  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Build:
+    """What one library is compiled for, beside its plan."""
+
+    dtype: torch.dtype
+    residual: bool
+    bias: bool
+    wide: bool
+    """The result is float32."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Launch:
+    function: ctypes._CFuncPtr
+    plan: Plan
+
+
+def obstacle(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> str | None:
+    """Why this kernel cannot run this, or None. Builds what is needed, so the first call takes seconds."""
+    m = x.shape[0]
+    if not 1 <= m <= MAX_ROWS:
+        return f"{m} rows are not within 1..{MAX_ROWS}"
+    if not x.is_cuda:
+        return f"tensors are on {x.device}"
+    for name, tensor in (("x", x), ("w", w), ("bias", bias), ("norm", norm[0] if norm else None)):
+        if tensor is not None and tensor.data_ptr() % ALIGNMENT_BYTES:
+            return f"the address of {name} is not a multiple of {ALIGNMENT_BYTES} bytes"
+    if x.stride(0) * x.element_size() % ALIGNMENT_BYTES and m > 1:
+        return f"rows of x are {x.stride(0)} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
+    if norm is not None and m > MAX_NORM_ROWS:
+        return f"a norm is fused for at most {MAX_NORM_ROWS} rows, here are {m}"
+    build = Build(x.dtype, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
+    found = _prepared(Product(m, *w.shape, norm is not None, silu_mul), build, x.device)
+    return found if isinstance(found, str) else None
+
+
+def static_obstacle(product: Product, dtype: torch.dtype) -> str | None:
+    """Why no machine could run this with this kernel, or None."""
+    if dtype not in DTYPES:
+        return f"x is {dtype}: it must be bfloat16 or float16"
+    step = 16 if product.silu else 8
+    if product.k % CHUNK or product.n % step:
+        return f"w is [{product.n}, {product.k}]: its sizes must be multiples of {step} and {CHUNK}"
+    return None
+
+
+@functools.cache
+def _prepared(product: Product, build: Build, device: torch.device) -> _Launch | str:
+    """The compiled kernel and its plan, or why there is none."""
+    found = static_obstacle(product, build.dtype) or machine_obstacle()
+    if found:
+        return found
+    made = plan(product, torch.cuda.get_device_properties(device).multi_processor_count)
+    if made is None:
+        return f"K = {product.k} with a norm does not fit into shared memory"
+    try:
+        path = compile_kernel(product, made, build)
+    except jit.BuildError as error:
+        return str(error)
+    function = ctypes.CDLL(str(path)).quire_gemm
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    function.restype = ctypes.c_int
+    return _Launch(function, made)
+
+
+def compile_kernel(product: Product, plan: Plan, build: Build) -> pathlib.Path:
+    """The library of one variant, compiled if it is new. Raises BuildError."""
+    macros = {
+        "TOKENS": product.tokens,
+        "CLUSTER": plan.cluster,
+        "GROUPS": plan.groups,
+        "TURNS": plan.turns,
+        "RESIDENT": plan.resident,
+        "NORM": product.norm,
+        "SILU": product.silu,
+        "BF16": build.dtype is torch.bfloat16,
+        "RESIDUAL": build.residual,
+        "BIAS": build.bias,
+        "WIDE": build.wide,
+    }
+    flags = [*FLAGS, *(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())]
+    return jit.shared_library("gemm", [jit.sources_folder() / "cuda" / "gemm.cu"], flags, "", "nvcc")
+
+
+def linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """See op.py; only for what `obstacle` has nothing against."""
+    m, (n, k) = x.shape[0], w.shape
+    if residual is not None:
+        y = residual
+    else:
+        y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device) if out is None else out
+    build = Build(x.dtype, residual is not None, bias is not None, y.dtype != x.dtype)
+    launch = _prepared(Product(m, n, k, norm is not None, silu_mul), build, x.device)
+    if isinstance(launch, str):
+        raise ValueError(f"this product is not for the Hopper kernel: {launch}")
+    made = launch.plan
+    args = _Args(
+        x.data_ptr(), w.data_ptr(), None if norm is None else norm[0].data_ptr(),
+        None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(),
+        x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
+        m, n, k, made.n_clusters, made.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0.0 if norm is None else norm[1],
+    )  # fmt: skip
+    code = launch.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+    if code:
+        raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
+    return y

@@ -1,0 +1,89 @@
+"""Public linear layer with what stands around it in a decoder. Checks shapes and picks the implementation.
+
+Owns the choice: the Hopper kernel where it can run (`obstacle`), else the composed one. Invariant: the choice depends
+on shapes, types, alignment and the machine, never on values.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels.gemm import composed, hopper
+from quire.kernels.gemm.plan import MAX_ROWS
+from quire.kernels.norm import rms_norm
+
+Norm = tuple[torch.Tensor, float]
+
+
+def linear(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+    silu_mul: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """f(rms_norm(x) @ w.T + bias), f being SwiGLU's activation with `silu_mul`; with `residual`, added to it in place.
+
+    x: [m, k], last dimension contiguous. w: [n, k], contiguous, x's dtype, as nn.Linear stores it. bias: [n].
+    norm: (weight [k], eps) of an RMS norm of x, see `kernels.norm`. silu_mul: w is gate rows, then as many up rows, the
+    result [m, n / 2], see `kernels.act`. residual: [m, n], x's dtype; it takes the sum and is returned. out: where to
+    write, x's dtype or float32 (rounded to x's dtype first); not with residual. Returns [m, n or n / 2].
+    Rounds to x's dtype where the separate operations would. Raises ValueError on a mismatch.
+    """
+    _check(x, w, bias, norm, residual, silu_mul, out)
+    if x.is_cuda and x.shape[0] <= MAX_ROWS:
+        if hopper.obstacle(x, w, bias, norm, residual, silu_mul, out) is None:
+            return hopper.linear(x, w, bias, norm, residual, silu_mul, out)
+        if norm is not None:  # the product alone may still be for the kernel
+            x = rms_norm(x, *norm)
+            if hopper.obstacle(x, w, bias, None, residual, silu_mul, out) is None:
+                return hopper.linear(x, w, bias, None, residual, silu_mul, out)
+            return composed.linear(x, w, bias, None, residual, silu_mul, out)
+    return composed.linear(x, w, bias, norm, residual, silu_mul, out)
+
+
+def obstacle(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+    silu_mul: bool = False,
+    out: torch.Tensor | None = None,
+) -> str | None:
+    """Why these arguments of `linear` are not one launch of the Hopper kernel, or None. May compile it (seconds)."""
+    _check(x, w, bias, norm, residual, silu_mul, out)
+    return hopper.obstacle(x, w, bias, norm, residual, silu_mul, out)
+
+
+def _check(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: Norm | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> None:
+    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1] or x.dtype != w.dtype or x.stride(1) != 1:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} and w {tuple(w.shape)} {w.dtype} do not fit")
+    if not w.is_contiguous() or (silu_mul and w.shape[0] % 2):
+        raise ValueError(f"w {tuple(w.shape)} with strides {w.stride()} must be contiguous, and even with silu_mul")
+    if bias is not None and (bias.shape != w.shape[:1] or bias.dtype != x.dtype):
+        raise ValueError(f"bias {tuple(bias.shape)} {bias.dtype} does not fit w {tuple(w.shape)} {w.dtype}")
+    if norm is not None and (norm[0].shape != x.shape[1:] or norm[0].dtype != x.dtype):
+        raise ValueError(f"norm {tuple(norm[0].shape)} {norm[0].dtype} does not fit x {tuple(x.shape)} {x.dtype}")
+    if residual is not None and out is not None:
+        raise ValueError("out cannot be given with residual, which takes the result")
+    target = out if residual is None else residual
+    if target is None:
+        return
+    shape = (x.shape[0], w.shape[0] // 2 if silu_mul else w.shape[0])
+    dtypes = (x.dtype, torch.float32) if residual is None else (x.dtype,)
+    if target.shape != shape or target.dtype not in dtypes or target.stride(1) != 1:
+        name = "out" if residual is None else "residual"
+        raise ValueError(f"{name} {tuple(target.shape)} {target.dtype} must be {shape}, with contiguous rows, {dtypes}")
