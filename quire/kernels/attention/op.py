@@ -176,6 +176,8 @@ def _check_spans(plan: AttnPlan) -> None:
 def _check_pages(plan: AttnPlan, page_table: torch.Tensor) -> None:
     if page_table.dtype != torch.int32 or page_table.dim() != 2 or not page_table.is_contiguous():
         raise ValueError(f"page_table must be contiguous int32 [n_slots, max_pages], not {page_table.dtype}")
+    if page_table.numel() >= 1 << 31:
+        raise ValueError(f"page_table has {page_table.numel()} entries: indices have 32 bits; use larger pages")
     if plan.page_size < 1:
         raise ValueError(f"page_size {plan.page_size} must be at least 1")
     longest, slots = int(plan.spans.kv_lens.max(initial=0)), plan.spans.kv_at

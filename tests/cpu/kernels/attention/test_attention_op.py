@@ -87,6 +87,13 @@ def test_run_names_what_does_not_fit(change: dict[str, object], message: str) ->
         op.run(**(given | change))
 
 
+def test_a_page_table_beyond_32_bits_is_refused() -> None:
+    table, one = torch.empty(1 << 14, 1 << 17, dtype=torch.int32, device="meta"), np.array([1])
+    sizes = {"page_size": 1, "n_q_heads": 4, "n_kv_heads": 2, "head_dim": 16}
+    with pytest.raises(ValueError, match="2147483648 entries: indices have 32 bits"):
+        op.plan(np.array([0, 1]), one, one, table, **sizes)
+
+
 def test_choosing_an_implementation_keeps_neither_plan_nor_parameters() -> None:
     case = PagedCase([(5, 1)], 8, 2, 2, 16, torch.float32)
     planned, variant = case.plan(), variants.learned_sinks(0.25, torch.zeros(4))
