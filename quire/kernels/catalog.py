@@ -103,6 +103,11 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("flash", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
     Implementation("flash", "cpu", ("cpu",), "torch; in blocks, memory linear in the length"),
     Implementation("flash", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
+    Implementation(
+        "gemm", "hopper", ("cuda",), "a Hopper GPU and nvcc; up to 64 rows; builds kernels at run time", hopper_obstacle
+    ),
+    Implementation("gemm", "composed", ("cuda", "cpu"), "torch's product between the norm and act kernels"),
+    Implementation("gemm", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
     *(entry for op in ("norm", "qkv", "act", "sample") for entry in _implementations(op)),
     Implementation("kvstore", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
     Implementation("kvstore", "cpu", ("cpu",), "torch; one slice assignment a page"),

@@ -120,8 +120,8 @@ def _calls(module: str, copies: list[Arguments]) -> list[Call]:
 def _function(module: str, arguments: Arguments) -> Callable[..., torch.Tensor]:
     """`linear` of an implementation. Raises NotRun with the Hopper kernel's reason."""
     found = importlib.import_module(module)
-    refused = hopper.obstacle(*arguments) if found is hopper else None  # type: ignore[arg-type]
-    if refused:
+    refused = hopper.prepare(*arguments) if found is hopper else None  # type: ignore[arg-type]
+    if isinstance(refused, str):
         raise NotRun(refused)
     return found.linear  # type: ignore[no-any-return]
 

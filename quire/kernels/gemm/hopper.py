@@ -46,12 +46,14 @@ class Build:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Launch:
+class Launch:
+    """A compiled kernel and how to cut its product."""
+
     function: ctypes._CFuncPtr
     plan: Plan
 
 
-def obstacle(
+def prepare(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
@@ -59,23 +61,28 @@ def obstacle(
     residual: torch.Tensor | None,
     silu_mul: bool,
     out: torch.Tensor | None,
-) -> str | None:
-    """Why this kernel cannot run this, or None. Builds what is needed, so the first call takes seconds."""
-    m = x.shape[0]
+) -> Launch | str:
+    """The kernel for these arguments, or why there is none. Compiles what is new (seconds)."""
+    m, row = x.shape[0], x.stride(0)
     if not 1 <= m <= MAX_ROWS:
         return f"{m} rows are not within 1..{MAX_ROWS}"
     if not x.is_cuda:
         return f"tensors are on {x.device}"
-    for name, tensor in (("x", x), ("w", w), ("bias", bias), ("norm", norm[0] if norm else None)):
+    for name, tensor in (("x", x), ("w", w), ("norm", norm and norm[0])):
         if tensor is not None and tensor.data_ptr() % ALIGNMENT_BYTES:
             return f"the address of {name} is not a multiple of {ALIGNMENT_BYTES} bytes"
-    if x.stride(0) * x.element_size() % ALIGNMENT_BYTES and m > 1:
-        return f"rows of x are {x.stride(0)} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
+    if row * x.element_size() % ALIGNMENT_BYTES and m > 1:
+        return f"rows of x are {row} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
     if norm is not None and m > MAX_NORM_ROWS:
         return f"a norm is fused for at most {MAX_NORM_ROWS} rows, here are {m}"
-    build = Build(x.dtype, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
-    found = _prepared(Product(m, *w.shape, norm is not None, silu_mul), build, x.device)
-    return found if isinstance(found, str) else None
+    fused = (
+        norm is not None,
+        silu_mul,
+        residual is not None,
+        bias is not None,
+        out is not None and out.dtype != x.dtype,
+    )
+    return _prepared(m, *w.shape, x.dtype, x.device, *fused)
 
 
 def static_obstacle(product: Product, dtype: torch.dtype) -> str | None:
@@ -89,8 +96,19 @@ def static_obstacle(product: Product, dtype: torch.dtype) -> str | None:
 
 
 @functools.cache
-def _prepared(product: Product, build: Build, device: torch.device) -> _Launch | str:
-    """The compiled kernel and its plan, or why there is none."""
+def _prepared(
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    norm: bool,
+    silu: bool,
+    residual: bool,
+    bias: bool,
+    wide: bool,
+) -> Launch | str:
+    product, build = Product(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
     found = static_obstacle(product, build.dtype) or machine_obstacle()
     if found:
         return found
@@ -104,7 +122,7 @@ def _prepared(product: Product, build: Build, device: torch.device) -> _Launch |
     function = ctypes.CDLL(str(path)).quire_gemm
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = ctypes.c_int
-    return _Launch(function, made)
+    return Launch(function, made)
 
 
 def compile_kernel(product: Product, plan: Plan, build: Build) -> pathlib.Path:
@@ -126,6 +144,33 @@ def compile_kernel(product: Product, plan: Plan, build: Build) -> pathlib.Path:
     return jit.shared_library("gemm", [jit.sources_folder() / "cuda" / "gemm.cu"], flags, "", "nvcc")
 
 
+def run(
+    launch: Launch,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """See op.py; launch: what `prepare` found for these arguments."""
+    m, (n, k), plan = x.shape[0], w.shape, launch.plan
+    y = out if residual is None else residual
+    if y is None:
+        y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)
+    args = _Args(
+        x.data_ptr(), w.data_ptr(), None if norm is None else norm[0].data_ptr(),
+        None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(),
+        x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
+        m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0.0 if norm is None else norm[1],
+    )  # fmt: skip
+    code = launch.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+    if code:
+        raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
+    return y
+
+
 def linear(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -135,24 +180,8 @@ def linear(
     silu_mul: bool,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """See op.py; only for what `obstacle` has nothing against."""
-    m, (n, k) = x.shape[0], w.shape
-    if residual is not None:
-        y = residual
-    else:
-        y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device) if out is None else out
-    build = Build(x.dtype, residual is not None, bias is not None, y.dtype != x.dtype)
-    launch = _prepared(Product(m, n, k, norm is not None, silu_mul), build, x.device)
+    """See op.py. Raises ValueError where this kernel cannot run."""
+    launch = prepare(x, w, bias, norm, residual, silu_mul, out)
     if isinstance(launch, str):
         raise ValueError(f"this product is not for the Hopper kernel: {launch}")
-    made = launch.plan
-    args = _Args(
-        x.data_ptr(), w.data_ptr(), None if norm is None else norm[0].data_ptr(),
-        None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(),
-        x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
-        m, n, k, made.n_clusters, made.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0.0 if norm is None else norm[1],
-    )  # fmt: skip
-    code = launch.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
-    if code:
-        raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
-    return y
+    return run(launch, x, w, bias, norm, residual, silu_mul, out)

@@ -34,15 +34,15 @@ def linear(
     Rounds to x's dtype where the separate operations would. Raises ValueError on a mismatch.
     """
     _check(x, w, bias, norm, residual, silu_mul, out)
-    if x.is_cuda and x.shape[0] <= MAX_ROWS:
-        if hopper.obstacle(x, w, bias, norm, residual, silu_mul, out) is None:
-            return hopper.linear(x, w, bias, norm, residual, silu_mul, out)
-        if norm is not None:  # the product alone may still be for the kernel
-            x = rms_norm(x, *norm)
-            if hopper.obstacle(x, w, bias, None, residual, silu_mul, out) is None:
-                return hopper.linear(x, w, bias, None, residual, silu_mul, out)
-            return composed.linear(x, w, bias, None, residual, silu_mul, out)
-    return composed.linear(x, w, bias, norm, residual, silu_mul, out)
+    if not x.is_cuda or x.shape[0] > MAX_ROWS:
+        return composed.linear(x, w, bias, norm, residual, silu_mul, out)
+    launch = hopper.prepare(x, w, bias, norm, residual, silu_mul, out)
+    if isinstance(launch, str) and norm is not None:  # the product alone may still be for the kernel
+        x, norm = rms_norm(x, *norm), None
+        launch = hopper.prepare(x, w, bias, norm, residual, silu_mul, out)
+    if isinstance(launch, str):
+        return composed.linear(x, w, bias, norm, residual, silu_mul, out)
+    return hopper.run(launch, x, w, bias, norm, residual, silu_mul, out)
 
 
 def obstacle(
@@ -57,7 +57,8 @@ def obstacle(
 ) -> str | None:
     """Why these arguments of `linear` are not one launch of the Hopper kernel, or None. May compile it (seconds)."""
     _check(x, w, bias, norm, residual, silu_mul, out)
-    return hopper.obstacle(x, w, bias, norm, residual, silu_mul, out)
+    found = hopper.prepare(x, w, bias, norm, residual, silu_mul, out)
+    return found if isinstance(found, str) else None
 
 
 def _check(
