@@ -31,7 +31,9 @@ def linear(
     norm: (weight [k], eps) of an RMS norm of x, see `kernels.norm`. silu_mul: w is gate rows, then as many up rows, the
     result [m, n / 2], see `kernels.act`. residual: [m, n], x's dtype; it takes the sum and is returned. out: where to
     write, x's dtype or float32 (rounded to x's dtype first); not with residual. Returns [m, n or n / 2].
-    Rounds to x's dtype where the separate operations would. Raises ValueError on a mismatch.
+    Rounds to x's dtype where the separate operations would. The kernel reads w and the norm's weight before the kernel
+    launched just before it has ended (programmatic dependent launch): synchronize once after writing parameters.
+    Raises ValueError on a mismatch.
     """
     _check(x, w, bias, norm, residual, silu_mul, out)
     if not x.is_cuda or x.shape[0] > MAX_ROWS:

@@ -32,6 +32,7 @@ def test_layers_and_random_shapes_match_float64(dtype: torch.dtype) -> None:
     draw = random.Random(str(dtype))
     for case in [*LAYERS, *(random_case(draw) for _ in range(12))]:
         inputs = Inputs.make(case, dtype, "cuda")
+        torch.cuda.synchronize()
         got = inputs.run()
         assert error(got, inputs.expected()) <= reference.TOLERANCE[dtype], case
         assert torch.equal(got, inputs.run()), case
@@ -41,6 +42,7 @@ def test_layers_and_random_shapes_match_float64(dtype: torch.dtype) -> None:
 def test_a_decoder_layer_in_a_graph_gives_the_same_bits() -> None:
     torch.manual_seed(0)
     layers = [Inputs.make(case, torch.bfloat16, "cuda") for case in LAYERS]
+    torch.cuda.synchronize()
     wanted = [layer.run().clone() for layer in layers]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -64,5 +66,6 @@ def test_which_path_runs() -> None:
     assert "float32" in str(reason(Case(2, 256, 512), torch.float32))
     odd = Inputs.make(Case(2, 256, 512), torch.bfloat16, "cuda")
     odd.x = torch.randn(2, 513, device="cuda").bfloat16()[:, :512]
+    torch.cuda.synchronize()
     assert "513 elements apart" in str(odd.obstacle())
     assert error(odd.run(), odd.expected()) <= reference.TOLERANCE[torch.bfloat16]
