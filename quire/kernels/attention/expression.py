@@ -41,15 +41,34 @@ class Expr:
     """Of a coordinate, parameter or tensor; the digits of a constant."""
 
     def text(self) -> str:
-        """Prefix notation, for instance `(mul (scalar cap) (tanh (value x)))`."""
-        inner = " ".join([self.name] * bool(self.name) + [arg.text() for arg in self.args])
-        return f"({self.op} {inner})"
+        """Prefix notation, for instance `(mul (scalar cap) (tanh (value x)))`; `#3` is the third node of `walk`."""
+        uses: dict[int, int] = {}
+        nodes = list(self.walk())
+        for node in nodes:
+            for arg in node.args:
+                uses[id(arg)] = uses.get(id(arg), 0) + 1
+        texts: dict[int, str] = {}
+        shared: list[str] = []
+        for number, node in enumerate(nodes):
+            inner = " ".join([node.name] * bool(node.name) + [texts[id(arg)] for arg in node.args])
+            texts[id(node)] = f"({node.op} {inner})"
+            if node.args and uses.get(id(node), 0) > 1:
+                shared.append(f"#{number} = {texts[id(node)]}")
+                texts[id(node)] = f"#{number}"
+        return "; ".join([*shared, texts[id(self)]])
 
     def walk(self) -> Iterator[Expr]:
-        """This node and all below it, arguments first."""
-        for arg in self.args:
-            yield from arg.walk()
-        yield self
+        """Every node once, arguments before what uses them, this node last."""
+        seen: set[int] = set()
+        stack = [(self, False)]
+        while stack:
+            node, is_open = stack.pop()
+            if is_open:
+                yield node
+            elif id(node) not in seen:
+                seen.add(id(node))
+                stack.append((node, True))
+                stack += [(arg, False) for arg in reversed(node.args)]
 
     def __bool__(self) -> bool:
         raise TypeError("a symbolic value has no truth value yet: use where(condition, a, b), &, | and ~")

@@ -393,3 +393,15 @@ def test_a_program_knows_what_it_reads() -> None:
     assert program.reads("lse") and program.reads("q_head") and not program.reads("k_pos")
     assert Site("logits_mask").k_pos.kind is Kind.INT
     assert variants.causal(1.0, window=4).built_in and not variants.alibi(1.0, torch.ones(2)).built_in
+
+
+def test_shared_nodes_cost_once() -> None:
+    """x * x two hundred times: a tree of 2^200 nodes, a graph of 201."""
+    x = node = Expr("value", Kind.FLOAT, name="x")
+    for _ in range(200):
+        node = node * node
+    assert len(list(node.walk())) == 201
+    assert len(node.text()) < 10_000
+    assert (x + x).text() == "(add (value x) (value x))"
+    half = x * 0.5
+    assert (half + half).text() == "#2 = (mul (value x) (const 0.5)); (add #2 #2)"
