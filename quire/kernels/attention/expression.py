@@ -73,6 +73,18 @@ class Expr:
     def __bool__(self) -> bool:
         raise TypeError("a symbolic value has no truth value yet: use where(condition, a, b), &, | and ~")
 
+    def __float__(self) -> float:
+        raise TypeError("a symbolic value is no number yet: use the functions of quire.kernels.attention.expression")
+
+    def __getitem__(self, index: object) -> Expr:
+        raise TypeError(f"{self.text()} is one number and has no elements: make the parameter a tensor")
+
+    def __pow__(self, exponent: object) -> Expr:
+        raise TypeError("** is not offered: multiply, or use exp(y * log(x))")
+
+    def __abs__(self) -> Expr:
+        return absolute(self)
+
     __hash__ = object.__hash__
 
     def __add__(self, other: Operand) -> Expr:
@@ -153,7 +165,10 @@ def constant(value: Number) -> Expr:
         return Expr("const", Kind.INT, name=str(value))
     if isinstance(value, float):
         return Expr("const", Kind.FLOAT, name=repr(value))
-    raise TypeError(f"{value!r} cannot stand in a hook: use numbers, site, and parameters of the variant")
+    raise TypeError(
+        f"{value!r} cannot stand in a hook: use numbers, site, parameters (tensors with an index: p.name[...]) and the "
+        "functions of quire.kernels.attention.expression"
+    )
 
 
 def wrap(value: Operand) -> Expr:
@@ -291,8 +306,8 @@ def _arithmetic(op: str, a: Operand, b: Operand) -> Expr:
     a, b = _same_kind(a, b)
     if a.kind is Kind.BOOL:
         raise TypeError(f"{op} of booleans {a.text()}, {b.text()}: use & | ~ or where")
-    if op in ("floordiv", "mod") and a.kind is not Kind.INT:
-        raise TypeError(f"{op} takes ints, not {a.text()} and {b.text()}")
+    if op in ("floordiv", "mod"):
+        _check_divisor(op, a, b)
     return Expr(op, a.kind, (a, b))
 
 
@@ -301,3 +316,10 @@ def _comparison(op: str, a: Operand, b: object) -> Expr:
         raise TypeError(f"{op} of {wrap(a).text()} with {b!r}")
     left, right = _same_kind(a, b)
     return Expr(op, Kind.BOOL, (left, right))
+
+
+def _check_divisor(op: str, a: Expr, b: Expr) -> None:
+    if a.kind is not Kind.INT:
+        raise TypeError(f"{op} takes ints, not {a.text()} and {b.text()}")
+    if b.op not in ("const", "scalar") or (b.op == "const" and int(b.name) < 1):
+        raise TypeError(f"{op} by {b.text()}: divide by a positive constant or by an int parameter that is one")

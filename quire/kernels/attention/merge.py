@@ -21,6 +21,8 @@ def merge(
     anything they are 0 and -inf. Softmax variants without an output transform only. Raises ValueError on a mismatch.
     Source: Ye et al. 2025 (FlashInfer), section 2.2; Milakov & Gimelshein 2018, section 3.1.
     """
+    if len(outs) == 0 or len(outs) != len(lses):
+        raise ValueError(f"{len(outs)} outs and {len(lses)} lses: give one state or more, an lse for each out")
     o = outs if isinstance(outs, torch.Tensor) else torch.stack(list(outs))
     s = lses if isinstance(lses, torch.Tensor) else torch.stack(list(lses))
     if o.dim() != 4 or s.shape != o.shape[:3] or not s.dtype.is_floating_point:

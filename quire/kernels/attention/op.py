@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.kernels.attention import select
+from quire.kernels.attention import bounds, select
 from quire.kernels.attention.plan import AttnPlan, Heads, Layout, PlanBuffers, SharedPrefix, Spans
 from quire.kernels.attention.variant import Variant
 
@@ -36,7 +36,8 @@ def plan(
 
     q_indptr: int32 [n_spans + 1], rows of each span in the flat batch (empty spans allowed). kv_lens: int32 [n_spans],
     tokens of the sequence up to and with the span's last row. slots: int32 [n_spans], rows of page_table. page_table:
-    int32 [n_slots, max_pages], contiguous, on the device where `run` executes.
+    int32 [n_slots, max_pages], contiguous, on the device where `run` executes: entry [slot, i] is the page of positions
+    i * page_size on. Its values are not checked: like any index on a device, a page that k does not have is read.
     variant: the plan covers what this variant sees; None: plain causal attention, which serves every causal variant.
     shared: groups of spans whose first keys lie in the same pages; they are read once where that pays.
     blocks: (indptr [n_spans + 1], indices), block-sparse attention: each span reads only these logical pages (position
@@ -45,10 +46,13 @@ def plan(
     batch_invariant: results of a span do not depend on its neighbours, at some cost in balance.
     Raises ValueError on a mismatch.
     """
-    spans = Spans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *(map(_int32, blocks) if blocks else (None, None)))
+    if blocks is not None and len(blocks) != 2:
+        raise ValueError(f"blocks is a pair (indptr, indices), not {len(blocks)} values")
+    lists = map(_int32, blocks) if blocks is not None else (None, None)
+    spans = Spans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *lists)
     seen = variant or Variant(1.0)
     bare = AttnPlan(
-        Layout.SPARSE if blocks else Layout.PAGED,
+        Layout.PAGED if blocks is None else Layout.SPARSE,
         Heads(n_q_heads, n_kv_heads, head_dim),
         page_size,
         spans,
@@ -129,6 +133,7 @@ def run(
     Raises ValueError on a mismatch, ConfigError when no implementation can run it.
     """
     _check_run(q, k, v, plan, variant)
+    bounds.check(variant, plan)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     elif out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or not out.is_contiguous():
@@ -150,7 +155,15 @@ def _with_work(bare: AttnPlan, buffers: PlanBuffers | None, device: torch.device
 
 
 def _int32(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values, np.int32)
+    """As contiguous int32. Raises ValueError for other than whole numbers of 31 bits."""
+    array = np.asarray(values)
+    if array.dtype == np.int32 and array.flags.c_contiguous:
+        return array
+    if array.size and (array.dtype.kind not in "iu" or array.max() >= 1 << 31 or array.min() < -(1 << 31)):
+        raise ValueError(
+            f"{array.dtype} values up to {array.max()} given where int32 is wanted (indptr, lengths, slots)"
+        )
+    return np.ascontiguousarray(array, np.int32)
 
 
 def _check_spans(plan: AttnPlan) -> None:
@@ -167,6 +180,8 @@ def _check_spans(plan: AttnPlan) -> None:
     if len(wrong):
         n_rows, n_keys = spans.lengths[wrong[0]], spans.kv_lens[wrong[0]]
         raise ValueError(f"causal span {wrong[0]} has {n_rows} rows but {n_keys} keys: its rows' keys count, too")
+    if heads.head_dim < 1:
+        raise ValueError(f"head_dim {heads.head_dim} must be at least 1")
     if heads.n_kv_heads < 1 or heads.n_q_heads % heads.n_kv_heads or not 1 <= heads.group <= MAX_GROUP:
         raise ValueError(
             f"{heads.n_q_heads} query heads for {heads.n_kv_heads} KV heads: must be a multiple, at most {MAX_GROUP} x"
@@ -174,8 +189,15 @@ def _check_spans(plan: AttnPlan) -> None:
 
 
 def _check_pages(plan: AttnPlan, page_table: torch.Tensor) -> None:
+    if not isinstance(page_table, torch.Tensor):
+        raise ValueError(
+            f"page_table is a {type(page_table).__name__}: give an int32 torch tensor [n_slots, max_pages]"
+        )
     if page_table.dtype != torch.int32 or page_table.dim() != 2 or not page_table.is_contiguous():
-        raise ValueError(f"page_table must be contiguous int32 [n_slots, max_pages], not {page_table.dtype}")
+        raise ValueError(
+            f"page_table must be contiguous int32 [n_slots, max_pages], not {page_table.dtype} "
+            f"{tuple(page_table.shape)} with strides {page_table.stride()}"
+        )
     if page_table.numel() >= 1 << 31:
         raise ValueError(f"page_table has {page_table.numel()} entries: indices have 32 bits; use larger pages")
     if plan.page_size < 1:
@@ -227,13 +249,30 @@ def _check_shared(plan: AttnPlan) -> None:
 
 
 def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, variant: Variant) -> None:
+    tensor = torch.Tensor
+    for name, value, kind in (
+        ("q", q, tensor), ("k", k, tensor), ("v", v, tensor), ("plan", plan, AttnPlan), ("variant", variant, Variant)
+    ):  # fmt: skip
+        if not isinstance(value, kind):
+            raise ValueError(f"{name} is a {type(value).__name__}, not a {kind.__name__}: run(q, k, v, plan, variant)")
+    if q.requires_grad and torch.is_grad_enabled():
+        raise ValueError("run() has no gradient: use quire.kernels.flash.flash_attention, or torch.no_grad()")
+    if not q.dtype.is_floating_point:
+        raise ValueError(f"q is {q.dtype}: attention takes floating-point types")
     heads = plan.heads
     if plan.layout is Layout.RAGGED:
-        wanted, got = (heads.n_kv_heads, heads.head_dim), k.shape[1:]
+        axes, wanted = "n_keys, n_kv_heads, head_dim", (heads.n_kv_heads, heads.head_dim)
+        n_keys = int((plan.spans.kv_at + plan.spans.kv_lens).max(initial=0))
+        if k.shape[0] < n_keys:
+            raise ValueError(f"k has {k.shape[0]} rows, but kv_indptr of the plan reaches {n_keys}")
     else:
-        wanted, got = (heads.n_kv_heads, plan.page_size, heads.head_dim), k.shape[1:]
-    if tuple(got) != wanted or v.shape != k.shape:
-        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} do not fit the plan: [.., {wanted}]")
+        axes = "n_pages, n_kv_heads, page_size, head_dim"
+        wanted = (heads.n_kv_heads, plan.page_size, heads.head_dim)
+    if tuple(k.shape[1:]) != wanted or v.shape != k.shape:
+        raise ValueError(
+            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [{axes}] ending in {wanted} as planned: "
+            "transpose other orders (views will do)"
+        )
     if q.shape[1:] != (heads.n_q_heads, heads.head_dim) or q.shape[0] < plan.n_rows:
         raise ValueError(f"q {tuple(q.shape)} does not fit a plan of {plan.n_rows} rows, {heads}")
     _check_devices(q, k, v, plan, variant)

@@ -14,6 +14,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import inspect
+import math
+import types
 from collections.abc import Callable, Mapping
 
 import torch
@@ -73,6 +76,9 @@ class TensorParam:
     def __init__(self, name: str, kind: Kind) -> None:
         self._name = name
         self._kind = kind
+
+    def __repr__(self) -> str:
+        return f"p.{self._name} (a tensor)"
 
     def __getitem__(self, index: Operand) -> Expr:
         return expression.load(self._name, index, self._kind)
@@ -163,6 +169,11 @@ class Variant:
     """Scalars (int or float), and contiguous tensors of a dtype in `TENSOR_KINDS` on the device of q."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "params", types.MappingProxyType(dict(self.params)))  # read once, so never changed
+        if not isinstance(self.scale, float | int) or not math.isfinite(self.scale):
+            raise ValueError(f"scale is {self.scale!r}: give a finite number, usually head_dim ** -0.5")
+        for hook in COORDINATES:
+            _check_hook(hook, getattr(self, hook))
         if self.window < 0 or self.n_first < 0:
             raise ValueError(f"window {self.window} and n_first {self.n_first} must not be negative")
         if self.n_first and not self.window:
@@ -177,6 +188,8 @@ class Variant:
             if value.numel() >= 1 << 31:
                 raise ValueError(f"parameter {name!r} has {value.numel()} elements: indices have 32 bits")
         for name, value in self.scalars.items():
+            if not isinstance(value, float | int):
+                raise ValueError(f"parameter {name!r} is {value!r}: give a number or a torch tensor")
             if isinstance(value, int) and abs(value) > LARGEST_INT:
                 raise ValueError(f"parameter {name!r} is {value}: integers reach to {LARGEST_INT}; use an int32 tensor")
 
@@ -198,6 +211,7 @@ class Variant:
             function = getattr(self, hook)
             if function is not None:
                 hooks[hook] = _trace(hook, function, Params(self.params))
+        _check_divisors(self, hooks)
         scalars = {name: Kind.INT if isinstance(value, int) else Kind.FLOAT for name, value in self.scalars.items()}
         tensors = {name: value.dtype for name, value in self.tensors.items()}
         if not self.softmax and any(n.name == "lse" for expr in hooks.values() for n in expr.walk()):
@@ -211,10 +225,33 @@ class Variant:
         return not self.program.hooks and self.softmax
 
 
+def _check_hook(hook: str, function: object) -> None:
+    """Raises TypeError for what cannot be called with the arguments of its hook."""
+    given = ("site", "p") if hook == "logits_mask" else ("x", "site", "p")
+    if function is None:
+        return
+    try:
+        inspect.signature(function).bind(*given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{hook} must be a function of ({', '.join(given)}), not {function!r}: {error}") from None
+
+
+def _check_divisors(variant: Variant, hooks: Mapping[str, Expr]) -> None:
+    """Raises ValueError for divisors that are not positive."""
+    nodes = [node for expr in hooks.values() for node in expr.walk()]
+    for divisor in (node.args[1] for node in nodes if node.op in ("floordiv", "mod")):
+        if divisor.op == "scalar" and variant.scalars[divisor.name] < 1:
+            raise ValueError(f"parameter {divisor.name!r} is {variant.scalars[divisor.name]}, but a hook divides by it")
+
+
 def _trace(hook: str, function: Callable[..., Operand], params: Params) -> Expr:
+    given = () if hook == "logits_mask" else (Expr("value", Kind.FLOAT, name="x"),)
+    result = function(*given, Site(hook), params)
+    if result is None:
+        raise TypeError(f"{hook} returned None: it must return an expression")
     if hook == "logits_mask":
-        return expression.as_bool(function(Site(hook), params))
-    traced = expression.as_float(function(Expr("value", Kind.FLOAT, name="x"), Site(hook), params))
+        return expression.as_bool(result)
+    traced = expression.as_float(result)
     if hook not in VECTOR_HOOKS and any(node.op == "partner" for node in traced.walk()):
         raise TypeError(f"{hook} uses rotate_half, which is for {', '.join(VECTOR_HOOKS)}")
     return traced

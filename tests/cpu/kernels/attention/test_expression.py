@@ -63,8 +63,8 @@ FLOATS: dict[str, Callable[[Any, Any, Any], Any]] = {
 INTS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "iadd": lambda m, a, b: a + b,
     "imul": lambda m, a, b: (a % 8) * (b % 8),
-    "idiv": lambda m, a, b: a // (b + 1),
-    "imod": lambda m, a, b: a % (b + 2),
+    "idiv": lambda m, a, b: (a + b) // 7,
+    "imod": lambda m, a, b: (a + 2 * b) % 5,
     "imin": lambda m, a, b: m.minimum(a, b),
 }
 BOOLS: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -333,7 +333,7 @@ def test_what_cannot_be_said_is_an_error(make: Callable[[], object], message: st
         ({"logits_transform": lambda x, site, p: x * p.cup}, AttributeError, "no parameter 'cup': it has cap, slopes"),
         ({"logits_transform": lambda x, site, p: p.slopes[x]}, TypeError, "'slopes' is indexed with (value x)"),
         ({"logits_mask": lambda site, p: site.k_pos}, TypeError, "(site k_pos) is int, but & | ~"),
-        ({"logits_transform": lambda x, site, p: None}, TypeError, "None cannot stand in a hook"),
+        ({"logits_transform": lambda x, site, p: None}, TypeError, "logits_transform returned None"),
         ({"logits_transform": lambda x, site, p: x if x > 0 else 0}, TypeError, "no truth value yet"),
     ],
 )
