@@ -106,7 +106,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation(
         "gemm", "hopper", ("cuda",), "a Hopper GPU and nvcc; up to 64 rows; builds kernels at run time", hopper_obstacle
     ),
-    Implementation("gemm", "composed", ("cuda", "cpu"), "torch's product between the norm and act kernels"),
+    Implementation("gemm", "composed", ("cuda", "cpu"), "torch; F.linear between the norm and act ops, any size"),
     Implementation("gemm", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
     *(entry for op in ("norm", "qkv", "act", "sample") for entry in _implementations(op)),
     Implementation("kvstore", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
@@ -132,17 +132,24 @@ class Toolchain:
 
 
 def toolchain() -> Toolchain:
-    """Look at this machine; creates the cache folder if it is not there."""
+    """Look at this machine; creates nothing."""
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         triton = "not installed"
-    entries = [path for path in jit.folder().glob("*.*") if path.suffix in (".so", ".py")]
-    n_bytes = sum(path.stat().st_size for path in entries)
     return Toolchain(
         native=native.explain(),
         triton=triton,
         nvcc=jit.compiler("nvcc") or "not found",
         compiler=jit.compiler("c++") or "not found",
-        cache=f"{jit.folder()}, {len(entries)} kernels, {n_bytes / 2**20:.1f} MiB",
+        cache=_cache(),
     )
+
+
+def _cache() -> str:
+    place, trouble = jit.asked_folder()
+    if trouble:
+        return f"{place} is not used ({trouble}): set QUIRE_CACHE_DIR, else each process builds its kernels again"
+    entries = [path for path in place.glob("*.*") if path.suffix in (".so", ".py")]
+    n_bytes = sum(path.stat().st_size for path in entries)
+    return f"{place}, {len(entries)} kernels, {n_bytes / 2**20:.1f} MiB"

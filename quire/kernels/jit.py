@@ -9,6 +9,7 @@ trusted; otherwise a private temporary folder serves this process.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import functools
@@ -41,23 +42,54 @@ class BuildError(RuntimeError):
 
 @functools.cache
 def folder() -> pathlib.Path:
-    """Where entries live: QUIRE_CACHE_DIR (default ~/.cache/quire) / jit."""
-    place = pathlib.Path("~/.cache/quire")
-    try:
-        place = env.cache_folder() / "jit"
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = place.stat()
-        with tempfile.TemporaryFile(dir=place):
-            pass
-        trouble = "others can write to it" if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
-        trouble = trouble or ("it belongs to somebody else" if state.st_uid != os.getuid() else "")
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
-        trouble = str(error)
+    """Where entries live: QUIRE_CACHE_DIR (default ~/.cache/quire) / jit, made if it is not there."""
+    place, trouble = asked_folder()
+    if not trouble:
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=place):
+                pass
+            trouble = _distrusted(place)
+        except OSError as error:
+            trouble = str(error)
     if not trouble:
         return place
     private = pathlib.Path(tempfile.mkdtemp(prefix="quire-jit-"))
-    logger.warning("kernel cache %s is not used (%s): kernels are built again, in %s", place, trouble, private)
+    atexit.register(_remove, private, os.getpid())
+    logger.warning(
+        "kernel cache %s is not used (%s): this process builds its kernels again, in %s; "
+        "set QUIRE_CACHE_DIR to a folder that only you can write",
+        place, trouble, private,
+    )  # fmt: skip
     return private
+
+
+def asked_folder() -> tuple[pathlib.Path, str]:
+    """The folder that `folder` will try, and what speaks against it ("": nothing). Creates nothing."""
+    place = pathlib.Path("~/.cache/quire/jit")
+    try:
+        place = env.cache_folder() / "jit"
+        nearest = next(path for path in (place, *place.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            return place, f"{nearest} is not a folder"
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            return place, f"{nearest} cannot be written"
+        return place, _distrusted(place) if nearest == place else ""
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
+        return place, str(error)
+
+
+def _distrusted(place: pathlib.Path) -> str:
+    state = place.stat()
+    if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "others can write to it"
+    return "it belongs to somebody else" if state.st_uid != os.getuid() else ""
+
+
+def _remove(private: pathlib.Path, maker: int) -> None:
+    """At exit. A forked child inherits this and the folder, which its parent still needs."""
+    if os.getpid() == maker:
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def sources_folder() -> pathlib.Path:

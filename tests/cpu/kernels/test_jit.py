@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -47,7 +49,33 @@ def test_a_folder_that_others_can_write_is_not_trusted(
     place.mkdir()
     place.chmod(mode)
     assert jit.folder() != place
-    assert "others can write to it" in caplog.text
+    assert "others can write to it" in caplog.text and "QUIRE_CACHE_DIR" in caplog.text
+    assert jit.asked_folder() == (place, "others can write to it")
+
+
+def test_asking_creates_nothing(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert jit.asked_folder() == (place, "") and not list(tmp_path.iterdir())
+
+
+def test_a_private_folder_goes_with_the_process_that_made_it(tmp_path: pathlib.Path) -> None:
+    """A forked child that ends normally leaves it to its parent."""
+    script = """
+import os, sys
+from quire.kernels import jit
+place = jit.folder()
+child = os.fork()
+if not child:
+    sys.exit()
+os.waitpid(child, 0)
+print(place, place.is_dir())
+"""
+    (tmp_path / "file").write_text("")
+    environment = os.environ | {"QUIRE_CACHE_DIR": str(tmp_path / "file"), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    place, alive = done.stdout.split()
+    assert place.startswith(f"{tmp_path}/quire-jit-") and alive == "True"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+    assert "QUIRE_CACHE_DIR" in done.stderr
 
 
 def test_a_module_whose_file_was_changed_or_removed_is_written_again(place: pathlib.Path) -> None:
