@@ -19,6 +19,8 @@ from quire.config.flags import add_flags, did_you_mean, read_flags
 from quire.core.errors import ConfigError, shown
 
 if TYPE_CHECKING:
+    import torch
+
     from quire.bench.kernels.paged import Batch
     from quire.kernels.attention.plan import AttnPlan
     from quire.kernels.attention.variant import Variant
@@ -33,7 +35,13 @@ class ExplainOptions(msgspec.Struct, kw_only=True):
     device: Annotated[
         Literal["auto", "cuda", "cpu"], Meta(description="Where it would run; auto: on the GPU if there is one.")
     ] = "auto"
-    variant: Annotated[str, Meta(description="Name of a variant with example parameters.")] = "causal"
+    variant: Annotated[
+        str,
+        Meta(
+            description="Variant with example parameters: causal, window, soft_cap, alibi, learned_sinks, "
+            "sigmoid_attention, custom_mask, tree_mask, rotary."
+        ),
+    ] = "causal"
     head_dim: Annotated[int, Meta(description="Elements of a head.", ge=1)] = 128
     page_size: Annotated[int, Meta(description="Tokens of a page.", ge=1)] = 16
     dtype: Annotated[Literal["bf16", "fp16", "fp32"], Meta(description="Type of the tensors.")] = "bf16"
@@ -106,19 +114,19 @@ def attention_lines(options: ExplainOptions) -> Iterator[str]:
 
     from quire.bench.kernels.paged import Batch
     from quire.bench.kernels.session import DTYPES
-    from quire.bench.kernels.variants import NAMED
+    from quire.bench.kernels.variants import NAMED, SHORT, example
     from quire.kernels import catalog
     from quire.kernels.attention.plan import Heads
 
-    if options.variant not in NAMED:
-        hint = did_you_mean(options.variant, NAMED)
+    if options.variant not in NAMED | SHORT:
+        hint = did_you_mean(options.variant, NAMED | SHORT)
         raise ConfigError(f"--variant {shown(options.variant)} is unknown{hint}. There are {', '.join(NAMED)}.")
     no_gpu = catalog.cuda_obstacle()
     device = options.device if options.device != "auto" else "cpu" if no_gpu else "cuda"
     heads = Heads(options.q_heads, options.kv_heads, options.head_dim)
     batch = Batch(EXAMPLE_SPANS, heads=heads, page_size=options.page_size)
     place = torch.device("cpu" if no_gpu else device)
-    variant = NAMED[options.variant](heads, place, batch.n_rows, batch.longest)
+    variant = example(options.variant, batch, place)
     table = torch.from_numpy(batch.page_table()[0]).to(place)
     try:
         plan = batch.plan(table, variant)
@@ -128,59 +136,67 @@ def attention_lines(options: ExplainOptions) -> Iterator[str]:
         f"attention, variant {options.variant}, {options.q_heads} query heads, {options.kv_heads} KV heads of "
         f"{options.head_dim} elements, pages of {options.page_size}, {options.dtype}, on {device}"
     )
-    yield from _choice_lines(plan, variant, DTYPES[options.dtype], device, no_gpu)
+    elsewhere = no_gpu if device == "cuda" else None
+    found = _obstacles(plan, variant, DTYPES[options.dtype], device, elsewhere)
+    yield from _choice_lines(found, elsewhere)
     yield from _title(f"Program {variant.program.digest()}")
     yield variant.program.text()
-    yield from _source_lines(variant, DTYPES[options.dtype], device)
+    yield from _source_lines(variant, DTYPES[options.dtype], found)
     yield from _title("Plan of an example")
     yield from _plan_lines(batch, plan, device)
 
 
-def _choice_lines(plan: AttnPlan, variant: Variant, dtype: object, device: str, no_gpu: str | None) -> Iterator[str]:
-    """Which implementation runs, and why not the others."""
+def _obstacles(
+    plan: AttnPlan, variant: Variant, dtype: torch.dtype, device: str, no_gpu: str | None
+) -> dict[str, str | None]:
+    """Implementation → why it cannot run this, here or, where there is no GPU, on any; the best first."""
     from quire.kernels.attention import hopper, select
 
-    yield from _title("Implementations, in order of preference")
-    if device == "cuda" and no_gpu:
-        yield f"There is {no_gpu}. On one:"
-        static = hopper.static_obstacle(plan, variant, dtype, dtype)  # type: ignore[arg-type]
-        conditions = "runs if the GPU has compute capability 9.0, nvcc is found and the build works"
-        yield f"  hopper: {f'no: {static}' if static else conditions}"
-        if importlib.util.find_spec("triton") is None:
-            yield "  triton: no: Triton is not installed"
-            return
+    if not no_gpu:
+        return select.obstacles(plan, variant, device, dtype, dtype)
+    found = {"hopper": hopper.static_obstacle(plan, variant, dtype, dtype), "triton": "Triton is not installed"}
+    if importlib.util.find_spec("triton") is not None:
         bare = dataclasses.replace(plan, work=None)
-        refused = select.module("triton").obstacle(bare, variant, dtype, dtype)
-        yield "  triton: " + (f"no: {refused}" if refused else "runs" if static else "runs where hopper does not")
-        return
-    found = select.obstacles(plan, variant, device, dtype, dtype)  # type: ignore[arg-type]
+        found["triton"] = select.module("triton").obstacle(bare, variant, dtype, dtype)
+    return found
+
+
+def _choice_lines(found: dict[str, str | None], no_gpu: str | None) -> Iterator[str]:
+    """Which implementation runs, and why not the others."""
+    yield from _title("Implementations, in order of preference")
     runs = next((name for name, obstacle in found.items() if obstacle is None), None)
+    after = f"could run, but {runs} is preferred"
+    if no_gpu:
+        yield f"There is {no_gpu}. On one:"
+        after = f"runs where {runs} does not"
     for name, obstacle in found.items():
-        state = "runs" if name == runs else f"no: {obstacle}" if obstacle else f"could run, but {runs} is preferred"
-        yield f"  {name}: {state}"
+        able = "runs" if name == runs else after
+        if name == "hopper" and no_gpu:
+            able = "runs if the GPU has compute capability 9.0, nvcc is found and the build works"
+        yield f"  {name}: {f'no: {obstacle}' if obstacle else able}"
 
 
-def _source_lines(variant: Variant, dtype: object, device: str) -> Iterator[str]:
-    """What each implementation of the device compiles for the variant."""
+def _source_lines(variant: Variant, dtype: torch.dtype, found: dict[str, str | None]) -> Iterator[str]:
+    """What each implementation that can run this compiles for the variant."""
     from quire.kernels.attention import cpu_hooks, cuda_hooks
 
     if variant.built_in:
         yield from _title("Generated source")
         yield "none: plain attention is built in"
-    elif device == "cpu":
+        return
+    able = [name for name, obstacle in found.items() if obstacle is None]
+    if "cpu" in able:
         yield from _title("C++ for the CPU")
-        yield cpu_hooks.header(variant.program, dtype).rstrip()  # type: ignore[arg-type]
-    else:
+        yield cpu_hooks.header(variant.program, dtype).rstrip()
+    if "hopper" in able:
         yield from _title("CUDA C++ (hopper)")
-        refused = sorted(set(variant.program.hooks) - set(cuda_hooks.HOOKS))
-        yield f"none: no {' and no '.join(refused)} there" if refused else cuda_hooks.header(variant.program).rstrip()
+        yield cuda_hooks.header(variant.program).rstrip()
+    if "triton" in able:
         yield from _title("Triton")
         yield _triton_source(variant).rstrip()
 
 
 def _triton_source(variant: Variant) -> str:
-    if importlib.util.find_spec("triton") is None:
-        return "not shown: Triton is not installed"
     from quire.kernels.attention import triton_hooks
 
     return triton_hooks.source(variant.program)

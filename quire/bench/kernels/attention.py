@@ -15,7 +15,7 @@ from quire.bench.kernels import peers
 from quire.bench.kernels.case import Case, Contender, NotRun, Setting
 from quire.bench.kernels.paged import LLAMA, Batch, Inputs, lognormal
 from quire.bench.kernels.timing import Call
-from quire.bench.kernels.variants import NAMED
+from quire.bench.kernels.variants import example
 from quire.kernels import catalog
 from quire.kernels.attention import op, select
 from quire.kernels.attention.plan import AttnPlan, Heads
@@ -45,9 +45,7 @@ class AttentionCase:
 
     def make_variant(self, device: torch.device) -> Variant:
         """With example parameters. A custom mask stands beside causal, so that times can be compared."""
-        batch = self.batch
-        variant = NAMED[self.variant](batch.heads, device, batch.n_rows, batch.longest)
-        return dataclasses.replace(variant, causal=True)
+        return dataclasses.replace(example(self.variant, self.batch, device), causal=True)
 
 
 def cases(op_name: str, setting: Setting) -> Iterator[Case]:

@@ -13,7 +13,7 @@ import torch
 from quire.bench.kernels.attention import QWEN, able
 from quire.bench.kernels.case import Check, Setting
 from quire.bench.kernels.paged import LLAMA, Batch, Inputs
-from quire.bench.kernels.variants import NAMED
+from quire.bench.kernels.variants import NAMED, example
 from quire.kernels import catalog
 from quire.kernels.attention import reference
 
@@ -39,7 +39,7 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
 def _error(setting: Setting, implementation: str, variant_name: str, batch: Batch) -> float:
     """Largest absolute difference, NaN if anything is."""
     inputs = Inputs(batch, setting, n_copies=1, poison=True)
-    variant = NAMED[variant_name](batch.heads, setting.device, batch.n_rows, batch.longest)
+    variant = example(variant_name, batch, setting.device)
     plan = inputs.plan(variant)
     module = able(implementation, plan, variant, setting.dtype)
     (k, v), q = inputs.pools[0], inputs.q

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import math
 import pathlib
 from collections.abc import Sequence
 
+from quire import __version__
+from quire.bench import machine
 from quire.bench.kernels.measurement import Timing
 from quire.bench.plot import BLUE, GREEN, ORANGE
 from quire.core.errors import ConfigError, shown
 
-SECOND_BLUE, SECOND_ORANGE, PURPLE, GREY = "#7dd3fc", "#fdba74", "#9333ea", "#9ca3af"
-OURS = (BLUE, SECOND_BLUE, GREEN)
-PEERS = (ORANGE, SECOND_ORANGE, PURPLE, GREY)
+GREY = "#9ca3af"
+OURS = (BLUE, "#7dd3fc", GREEN, "#1e3a8a")
+PEERS = (ORANGE, "#9333ea", "#facc15", "#ec4899", "#78350f", GREY, "#fda4af", "#111827")
+"""More than there are peers, so that no two look alike."""
 BAR_INCHES, WIDTH_INCHES = 0.13, 11
 
 
@@ -55,8 +59,15 @@ def write_chart(path: str, timings: Sequence[Timing], title: str) -> None:
     panels[-1].set_xlabel("share of the measured limit, %")
     handles = [panels[0].barh([-9], [0], color=colour) for colour in colours.values()]
     figure.legend(handles, colours.keys(), loc="outside upper right", fontsize=7, ncols=4)
-    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(f"{title}\n{origin()}", fontsize=9, x=0.01, ha="left")
     figure.savefig(path, dpi=110)
+
+
+def origin() -> str:
+    """Processor, date and commit, as a line of the title; the title names the device."""
+    today, (head, *changes) = datetime.datetime.now(datetime.UTC), machine.commit().partition("+")
+    made = f"commit {head[:10]}{''.join(changes)}" if head else f"quire {__version__}"
+    return f"{machine.cpu_model()}, {machine.n_cores()} cores; {today:%Y-%m-%d}; {made}"
 
 
 def _colours(rows: Sequence[Timing]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Cases of linear layers: the matrices of a Llama 8B and of a Qwen3 0.6B at a few rows, against torch's product.
+"""Cases of linear layers: the matrices of a Llama 8B and of a Qwen3 0.6B at a few rows. Torch's peer is the reference.
 
 The fused cases have what stands around the product in a decoder: the norm before it, activation or residual after it.
 """
@@ -106,10 +106,9 @@ def _residual(layer: Layer, m: int, setting: Setting) -> torch.Tensor | None:
 def _contenders(layer: Layer, m: int, setting: Setting, w_bytes: float) -> Iterable[Contender]:
     copies = [_arguments(layer, m, setting) for _ in range(setting.timer.n_copies(w_bytes))]
     for implementation in catalog.runnable("gemm", setting.device.type):
-        if implementation.name != "reference":
-            is_peer = implementation.name == "composed"
-            make = functools.partial(_calls, implementation.module, copies)
-            yield Contender("torch" if is_peer else implementation.name, make, is_peer)
+        is_peer = implementation.name == "reference"
+        make = functools.partial(_calls, implementation.module, copies)
+        yield Contender("torch" if is_peer else implementation.name, make, is_peer)
 
 
 def _calls(module: str, copies: list[Arguments]) -> list[Call]:

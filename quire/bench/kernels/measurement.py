@@ -147,6 +147,8 @@ def _time_case(case: Case, setting: Setting) -> list[Timing]:
     if contenders is None:
         return [Timing(case.op, case.name, "all", False, note=note, error=error)]
     entrants = [_Entrant(case, contender) for contender in contenders]
+    if not entrants:
+        return [Timing(case.op, case.name, "none", False, note=f"nothing computes {case.op} on this machine")]
     n_turns = setting.timer.n_turns
     budget_s = (QUICK_BUDGET_S if setting.quick else BUDGET_S)[setting.device.type] / n_turns
     for _ in range(n_turns):

@@ -121,14 +121,15 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
     """The cases of one op."""
     shape = SHAPES[setting.device.type]
     for entry in (entry for entry in ROW_OPS if entry.op == op):
-        for n in shape.rows if entry.function != "copy_pages" else (COPY_PAGES,):
+        copies = entry.function == "copy_pages"
+        for n in (COPY_PAGES,) if copies else shape.rows:
             read, written = (count * setting.element_bytes for count in entry.elements(shape, n))
             yield Case(
                 op,
-                f"{entry.function} {n} {'pages' if entry.function == 'copy_pages' else 'rows'}",
+                f"{entry.function} {n} {'pages' if copies else 'rows'}",
                 Work(read, written),
                 functools.partial(_contenders, entry, setting, shape, n, read),
-                quick=n == shape.rows[-1],
+                quick=copies or n == shape.rows[-1],
             )
 
 

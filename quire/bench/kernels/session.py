@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.bench.kernels import measurement, peers
+from quire.bench.kernels import measurement, peers, steadiness
 from quire.bench.kernels.case import Case, Check, Setting
 from quire.bench.kernels.limits import measure_limits
 from quire.bench.kernels.measurement import Progress, Results
@@ -70,12 +70,24 @@ def measure(options: KernelBenchOptions) -> tuple[Results, str]:
     results = Results(measure_limits(setting.timer, setting.dtype))
     if setting.device.type == "cuda" and not peers.has_flashinfer():
         results.notes.append("FlashInfer is not installed: it is not among the peers")
+    _watch(setting, results, progress)
     measurement.prepare(cases, progress)
     if checks:
         progress.say(f"{len(checks)} checks against float64")
     results.accuracies = measurement.check_all(checks, progress)
     measurement.time_all(cases, setting, results, options.time_limit, progress)
     results.limits = results.limits.better(measure_limits(setting.timer, setting.dtype))
+    _watch(setting, results, progress)
     measurement.judge(cases, results)
     progress.say("done")
     return results, setting.timer.name
+
+
+def _watch(setting: Setting, results: Results, progress: Progress) -> None:
+    """Before and after the cases: one warning if a CPU is too busy to be measured."""
+    if setting.device.type != "cpu" or any(note.startswith("WARNING") for note in results.notes):
+        return
+    warning = steadiness.of_probe() or steadiness.of_times(results.timings, torch.get_num_threads())
+    if warning:
+        progress.say(warning)
+        results.notes.append(warning)

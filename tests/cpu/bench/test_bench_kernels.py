@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from quire.bench.kernels import attention, measurement, registry, session, table
+from quire.bench import machine
+from quire.bench.kernels import attention, attention_check, chart, measurement, registry, session, steadiness, table
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Limits, Work
-from quire.bench.kernels.measurement import Progress, Results
+from quire.bench.kernels.measurement import Progress, Results, Timing
 from quire.bench.kernels.paged import Batch, Inputs
 from quire.bench.kernels.timing import Call, CpuTimer, Sample, Timer
 from quire.bench.options import KernelBenchOptions
@@ -103,6 +104,19 @@ def test_a_failure_is_a_row_and_the_run_goes_on() -> None:
     assert "RuntimeError: no such kernel" in "\n".join(table.lines(results))
 
 
+def test_a_case_that_nothing_computes_says_so() -> None:
+    assert "nothing computes norm" in "\n".join(table.lines(timed(Case("norm", "alone", Work(1.0), list))))
+
+
+def test_each_op_is_measured_here_beside_its_peer() -> None:
+    """Each has an implementation of ours, also on a CPU."""
+    setting = Setting(FixedTimer(), torch.float32, quick=True)
+    for op in ("gemm", "norm", "act", "kvstore"):
+        case = next(case for case in registry.OPS[op][0](op, setting) if case.quick)
+        names = {one.name: one.is_peer for one in case.contenders()}
+        assert names.pop("torch") and names and not any(names.values()), op
+
+
 def test_what_cannot_run_is_a_note_and_wrong_results_fail() -> None:
     def refused() -> float:
         raise NotRun("head_dim 7")
@@ -165,6 +179,13 @@ def test_every_check_passes_here() -> None:
     assert {row.op for row in rows} == set(ops)
 
 
+@pytest.mark.skipif(catalog.native_obstacle() is not None, reason="only the reference runs attention")
+def test_drafts_in_a_tree_are_checked() -> None:
+    checks = attention_check.checks("attention", Setting(CpuTimer(), torch.float32))
+    check = next(check for check in checks if check.name == "tree_mask")
+    assert check.error() <= check.tolerance
+
+
 def test_the_lists_of_cases() -> None:
     for cases in (attention.cuda_cases(), attention.cpu_cases()):
         names = [case.name for case in cases]
@@ -188,17 +209,62 @@ def test_options_select_cases() -> None:
         session.chosen(KernelBenchOptions(cases="nothing"), setting)
 
 
+@pytest.mark.parametrize(
+    ("together_ms", "alone_ms", "n_threads", "found"),
+    [
+        ((0.3, 0.3, 0.6), (0.5, 0.5), 2, ""),
+        ((8.0, 8.0, 8.0), (0.5, 9.0), 2, "OMP_NUM_THREADS=1"),
+        ((0.3, 0.3, 0.3, 8.0), (0.5, 9.0), 2, "OMP_NUM_THREADS=1"),
+        ((0.5, 4.0, 4.0), (0.5, 4.0), 1, "a quiet machine"),
+        ((0.5, 0.6, 0.6), (0.5, 0.6), 1, ""),
+    ],
+)
+def test_times_of_busy_cores_are_noticed(
+    together_ms: Sequence[float], alone_ms: Sequence[float], n_threads: int, found: str
+) -> None:
+    warning = steadiness.verdict([t / 1e3 for t in together_ms], [t / 1e3 for t in alone_ms], n_threads)
+    assert warning.startswith("WARNING") == bool(found) and found in warning
+    assert ("OMP_NUM_THREADS" in warning) == (bool(found) and n_threads > 1)
+
+
+def test_a_case_whose_times_jump_is_noticed() -> None:
+    steady, jumping = (Timing("norm", name, "cpu", False, 8e-3, best_s) for name, best_s in (("a", 6e-3), ("b", 1e-3)))
+    failed = Timing("norm", "c", "cpu", False, error="no")
+    assert not steadiness.of_times([steady, failed], 2)
+    assert "norm b, cpu is 8 times its best" in steadiness.of_times([steady, jumping, failed], 2)
+
+
+def test_the_probe_leaves_the_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    steadiness.of_probe()
+    assert torch.get_num_threads() == before
+
+
+def test_a_plot_says_where_it_comes_from_and_tells_contenders_apart() -> None:
+    ours = ("hopper", "triton", "composed")
+    peers = [f"torch {name}{dense}" for name in ("cudnn", "flash", "efficient") for dense in ("", " (dense)")]
+    names = (*ours, *peers, "torch", "flashinfer")
+    rows = [Timing("attention", "", name, name not in ours, share=0.5) for name in names]
+    colours = [tuple(bytes.fromhex(colour[1:])) for colour in chart._colours(rows).values()]
+    nearest = min(math.dist(a, b) for a, b in itertools.combinations(colours, 2))
+    assert nearest > 50, "of 255 in each of red, green and blue"
+    assert machine.cpu_model() in chart.origin() and machine.commit()[:10] in chart.origin()
+
+
 def test_a_run_writes_a_table_a_report_and_a_plot(
     tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(steadiness, "of_probe", lambda: "WARNING: busy")
     monkeypatch.setattr(session, "measure_limits", lambda timer, dtype: LIMITS)
     report, plot = tmp_path / "k.json", tmp_path / "k.png"
     arguments = ["--device", "cpu", "--quick", "--dtype", "fp32", "--cases", "decode 1 x 4k,greedy"]
     assert main(["bench", "kernels", *arguments, "--output", str(report), "--plot", str(plot)]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     assert "decode 1 x 4k" in out and "greedy" in out
+    assert out.count("WARNING: busy") == err.count("WARNING: busy") == 1
     found = json.loads(report.read_text())
     assert found["benchmark"] == "kernels" and found["hardware"]["cpu"] and found["config"]["quick"] is True
+    assert found["results"]["notes"] == ["WARNING: busy"]
     times = {(row["case"], row["implementation"]): row for row in found["results"]["times"]}
     best = catalog.runnable("attention", "cpu")[0].name
     assert times["decode 1 x 4k", best]["time_s"] > 0 and times["decode 1 x 4k", "torch flash (dense)"]["is_peer"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import pathlib
 
 import pytest
 
-from quire.bench.kernels.variants import NAMED
+from quire.bench.kernels.variants import NAMED, SHORT
 from quire.cli.main import main
-from quire.kernels import catalog
+from quire.kernels import catalog, jit
+from quire.kernels.attention import variants
 
 
 def out_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
@@ -29,11 +31,32 @@ def test_list_names_every_implementation_and_the_toolchain(capsys: pytest.Captur
         assert "no: no CUDA device" in text
 
 
+@pytest.mark.parametrize("op", catalog.OPS)
+def test_every_op_has_more_than_the_reference_on_a_cpu(op: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = out_of(capsys, "explain", op, "--device", "cpu")
+    entries = [entry for entry in catalog.CATALOGUE if entry.op == op and "cpu" in entry.devices]
+    assert len(entries) > 1 and all(entry.name in text for entry in entries)
+
+
+def test_list_creates_no_cache_folder(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unwanted() -> None:
+        raise AssertionError("the folder was made")
+
+    monkeypatch.setattr(jit, "folder", unwanted)
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "new"))
+    assert "new/jit, 0 kernels" in out_of(capsys, "list") and not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert "file is not a folder): set QUIRE_CACHE_DIR" in out_of(capsys, "list")
+
+
 def test_explain_on_the_cpu_shows_the_choice_the_program_and_the_source(capsys: pytest.CaptureFixture[str]) -> None:
     text = out_of(capsys, "explain", "attention", "--device", "cpu", "--variant", "soft_cap", "--head-dim", "64")
     assert ("cpu: runs" if catalog.native_obstacle() is None else "reference: runs") in text
     assert "logits_transform: (mul (scalar cap) (tanh" in text
-    assert "quire_tanh(" in text and "tiles of rows" in text
+    assert ("quire_tanh(" in text) == (catalog.native_obstacle() is None) and "tiles of rows" in text
 
 
 @pytest.mark.parametrize("variant", NAMED)
@@ -41,9 +64,28 @@ def test_explain_for_a_gpu_needs_none(variant: str, capsys: pytest.CaptureFixtur
     text = out_of(capsys, "explain", "attention", "--device", "cuda", "--variant", variant)
     assert "Program" in text and "small lines of work" in text and "large lines" in text
     if variant == "rotary":
-        assert "hopper: no: the variant has a" in text
+        assert "hopper: no: the variant has a" in text and "CUDA C++" not in text
     elif variant not in ("causal", "window"):
         assert "struct Variant" in text
+
+
+def test_names_of_variants_are_those_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
+    library = {name for name, value in vars(variants).items() if getattr(value, "__module__", "") == variants.__name__}
+    assert library == set(NAMED) - {"window"}
+    for short, name in SHORT.items():
+        one, other = (out_of(capsys, "explain", "attention", "--variant", word) for word in (short, name))
+        assert one.splitlines()[1:] == other.splitlines()[1:]
+    with pytest.raises(SystemExit):
+        main(["kernels", "explain", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").replace(".", " ").split()
+    assert set(NAMED) <= set(words)
+
+
+def test_only_what_could_run_shows_its_source(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("explain", "attention", "--device", "cuda", "--variant", "alibi", "--dtype", "fp32")
+    text = out_of(capsys, *words)
+    assert "hopper: no: q is torch.float32" in text and "CUDA C++" not in text
+    assert ("--- Triton ---" in text) == (importlib.util.find_spec("triton") is not None)
 
 
 def test_explain_says_what_is_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
