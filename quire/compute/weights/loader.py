@@ -21,13 +21,19 @@ from quire.compute.layers.rotary import rope_table
 from quire.compute.models.dense import DenseModel
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.dummy import fill_random
+from quire.compute.weights.gguf import interleaved_heads, open_gguf, separate_halves
+from quire.compute.weights.gguf_blocks import DECODERS
 from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
+from quire.config.gguf import BLOCKS, is_gguf
 from quire.core.errors import ConfigError, LoadError, shown
 
 BUFFER_BYTES: Final = 16 << 20
 TORCH_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """dtype of the format → dtype of torch, for those that weights may have."""
+BLOCK_BYTES: Final = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
+BLOCK_BUFFER_BYTES: Final = 1 << 20
+"""Bytes of quantised blocks decoded at once; as float32 they are up to eight times as many."""
 LISTED: Final = 8
 """Most tensor names in one error message."""
 TIED_HEAD: Final = ("lm_head.weight", "model.embed_tokens.weight")
@@ -44,6 +50,8 @@ class Copy(msgspec.Struct, frozen=True):
     """Name among the model's weights."""
     compare: bool = False
     """Do not write: the target is loaded already and must be equal."""
+    n_interleaved: int = 0
+    """Heads whose rows the file has in another order; 0: the rows are in place."""
 
 
 def load_model(
@@ -84,36 +92,39 @@ def load_model(
         model = build(device)
         fill_random(model.weights(), seed, device)
     else:
-        shards = open_checkpoint(folder)
-        copies = _match(shards, build(torch.device("meta")))
+        in_gguf = is_gguf(folder)
+        shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
+        copies = _match(shards, build(torch.device("meta")), in_gguf)
         model = build(device)
         _stream(shards, copies, dict(model.weights()), check_finite, progress)
     model.pack()
     return model
 
 
-def _match(shards: list[Shard], model: DenseModel) -> list[list[Copy]]:
+def _match(shards: list[Shard], model: DenseModel, in_gguf: bool) -> list[list[Copy]]:
     """What to copy from each shard. Raises LoadError: missing, left-over or mis-shaped tensors, an unusable dtype."""
     wanted = dict(model.weights())
-    copies = [list(_copies(shard.entries, wanted, model.arch)) for shard in shards]
+    copies = [list(_copies(shard.entries, wanted, model.arch, in_gguf)) for shard in shards]
     found = {copy.entry.name for shard_copies in copies for copy in shard_copies}
     _refuse("has no tensor", sorted(set(wanted) - found))
     for copy in (copy for shard_copies in copies for copy in shard_copies):
         expected = tuple(wanted[copy.target].shape)
         if copy.entry.shape != expected:
             raise LoadError(f"tensor {copy.entry.name} has shape {copy.entry.shape}; config.json implies {expected}")
-        if copy.entry.dtype not in TORCH_DTYPES:
+        if copy.entry.dtype not in TORCH_DTYPES and copy.entry.dtype not in DECODERS:
             raise LoadError(
                 f"tensor {copy.entry.name} has dtype {copy.entry.dtype}; usable are {', '.join(TORCH_DTYPES)}"
             )
     return copies
 
 
-def _copies(entries: Iterable[Entry], wanted: dict[str, torch.Tensor], arch: ModelArch) -> Iterator[Copy]:
+def _copies(
+    entries: Iterable[Entry], wanted: dict[str, torch.Tensor], arch: ModelArch, in_gguf: bool
+) -> Iterator[Copy]:
     left_over = []
     for entry in entries:
         if entry.name in wanted:
-            yield Copy(entry, entry.name)
+            yield Copy(entry, entry.name, n_interleaved=interleaved_heads(arch, entry.name) if in_gguf else 0)
         elif arch.tie_embeddings and entry.name == TIED_HEAD[0]:
             yield Copy(entry, TIED_HEAD[1], compare=True)
         elif not _COMPUTED.match(entry.name):
@@ -165,7 +176,9 @@ def _read_tensors(
                     raise LoadError(
                         f"{copy.entry.name} differs from {copy.target}, but tie_word_embeddings is true in config.json"
                     )
-                bar.update(piece.nbytes)
+                bar.update(piece.numel() * copy.entry.n_bytes // target.numel())
+            if copy.n_interleaved:
+                separate_halves(targets[copy.target], copy.n_interleaved)
             if check_finite and not _is_finite(target):
                 raise LoadError(
                     f"tensor {copy.entry.name} in {shard.path} has NaN or infinite values as {target.dtype}"
@@ -176,11 +189,28 @@ def _pieces(
     descriptor: int, entry: Entry, buffer: torch.Tensor, path: pathlib.Path
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """(index of the first element, elements) over a tensor's bytes; each piece is valid until the next."""
+    if entry.dtype in DECODERS:
+        yield from _decoded_pieces(descriptor, entry, buffer, path)
+        return
     dtype = TORCH_DTYPES[entry.dtype]
     for offset in range(0, entry.n_bytes, len(buffer)):
         raw = buffer[: min(len(buffer), entry.n_bytes - offset)]
         read_into(descriptor, memoryview(raw.numpy()), entry.start + offset, path)
         yield offset // dtype.itemsize, raw.view(dtype)
+
+
+def _decoded_pieces(
+    descriptor: int, entry: Entry, buffer: torch.Tensor, path: pathlib.Path
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """As `_pieces`, for blocks that hold a scale and small integers."""
+    decode, block_bytes, first = DECODERS[entry.dtype], BLOCK_BYTES[entry.dtype], 0
+    step = BLOCK_BUFFER_BYTES // block_bytes * block_bytes
+    for offset in range(0, entry.n_bytes, step):
+        raw = buffer[: min(step, entry.n_bytes - offset)]
+        read_into(descriptor, memoryview(raw.numpy()), entry.start + offset, path)
+        piece = decode(raw.view(-1, block_bytes)).view(-1)
+        yield first, piece
+        first += len(piece)
 
 
 def _is_finite(values: torch.Tensor) -> bool:
