@@ -85,9 +85,23 @@ QUIRE_INLINE void store_bytes(int8_t* p, vi v) {
 }
 
 QUIRE_INLINE int32_t hsum(vi v) {
-    int32_t sum = 0;
-    for (int i = 0; i < W; i++) sum += v[i];
+#if QUIRE_AVX512
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = v[0];
+    for (int i = 1; i < W; i++) sum += v[i];
     return sum;
+#endif
+}
+
+QUIRE_INLINE int32_t hmax(vi v) {
+#if QUIRE_AVX512
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t most = v[0];
+    for (int i = 1; i < W; i++) most = v[i] > most ? v[i] : most;
+    return most;
+#endif
 }
 
 }  // namespace quire

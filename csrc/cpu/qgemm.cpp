@@ -17,48 +17,42 @@ namespace {
 
 constexpr int TILE = 64, LINE = TILE * 4, GROUP = 32, GROUP_LINES = GROUP / 4;
 constexpr int PACKED_GROUP = TILE * GROUP / 2;  // bytes
-constexpr int BLOCK_GROUPS = 8;  // groups of a tile unpacked at once: 16 KiB, half of an L1 cache
-constexpr int AHEAD = 16 * LINE; // bytes between a load of weights and the prefetch
-constexpr float SMALLEST = 1e-30f;  // activations below it count as zeros: 127 / x must be finite
+constexpr int BLOCK_GROUPS = 8;                    // groups worked on at once: 16 KiB of bytes, half of an L1 cache
+constexpr int BLOCK_LINES = BLOCK_GROUPS * GROUP_LINES;
+constexpr int AHEAD = 16 * LINE;                   // bytes between a load of weights and the prefetch
+constexpr float SMALLEST = 1e-30f;                 // activations below it count as zeros: 127 / x must be finite
 
-// Sums in registers: rows times vectors.
+// Sums in registers: rows times vectors. Of unpacked nibbles there are two kinds, integers and floats.
 #if QUIRE_AVX512
-constexpr int ROWS = 6, VECTORS = 4;
+constexpr int ROWS = 6, VECTORS = 4, NIBBLE_VECTORS = 2;
 #elif QUIRE_AVX2
-constexpr int ROWS = 4, VECTORS = 2;
+constexpr int ROWS = 4, VECTORS = 2, NIBBLE_VECTORS = 1;
 #else
-constexpr int ROWS = 2, VECTORS = 2;
+constexpr int ROWS = 2, VECTORS = 2, NIBBLE_VECTORS = 1;
 #endif
-constexpr int DIRECT_ROWS = 2;  // up to here nibbles are unpacked in registers
 
 #define UNROLL _Pragma("GCC unroll 8")
 
 // Quantised activations: x = q * scale.
 struct Rows {
-    int8_t* q;
-    float* scales;  // [m, n_groups]
-    int32_t* sums;  // [m, n_groups]: of q
-    int64_t stride, n_groups;
-
-    const int8_t* row(int64_t i) const { return q + i * stride; }
+    int8_t* q;        // [m, stride]
+    float* scales;    // [n_groups, m]
+    int32_t* starts;  // [n_groups, m]: what the zero point of the weights adds to the sums, negative
+    int64_t m, stride, n_groups;
 };
 
 // Quantises count values; returns the sum of q. A span with an infinity or a NaN gets the scale NaN.
 template <class T> int32_t quantise(const T* x, int64_t count, int8_t* q, float* scale) {
     const auto get = [&](int64_t i) { return i + W <= count ? load(x + i) : load_some(x + i, (int)(count - i)); };
-    vi magnitude = vi{};  // order of bits is order of magnitudes, with NaN above infinity
+    vi magnitudes = vi{};  // bits have the order of magnitudes, with NaN above infinity
     for (int64_t i = 0; i < count; i += W) {
         const vi bits = (vi)get(i) & 0x7fffffff;
-        magnitude = bits > magnitude ? bits : magnitude;
+        magnitudes = bits > magnitudes ? bits : magnitudes;
     }
-    const vf largest = (vf)magnitude;
-    float most = 0;
-    bool finite = true;
-    for (int i = 0; i < W; i++) {
-        finite = finite && std::isfinite(largest[i]);
-        most = largest[i] > most ? largest[i] : most;
-    }
-    const bool live = finite && most >= SMALLEST;
+    const int32_t bits = hmax(magnitudes);
+    float most;
+    memcpy(&most, &bits, 4);
+    const bool finite = bits < 0x7f800000, live = finite && most >= SMALLEST;
     *scale = !finite ? NAN : live ? most / 127.f : 0.f;
     if (!live) {
         memset(q, 0, count);
@@ -76,36 +70,36 @@ template <class T> int32_t quantise(const T* x, int64_t count, int8_t* q, float*
     return hsum(sum);
 }
 
-template <class T> void quantise_row(const T* x, int64_t k, int64_t group, const Rows& rows, int64_t row) {
+template <class T> void quantise_row(const T* x, int64_t k, int64_t group, int32_t zero, const Rows& rows, int64_t row) {
     int8_t* q = rows.q + row * rows.stride;
     for (int64_t g = 0; g < rows.n_groups; g++) {
-        const int64_t first = g * group, count = first + group < k ? group : k - first, at = row * rows.n_groups + g;
-        rows.sums[at] = quantise(x + first, count, q + first, rows.scales + at);
+        const int64_t first = g * group, count = first + group < k ? group : k - first, at = g * rows.m + row;
+        rows.starts[at] = -zero * quantise(x + first, count, q + first, rows.scales + at);
     }
     memset(q + k, 0, rows.stride - k);
 }
 
-// sums[r][c] = sum over k of weight c times q of row + r.
-template <int R> void bytes_block(const uint8_t* w, int64_t n_lines, const Rows& x, int64_t row, float* sums) {
+// sums[r][c] += weight c times row r of q over n_lines lines. Prefetches PREFETCHES cache lines of `next` a line.
+template <int R, int PREFETCHES>
+void bytes_block(
+    const uint8_t* w, int64_t n_lines, const int8_t* q, int64_t stride, int32_t* sums, const uint8_t* next) {
     for (int c = 0; c < TILE; c += VECTORS * W) {
         vi acc[R][VECTORS];
         UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = set1i(-BYTE_ZERO * x.sums[row + r]);
-        const uint8_t* at = w + c * 4;
-        const int8_t* q = x.row(row);
-        for (int64_t line = 0; line < n_lines; line++, at += LINE, q += 4) {
+            UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = load_bits<vi>(sums + r * TILE + c + v * W);
+        const uint8_t *at = w + c * 4, *hint = next;
+        const int8_t* x = q;
+        for (int64_t line = 0; line < n_lines; line++, at += LINE, x += 4, hint += PREFETCHES * 64) {
             vi weights[VECTORS];
-            UNROLL for (int v = 0; v < VECTORS; v++) {
-                weights[v] = load_bits<vi>(at + v * W * 4);
-                if (R <= 4) __builtin_prefetch(at + AHEAD + v * W * 4);
-            }
+            UNROLL for (int p = 0; p < PREFETCHES; p++) __builtin_prefetch(hint + p * 64);
+            UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = load_bits<vi>(at + v * W * 4);
             UNROLL for (int r = 0; r < R; r++) {
-                const vi values = repeat(q + r * x.stride);
+                const vi values = repeat(x + r * stride);
                 UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = dot_bytes(acc[r][v], weights[v], values);
             }
         }
         UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int v = 0; v < VECTORS; v++) store(sums + r * TILE + c + v * W, to_float(acc[r][v]));
+            UNROLL for (int v = 0; v < VECTORS; v++) store_bits(sums + r * TILE + c + v * W, acc[r][v]);
     }
 }
 
@@ -114,48 +108,48 @@ QUIRE_INLINE vf add_group(vf total, vi acc, vf w_scale, float x_scale) {
     return fma(to_float(acc), w_scale * x_scale, total);
 }
 
-QUIRE_INLINE vi group_start(const Rows& x, int64_t at) { return set1i(-NIBBLE_ZERO * x.sums[at]); }
-
-// sums[r][c] = weight c times row + r, nibbles unpacked in registers: few rows.
-template <int R>
-void nibbles_direct(const uint8_t* w, const bf16* w_scales, const Rows& x, int64_t row, float* sums) {
+// sums[r][c] = weight c times row r, nibbles unpacked in registers: few rows.
+template <int R> void nibbles_direct(const uint8_t* w, const bf16* w_scales, const Rows x, float* sums) {
+    constexpr int N = R <= 2 ? VECTORS : NIBBLE_VECTORS;
     const vi low = set1i(0x0f0f0f0f);
-    for (int c = 0; c < TILE; c += VECTORS * W) {
-        vf total[R][VECTORS] = {};
+    for (int c = 0; c < TILE; c += N * W) {
+        vf total[R][N] = {};
         const uint8_t* at = w + c * 4;
-        for (int64_t g = 0; g < x.n_groups; g++, at += PACKED_GROUP) {
-            vi acc[R][VECTORS];
+        const int8_t* q = x.q;
+        for (int64_t g = 0; g < x.n_groups; g++, at += PACKED_GROUP, q += GROUP) {
+            vi acc[R][N];
             UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = group_start(x, (row + r) * x.n_groups + g);
+                UNROLL for (int v = 0; v < N; v++) acc[r][v] = set1i(x.starts[g * x.m + r]);
             UNROLL for (int line = 0; line < GROUP_LINES / 2; line++) {
-                const int8_t* q = x.row(row) + g * GROUP + line * 4;
-                UNROLL for (int v = 0; v < VECTORS; v++) {
+                UNROLL for (int v = 0; v < N; v++) {
                     const vi packed = load_bits<vi>(at + line * LINE + v * W * 4);
                     __builtin_prefetch(at + AHEAD + line * LINE + v * W * 4);
                     UNROLL for (int r = 0; r < R; r++) {
-                        acc[r][v] = dot_nibbles(acc[r][v], packed & low, repeat(q + r * x.stride));
-                        acc[r][v] = dot_nibbles(acc[r][v], (packed >> 4) & low, repeat(q + r * x.stride + GROUP / 2));
+                        const int8_t* values = q + r * x.stride + line * 4;
+                        acc[r][v] = dot_nibbles(acc[r][v], packed & low, repeat(values));
+                        acc[r][v] = dot_nibbles(acc[r][v], (packed >> 4) & low, repeat(values + GROUP / 2));
                     }
                 }
             }
-            UNROLL for (int v = 0; v < VECTORS; v++) {
+            UNROLL for (int v = 0; v < N; v++) {
                 const vf w_scale = load(w_scales + g * TILE + c + v * W);
                 UNROLL for (int r = 0; r < R; r++)
-                    total[r][v] = add_group(total[r][v], acc[r][v], w_scale, x.scales[(row + r) * x.n_groups + g]);
+                    total[r][v] = add_group(total[r][v], acc[r][v], w_scale, x.scales[g * x.m + r]);
             }
         }
         UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int v = 0; v < VECTORS; v++) store(sums + r * TILE + c + v * W, total[r][v]);
+            UNROLL for (int v = 0; v < N; v++) store(sums + r * TILE + c + v * W, total[r][v]);
     }
 }
 
-// n_groups groups of a tile: a byte for each weight, lines in the order of k.
+// n_groups groups of a tile: a byte for each weight, lines in the order of k. Prefetches as many.
 void unpack(const uint8_t* w, const bf16* w_scales, int64_t n_groups, uint8_t* bytes, float* scales) {
     const vi low = set1i(0x0f0f0f0f);
+    const int64_t block = n_groups * PACKED_GROUP;
     for (int64_t g = 0; g < n_groups; g++, w += PACKED_GROUP, bytes += 2 * PACKED_GROUP) {
-        for (int i = 0; i < PACKED_GROUP; i += W * 4) {
+        UNROLL for (int i = 0; i < PACKED_GROUP; i += W * 4) {
             const vi packed = load_bits<vi>(w + i);
-            __builtin_prefetch(w + AHEAD + i);
+            __builtin_prefetch(w + block + i);
             store_bits(bytes + i, packed & low);
             store_bits(bytes + PACKED_GROUP + i, (packed >> 4) & low);
         }
@@ -166,30 +160,32 @@ void unpack(const uint8_t* w, const bf16* w_scales, int64_t n_groups, uint8_t* b
 // sums[r][c] += weight c times row + r over unpacked groups, of which the first is group g0 of the rows.
 template <int R>
 void nibbles_block(
-    const uint8_t* bytes, const float* w_scales, int64_t g0, int64_t n_groups, const Rows& x, int64_t row,
-    float* sums) {
+    const uint8_t* __restrict bytes, const float* __restrict w_scales, int64_t g0, int64_t n_groups, const Rows x,
+    int64_t row, float* __restrict sums) {
     for (int c = 0; c < TILE; c += VECTORS * W)
         for (int64_t g = 0; g < n_groups; g++) {
-            const int64_t first = row * x.n_groups + g0 + g;
+            const int32_t* __restrict starts = x.starts + (g0 + g) * x.m + row;
+            const float* __restrict x_scales = x.scales + (g0 + g) * x.m + row;
             vi acc[R][VECTORS];
             UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = group_start(x, first + r * x.n_groups);
+                UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = set1i(starts[r]);
             const uint8_t* at = bytes + g * 2 * PACKED_GROUP + c * 4;
-            const int8_t* q = x.row(row) + (g0 + g) * GROUP;
-            UNROLL for (int line = 0; line < GROUP_LINES; line++) {
+            const int8_t* q = x.q + row * x.stride + (g0 + g) * GROUP;
+            for (int line = 0; line < GROUP_LINES; line++, at += LINE, q += 4) {
                 vi weights[VECTORS];
-                UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = load_bits<vi>(at + line * LINE + v * W * 4);
+                UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = load_bits<vi>(at + v * W * 4);
                 UNROLL for (int r = 0; r < R; r++) {
-                    const vi values = repeat(q + r * x.stride + line * 4);
+                    const vi values = repeat(q + r * x.stride);
                     UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = dot_nibbles(acc[r][v], weights[v], values);
                 }
             }
-            UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < VECTORS; v++) {
+            UNROLL for (int v = 0; v < VECTORS; v++) {
+                const vf w_scale = load(w_scales + g * TILE + c + v * W);
+                UNROLL for (int r = 0; r < R; r++) {
                     float* total = sums + r * TILE + c + v * W;
-                    const vf w_scale = load(w_scales + g * TILE + c + v * W);
-                    store(total, add_group(load(total), acc[r][v], w_scale, x.scales[first + r * x.n_groups]));
+                    store(total, add_group(load(total), acc[r][v], w_scale, x_scales[r]));
                 }
+            }
         }
 }
 
@@ -201,55 +197,73 @@ template <int MOST, class F> QUIRE_INLINE void by_count(int64_t n, const F& f) {
     f(std::integral_constant<int, MOST>());
 }
 
-// Calls f(first row, constant number of rows) over blocks of nearly equal heights.
+// Calls f(first row, constant number of rows, index of the block) over blocks of nearly equal heights.
 template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
     const int64_t n_blocks = (m + ROWS - 1) / ROWS;
     for (int64_t b = 0; b < n_blocks; b++) {
         const int64_t first = b * m / n_blocks, end = (b + 1) * m / n_blocks;
-        by_count<ROWS>(end - first, [&](auto n) { f(first, n); });
+        by_count<ROWS>(end - first, [&](auto n) { f(first, n, b); });
     }
 }
 
-// out[c] = sums[c] * w_scales[c] * x_scale + bias[c]; w_scales and bias may be null.
-template <class T>
-void finish(const float* sums, const float* w_scales, float x_scale, const T* bias, T* out, int64_t n) {
+// out[c] = value(c) + bias[c] for n channels; bias may be null.
+template <class T, class F> QUIRE_INLINE void finish(const T* bias, T* out, int64_t n, const F& value) {
     for (int64_t c = 0; c < n; c += W) {
         const int count = n - c < W ? (int)(n - c) : W;
-        vf value = load(sums + c);
-        if (w_scales != nullptr) value = value * load(w_scales + c) * x_scale;
-        if (bias != nullptr) value += count == W ? load(bias + c) : load_some(bias + c, count);
-        if (count == W) store(out + c, value);
-        else store_some(out + c, value, count);
+        vf y = value(c);
+        if (bias != nullptr) y += count == W ? load(bias + c) : load_some(bias + c, count);
+        if (count == W) store(out + c, y);
+        else store_some(out + c, y, count);
+    }
+}
+
+// sums [m, TILE] of a tile of int8 weights. PREFETCHES: cache lines of the next block for each line of this one.
+template <int PREFETCHES> void bytes_sums(const uint8_t* w, int64_t n_lines, const Rows& x, int32_t* sums) {
+    for (int64_t row = 0; row < x.m; row++)
+        for (int c = 0; c < TILE; c += W) store_bits(sums + row * TILE + c, set1i(x.starts[row]));
+    const int64_t step = PREFETCHES == 4 ? n_lines : BLOCK_LINES;
+    for (int64_t line = 0; line < n_lines; line += step) {
+        const int64_t count = n_lines - line < step ? n_lines - line : step;
+        const uint8_t* block = w + line * LINE;
+        row_blocks(x.m, [&](int64_t row, auto n, int64_t b) {
+            const bool fresh = b * PREFETCHES < 4;  // later row blocks find everything prefetched
+            const uint8_t* next = PREFETCHES == 4 ? block + AHEAD
+                                  : fresh         ? block + count * LINE + b * PREFETCHES * count * 64
+                                                  : block;
+            const int8_t* q = x.q + row * x.stride + line * 4;
+            bytes_block<n, PREFETCHES>(block, count, q, x.stride, sums + row * TILE, next);
+        });
     }
 }
 
 // One tile of int8 weights for all rows.
 template <class T> void bytes_tile(const QuireQlinearArgs& a, const Rows& x, int64_t k_padded, int64_t tile) {
     const int64_t c0 = tile * TILE, live = a.n - c0 < TILE ? a.n - c0 : TILE;
+    const Scratch scratch({x.m * TILE * (int64_t)sizeof(int32_t)});
+    int32_t* sums = (int32_t*)scratch.piece(0);
     const uint8_t* w = a.weight + c0 * k_padded;
+    const auto compute = x.m <= ROWS ? bytes_sums<4> : x.m <= 3 * ROWS ? bytes_sums<2> : bytes_sums<1>;
+    compute(w, k_padded / 4, x, sums);
     const float* w_scales = (const float*)a.scales + c0;
     const T* bias = a.bias == nullptr ? nullptr : (const T*)a.bias + c0;
-    row_blocks(a.m, [&](int64_t row, auto count) {
-        alignas(64) float sums[count * TILE];
-        bytes_block<count>(w, k_padded / 4, x, row, sums);
-        for (int r = 0; r < count; r++)
-            finish(sums + r * TILE, w_scales, x.scales[row + r], bias, (T*)a.out + (row + r) * a.n + c0, live);
-    });
+    for (int64_t r = 0; r < x.m; r++)
+        finish(bias, (T*)a.out + r * a.n + c0, live, [&](int64_t c) {
+            return to_float(load_bits<vi>(sums + r * TILE + c)) * load(w_scales + c) * x.scales[r];
+        });
 }
 
 // sums [m, TILE] of one tile of int4 weights.
-void nibbles_sums(const uint8_t* w, const bf16* w_scales, const Rows& x, int64_t m, const Scratch& scratch) {
+void nibbles_sums(const uint8_t* w, const bf16* w_scales, const Rows& x, const Scratch& scratch) {
     float* sums = (float*)scratch.piece(0);
-    if (m <= DIRECT_ROWS)
-        return by_count<DIRECT_ROWS>(m, [&](auto n) { nibbles_direct<n>(w, w_scales, x, 0, sums); });
-    memset(sums, 0, m * TILE * sizeof(float));
+    if (x.m <= ROWS) return by_count<ROWS>(x.m, [&](auto n) { nibbles_direct<n>(w, w_scales, x, sums); });
+    memset(sums, 0, x.m * TILE * sizeof(float));
     uint8_t* bytes = (uint8_t*)scratch.piece(1);
     float* wide_scales = (float*)scratch.piece(2);
     for (int64_t g = 0; g < x.n_groups; g += BLOCK_GROUPS) {
         const int64_t n_groups = x.n_groups - g < BLOCK_GROUPS ? x.n_groups - g : BLOCK_GROUPS;
         unpack(w + g * PACKED_GROUP, w_scales + g * TILE, n_groups, bytes, wide_scales);
-        row_blocks(m, [&](int64_t row, auto count) {
-            nibbles_block<count>(bytes, wide_scales, g, n_groups, x, row, sums + row * TILE);
+        row_blocks(x.m, [&](int64_t row, auto n, int64_t) {
+            nibbles_block<n>(bytes, wide_scales, g, n_groups, x, row, sums + row * TILE);
         });
     }
 }
@@ -258,12 +272,12 @@ void nibbles_sums(const uint8_t* w, const bf16* w_scales, const Rows& x, int64_t
 template <class T> void nibbles_tile(const QuireQlinearArgs& a, const Rows& x, int64_t k_padded, int64_t tile) {
     const int64_t c0 = tile * TILE, live = a.n - c0 < TILE ? a.n - c0 : TILE;
     const Scratch scratch(
-        {a.m * TILE * (int64_t)sizeof(float), 2 * PACKED_GROUP * BLOCK_GROUPS, TILE * BLOCK_GROUPS * 4});
-    nibbles_sums(a.weight + c0 * k_padded / 2, (const bf16*)a.scales + c0 * x.n_groups, x, a.m, scratch);
+        {x.m * TILE * (int64_t)sizeof(float), 2 * PACKED_GROUP * BLOCK_GROUPS, TILE * BLOCK_GROUPS * 4});
+    nibbles_sums(a.weight + c0 * k_padded / 2, (const bf16*)a.scales + c0 * x.n_groups, x, scratch);
     const float* sums = (const float*)scratch.piece(0);
     const T* bias = a.bias == nullptr ? nullptr : (const T*)a.bias + c0;
-    for (int64_t r = 0; r < a.m; r++)
-        finish<T>(sums + r * TILE, nullptr, 1.f, bias, (T*)a.out + r * a.n + c0, live);
+    for (int64_t r = 0; r < x.m; r++)
+        finish(bias, (T*)a.out + r * a.n + c0, live, [&](int64_t c) { return load(sums + r * TILE + c); });
 }
 
 // How many tiles are some 10 microseconds of work, which is worth waking a thread.
@@ -277,14 +291,16 @@ template <class T> void run(const QuireQlinearArgs& a) {
     const int64_t n_groups = (a.k + GROUP - 1) / GROUP, k_padded = n_groups * GROUP;
     const bool nibbles = a.scheme == 1;
     Rows x{};
+    x.m = a.m;
     x.stride = k_padded + 64;  // rows a power of two apart would share few cache sets
     x.n_groups = nibbles ? n_groups : 1;
     const std::unique_ptr<int8_t[]> q(new int8_t[a.m * x.stride]);
     const std::unique_ptr<float[]> scales(new float[a.m * x.n_groups]);
-    const std::unique_ptr<int32_t[]> sums(new int32_t[a.m * x.n_groups]);
-    x.q = q.get(), x.scales = scales.get(), x.sums = sums.get();
+    const std::unique_ptr<int32_t[]> starts(new int32_t[a.m * x.n_groups]);
+    x.q = q.get(), x.scales = scales.get(), x.starts = starts.get();
     parallel_for(a.m, 1 + 16384 / k_padded, a.n_threads, [&](int64_t row) {
-        quantise_row((const T*)a.x + row * a.x_row, a.k, nibbles ? GROUP : k_padded, x, row);
+        const int64_t group = nibbles ? GROUP : k_padded;
+        quantise_row((const T*)a.x + row * a.x_row, a.k, group, nibbles ? NIBBLE_ZERO : BYTE_ZERO, x, row);
     });
     const int64_t tile_bytes = nibbles ? TILE * k_padded / 2 : TILE * k_padded;
     parallel_for((a.n + TILE - 1) / TILE, tiles_a_chunk(tile_bytes, a.m), a.n_threads, [&](int64_t tile) {
