@@ -138,7 +138,7 @@ def _head_dim(header: Header, name: str, values: dict[str, Any]) -> Any:
     divides = is_integer(heads) and is_integer(hidden) and heads > 0 and hidden % heads == 0
     head_dim = values.get("attention.key_length", hidden // heads if divides else None)
     for key in ("attention.value_length", "rope.dimension_count"):
-        if values.get(key, head_dim) != head_dim:
+        if head_dim is not None and values.get(key, head_dim) != head_dim:
             raise LoadError(
                 f"{header.path}: {name}.{key} = {shown(values[key])} must be {shown(head_dim)}, the width of a head"
             )
