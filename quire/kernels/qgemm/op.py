@@ -43,4 +43,4 @@ def linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = No
 
 def _check_device(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise ConfigError(f"quantised linear layers run on the CPU only, not on {tensor.device}: use bf16 weights there")
+        raise ConfigError(f"quantised linear layers run on the CPU only, not on {tensor.device}: use bf16 there")

@@ -1,4 +1,4 @@
-"""Quantised linear layers: integers exactly, results against the float64 reference, row by row bitwise, hostile rows."""
+"""Quantised linear layers: integers exactly, results against float64, row by row bitwise, hostile rows."""
 
 from __future__ import annotations
 
