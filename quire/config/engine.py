@@ -24,9 +24,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one engine. Spelling follows vLLM: field `max_num_seqs` is flag `--max-num-seqs`."""
 
     model: Annotated[
-        str, _doc("Folder in the Hugging Face layout, or a hub name; empty serves the bundled demo model.")
+        str, _doc("Folder in the Hugging Face layout, .gguf file, or hub name; empty serves the bundled demo model.")
     ] = ""
-    tokenizer: Annotated[str, _doc("Folder or hub name of the tokenizer when it is not beside the model.")] = ""
+    tokenizer: Annotated[str, _doc("Folder, .gguf file or hub name of a tokenizer that is not with the model.")] = ""
     revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
     served_model_name: Annotated[
         list[str], _doc("Names under which the API knows the model; default: the model argument.")
@@ -34,7 +34,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_tokenizer_init: Annotated[bool, _doc("Serve token ids only; no tokenizer is loaded.")] = False
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"],
-        _doc("auto and safetensors read *.safetensors; dummy makes seeded random weights from config.json."),
+        _doc("auto reads *.safetensors or the .gguf file; dummy makes seeded random weights from config.json."),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],

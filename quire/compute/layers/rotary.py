@@ -89,7 +89,11 @@ def _divided(rope: Rope, dim: int, max_model_len: int) -> torch.Tensor:
 
 
 _FREQUENCIES = {
-    **{"default": _default, "linear": _linear, "dynamic": _dynamic},
-    **{"llama3": _llama3, "yarn": _yarn, DIVIDED: _divided},
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    DIVIDED: _divided,
 }
 """Rope type → angle per position, float32 [head_dim / 2]."""

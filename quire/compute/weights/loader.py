@@ -93,6 +93,8 @@ def load_model(
         fill_random(model.weights(), seed, device)
     else:
         in_gguf = is_gguf(folder)
+        if in_gguf and load_format == "safetensors":
+            raise ConfigError(f"load_format = 'safetensors', but {folder} is a GGUF file: leave it at auto")
         shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
         copies = _match(shards, build(torch.device("meta")), in_gguf)
         model = build(device)
