@@ -17,12 +17,12 @@ namespace {
 
 constexpr int TILE = 64, LINE = TILE * 4, GROUP = 32, GROUP_LINES = GROUP / 4;
 constexpr int PACKED_GROUP = TILE * GROUP / 2;  // bytes
-constexpr int BLOCK_GROUPS = 8;                    // groups worked on at once: 16 KiB of bytes, half of an L1 cache
+constexpr int BLOCK_GROUPS = 8;                    // groups of bytes worked on at once: 16 KiB, half of an L1 cache
 constexpr int BLOCK_LINES = BLOCK_GROUPS * GROUP_LINES;
 constexpr int AHEAD = 16 * LINE;                   // bytes between a load of weights and the prefetch
 constexpr float SMALLEST = 1e-30f;                 // activations below it count as zeros: 127 / x must be finite
 
-// Sums in registers: rows times vectors. Of unpacked nibbles there are two kinds, integers and floats.
+// Sums in registers: rows times vectors. Nibbles have two kinds, integers and floats.
 #if QUIRE_AVX512
 constexpr int ROWS = 6, VECTORS = 4, NIBBLE_VECTORS = 2;
 #elif QUIRE_AVX2
@@ -108,22 +108,29 @@ QUIRE_INLINE vf add_group(vf total, vi acc, vf w_scale, float x_scale) {
     return fma(to_float(acc), w_scale * x_scale, total);
 }
 
-// sums[r][c] = weight c times row r, nibbles unpacked in registers: few rows.
-template <int R> void nibbles_direct(const uint8_t* w, const bf16* w_scales, const Rows x, float* sums) {
+// sums[r][c] += weight c times row + r over groups first_group .. end_group of the tile. Prefetches like bytes_block.
+template <int R, int PREFETCHES>
+void nibbles_block(
+    const uint8_t* w, const bf16* w_scales, int64_t first_group, int64_t end_group, const Rows x, int64_t row,
+    float* sums, const uint8_t* next) {
     constexpr int N = R <= 2 ? VECTORS : NIBBLE_VECTORS;
+    constexpr int HINTS = PREFETCHES * N * W / TILE;  // the columns share the work
     const vi low = set1i(0x0f0f0f0f);
     for (int c = 0; c < TILE; c += N * W) {
-        vf total[R][N] = {};
-        const uint8_t* at = w + c * 4;
-        const int8_t* q = x.q;
-        for (int64_t g = 0; g < x.n_groups; g++, at += PACKED_GROUP, q += GROUP) {
+        vf total[R][N];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int v = 0; v < N; v++) total[r][v] = load(sums + r * TILE + c + v * W);
+        const uint8_t *at = w + first_group * PACKED_GROUP + c * 4, *hint = next + c * PREFETCHES;
+        const int8_t* q = x.q + row * x.stride + first_group * GROUP;
+        for (int64_t g = first_group; g < end_group; g++, at += PACKED_GROUP, q += GROUP) {
+            const int64_t first = g * x.m + row;
             vi acc[R][N];
             UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < N; v++) acc[r][v] = set1i(x.starts[g * x.m + r]);
-            UNROLL for (int line = 0; line < GROUP_LINES / 2; line++) {
+                UNROLL for (int v = 0; v < N; v++) acc[r][v] = set1i(x.starts[first + r]);
+            UNROLL for (int line = 0; line < GROUP_LINES / 2; line++, hint += PREFETCHES * 64) {
+                UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(hint + p * 64);
                 UNROLL for (int v = 0; v < N; v++) {
                     const vi packed = load_bits<vi>(at + line * LINE + v * W * 4);
-                    __builtin_prefetch(at + AHEAD + line * LINE + v * W * 4);
                     UNROLL for (int r = 0; r < R; r++) {
                         const int8_t* values = q + r * x.stride + line * 4;
                         acc[r][v] = dot_nibbles(acc[r][v], packed & low, repeat(values));
@@ -134,59 +141,12 @@ template <int R> void nibbles_direct(const uint8_t* w, const bf16* w_scales, con
             UNROLL for (int v = 0; v < N; v++) {
                 const vf w_scale = load(w_scales + g * TILE + c + v * W);
                 UNROLL for (int r = 0; r < R; r++)
-                    total[r][v] = add_group(total[r][v], acc[r][v], w_scale, x.scales[g * x.m + r]);
+                    total[r][v] = add_group(total[r][v], acc[r][v], w_scale, x.scales[first + r]);
             }
         }
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int v = 0; v < N; v++) store(sums + r * TILE + c + v * W, total[r][v]);
     }
-}
-
-// n_groups groups of a tile: a byte for each weight, lines in the order of k. Prefetches as many.
-void unpack(const uint8_t* w, const bf16* w_scales, int64_t n_groups, uint8_t* bytes, float* scales) {
-    const vi low = set1i(0x0f0f0f0f);
-    const int64_t block = n_groups * PACKED_GROUP;
-    for (int64_t g = 0; g < n_groups; g++, w += PACKED_GROUP, bytes += 2 * PACKED_GROUP) {
-        UNROLL for (int i = 0; i < PACKED_GROUP; i += W * 4) {
-            const vi packed = load_bits<vi>(w + i);
-            __builtin_prefetch(w + block + i);
-            store_bits(bytes + i, packed & low);
-            store_bits(bytes + PACKED_GROUP + i, (packed >> 4) & low);
-        }
-        for (int c = 0; c < TILE; c += W) store(scales + g * TILE + c, load(w_scales + g * TILE + c));
-    }
-}
-
-// sums[r][c] += weight c times row + r over unpacked groups, of which the first is group g0 of the rows.
-template <int R>
-void nibbles_block(
-    const uint8_t* __restrict bytes, const float* __restrict w_scales, int64_t g0, int64_t n_groups, const Rows x,
-    int64_t row, float* __restrict sums) {
-    for (int c = 0; c < TILE; c += VECTORS * W)
-        for (int64_t g = 0; g < n_groups; g++) {
-            const int32_t* __restrict starts = x.starts + (g0 + g) * x.m + row;
-            const float* __restrict x_scales = x.scales + (g0 + g) * x.m + row;
-            vi acc[R][VECTORS];
-            UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = set1i(starts[r]);
-            const uint8_t* at = bytes + g * 2 * PACKED_GROUP + c * 4;
-            const int8_t* q = x.q + row * x.stride + (g0 + g) * GROUP;
-            for (int line = 0; line < GROUP_LINES; line++, at += LINE, q += 4) {
-                vi weights[VECTORS];
-                UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = load_bits<vi>(at + v * W * 4);
-                UNROLL for (int r = 0; r < R; r++) {
-                    const vi values = repeat(q + r * x.stride);
-                    UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = dot_nibbles(acc[r][v], weights[v], values);
-                }
-            }
-            UNROLL for (int v = 0; v < VECTORS; v++) {
-                const vf w_scale = load(w_scales + g * TILE + c + v * W);
-                UNROLL for (int r = 0; r < R; r++) {
-                    float* total = sums + r * TILE + c + v * W;
-                    store(total, add_group(load(total), acc[r][v], w_scale, x_scales[r]));
-                }
-            }
-        }
 }
 
 // Calls f(constant of n) for n in 1 .. MOST.
@@ -217,6 +177,13 @@ template <class T, class F> QUIRE_INLINE void finish(const T* bias, T* out, int6
     }
 }
 
+// What row block b prefetches while it works on w .. end: one row block alone a fixed distance, several of them the
+// block behind this one, each a part of it. Later ones find all done.
+template <int PREFETCHES> const uint8_t* prefetched(const uint8_t* w, const uint8_t* end, int64_t b) {
+    if (PREFETCHES == 4) return w + AHEAD;
+    return b * PREFETCHES < 4 ? end + b * (end - w) * PREFETCHES / 4 : w;
+}
+
 // sums [m, TILE] of a tile of int8 weights. PREFETCHES: cache lines of the next block for each line of this one.
 template <int PREFETCHES> void bytes_sums(const uint8_t* w, int64_t n_lines, const Rows& x, int32_t* sums) {
     for (int64_t row = 0; row < x.m; row++)
@@ -226,10 +193,7 @@ template <int PREFETCHES> void bytes_sums(const uint8_t* w, int64_t n_lines, con
         const int64_t count = n_lines - line < step ? n_lines - line : step;
         const uint8_t* block = w + line * LINE;
         row_blocks(x.m, [&](int64_t row, auto n, int64_t b) {
-            const bool fresh = b * PREFETCHES < 4;  // later row blocks find everything prefetched
-            const uint8_t* next = PREFETCHES == 4 ? block + AHEAD
-                                  : fresh         ? block + count * LINE + b * PREFETCHES * count * 64
-                                                  : block;
+            const uint8_t* next = prefetched<PREFETCHES>(block, block + count * LINE, b);
             const int8_t* q = x.q + row * x.stride + line * 4;
             bytes_block<n, PREFETCHES>(block, count, q, x.stride, sums + row * TILE, next);
         });
@@ -252,18 +216,17 @@ template <class T> void bytes_tile(const QuireQlinearArgs& a, const Rows& x, int
         });
 }
 
-// sums [m, TILE] of one tile of int4 weights.
-void nibbles_sums(const uint8_t* w, const bf16* w_scales, const Rows& x, const Scratch& scratch) {
-    float* sums = (float*)scratch.piece(0);
-    if (x.m <= ROWS) return by_count<ROWS>(x.m, [&](auto n) { nibbles_direct<n>(w, w_scales, x, sums); });
+// sums [m, TILE] of a tile of int4 weights.
+template <int PREFETCHES>
+void nibbles_sums(const uint8_t* w, const bf16* w_scales, const Rows& x, float* sums) {
     memset(sums, 0, x.m * TILE * sizeof(float));
-    uint8_t* bytes = (uint8_t*)scratch.piece(1);
-    float* wide_scales = (float*)scratch.piece(2);
-    for (int64_t g = 0; g < x.n_groups; g += BLOCK_GROUPS) {
-        const int64_t n_groups = x.n_groups - g < BLOCK_GROUPS ? x.n_groups - g : BLOCK_GROUPS;
-        unpack(w + g * PACKED_GROUP, w_scales + g * TILE, n_groups, bytes, wide_scales);
-        row_blocks(x.m, [&](int64_t row, auto n, int64_t) {
-            nibbles_block<n>(bytes, wide_scales, g, n_groups, x, row, sums + row * TILE);
+    const int64_t step = PREFETCHES == 4 ? x.n_groups : BLOCK_GROUPS * 2;
+    for (int64_t g = 0; g < x.n_groups; g += step) {
+        const int64_t end = g + step < x.n_groups ? g + step : x.n_groups;
+        const uint8_t *block = w + g * PACKED_GROUP, *after = w + end * PACKED_GROUP;
+        row_blocks(x.m, [&](int64_t row, auto n, int64_t b) {
+            const uint8_t* next = prefetched<PREFETCHES>(block, after, b);
+            nibbles_block<n, PREFETCHES>(w, w_scales, g, end, x, row, sums + row * TILE, next);
         });
     }
 }
@@ -271,10 +234,10 @@ void nibbles_sums(const uint8_t* w, const bf16* w_scales, const Rows& x, const S
 // One tile of int4 weights for all rows.
 template <class T> void nibbles_tile(const QuireQlinearArgs& a, const Rows& x, int64_t k_padded, int64_t tile) {
     const int64_t c0 = tile * TILE, live = a.n - c0 < TILE ? a.n - c0 : TILE;
-    const Scratch scratch(
-        {x.m * TILE * (int64_t)sizeof(float), 2 * PACKED_GROUP * BLOCK_GROUPS, TILE * BLOCK_GROUPS * 4});
-    nibbles_sums(a.weight + c0 * k_padded / 2, (const bf16*)a.scales + c0 * x.n_groups, x, scratch);
-    const float* sums = (const float*)scratch.piece(0);
+    const Scratch scratch({x.m * TILE * (int64_t)sizeof(float)});
+    float* sums = (float*)scratch.piece(0);
+    const auto compute = x.m <= ROWS ? nibbles_sums<4> : x.m <= 3 * ROWS ? nibbles_sums<2> : nibbles_sums<1>;
+    compute(a.weight + c0 * k_padded / 2, (const bf16*)a.scales + c0 * x.n_groups, x, sums);
     const T* bias = a.bias == nullptr ? nullptr : (const T*)a.bias + c0;
     for (int64_t r = 0; r < x.m; r++)
         finish(bias, (T*)a.out + r * a.n + c0, live, [&](int64_t c) { return load(sums + r * TILE + c); });
