@@ -40,6 +40,14 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "bfloat16", "float16", "float32"],
         _doc("Type of weights and activations; auto takes the checkpoint's."),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4"],
+        _doc(
+            "On a CPU, weights are rounded while loading: int8 has one scale an output channel; int4 one for each 32"
+            " weights, with the output head in int8. Activations are rounded to 8 bits in each product; embeddings,"
+            " norms and the KV cache keep their type."
+        ),
+    ] = "none"
     device: Annotated[
         Literal["auto", "cpu", "cuda", "null"],
         _doc("auto takes cuda when a GPU is there; null runs the whole engine without a model, on a virtual clock."),

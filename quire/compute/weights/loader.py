@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from quire.compute.layers.rotary import rope_table
 from quire.compute.models.dense import DenseModel
+from quire.compute.quant import SCHEMES
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.dummy import fill_random
 from quire.compute.weights.gguf import interleaved_heads, open_gguf, separate_halves
@@ -63,13 +64,16 @@ def load_model(
     max_model_len: int,
     load_format: str = "auto",
     seed: int = 0,
+    quantization: str = "none",
     check_finite: bool = True,
     progress: bool | None = None,
 ) -> DenseModel:
     """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
-    check_finite: refuse NaN and infinity. progress: show a bar; None shows it on a terminal only.
+    quantization: a name of `compute.quant.SCHEMES`; a matrix is quantised as soon as it is complete, so that few are
+    in memory in both forms. check_finite: refuse NaN and infinity. progress: show a bar; None shows it on a terminal
+    only.
     Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers.
     """
     if not 0 < max_model_len <= arch.max_position_scaled:
@@ -83,14 +87,15 @@ def load_model(
             " tokens at every length, so shorter prompts differ slightly from transformers",
             *(max_model_len, arch.rope.original_max_position, max_model_len),
         )
+    scheme = SCHEMES[quantization]
     cos_sin = rope_table(arch.rope, arch.head_dim, max_model_len)
 
     def build(place: torch.device) -> DenseModel:
-        return DenseModel(arch, functools.partial(torch.empty, dtype=dtype, device=place), cos_sin.to(place))
+        return DenseModel(arch, functools.partial(torch.empty, dtype=dtype, device=place), cos_sin.to(place), scheme)
 
     if load_format == "dummy":
         model = build(device)
-        fill_random(model.weights(), seed, device)
+        fill_random(_packing(model), seed, device)
     else:
         in_gguf = is_gguf(folder)
         if in_gguf and load_format == "safetensors":
@@ -98,9 +103,33 @@ def load_model(
         shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
         copies = _match(shards, build(torch.device("meta")), in_gguf)
         model = build(device)
-        _stream(shards, copies, dict(model.weights()), check_finite, progress)
+        _stream(shards, copies, Targets(model), check_finite, progress)
     model.pack()
     return model
+
+
+class Targets:
+    """The parameters that still take values; a layer whose last one got its values is packed and let go."""
+
+    def __init__(self, model: DenseModel) -> None:
+        self.tensors = dict(model.weights())
+        self._owners = model.owners()
+
+    def filled(self, name: str) -> None:
+        """`name` has its values. Embeddings and norms stay, for the comparison with a tied head."""
+        layer = self._owners.pop(name, None)
+        if layer is not None:
+            del self.tensors[name]
+            if layer not in self._owners.values():
+                layer.pack()
+
+
+def _packing(model: DenseModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """`model.weights()`, where what was given before the next is asked for has its values."""
+    targets = Targets(model)
+    for name in list(targets.tensors):
+        yield name, targets.tensors[name]
+        targets.filled(name)
 
 
 def _match(shards: list[Shard], model: DenseModel, in_gguf: bool) -> list[list[Copy]]:
@@ -143,7 +172,7 @@ def _refuse(what: str, names: list[str]) -> None:
 def _stream(
     shards: list[Shard],
     copies: list[list[Copy]],
-    targets: dict[str, torch.Tensor],
+    targets: Targets,
     check_finite: bool,
     progress: bool | None,
 ) -> None:
@@ -162,14 +191,14 @@ def _stream(
 def _read_tensors(
     shard: Shard,
     copies: list[Copy],
-    targets: dict[str, torch.Tensor],
+    targets: Targets,
     buffer: torch.Tensor,
     check_finite: bool,
     bar: tqdm,
 ) -> None:
     with open_shard(shard) as descriptor:
         for copy in copies:
-            target = targets[copy.target].view(-1)
+            target = targets.tensors[copy.target].view(-1)
             for start, piece in _pieces(descriptor, copy.entry, buffer, shard.path):
                 part = target[start : start + len(piece)]
                 if not copy.compare:
@@ -180,11 +209,12 @@ def _read_tensors(
                     )
                 bar.update(piece.numel() * copy.entry.n_bytes // target.numel())
             if copy.n_interleaved:
-                separate_halves(targets[copy.target], copy.n_interleaved)
+                separate_halves(targets.tensors[copy.target], copy.n_interleaved)
             if check_finite and not _is_finite(target):
                 raise LoadError(
                     f"tensor {copy.entry.name} in {shard.path} has NaN or infinite values as {target.dtype}"
                 )
+            targets.filled(copy.target)
 
 
 def _pieces(
