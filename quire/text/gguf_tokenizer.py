@@ -7,6 +7,7 @@ Invariant: any metadata gives a tokenizer or a LoadError, in bounded time.
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Final
 
 import numpy as np
@@ -29,6 +30,8 @@ SPECIAL_IDS: Final = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+
+_logger = logging.getLogger(__name__)
 
 _ENDINGS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL: Final = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -88,7 +91,7 @@ def tokenizer_config(header: Header) -> dict[str, Any]:
             continue
         if type(token_id) is not int or not 0 <= token_id < len(tokens):
             raise LoadError(f"{header.path}: tokenizer.ggml.{key} = {shown(token_id)} must be below {len(tokens):,}")
-        config[name] = tokens[token_id]
+        config[name] = tokens[token_id] or _unnamed(token_id)
     adds_bos = values.get("tokenizer.ggml.model") == "llama" or values.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     for name, default in (("add_bos_token", adds_bos), ("add_eos_token", False)):
         config[name] = _flag(header, name, default)
@@ -120,11 +123,11 @@ def _templates(header: Header) -> list[dict[str, str]]:
 
 
 def _tokens(header: Header) -> list[str]:
-    """The vocabulary; an empty string becomes '[EMPTY_id]', as in llama.cpp."""
+    """The vocabulary, checked; every token has a name."""
     tokens = header.strings("tokenizer.ggml.tokens")
     if not 1 <= len(tokens) <= MAX_VOCAB:
         raise LoadError(f"{header.path}: tokenizer.ggml.tokens has {len(tokens):,} items, not 1 to {MAX_VOCAB:,}")
-    tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
+    tokens = [token or _unnamed(token_id) for token_id, token in enumerate(tokens)]
     seen: set[str] = set()
     for token in tokens:
         if token in seen:
@@ -136,6 +139,11 @@ def _tokens(header: Header) -> list[str]:
             )
         seen.add(token)
     return tokens
+
+
+def _unnamed(token_id: int) -> str:
+    """What an empty string in the vocabulary is called, as in llama.cpp."""
+    return f"[EMPTY_{token_id}]"
 
 
 def _types(header: Header) -> list[int]:
@@ -156,6 +164,8 @@ def _byte_level(header: Header, tokens: list[str], types: list[int]) -> tuple[to
             f"{header.path}: tokenizer.ggml.pre = {shown(pre)} is not supported; supported are {', '.join(_SPLITS)}."
             " Pass a folder with tokenizer.json by --tokenizer"
         )
+    if "tokenizer.ggml.pre" not in header.values:
+        _logger.warning("%s: tokenizer.ggml.pre is missing; text is split as llama.cpp does by default", header.path)
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
     merges = _merges(header, vocab)
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _WHOLE_WORDS))

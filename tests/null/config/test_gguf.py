@@ -265,6 +265,16 @@ def test_changed_after_its_header_was_read(tmp_path: pathlib.Path) -> None:
     assert read_arch(header.path).n_layers == 3
 
 
+SENTENCE_PIECE: dict[str, Any] = {
+    "tokenizer__ggml__model": "llama",
+    "tokenizer__ggml__tokens": ["<unk>", "a", "aa", "<0x41>", "<s>", ""],
+    "tokenizer__ggml__scores": [0.0, -1.0, -2.0, 0.0, 0.0, 0.0],
+    "tokenizer__ggml__token_type": [2, 1, 1, 6, 3, 5],
+    "tokenizer__ggml__unknown_token_id": 5,
+    "tokenizer__ggml__merges": None,
+}
+
+
 def attempt(path: pathlib.Path) -> str:
     """What reading the whole of a file came to; anything but a LoadError, and ConfigError of the tokenizer, fails."""
     try:
@@ -284,9 +294,11 @@ def test_every_truncation(tmp_path: pathlib.Path) -> None:
         assert attempt(path) == "refused", n_bytes
 
 
-def test_flipped_bytes(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("keys", [{}, SENTENCE_PIECE], ids=["gpt2", "llama"])
+def test_flipped_bytes(keys: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """Some flips change a harmless number; none may crash, hang or take much memory."""
-    whole = write(tmp_path).read_bytes()
+    whole = write(tmp_path, **keys).read_bytes()
+    assert attempt(tmp_path / "m.gguf") == "read"
     path, chance, found = tmp_path / "flip.gguf", random.Random(0), {"read": 0, "refused": 0}
     tracemalloc.start()
     started_s = time.monotonic()

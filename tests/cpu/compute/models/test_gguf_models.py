@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,29 @@ def test_logits_of_the_same_file(
     oracle.load_state_dict(load_gguf_checkpoint(path, return_tensors=True, model_to_load=oracle)["tensors"])
     found = tools["run_chunks"](tools["load"](path), torch.float32, IDS, [len(IDS)])
     torch.testing.assert_close(found, oracle(torch.tensor([IDS])).logits[0], rtol=1e-3, atol=5e-4)
+
+
+def test_flipped_bytes(
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any]
+) -> None:
+    """A damaged file is refused, or gives a model without NaN; it never crashes."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "vocab_size": 40}
+    model = tools["random_checkpoint"](tmp_path / "hf", "Llama", **sizes)
+    path = write_gguf(tmp_path / "m.gguf", model, "llama", "Q8_0")
+    whole, chance, n_refused = path.read_bytes(), random.Random(0), 0
+    for round_number in range(200):
+        damaged = bytearray(whole)
+        for _ in range(chance.choice((1, 3, 30))):
+            damaged[chance.randrange(len(whole))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        os.utime(path, ns=(round_number, round_number))
+        try:
+            loaded = tools["load"](path, max_model_len=16)
+        except LoadError:
+            n_refused += 1
+            continue
+        assert loaded.embed.weight.isfinite().all() and loaded.norm.weight.isfinite().all()
+    assert 50 < n_refused < 190, n_refused
 
 
 def test_refused_weights(
