@@ -17,8 +17,7 @@ QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 }
 
-// acc + sum of w * x, w in 0..15.
-QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
+#define QUIRE_WIDE_NIBBLES 1
 
 #elif QUIRE_AVX512 || QUIRE_AVX2
 
@@ -38,17 +37,6 @@ QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
 #endif
 }
 
-// acc + sum of w * x, w in 0..15.
-QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) {
-#if QUIRE_AVX512
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)w, (__m512i)x);
-    return acc + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#else
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
-    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-#endif
-}
-
 #else
 
 constexpr int BYTE_ZERO = 128;
@@ -62,8 +50,32 @@ QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
     return acc + (((vi)odd << 16) >> 16) + ((vi)odd >> 16);
 }
 
-QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
+#define QUIRE_WIDE_NIBBLES 1
 
+#endif
+
+// Sums of a group of 32 nibbles, w in 0..15: begin, eight times dot_nibbles, end. `start` is added to every lane.
+#if QUIRE_WIDE_NIBBLES
+QUIRE_INLINE vi begin_nibbles(int32_t start) { return set1i(start); }
+QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
+QUIRE_INLINE vi end_nibbles(vi acc, int32_t) { return acc; }
+#else  // pairs of 16 bits: 16 * 15 * 127 fits
+QUIRE_INLINE vi begin_nibbles(int32_t) { return vi{}; }
+#if QUIRE_AVX512
+QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) {
+    return (vi)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+}
+QUIRE_INLINE vi end_nibbles(vi acc, int32_t start) {
+    return (vi)_mm512_madd_epi16((__m512i)acc, _mm512_set1_epi16(1)) + start;
+}
+#else
+QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) {
+    return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+}
+QUIRE_INLINE vi end_nibbles(vi acc, int32_t start) {
+    return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1)) + start;
+}
+#endif
 #endif
 
 QUIRE_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }

@@ -26,7 +26,7 @@ constexpr float SMALLEST = 1e-30f;                 // activations below it count
 #if QUIRE_AVX512
 constexpr int ROWS = 6, VECTORS = 4, NIBBLE_VECTORS = 2;
 #elif QUIRE_AVX2
-constexpr int ROWS = 4, VECTORS = 2, NIBBLE_VECTORS = 1;
+constexpr int ROWS = 4, VECTORS = 2, NIBBLE_VECTORS = 2;
 #else
 constexpr int ROWS = 2, VECTORS = 2, NIBBLE_VECTORS = 1;
 #endif
@@ -103,11 +103,6 @@ void bytes_block(
     }
 }
 
-// The sums of a group, scaled, are added to the totals in the order of the groups.
-QUIRE_INLINE vf add_group(vf total, vi acc, vf w_scale, float x_scale) {
-    return fma(to_float(acc), w_scale * x_scale, total);
-}
-
 // sums[r][c] += weight c times row + r over groups first_group .. end_group of the tile. Prefetches like bytes_block.
 template <int R, int PREFETCHES>
 void nibbles_block(
@@ -126,7 +121,7 @@ void nibbles_block(
             const int64_t first = g * x.m + row;
             vi acc[R][N];
             UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < N; v++) acc[r][v] = set1i(x.starts[first + r]);
+                UNROLL for (int v = 0; v < N; v++) acc[r][v] = begin_nibbles(x.starts[first + r]);
             UNROLL for (int line = 0; line < GROUP_LINES / 2; line++, hint += PREFETCHES * 64) {
                 UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(hint + p * 64);
                 UNROLL for (int v = 0; v < N; v++) {
@@ -140,8 +135,10 @@ void nibbles_block(
             }
             UNROLL for (int v = 0; v < N; v++) {
                 const vf w_scale = load(w_scales + g * TILE + c + v * W);
-                UNROLL for (int r = 0; r < R; r++)
-                    total[r][v] = add_group(total[r][v], acc[r][v], w_scale, x.scales[first + r]);
+                UNROLL for (int r = 0; r < R; r++) {
+                    const vi sum = end_nibbles(acc[r][v], x.starts[first + r]);
+                    total[r][v] = fma(to_float(sum), w_scale * x.scales[first + r], total[r][v]);
+                }
             }
         }
         UNROLL for (int r = 0; r < R; r++)
