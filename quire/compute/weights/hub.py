@@ -37,6 +37,9 @@ def find_checkpoint(model: str, revision: str = "") -> pathlib.Path:
     if path.is_dir():
         if revision:
             raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a folder", param="revision")
+        files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+        if files:
+            raise LoadError(f"{path} has no config.json but GGUF files: name one of them, such as {files[0]}")
         return path
     if path.exists():
         if not is_gguf(path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pathlib
+import random
 from typing import Any
 
 import gguf
@@ -183,6 +184,17 @@ def test_sentence_piece(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
     bare = HfTokenizer.load(write(tmp_path / "bare.gguf", ggml__add_space_prefix=False, **keys))
     assert bare.decode(bare.encode("abc x", add_special_tokens=False)) == "abc x"
     assert bare.token_text(bare.encode("The")[1]).startswith("T")
+
+
+def test_scores_decide_and_not_ids(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
+    processor, keys = sentence_piece
+    order = list(range(3, processor.get_piece_size()))
+    random.Random(0).shuffle(order)
+    order = [0, 1, 2, *order]
+    shuffled = {key: [keys[key][i] for i in order] for key in ("ggml__tokens", "ggml__scores", "ggml__token_type")}
+    found = HfTokenizer.load(write(tmp_path / "m.gguf", **{**keys, **shuffled}))
+    for text in CORPUS[:4]:
+        assert [order[i] for i in found.encode(text, add_special_tokens=False)] == processor.encode(text)
 
 
 def test_chat_template(tmp_path: pathlib.Path) -> None:

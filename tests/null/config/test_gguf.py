@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pathlib
 import random
@@ -148,6 +149,11 @@ def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
     assert read_arch(write(tmp_path, llama__rope__scaling__type="none")).rope.type == "default"
     linear = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
     assert (read_arch(write(tmp_path, **linear)).rope.factor, read_arch(write(tmp_path)).rope.factor) == (4, 1)
+    yarn = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0}
+    for extra, factor in (({}, 1.0), ({"llama__rope__scaling__attn_factor": 0.5}, 0.5)):
+        rope = read_arch(write(tmp_path, **yarn, **extra, llama__rope__scaling__original_context_length=32)).rope
+        assert (rope.type, rope.factor, rope.original_max_position) == ("yarn", 4, 32)
+        assert abs(rope.attention_factor - factor * (0.1 * math.log(4) + 1)) < 1e-6
     window = read_arch(write(tmp_path, llama__attention__sliding_window=16))
     assert (window.family, window.windows) == ("mistral", (16, 16))
     assert read_arch(write(tmp_path, llama__attention__sliding_window=128)).windows == (0, 0)

@@ -69,6 +69,8 @@ def test_a_file(tmp_path: pathlib.Path) -> None:
     assert find_checkpoint(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
     with pytest.raises(ConfigError, match="revision = 'main' is for hub models"):
         find_checkpoint(str(tmp_path / "model.gguf"), "main")
+    with pytest.raises(LoadError, match=r"GGUF files: name one of them, such as .*/model\.gguf"):
+        find_checkpoint(str(tmp_path))
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(LoadError, match="is a file; name the folder"):
         find_checkpoint(str(tmp_path / "model.safetensors"))
