@@ -63,3 +63,17 @@ QUIRE_API void quire_store_kv(
     int element_bytes, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row, int64_t v_head,
     void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
     int n_threads);
+
+// out [m, n] = x [m, k] times a packed weight, + bias [n] (x's dtype; may be null). Layouts of weight and scales:
+// quire/kernels/qgemm/layout.py. x has a row stride, out is contiguous.
+struct QuireQlinearArgs {
+    const void* x;
+    const uint8_t* weight;
+    const void* scales;  // int8: float32; int4: bfloat16
+    const void* bias;
+    void* out;
+    int64_t m, n, k, x_row;
+    int32_t dtype, scheme, n_threads;  // scheme: 0 int8, 1 int4
+};
+
+QUIRE_API void quire_qlinear(const QuireQlinearArgs* args);

@@ -22,7 +22,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, skip: Collection[str] =
     """Add the MODEL argument and the flags of `EngineConfig`."""
     parser.add_argument(
         "model_argument", nargs="?", default="", metavar="MODEL",
-        help="folder or hub name; without it the bundled demo model is used",
+        help="folder, .gguf file or hub name; without it the bundled demo model is used",
     )  # fmt: skip
     add_flags(parser, EngineConfig, title="engine options", skip=skip)
 

@@ -1,4 +1,4 @@
-"""`ModelArch`: the numbers and features of a model, read from config.json and checked. Torch-free.
+"""`ModelArch`: the numbers and features of a model, read from config.json or GGUF metadata and checked. Torch-free.
 
 Owns which architectures and values are accepted; does not own weights, memory or what a machine can hold.
 Invariant: a `ModelArch` describes a model that `compute/models` can build; everything else was a ConfigError
@@ -13,8 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from quire.config.fields import Fields, is_integer, read_object
-from quire.config.rope import MAX_POSITIONS, Rope, parse_rope
-from quire.core.errors import ConfigError, shown
+from quire.config.gguf import Header, is_gguf, read_header
+from quire.config.gguf_model import config_of, key_of, rope_divisors
+from quire.config.rope import DIVIDED, MAX_POSITIONS, Rope, parse_rope
+from quire.core.errors import ConfigError, LoadError, shown
 
 MAX_VOCAB: Final = 2**22
 MAX_LAYERS: Final = 1024
@@ -117,14 +119,34 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_arch(folder: pathlib.Path) -> ModelArch:
-    """The architecture in `folder`/config.json. Raises ConfigError naming the field, its value and the limit."""
+    """The architecture in `folder`/config.json, or in the metadata of a GGUF file.
+
+    Raises ConfigError (LoadError for a GGUF file) naming the field, its value and the limit.
+    """
+    if is_gguf(folder):
+        return _read_gguf_arch(read_header(folder))
     return parse_arch(read_object(folder / "config.json"))
 
 
-def parse_arch(config: dict[str, Any]) -> ModelArch:
-    """`ModelArch` from a decoded config.json; see `read_arch`."""
-    _refuse_custom_code(config, "config.json", 0)
-    fields = Fields(config, "config.json")
+def _read_gguf_arch(header: Header) -> ModelArch:
+    config = config_of(header)
+    try:
+        arch = parse_arch(config, str(header.path))
+    except ConfigError as error:
+        key = key_of(header, error.param)
+        raise LoadError(f"{error.message}{f'; it comes from the key {key}' if key else ''}") from None
+    divisors = rope_divisors(header, arch.head_dim)
+    if not divisors:
+        return arch
+    if arch.rope.type != "default":
+        raise LoadError(f"{header.path} has both rope_freqs.weight and rope scaling of type {arch.rope.type}")
+    return msgspec.structs.replace(arch, rope=msgspec.structs.replace(arch.rope, type=DIVIDED, divisors=divisors))
+
+
+def parse_arch(config: dict[str, Any], where: str = "config.json") -> ModelArch:
+    """`ModelArch` from a decoded config.json; see `read_arch`. `where` names it in errors."""
+    _refuse_custom_code(config, where, 0)
+    fields = Fields(config, where)
     family = _family(fields)
     _refuse_unsupported(fields)
     hidden_size = fields.integer("hidden_size", 1, MAX_WIDTH)
@@ -217,7 +239,7 @@ def _heads(fields: Fields, family: Family, hidden_size: int) -> tuple[int, int, 
     head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, family.head_dim or hidden_size // n_heads)
     if head_dim % 2 or not 2 <= head_dim <= MAX_HEAD_DIM:
         raise ConfigError(
-            f"config.json: head_dim = {head_dim} must be an even number from 2 to {MAX_HEAD_DIM}", param="head_dim"
+            f"{fields.where}: head_dim = {head_dim} must be an even number from 2 to {MAX_HEAD_DIM}", param="head_dim"
         )
     return n_heads, n_kv_heads, head_dim
 

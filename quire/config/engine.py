@@ -24,9 +24,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of one engine. Spelling follows vLLM: field `max_num_seqs` is flag `--max-num-seqs`."""
 
     model: Annotated[
-        str, _doc("Folder in the Hugging Face layout, or a hub name; empty serves the bundled demo model.")
+        str, _doc("Folder in the Hugging Face layout, .gguf file, or hub name; empty serves the bundled demo model.")
     ] = ""
-    tokenizer: Annotated[str, _doc("Folder or hub name of the tokenizer when it is not beside the model.")] = ""
+    tokenizer: Annotated[str, _doc("Folder, .gguf file or hub name of a tokenizer that is not with the model.")] = ""
     revision: Annotated[str, _doc("Branch, tag or commit of a hub model.")] = ""
     served_model_name: Annotated[
         list[str], _doc("Names under which the API knows the model; default: the model argument.")
@@ -34,12 +34,20 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_tokenizer_init: Annotated[bool, _doc("Serve token ids only; no tokenizer is loaded.")] = False
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"],
-        _doc("auto and safetensors read *.safetensors; dummy makes seeded random weights from config.json."),
+        _doc("auto reads *.safetensors or the .gguf file; dummy makes seeded random weights from config.json."),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
         _doc("Type of weights and activations; auto takes the checkpoint's."),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8", "int4"],
+        _doc(
+            "On a CPU, weights are rounded while loading: int8 has one scale an output channel; int4 one for each 32"
+            " weights, with the output head in int8. Activations are rounded to 8 bits in each product; embeddings,"
+            " norms and the KV cache keep their type."
+        ),
+    ] = "none"
     device: Annotated[
         Literal["auto", "cpu", "cuda", "null"],
         _doc("auto takes cuda when a GPU is there; null runs the whole engine without a model, on a virtual clock."),

@@ -33,6 +33,12 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str) -> Limits:
             f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
             "lower it, or add rope scaling to config.json"
         )
+    if config.quantization != "none" and device != "cpu":
+        raise ConfigError(
+            f"quantization = {config.quantization!r} works on the CPU only and the device is {device}: "
+            "add --device cpu, or leave --quantization out",
+            param="quantization",
+        )
     max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
     return Limits(
         dtype=arch.dtype if config.dtype == "auto" else config.dtype,

@@ -13,6 +13,8 @@ import msgspec
 from quire.config.fields import Fields
 
 ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn")
+DIVIDED: Final = "divided"
+"""Type of a GGUF file that carries what each frequency is divided by; no config.json can ask for it."""
 MAX_POSITIONS: Final = 2**27
 DEFAULT_THETA: Final = 10_000.0
 
@@ -29,7 +31,7 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     theta: float
     """Base period."""
     type: str = "default"
-    """One of `ROPE_TYPES`."""
+    """One of `ROPE_TYPES`, or `DIVIDED`."""
     factor: float = 1.0
     """Context extension (linear, dynamic, llama3, yarn)."""
     original_max_position: int
@@ -46,6 +48,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """yarn: round the correction range to whole dimensions."""
     attention_factor: float = 1.0
     """yarn: factor on cos and sin."""
+    divisors: tuple[float, ...] = ()
+    """divided: one for each of the head_dim / 2 frequencies."""
 
 
 def parse_rope(config: Fields, max_position: int) -> Rope:

@@ -29,12 +29,14 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
 from quire.core.events import EngineReady
+from quire.core.units import format_bytes
 from quire.engine.capacity import size_pool
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.frontend import load_tokenizer
+from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 
@@ -57,7 +59,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     limits = resolve(config, arch, device.name)
     model = _load(config, limits, folder, arch, device)
     graph_sizes = () if device.name != "cuda" or config.enforce_eager else tuple(bucket_sizes(limits.max_num_seqs))
-    n_pages, limits = size_pool(config, limits, arch, device, graph_sizes)
+    n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, model.n_bytes)
     pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device)
     tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
@@ -76,6 +78,8 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
 
 
 def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: ModelArch, device: Device) -> DenseModel:
+    if config.quantization != "none" and native.library() is None:
+        logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, native.explain())
     start_s = time.perf_counter()
     model = load_model(
         folder,
@@ -85,10 +89,12 @@ def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: Mode
         max_model_len=limits.max_model_len,
         load_format=config.load_format,
         seed=config.seed,
+        quantization=config.quantization,
         check_finite=config.check_weights,
     )
     device.synchronize()
-    logger.info("weights: %.1f M parameters in %.2f s", arch.n_parameters / 1e6, time.perf_counter() - start_s)
+    took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
+    logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", arch.n_parameters / 1e6, size, took_s)
     return model
 
 

@@ -53,14 +53,20 @@ def equation(
 
 
 def size_pool(
-    config: EngineConfig, limits: Limits, arch: ModelArch, memory: Memory, graph_sizes: tuple[int, ...] = ()
+    config: EngineConfig,
+    limits: Limits,
+    arch: ModelArch,
+    memory: Memory,
+    graph_sizes: tuple[int, ...] = (),
+    weights_bytes: int = 0,
 ) -> tuple[int, Limits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
+    weights_bytes: what the loaded weights take (0: computed from the shape); on a GPU all memory in use counts instead.
     Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
     """
     taken_bytes = memory.total_bytes() - memory.free_bytes()
-    terms = equation(config, limits, arch, taken_bytes if memory.name != "cpu" else 0, graph_sizes)
+    terms = equation(config, limits, arch, taken_bytes if memory.name != "cpu" else weights_bytes, graph_sizes)
     budget_bytes = _budget(config, terms, memory)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():

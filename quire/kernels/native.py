@@ -21,7 +21,8 @@ from quire.kernels import jit
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"})
 LEVELS: dict[str, frozenset[str]] = {
-    "avx512bf16": _AVX512 | {"avx512_bf16"},
+    "avx512bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
+    "avx512vnni": _AVX512 | {"avx512_vnni"},
     "avx512": _AVX512,
     "avx2": frozenset({"avx2", "fma", "f16c"}),
     "portable": frozenset(),
@@ -40,6 +41,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_rms_norm": [_I, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _F, _I],
     "quire_rope": [_I, _P, _L, _L, _I, _P, _L, _L, _I, _L, _P, _I, _P, _I, _I],
     "quire_silu_mul": [_I, _P, _L, _P, _L, _L, _I],
+    "quire_qlinear": [_P],
     "quire_store_kv": [_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
 

@@ -18,7 +18,9 @@ import msgspec
 import tokenizers
 from tokenizers import processors
 
+from quire.config.gguf import is_gguf, read_header
 from quire.core.errors import ConfigError, InvalidParameter, LoadError
+from quire.text.gguf_tokenizer import build_tokenizer, tokenizer_config
 
 PROBES: Final = ("a" * 4000 + "!", " " * 4000 + "x", "1" * 4000, "\n" * 4000, "é́" * 1000, "😀‍" * 1000, "a-" * 2000)
 MAX_PROBE_S: Final = 2.0
@@ -108,14 +110,16 @@ class HfTokenizer:
 
     @classmethod
     def load(cls, folder: pathlib.Path, n_embeddings: int | None = None) -> HfTokenizer:
-        """Read tokenizer.json and tokenizer_config.json.
+        """Read tokenizer.json and tokenizer_config.json, or the metadata of a GGUF file.
 
         Raises ConfigError if there is none, if its ids exceed `n_embeddings`, or if it is too slow on some text, and
         LoadError if a file is damaged.
         """
-        backend, parts = _read_tokenizer(folder)
-        config = read_tokenizer_config(folder)
-        tokenizer = cls(backend, parts.decoder, config)
+        if is_gguf(folder):
+            tokenizer = cls(*build_tokenizer(read_header(folder)))
+        else:
+            backend, parts = _read_tokenizer(folder)
+            tokenizer = cls(backend, parts.decoder, read_tokenizer_config(folder))
         if n_embeddings is not None:
             tokenizer.check_fits(n_embeddings)
         _probe(tokenizer)
@@ -230,7 +234,12 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 def read_tokenizer_config(folder: pathlib.Path) -> dict[str, Any]:
-    """tokenizer_config.json completed by special_tokens_map.json; empty if there is none. LoadError if damaged."""
+    """tokenizer_config.json completed by special_tokens_map.json; empty if there is none. LoadError if damaged.
+
+    For a GGUF file: what its metadata says of the same.
+    """
+    if is_gguf(folder):
+        return tokenizer_config(read_header(folder))
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from quire.bench.kernels import attention, attention_check, flash, linear, rows, sample
+from quire.bench.kernels import attention, attention_check, flash, linear, quantised, rows, sample
 from quire.bench.kernels.case import Case, Check, Setting
 
 Cases = Callable[[str, Setting], Iterator[Case]]
@@ -14,6 +14,7 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "attention": (attention.cases, attention_check.checks),
     "flash": (flash.cases, flash.checks),
     "gemm": (linear.cases, linear.checks),
+    "qgemm": (quantised.cases, quantised.checks),
     "norm": (rows.cases, rows.checks),
     "qkv": (rows.cases, rows.checks),
     "act": (rows.cases, rows.checks),

@@ -1,8 +1,9 @@
 """Linear layers: one matrix product for several projections that read the same input.
 
-Owns the parameters, their split into the checkpoint's parts, and on CPU their layout. Does not own their names.
-Invariant on CPU, float32 and bfloat16 with oneDNN: a row of the result has the same bits whatever the other rows and
-their number are, so a request's tokens do not depend on its batch.
+Owns the parameters, their split into the checkpoint's parts, and on CPU their layout. Does not own their names, nor
+what quantised weights are (`compute/quant`).
+Invariant on CPU, quantised or in float32 and bfloat16 with oneDNN: a row of the result has the same bits whatever the
+other rows and their number are, so a request's tokens do not depend on its batch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+
+from quire.compute.quant import Product, Quantize
 
 MIN_ROWS: Final = 4
 """Fewer rows than this are filled up with zeros before a packed product."""
@@ -34,15 +37,25 @@ class Linear:
         *,
         bias: bool = False,
         tied: torch.Tensor | None = None,
+        quantize: Quantize | None = None,
     ) -> None:
-        """tied: a matrix [sum(out_sizes), in_size] owned by another layer, used instead of an own one."""
+        """tied: a matrix [sum(out_sizes), in_size] owned by another layer, used instead of an own one.
+
+        quantize: what `pack` does with the matrix; None keeps its dtype.
+        """
         self.out_sizes = tuple(out_sizes)
+        self.is_tied = tied is not None
+        self.quantize = quantize
+        self.product: Product | None = None
+        """Takes the place of `weight`, which is then empty."""
         self.weight = make(sum(out_sizes), in_size) if tied is None else tied
         self.bias = make(sum(out_sizes)) if bias else None
         self.is_packed = False
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [n, in_size], n >= 1 → [n, sum(out_sizes)], x's dtype."""
+        if self.product is not None:
+            return self.product(x, self.bias)
         if self.is_packed:
             return _packed_linear(x, self.weight, self.bias)
         return F.linear(x, self.weight, self.bias)
@@ -53,10 +66,29 @@ class Linear:
         return {kind: tensor.split(self.out_sizes)[index] for kind, tensor in tensors.items()}
 
     def pack(self) -> None:
-        """Lay the matrix out for oneDNN where it can be used (see `can_pack`); call once, after loading."""
-        if can_pack(self.weight.device.type, self.weight.dtype):
+        """Quantise the matrix, else lay it out for oneDNN where it can be used (see `can_pack`).
+
+        To be called when all parameters are in place; a second call does nothing. The floating matrix is let go (a
+        tied one stays with its owner, and this layer has its own copy from now on).
+        """
+        if self.product is not None or self.is_packed:
+            return
+        if self.quantize is not None:
+            self.product = self.quantize(self.weight)
+            self.weight = self.weight.new_empty(0)
+        elif can_pack(self.weight.device.type, self.weight.dtype):
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
             self.is_packed = True
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the parameters, without those that another layer owns."""
+        bias_bytes = 0 if self.bias is None else self.bias.nbytes
+        if self.product is not None:
+            return self.product.n_bytes + bias_bytes
+        if self.is_tied and not self.is_packed:
+            return bias_bytes
+        return self.weight.numel() * self.weight.element_size() + bias_bytes
 
 
 class Head(Linear):

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from quire.config.rope import Rope
+from quire.config.rope import DIVIDED, Rope
 
 
 def rope_table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
@@ -83,5 +83,17 @@ def _yarn_range(rope: Rope, dim: int) -> tuple[float, float]:
     return low, high + 0.001 if low == high else high
 
 
-_FREQUENCIES = {"default": _default, "linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn}
+def _divided(rope: Rope, dim: int, max_model_len: int) -> torch.Tensor:
+    """Llama 3.1 as GGUF files have it: its scaling written out as one divisor a frequency."""
+    return _default(rope, dim, max_model_len) / torch.tensor(rope.divisors, dtype=torch.float32)
+
+
+_FREQUENCIES = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    DIVIDED: _divided,
+}
 """Rope type → angle per position, float32 [head_dim / 2]."""

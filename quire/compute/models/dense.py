@@ -14,6 +14,7 @@ import torch
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Embedding, Head, Linear, Make
 from quire.compute.layers.norm import RMSNorm
+from quire.compute.quant import Quantize, QuantScheme
 from quire.config.arch import ModelArch
 from quire.kernels.act import silu_mul
 from quire.kernels.attention import Variant
@@ -34,17 +35,20 @@ BLOCK_NAMES = (
 )
 MODEL_NAMES = (("model.embed_tokens", "embed", 0), ("model.norm", "norm", 0))
 HEAD_NAMES = (("lm_head", "head", 0),)
+Part = Embedding | Linear | RMSNorm
+"""A layer with parameters of its own: `part(index)` gives them."""
 
 
 class Attention:
     """Grouped-query attention with rotary positions."""
 
-    def __init__(self, arch: ModelArch, layer: int, make: Make) -> None:
+    def __init__(self, arch: ModelArch, layer: int, make: Make, quantize: Quantize | None) -> None:
         self.layer = layer
         self.eps = arch.rms_eps
         self.variant = Variant(arch.attention_scale, window=arch.windows[layer])
-        self.qkv = Linear(make, arch.hidden_size, (arch.q_size, arch.kv_size, arch.kv_size), bias=arch.qkv_bias)
-        self.out = Linear(make, arch.q_size, (arch.hidden_size,), bias=arch.o_bias)
+        sizes = (arch.q_size, arch.kv_size, arch.kv_size)
+        self.qkv = Linear(make, arch.hidden_size, sizes, bias=arch.qkv_bias, quantize=quantize)
+        self.out = Linear(make, arch.q_size, (arch.hidden_size,), bias=arch.o_bias, quantize=quantize)
         self.q_norm = RMSNorm(make, arch.head_dim, arch.rms_eps) if arch.qk_norm else None
         self.k_norm = RMSNorm(make, arch.head_dim, arch.rms_eps) if arch.qk_norm else None
 
@@ -60,12 +64,13 @@ class Attention:
 class Block:
     """Attention, then feed-forward, each after a norm and added to the residual stream."""
 
-    def __init__(self, arch: ModelArch, layer: int, make: Make) -> None:
+    def __init__(self, arch: ModelArch, layer: int, make: Make, quantize: Quantize | None) -> None:
         self.attention_norm = RMSNorm(make, arch.hidden_size, arch.rms_eps)
-        self.attention = Attention(arch, layer, make)
+        self.attention = Attention(arch, layer, make, quantize)
         self.ffn_norm = RMSNorm(make, arch.hidden_size, arch.rms_eps)
-        self.gate_up = Linear(make, arch.hidden_size, (arch.ffn_size, arch.ffn_size), bias=arch.mlp_bias)
-        self.down = Linear(make, arch.ffn_size, (arch.hidden_size,), bias=arch.mlp_bias)
+        sizes = (arch.ffn_size, arch.ffn_size)
+        self.gate_up = Linear(make, arch.hidden_size, sizes, bias=arch.mlp_bias, quantize=quantize)
+        self.down = Linear(make, arch.ffn_size, (arch.hidden_size,), bias=arch.mlp_bias, quantize=quantize)
 
     def __call__(
         self,
@@ -82,16 +87,18 @@ class Block:
 
 
 class DenseModel:
-    """The whole decoder. `make(*shape)` allocates a parameter; `cos_sin` is the table of `layers.rotary.rope_table`."""
+    """The whole decoder. `make(*shape)` allocates a parameter; `cos_sin` is the table of `layers.rotary.rope_table`;
+    `scheme` says what `pack` makes of the matrices."""
 
-    def __init__(self, arch: ModelArch, make: Make, cos_sin: torch.Tensor) -> None:
+    def __init__(self, arch: ModelArch, make: Make, cos_sin: torch.Tensor, scheme: QuantScheme | None = None) -> None:
+        body, head = (None, None) if scheme is None else (scheme.body, scheme.head)
         self.arch = arch
         self.cos_sin = cos_sin
         self.embed = Embedding(make, arch.vocab_size, arch.hidden_size)
-        self.blocks = [Block(arch, layer, make) for layer in range(arch.n_layers)]
+        self.blocks = [Block(arch, layer, make, body) for layer in range(arch.n_layers)]
         self.norm = RMSNorm(make, arch.hidden_size, arch.rms_eps)
         tied = self.embed.weight if arch.tie_embeddings else None
-        self.head = Head(make, arch.hidden_size, (arch.vocab_size,), tied=tied)
+        self.head = Head(make, arch.hidden_size, (arch.vocab_size,), tied=tied, quantize=head)
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """token_ids, positions: [n] int32 or int64, over all spans of a step → final normed states [n, hidden]."""
@@ -108,23 +115,42 @@ class DenseModel:
         return self.head(hidden, out)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name in a checkpoint, contiguous view of the parameter that takes it), until `pack` is called."""
+        """(name in a checkpoint, contiguous view of the parameter that takes it), before anything is packed."""
+        for name, layer, part in self._places():
+            for kind, tensor in layer.part(part).items():
+                yield f"{name}.{kind}", tensor
+
+    def owners(self) -> dict[str, Linear]:
+        """Name as in `weights` → the layer that can be packed once all its names have their values."""
+        layers = [(name, layer, part) for name, layer, part in self._places() if isinstance(layer, Linear)]
+        return {f"{name}.{kind}": layer for name, layer, part in layers for kind in layer.part(part)}
+
+    def _places(self) -> Iterator[tuple[str, Part, int]]:
+        """(name without kind, layer, index of the layer's part)."""
         for name, place, part in MODEL_NAMES if self.arch.tie_embeddings else MODEL_NAMES + HEAD_NAMES:
-            yield from _named(name, self, place, part)
-        for layer, block in enumerate(self.blocks):
+            yield name, operator.attrgetter(place)(self), part
+        for i, block in enumerate(self.blocks):
             for name, place, part in BLOCK_NAMES:
-                yield from _named(f"model.layers.{layer}.{name}", block, place, part)
+                layer = operator.attrgetter(place)(block)
+                if layer is not None:
+                    yield f"model.layers.{i}.{name}", layer, part
+
+    def linears(self) -> Iterator[Linear]:
+        """All layers that have a matrix."""
+        for block in self.blocks:
+            yield from (block.attention.qkv, block.attention.out, block.gate_up, block.down)
+        yield self.head
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of all parameters as they are now: packed, quantised or neither."""
+        norms = [self.norm]
+        for block in self.blocks:
+            norms += [block.attention_norm, block.ffn_norm, block.attention.q_norm, block.attention.k_norm]
+        tables = [self.embed.weight, *(norm.weight for norm in norms if norm is not None)]
+        return sum(table.nbytes for table in tables) + sum(linear.n_bytes for linear in self.linears())
 
     def pack(self) -> None:
-        """Bring the matrices into the layout of the machine's products. Call once, when all weights are in place."""
-        self.head.pack()
-        for block in self.blocks:
-            for layer in (block.attention.qkv, block.attention.out, block.gate_up, block.down):
-                layer.pack()
-
-
-def _named(name: str, owner: object, place: str, part: int) -> Iterator[tuple[str, torch.Tensor]]:
-    layer = operator.attrgetter(place)(owner)
-    if layer is not None:
-        for kind, tensor in layer.part(part).items():
-            yield f"{name}.{kind}", tensor
+        """Bring the matrices into the layout of the machine's products, when all weights are in place."""
+        for linear in self.linears():
+            linear.pack()

@@ -1,4 +1,4 @@
-"""Where a model's folder is: local, bundled with Quire, or fetched from the Hugging Face hub into its cache.
+"""Where a model is: a local folder or GGUF file, bundled with Quire, or on the Hugging Face hub.
 
 Owns the meaning of the model argument; does not look inside the folder. Imports neither torch nor (before it is needed)
 huggingface_hub.
@@ -10,6 +10,7 @@ import pathlib
 import re
 from typing import Final
 
+from quire.config.gguf import is_gguf
 from quire.core.errors import ConfigError, LoadError, shown
 
 BUNDLED: Final = {"": "demo", "demo": "demo", "demo-draft": "demo-draft"}
@@ -22,7 +23,7 @@ _MODELS: Final = pathlib.Path(__file__).resolve().parents[2] / "_models"
 
 
 def find_checkpoint(model: str, revision: str = "") -> pathlib.Path:
-    """The folder of `model`: a bundled name ('' is the demo model), a local folder, or org/name on the hub.
+    """The folder or file of `model`: a bundled name ('' is the demo), a local folder or GGUF file, or a hub's org/name.
 
     A local folder wins over a hub name. `revision` (branch, tag or commit) applies to the hub only.
     Raises LoadError if there is no such folder or it cannot be fetched, ConfigError for a revision elsewhere.
@@ -36,11 +37,18 @@ def find_checkpoint(model: str, revision: str = "") -> pathlib.Path:
     if path.is_dir():
         if revision:
             raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a folder", param="revision")
+        files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+        if files:
+            raise LoadError(f"{path} has no config.json but GGUF files: name one of them, such as {files[0]}")
         return path
     if path.exists():
-        raise LoadError(f"{shown(model)} is a file; name the folder that holds config.json and *.safetensors")
+        if not is_gguf(path):
+            raise LoadError(f"{shown(model)} is a file; name the folder of config.json and *.safetensors, or a *.gguf")
+        if revision:
+            raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a file", param="revision")
+        return path
     if not _HUB_NAME.fullmatch(model):
-        raise LoadError(f"{shown(model)} is neither an existing folder nor a hub name such as org/name")
+        raise LoadError(f"{shown(model)} is neither an existing folder or .gguf file nor a hub name such as org/name")
     return _download(model, revision)
 
 

@@ -19,15 +19,22 @@ from tqdm import tqdm
 
 from quire.compute.layers.rotary import rope_table
 from quire.compute.models.dense import DenseModel
+from quire.compute.quant import SCHEMES
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.dummy import fill_random
+from quire.compute.weights.gguf import interleaved_heads, open_gguf, separate_halves
+from quire.compute.weights.gguf_blocks import DECODERS
 from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
+from quire.config.gguf import BLOCKS, is_gguf
 from quire.core.errors import ConfigError, LoadError, shown
 
 BUFFER_BYTES: Final = 16 << 20
 TORCH_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """dtype of the format → dtype of torch, for those that weights may have."""
+BLOCK_BYTES: Final = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
+BLOCK_BUFFER_BYTES: Final = 1 << 20
+"""Bytes of quantised blocks decoded at once; as float32 they are up to eight times as many."""
 LISTED: Final = 8
 """Most tensor names in one error message."""
 TIED_HEAD: Final = ("lm_head.weight", "model.embed_tokens.weight")
@@ -44,6 +51,8 @@ class Copy(msgspec.Struct, frozen=True):
     """Name among the model's weights."""
     compare: bool = False
     """Do not write: the target is loaded already and must be equal."""
+    n_interleaved: int = 0
+    """Heads whose rows the file has in another order; 0: the rows are in place."""
 
 
 def load_model(
@@ -55,13 +64,16 @@ def load_model(
     max_model_len: int,
     load_format: str = "auto",
     seed: int = 0,
+    quantization: str = "none",
     check_finite: bool = True,
     progress: bool | None = None,
 ) -> DenseModel:
     """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
-    check_finite: refuse NaN and infinity. progress: show a bar; None shows it on a terminal only.
+    quantization: a name of `compute.quant.SCHEMES`; a matrix is quantised as soon as it is complete, so that few are
+    in memory in both forms. check_finite: refuse NaN and infinity. progress: show a bar; None shows it on a terminal
+    only.
     Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers.
     """
     if not 0 < max_model_len <= arch.max_position_scaled:
@@ -75,45 +87,75 @@ def load_model(
             " tokens at every length, so shorter prompts differ slightly from transformers",
             *(max_model_len, arch.rope.original_max_position, max_model_len),
         )
+    scheme = SCHEMES[quantization]
     cos_sin = rope_table(arch.rope, arch.head_dim, max_model_len)
 
     def build(place: torch.device) -> DenseModel:
-        return DenseModel(arch, functools.partial(torch.empty, dtype=dtype, device=place), cos_sin.to(place))
+        return DenseModel(arch, functools.partial(torch.empty, dtype=dtype, device=place), cos_sin.to(place), scheme)
 
     if load_format == "dummy":
         model = build(device)
-        fill_random(model.weights(), seed, device)
+        fill_random(_packing(model), seed, device)
     else:
-        shards = open_checkpoint(folder)
-        copies = _match(shards, build(torch.device("meta")))
+        in_gguf = is_gguf(folder)
+        if in_gguf and load_format == "safetensors":
+            raise ConfigError(f"load_format = 'safetensors', but {folder} is a GGUF file: leave it at auto")
+        shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
+        copies = _match(shards, build(torch.device("meta")), in_gguf)
         model = build(device)
-        _stream(shards, copies, dict(model.weights()), check_finite, progress)
+        _stream(shards, copies, Targets(model), check_finite, progress)
     model.pack()
     return model
 
 
-def _match(shards: list[Shard], model: DenseModel) -> list[list[Copy]]:
+class Targets:
+    """The parameters that still take values; a layer whose last one got its values is packed and let go."""
+
+    def __init__(self, model: DenseModel) -> None:
+        self.tensors = dict(model.weights())
+        self._owners = model.owners()
+
+    def filled(self, name: str) -> None:
+        """`name` has its values. Embeddings and norms stay, for the comparison with a tied head."""
+        layer = self._owners.pop(name, None)
+        if layer is not None:
+            del self.tensors[name]
+            if layer not in self._owners.values():
+                layer.pack()
+
+
+def _packing(model: DenseModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """`model.weights()`, where what was given before the next is asked for has its values."""
+    targets = Targets(model)
+    for name in list(targets.tensors):
+        yield name, targets.tensors[name]
+        targets.filled(name)
+
+
+def _match(shards: list[Shard], model: DenseModel, in_gguf: bool) -> list[list[Copy]]:
     """What to copy from each shard. Raises LoadError: missing, left-over or mis-shaped tensors, an unusable dtype."""
     wanted = dict(model.weights())
-    copies = [list(_copies(shard.entries, wanted, model.arch)) for shard in shards]
+    copies = [list(_copies(shard.entries, wanted, model.arch, in_gguf)) for shard in shards]
     found = {copy.entry.name for shard_copies in copies for copy in shard_copies}
     _refuse("has no tensor", sorted(set(wanted) - found))
     for copy in (copy for shard_copies in copies for copy in shard_copies):
         expected = tuple(wanted[copy.target].shape)
         if copy.entry.shape != expected:
             raise LoadError(f"tensor {copy.entry.name} has shape {copy.entry.shape}; config.json implies {expected}")
-        if copy.entry.dtype not in TORCH_DTYPES:
+        if copy.entry.dtype not in TORCH_DTYPES and copy.entry.dtype not in DECODERS:
             raise LoadError(
                 f"tensor {copy.entry.name} has dtype {copy.entry.dtype}; usable are {', '.join(TORCH_DTYPES)}"
             )
     return copies
 
 
-def _copies(entries: Iterable[Entry], wanted: dict[str, torch.Tensor], arch: ModelArch) -> Iterator[Copy]:
+def _copies(
+    entries: Iterable[Entry], wanted: dict[str, torch.Tensor], arch: ModelArch, in_gguf: bool
+) -> Iterator[Copy]:
     left_over = []
     for entry in entries:
         if entry.name in wanted:
-            yield Copy(entry, entry.name)
+            yield Copy(entry, entry.name, n_interleaved=interleaved_heads(arch, entry.name) if in_gguf else 0)
         elif arch.tie_embeddings and entry.name == TIED_HEAD[0]:
             yield Copy(entry, TIED_HEAD[1], compare=True)
         elif not _COMPUTED.match(entry.name):
@@ -130,7 +172,7 @@ def _refuse(what: str, names: list[str]) -> None:
 def _stream(
     shards: list[Shard],
     copies: list[list[Copy]],
-    targets: dict[str, torch.Tensor],
+    targets: Targets,
     check_finite: bool,
     progress: bool | None,
 ) -> None:
@@ -149,14 +191,14 @@ def _stream(
 def _read_tensors(
     shard: Shard,
     copies: list[Copy],
-    targets: dict[str, torch.Tensor],
+    targets: Targets,
     buffer: torch.Tensor,
     check_finite: bool,
     bar: tqdm,
 ) -> None:
     with open_shard(shard) as descriptor:
         for copy in copies:
-            target = targets[copy.target].view(-1)
+            target = targets.tensors[copy.target].view(-1)
             for start, piece in _pieces(descriptor, copy.entry, buffer, shard.path):
                 part = target[start : start + len(piece)]
                 if not copy.compare:
@@ -165,22 +207,42 @@ def _read_tensors(
                     raise LoadError(
                         f"{copy.entry.name} differs from {copy.target}, but tie_word_embeddings is true in config.json"
                     )
-                bar.update(piece.nbytes)
+                bar.update(piece.numel() * copy.entry.n_bytes // target.numel())
+            if copy.n_interleaved:
+                separate_halves(targets.tensors[copy.target], copy.n_interleaved)
             if check_finite and not _is_finite(target):
                 raise LoadError(
                     f"tensor {copy.entry.name} in {shard.path} has NaN or infinite values as {target.dtype}"
                 )
+            targets.filled(copy.target)
 
 
 def _pieces(
     descriptor: int, entry: Entry, buffer: torch.Tensor, path: pathlib.Path
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """(index of the first element, elements) over a tensor's bytes; each piece is valid until the next."""
+    if entry.dtype in DECODERS:
+        yield from _decoded_pieces(descriptor, entry, buffer, path)
+        return
     dtype = TORCH_DTYPES[entry.dtype]
     for offset in range(0, entry.n_bytes, len(buffer)):
         raw = buffer[: min(len(buffer), entry.n_bytes - offset)]
         read_into(descriptor, memoryview(raw.numpy()), entry.start + offset, path)
         yield offset // dtype.itemsize, raw.view(dtype)
+
+
+def _decoded_pieces(
+    descriptor: int, entry: Entry, buffer: torch.Tensor, path: pathlib.Path
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """As `_pieces`, for blocks that hold a scale and small integers."""
+    decode, block_bytes, first = DECODERS[entry.dtype], BLOCK_BYTES[entry.dtype], 0
+    step = BLOCK_BUFFER_BYTES // block_bytes * block_bytes
+    for offset in range(0, entry.n_bytes, step):
+        raw = buffer[: min(step, entry.n_bytes - offset)]
+        read_into(descriptor, memoryview(raw.numpy()), entry.start + offset, path)
+        piece = decode(raw.view(-1, block_bytes)).view(-1)
+        yield first, piece
+        first += len(piece)
 
 
 def _is_finite(values: torch.Tensor) -> bool:

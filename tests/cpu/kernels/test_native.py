@@ -14,8 +14,8 @@ from quire.kernels import native
 
 def test_best_level_first() -> None:
     full = frozenset().union(*native.LEVELS.values())
-    assert native.supported(full) == ["avx512bf16", "avx512", "avx2", "portable"]
-    assert native.supported(full - {"avx512_bf16"}) == ["avx512", "avx2", "portable"]
+    assert native.supported(full) == ["avx512bf16", "avx512vnni", "avx512", "avx2", "portable"]
+    assert native.supported(full - {"avx512_bf16"}) == ["avx512vnni", "avx512", "avx2", "portable"]
     assert native.supported(frozenset({"sse2"})) == ["portable"]
 
 

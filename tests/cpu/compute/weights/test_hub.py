@@ -59,15 +59,21 @@ def test_local(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, calls: l
     "model", ["/no/such/folder", "./nothing", "../a/b", "a/b/c", "a b/c", "org/", "name", "\0", "org/na\nme"]
 )
 def test_neither_folder_nor_name(model: str, calls: list[dict[str, Any]]) -> None:
-    with pytest.raises(LoadError, match="neither an existing folder nor a hub name"):
+    with pytest.raises(LoadError, match=r"neither an existing folder or \.gguf file nor a hub name"):
         find_checkpoint(model)
     assert not calls
 
 
 def test_a_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.gguf").touch()
+    assert find_checkpoint(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"
+    with pytest.raises(ConfigError, match="revision = 'main' is for hub models"):
+        find_checkpoint(str(tmp_path / "model.gguf"), "main")
+    with pytest.raises(LoadError, match=r"GGUF files: name one of them, such as .*/model\.gguf"):
+        find_checkpoint(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
     with pytest.raises(LoadError, match="is a file; name the folder"):
-        find_checkpoint(str(tmp_path / "model.gguf"))
+        find_checkpoint(str(tmp_path / "model.safetensors"))
 
 
 def test_hub_name(tmp_path: pathlib.Path, calls: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from quire.compute.layers.linear import Linear
 from quire.compute.models.dense import DenseModel
 from quire.compute.weights import loader
 from quire.compute.weights.loader import load_model
@@ -70,7 +71,7 @@ def refused(folder: pathlib.Path, *parts: str, **options: Any) -> None:
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the parameters readable after loading."""
-    monkeypatch.setattr(DenseModel, "pack", lambda self: None)
+    monkeypatch.setattr(Linear, "pack", lambda self: None)
 
 
 @pytest.mark.usefixtures("unpacked")

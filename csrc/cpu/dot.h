@@ -1,0 +1,119 @@
+// Products of bytes: each 32-bit lane takes four unsigned bytes of the weights and four signed bytes of the activations.
+//
+// Owns the instructions of each level. Invariant: the sums are exact; no step saturates for activations in -127..127.
+#pragma once
+#include "simd.h"
+
+namespace quire {
+
+constexpr int NIBBLE_ZERO = 8;  // what a stored nibble has too much
+
+#if defined(__AVX512VNNI__)
+
+constexpr int BYTE_ZERO = 128;  // what dot_bytes leaves in each stored byte: the caller subtracts it
+
+// acc + sum of w * x, w in 0..255.
+QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
+    return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
+}
+
+#define QUIRE_WIDE_NIBBLES 1
+
+#elif QUIRE_AVX512 || QUIRE_AVX2
+
+constexpr int BYTE_ZERO = 0;
+
+// acc + sum of (w - 128) * x, w in 1..255. Signs move to x: 255 * 127 * 2 would saturate, 127 * 127 * 2 does not.
+QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
+    const vi w_signed = w ^ set1i((int32_t)0x80808080);
+#if QUIRE_AVX512
+    const __m512i a = _mm512_abs_epi8((__m512i)w_signed);
+    const __mmask64 negative = _mm512_movepi8_mask((__m512i)w_signed);
+    const __m512i b = _mm512_mask_sub_epi8((__m512i)x, negative, _mm512_setzero_si512(), (__m512i)x);
+    return acc + (vi)_mm512_madd_epi16(_mm512_maddubs_epi16(a, b), _mm512_set1_epi16(1));
+#else
+    const __m256i a = _mm256_abs_epi8((__m256i)w_signed), b = _mm256_sign_epi8((__m256i)x, (__m256i)w_signed);
+    return acc + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+#endif
+}
+
+#else
+
+constexpr int BYTE_ZERO = 128;
+typedef int16_t vs __attribute__((vector_size(W * 4)));
+
+// acc + sum of w * x, w in 0..255: a product fits 16 bits (255 * 127).
+QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
+    const vs even = (vs)(w & 0x00ff00ff) * (((vs)x << 8) >> 8);
+    const vs odd = (vs)(((vu)w >> 8) & 0x00ff00ffu) * ((vs)x >> 8);
+    acc += (((vi)even << 16) >> 16) + ((vi)even >> 16);
+    return acc + (((vi)odd << 16) >> 16) + ((vi)odd >> 16);
+}
+
+#define QUIRE_WIDE_NIBBLES 1
+
+#endif
+
+// Sums of a group of 32 nibbles, w in 0..15: begin, eight times dot_nibbles, end. `start` is added to every lane.
+#if QUIRE_WIDE_NIBBLES
+QUIRE_INLINE vi begin_nibbles(int32_t start) { return set1i(start); }
+QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
+QUIRE_INLINE vi end_nibbles(vi acc, int32_t) { return acc; }
+#else  // pairs of 16 bits: 16 * 15 * 127 fits
+QUIRE_INLINE vi begin_nibbles(int32_t) { return vi{}; }
+#if QUIRE_AVX512
+QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) {
+    return (vi)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+}
+QUIRE_INLINE vi end_nibbles(vi acc, int32_t start) {
+    return (vi)_mm512_madd_epi16((__m512i)acc, _mm512_set1_epi16(1)) + start;
+}
+#else
+QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) {
+    return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+}
+QUIRE_INLINE vi end_nibbles(vi acc, int32_t start) {
+    return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1)) + start;
+}
+#endif
+#endif
+
+QUIRE_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }
+
+// Four bytes in every lane.
+QUIRE_INLINE vi repeat(const int8_t* p) {
+    int32_t bits;
+    memcpy(&bits, p, 4);
+    return set1i(bits);
+}
+
+// The low byte of each lane.
+QUIRE_INLINE void store_bytes(int8_t* p, vi v) {
+#if QUIRE_AVX512
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v));
+#else
+    for (int i = 0; i < W; i++) p[i] = (int8_t)v[i];
+#endif
+}
+
+QUIRE_INLINE int32_t hsum(vi v) {
+#if QUIRE_AVX512
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = v[0];
+    for (int i = 1; i < W; i++) sum += v[i];
+    return sum;
+#endif
+}
+
+QUIRE_INLINE int32_t hmax(vi v) {
+#if QUIRE_AVX512
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t most = v[0];
+    for (int i = 1; i < W; i++) most = v[i] > most ? v[i] : most;
+    return most;
+#endif
+}
+
+}  // namespace quire

@@ -1,0 +1,194 @@
+"""What the metadata of a GGUF file means as a model: the config.json that the same model would have. Torch-free.
+
+Owns the keys of the architectures llama (Mistral included), qwen2 and qwen3, and what of them is not supported.
+Does not own the file's layout (`config/gguf`) nor limits on values (`config/arch`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from quire.config.fields import Fields, is_integer
+from quire.config.gguf import Header, Tensor
+from quire.core.errors import LoadError, shown
+
+ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+"""general.architecture → architecture name in config.json."""
+MISTRAL: Final = "MistralForCausalLM"
+ROPE_FREQS: Final = "rope_freqs.weight"
+KEYS: Final = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "head_dim": "attention.key_length",
+    "factor": "rope.scaling.factor",
+    "rope_type": "rope.scaling.type",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
+}
+"""Field of config.json → key after the architecture's name."""
+REQUIRED: Final = (
+    *("max_position_embeddings", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads"),
+    "rms_norm_eps",
+)
+PLAIN: Final = {
+    "attention.causal": (True,),
+    "attention.scale": (0.0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "expert_count": (0,),
+    "rope.scaling.yarn_ext_factor": (1.0, -1.0),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+}
+"""Key → the values that mean 'not used'. Others would be computed wrongly, so they are refused."""
+DTYPES: Final = {"F32": "float32", "F16": "float16"}
+"""Type of most weights → dtype to compute in; bfloat16 for all others."""
+END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_TEXTS: Final = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
+)
+"""Control tokens that end a turn by their name, whatever the ids say, as in llama.cpp."""
+CONTROL: Final = 3
+"""Token type of control tokens."""
+
+
+def config_of(header: Header) -> dict[str, Any]:
+    """The fields of config.json that `parse_arch` reads, with the checks that need the file's own names.
+
+    Raises LoadError naming key, value and what is supported.
+    """
+    name = header.values.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise LoadError(
+            f"{header.path}: general.architecture = {shown(name)} is not supported; supported are"
+            f" {', '.join(ARCHITECTURES)} (Mistral models are 'llama')"
+        )
+    values = {key.removeprefix(name + "."): value for key, value in header.values.items() if key.startswith(name + ".")}
+    config = {field: values[key] for field, key in KEYS.items() if key in values}
+    for field in REQUIRED:
+        if field not in config:
+            raise LoadError(f"{header.path}: {name}.{KEYS[field]} is missing")
+    _refuse_special(header, name, values)
+    rope: dict[str, Any] = {
+        field: config.pop(field) for field in ("factor", "rope_type", "beta_fast", "beta_slow") if field in config
+    }
+    return config | {
+        "architectures": [ARCHITECTURES[name]],
+        "vocab_size": _embedding(header).shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "mlp_bias": "blk.0.ffn_down.bias" in header.tensors,
+        "dtype": _dtype(header),
+        "head_dim": _head_dim(header, name, values),
+        "rope_scaling": _scaling(header, rope, values, config),
+        "eos_token_id": _end_ids(header),
+        "bos_token_id": header.values.get("tokenizer.ggml.bos_token_id"),
+        **_window(name, values, config),
+    }
+
+
+def rope_divisors(header: Header, head_dim: int) -> tuple[float, ...]:
+    """What each rotary frequency is divided by, from the tensor rope_freqs.weight (Llama 3); empty without it."""
+    tensor = header.tensors.get(ROPE_FREQS)
+    if tensor is None:
+        return ()
+    if tensor.dtype != "F32" or tensor.shape != (head_dim // 2,):
+        raise LoadError(
+            f"{header.path}: {ROPE_FREQS} is {tensor.dtype} of shape {tensor.shape}; it must be F32 ({head_dim // 2},)"
+        )
+    divisors = tuple(header.floats(tensor))
+    for divisor in divisors:
+        if not math.isfinite(divisor) or not 1e-4 <= divisor <= 1e6:
+            raise LoadError(f"{header.path}: {ROPE_FREQS} holds {divisor}; values from 0.0001 to 1,000,000 are allowed")
+    return divisors
+
+
+def key_of(header: Header, field: str | None) -> str:
+    """The file's key for a field of config.json, to be named in an error; empty if there is none."""
+    return f"{header.values['general.architecture']}.{KEYS[field]}" if field in KEYS else ""
+
+
+def _embedding(header: Header) -> Tensor:
+    tensor = header.tensors.get("token_embd.weight")
+    if tensor is None or len(tensor.shape) != 2:
+        there = "no tensor" if tensor is None else f"shape {tensor.shape} for"
+        raise LoadError(f"{header.path}: {there} token_embd.weight; it must be there with two dimensions")
+    return tensor
+
+
+def _refuse_special(header: Header, name: str, values: dict[str, Any]) -> None:
+    for key, neutral in PLAIN.items():
+        if key in values and values[key] not in neutral:
+            raise LoadError(
+                f"{header.path}: {name}.{key} = {shown(values[key])} is not supported; only {neutral[0]} is"
+            )
+
+
+def _head_dim(header: Header, name: str, values: dict[str, Any]) -> Any:
+    """key_length, else hidden_size / heads; rotary and value widths must be the same."""
+    heads, hidden = values["attention.head_count"], values["embedding_length"]
+    divides = is_integer(heads) and is_integer(hidden) and heads > 0 and hidden % heads == 0
+    head_dim = values.get("attention.key_length", hidden // heads if divides else None)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if head_dim is not None and values.get(key, head_dim) != head_dim:
+            raise LoadError(
+                f"{header.path}: {name}.{key} = {shown(values[key])} must be {shown(head_dim)}, the width of a head"
+            )
+    return head_dim
+
+
+def _scaling(
+    header: Header, rope: dict[str, Any], values: dict[str, Any], config: dict[str, Any]
+) -> dict[str, Any] | None:
+    """`rope_scaling` of a config.json, None without scaling."""
+    kind = rope.get("rope_type", "linear" if "rope.scale_linear" in values else "none")
+    if kind == "none":
+        return None
+    scaling = rope | {"rope_type": kind}
+    scaling.setdefault("factor", values.get("rope.scale_linear"))
+    if kind == "linear" and scaling["factor"] == 1:
+        return None
+    if kind == "yarn":
+        fields = Fields(values, str(header.path))
+        factor = fields.number("rope.scaling.factor", 1.0, 1e4)
+        # YaRN's own temperature times the file's factor.
+        extra = fields.number("rope.scaling.yarn_attn_factor", 1e-6, 1e6, 1.0)
+        extra *= fields.number("rope.scaling.attn_factor", 1e-6, 1e6, 1.0)
+        scaling["attention_factor"] = extra * (0.1 * math.log(factor) + 1.0)
+        scaling.setdefault("original_max_position_embeddings", config.get("original_max_position_embeddings"))
+    return scaling
+
+
+def _window(name: str, values: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A sliding window holds in every layer; one as long as the context is none."""
+    window, context = config.get("sliding_window"), config["max_position_embeddings"]
+    if not window or (is_integer(window) and is_integer(context) and window >= context):
+        return {"sliding_window": None}
+    if name == "llama":
+        return {"architectures": [MISTRAL]}
+    return {"use_sliding_window": True, "max_window_layers": 0}
+
+
+def _dtype(header: Header) -> str:
+    n_bytes: dict[str, int] = {}
+    for tensor in header.tensors.values():
+        n_bytes[tensor.dtype] = n_bytes.get(tensor.dtype, 0) + tensor.n_bytes
+    return DTYPES.get(max(n_bytes, key=lambda dtype: n_bytes[dtype]), "bfloat16")
+
+
+def _end_ids(header: Header) -> list[Any]:
+    named = [header.values.get(f"tokenizer.ggml.{key}") for key in END_IDS]
+    found = {token_id: None for token_id in named if token_id is not None}
+    types = header.numbers("tokenizer.ggml.token_type")
+    for token_id, token in enumerate(header.strings("tokenizer.ggml.tokens")):
+        if token in END_TEXTS and token_id < len(types) and types[token_id] == CONTROL:
+            found[token_id] = None
+    return list(found)

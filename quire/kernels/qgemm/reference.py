@@ -1,0 +1,47 @@
+"""Quantised linear layers in plain torch: the oracle. Integer sums are exact; the rest is float64."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from quire.kernels.qgemm.weight import GROUP, PackedWeight, unpack
+
+SMALLEST = 1e-30
+"""Rows or groups of activations whose largest magnitude is smaller count as zeros."""
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+"""dtype → largest |kernel - reference| / (1 + |reference|) for outputs of unit variance."""
+
+
+def quantized_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [m, k] → float32 integers [m, k / group, group] in -127..127 and float32 scales [m, k / group].
+
+    scale = largest magnitude / 127, integer = round(x * (127 / largest)), half to even; k is padded with zeros. A group
+    with an infinity or a NaN has the scale NaN.
+    """
+    groups = F.pad(x.float(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    most = groups.abs().amax(-1)
+    live = most.isfinite() & (most >= SMALLEST)
+    # 127 / tensor would be 127 times the rounded reciprocal.
+    factors = torch.where(live, torch.tensor(127.0).div(torch.where(live, most, 1.0)), 0.0)
+    integers = torch.where(live[:, :, None], groups * factors[:, :, None], 0.0).round()
+    scales = torch.where(live, most / 127, 0.0)
+    return integers, torch.where(most.isfinite(), scales, torch.nan)
+
+
+def linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """See op.py."""
+    return exact(x, packed, bias).to(x.dtype)
+
+
+def exact(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The result before it is rounded to x's dtype: float64 [m, n]."""
+    weight, w_scales = unpack(packed)
+    group = GROUP if packed.scheme == "int4" else weight.shape[1]
+    integers, x_scales = quantized_rows(x, group)
+    total = torch.zeros(x.shape[0], packed.n, dtype=torch.float64)
+    for g in range(x_scales.shape[1]):
+        sums = integers[:, g].double() @ weight[:, g * group : (g + 1) * group].double().T
+        total += sums * x_scales[:, g, None].double() * w_scales[:, g].double()
+    return total if bias is None else total + bias.double()

@@ -1,0 +1,207 @@
+"""Schemes: what each layer becomes, what it takes, and loading with few matrices in memory twice."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from quire.compute.layers.linear import Head, Linear
+from quire.compute.models.dense import DenseModel
+from quire.compute.quant import SCHEMES, scheme
+from quire.compute.quant.scheme import IntegerProduct
+from quire.compute.weights.loader import load_model
+from quire.config.arch import ModelArch, read_arch
+from quire.core.errors import LoadError
+from quire.kernels import qgemm
+from quire.kernels.qgemm import reference
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 200,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+BITS = {"int8": 8, "int4": 4}
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(before)
+
+
+def write(folder: pathlib.Path, *, tied: bool) -> ModelArch:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": tied}))
+    arch = read_arch(folder)
+    torch.manual_seed(0)
+    blank = DenseModel(arch, torch.zeros, torch.zeros(1, arch.head_dim))
+    tensors = {name: torch.randn(tensor.shape).bfloat16() for name, tensor in blank.weights()}
+    safetensors.torch.save_file(tensors, folder / "model.safetensors")
+    return arch
+
+
+def load(folder: pathlib.Path, quantization: str, **options: Any) -> DenseModel:
+    return load_model(
+        folder,
+        read_arch(folder),
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        max_model_len=64,
+        quantization=quantization,
+        **options,
+    )
+
+
+def packed(linear: Linear) -> qgemm.PackedWeight:
+    assert isinstance(linear.product, IntegerProduct)
+    return linear.product.packed
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("shape", [(64, 32), (200, 48), (64 * 5 + 1, 96)])
+def test_pieces_make_the_same_matrix(name: qgemm.Scheme, shape: tuple[int, int], monkeypatch: Any) -> None:
+    weight = torch.randn(shape).bfloat16()
+    whole = qgemm.pack(weight, name)
+    monkeypatch.setattr(scheme, "PIECE_VALUES", 1)
+    pieces = scheme.pack(weight, name)
+    assert (pieces.scheme, pieces.n, pieces.k) == (whole.scheme, whole.n, whole.k)
+    assert torch.equal(pieces.data, whole.data) and torch.equal(pieces.scales, whole.scales)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_a_layer_is_its_packed_matrix(name: str) -> None:
+    chosen = SCHEMES[name]
+    assert chosen is not None
+    make = functools.partial(torch.empty, dtype=torch.bfloat16)
+    linear = Linear(make, 96, (64, 32, 32), bias=True, quantize=chosen.body)
+    for index in range(3):
+        for tensor in linear.part(index).values():
+            tensor.normal_()
+    weight, bias = linear.weight.clone(), linear.bias
+    linear.pack()
+    x = torch.randn(5, 96).bfloat16()
+    expected = reference.linear(x, qgemm.pack(weight, name), bias)
+    assert torch.allclose(linear(x).float(), expected.float(), rtol=8e-3, atol=8e-2)
+    product = linear.product
+    linear.pack()
+    assert linear.product is product
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_path: pathlib.Path) -> None:
+    arch = write(tmp_path, tied=tied)
+    model = load(tmp_path, name)
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    for i, block in enumerate(model.blocks):
+        at = f"model.layers.{i}."
+        expected = {
+            "qkv": torch.cat([stored[f"{at}self_attn.{one}_proj.weight"] for one in "qkv"]),
+            "out": stored[f"{at}self_attn.o_proj.weight"],
+            "gate_up": torch.cat([stored[f"{at}mlp.{one}_proj.weight"] for one in ("gate", "up")]),
+            "down": stored[f"{at}mlp.down_proj.weight"],
+        }
+        for key, weight in expected.items():
+            layer = getattr(block.attention if key in ("qkv", "out") else block, key)
+            assert torch.equal(packed(layer).dequantized(), qgemm.pack(weight, name).dequantized()), f"{i} {key}"  # type: ignore[arg-type]
+    head = stored["model.embed_tokens.weight" if tied else "lm_head.weight"]
+    assert packed(model.head).scheme == "int8"
+    assert torch.equal(packed(model.head).dequantized(), qgemm.pack(head, "int8").dequantized())
+    assert torch.equal(model.embed.weight, stored["model.embed_tokens.weight"])
+    assert arch.tie_embeddings == tied
+
+
+def test_bytes_are_those_of_the_tensors(tmp_path: pathlib.Path) -> None:
+    """Against what is reachable from the model, tensor by tensor."""
+    write(tmp_path, tied=True)
+    for name in ("int8", "int4"):
+        model = load(tmp_path, name)
+        tensors, seen = [model], set()
+        total = 0
+        while tensors:
+            one = tensors.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            if isinstance(one, torch.Tensor):
+                total += one.untyped_storage().nbytes() if one is not model.cos_sin else 0
+            elif isinstance(one, (list, tuple)):
+                tensors += one
+            elif isinstance(one, qgemm.PackedWeight):
+                tensors += [one.data, one.scales]
+            elif isinstance(one, IntegerProduct):
+                tensors.append(one.packed)
+            elif type(one).__module__.startswith("quire.compute") and hasattr(one, "__dict__"):
+                tensors += vars(one).values()
+        assert model.n_bytes == total
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_floating_matrices_do_not_pile_up(load_format: str, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """When a matrix is packed, those before it but the last one are gone."""
+    write(tmp_path, tied=False)
+    packed: list[StorageWeakRef] = []
+    most = 0
+    original = scheme.pack
+
+    def counted(weight: torch.Tensor, name: qgemm.Scheme) -> qgemm.PackedWeight:
+        nonlocal most
+        packed.append(StorageWeakRef(weight.untyped_storage()))
+        most = max(most, sum(not one.expired() for one in packed))
+        return original(weight, name)
+
+    monkeypatch.setattr(scheme, "pack", counted)
+    load(tmp_path, "int4", load_format=load_format)
+    assert len(packed) == 3 * 4 + 1
+    assert most <= 2
+
+
+def test_dummy_weights_are_the_same_numbers(tmp_path: pathlib.Path) -> None:
+    """Packing between two layers does not change what the generator gives to the next."""
+    write(tmp_path, tied=False)
+    plain = load(tmp_path, "none", load_format="dummy", seed=3)
+    model = load(tmp_path, "int8", load_format="dummy", seed=3)
+    assert torch.equal(plain.embed.weight, model.embed.weight)
+    x = torch.randn(7, 48).bfloat16()
+    close = functools.partial(torch.allclose, rtol=0.03, atol=0.02)
+    assert close(plain.head(x), model.head(x))
+    assert close(plain.blocks[2].gate_up(x).float(), model.blocks[2].gate_up(x).float())
+
+
+def test_a_matrix_with_an_infinity_is_refused(tmp_path: pathlib.Path) -> None:
+    write(tmp_path, tied=True)
+    stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    stored["model.layers.1.mlp.up_proj.weight"][3, 4] = torch.inf
+    safetensors.torch.save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(LoadError, match="without --quantization"):
+        load(tmp_path, "int8", check_finite=False)
+
+
+def test_a_tied_head_has_its_own_copy() -> None:
+    chosen = SCHEMES["int4"]
+    assert chosen is not None
+    table = torch.randn(130, 64).bfloat16()
+    kept = table.clone()
+    head = Head(torch.empty, 64, (130,), tied=table, quantize=chosen.head)
+    assert head.n_bytes == 0
+    head.pack()
+    assert torch.equal(table, kept)
+    logits = head(kept[:3])
+    assert logits.dtype == torch.float32 and logits.shape == (3, 130)
+    assert head.n_bytes == 192 * 64 + 192 * 4
+    assert torch.allclose(logits, kept[:3].float() @ kept.float().T, rtol=0.03, atol=0.5)

@@ -1,0 +1,33 @@
+"""Blocks of GGUF files against the package gguf, for random bytes."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from quire.compute.weights.gguf_blocks import DECODERS
+from quire.config.gguf import BLOCKS
+
+SCALES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+"""Bytes where the float16 numbers of a block begin."""
+
+
+@pytest.mark.parametrize("name", sorted(DECODERS))
+def test_equal_to_the_package(name: str) -> None:
+    random = np.random.default_rng(0)
+    block_len, block_bytes = next((length, size) for other, length, size in BLOCKS.values() if other == name)
+    blocks = random.integers(0, 256, (500, block_bytes), dtype=np.uint8)
+    for start in SCALES[name]:
+        blocks[:, start : start + 2] = random.normal(size=(500, 1)).astype(np.float16).view(np.uint8)
+    expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name])
+    found = DECODERS[name](torch.from_numpy(blocks))
+    assert found.dtype == torch.float32 and found.shape == (500, block_len)
+    assert np.array_equal(found.numpy(), expected)
+
+
+def test_sizes_of_the_package() -> None:
+    for kind, (name, block_len, block_bytes) in BLOCKS.items():
+        assert gguf.GGMLQuantizationType(kind).name == name
+        assert gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)] == (block_len, block_bytes)

@@ -1,0 +1,127 @@
+"""Quantised linear layers: integers exactly, results against float64, row by row bitwise, hostile rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from quire.core.errors import ConfigError
+from quire.kernels import qgemm
+from quire.kernels.qgemm import reference
+from quire.kernels.qgemm import weight as weights
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SHAPES = [(1, 1, 1), (2, 7, 3), (3, 64, 32), (4, 65, 33), (5, 1, 1030), (7, 200, 300), (13, 130, 96), (70, 100, 257)]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(7)
+    yield
+    torch.set_num_threads(before)
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """As reference.TOLERANCE defines it."""
+    return float(((got.double() - expected).abs() / (1 + expected.abs())).max())
+
+
+@pytest.mark.parametrize("scheme", qgemm.SCHEMES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_matches_the_reference(level: str, scheme: qgemm.Scheme, dtype: torch.dtype) -> None:
+    for m, n, k in SHAPES:
+        packed = qgemm.pack(torch.randn(n, k) * k**-0.5, scheme)
+        wide, bias = torch.randn(m, k + 5).to(dtype), torch.randn(n).to(dtype)
+        x = wide[:, 2 : k + 2]
+        for added in (None, bias):
+            expected = reference.exact(x, packed, added)
+            assert error(qgemm.linear(x, packed, added), expected) <= reference.TOLERANCE[dtype], (m, n, k)
+
+
+@pytest.mark.parametrize("scheme", qgemm.SCHEMES)
+def test_integers_are_exact(level: str, scheme: qgemm.Scheme) -> None:
+    """Integers with scales of one on both sides, at the ends of their ranges: the sums are integers, bit for bit."""
+    low, high = (-127, 127) if scheme == "int8" else (-8, 7)
+    for m, ends in [(1, False), (2, True), (3, False), (11, True)]:
+        weight = torch.randint(low, high + 1, (70, 992)).float()
+        x = torch.randint(-127, 128, (m, 992)).float()
+        if ends:
+            weight = torch.where(weight > 0, float(high), float(low))
+            weight[:2] = torch.tensor([[low], [high]])
+            x = torch.where(x > 0, 127.0, -127.0)
+            x[0] = 127
+        weight[:, ::32], x[:, ::32] = low, 127
+        packed = qgemm.pack(weight, scheme)
+        assert torch.equal(packed.dequantized(), weight)
+        assert torch.equal(qgemm.linear(x, packed), (x.double() @ weight.double().T).float())
+
+
+@pytest.mark.parametrize("scheme", qgemm.SCHEMES)
+def test_any_rows_and_threads(level: str, scheme: qgemm.Scheme) -> None:
+    """A row's result is the same bits for any number of rows around it, and for one and two threads."""
+    packed, x, bias = qgemm.pack(torch.randn(520, 1000), scheme), torch.randn(67, 1000), torch.randn(520)
+    whole = qgemm.linear(x, packed, bias)
+    if level == "torch":
+        assert error(qgemm.linear(x[:3], packed, bias), whole[:3].double()) < 1e-6
+        return
+    for m in (1, 2, 3, 4, 5, 6, 7, 8, 17):
+        assert torch.equal(qgemm.linear(x[20 : 20 + m], packed, bias), whole[20 : 20 + m]), m
+    torch.set_num_threads(2)
+    assert torch.equal(qgemm.linear(x, packed, bias), whole)
+    assert torch.equal(qgemm.linear(x[:1], packed, bias), whole[:1])
+
+
+@pytest.mark.parametrize("scheme", qgemm.SCHEMES)
+def test_hostile_rows(level: str, scheme: qgemm.Scheme) -> None:
+    packed, x = qgemm.pack(torch.randn(40, 70), scheme), torch.randn(9, 70)
+    clean = qgemm.linear(x, packed)
+    x[1] = 0
+    x[2], x[3] = x[2] * 1e-42, x[3] * 1e35
+    x[4, 69], x[5, 0], x[6, 33] = torch.nan, torch.inf, -torch.inf
+    got = qgemm.linear(x, packed)
+    assert torch.equal(got[[0, 7, 8]], clean[[0, 7, 8]])
+    assert not got[[1, 2]].any()
+    assert torch.allclose(got[3] / 1e35, clean[3], rtol=1e-4, atol=1e-4)
+    assert got[4:7].isnan().all()
+
+
+@pytest.mark.parametrize("scheme", qgemm.SCHEMES)
+def test_rounding_of_weights(scheme: qgemm.Scheme) -> None:
+    """Half a step is the largest error; in int4 one and a half beyond the positive end, which the range lacks."""
+    weight = torch.randn(37, 100).double() * torch.logspace(-20, 20, 37).double()[:, None]
+    weight[5] = 0
+    packed = qgemm.pack(weight, scheme)
+    integers, scales = weights.unpack(packed)
+    assert integers.shape == (37, 128)
+    assert not integers[:, 100:].any()
+    steps = scales.abs().repeat_interleave(128 // scales.shape[1], dim=1)[:, :100]
+    wrong = (packed.dequantized() - weight.float()).abs()
+    clamped = integers[:, :100] == 7 if scheme == "int4" else torch.zeros_like(wrong, dtype=torch.bool)
+    assert bool((wrong <= torch.where(clamped, 1.04, 0.5001) * steps).all())
+    assert packed.n_bytes <= 1.3 * 64 * 128 * (1 if scheme == "int8" else 0.5)
+
+
+def test_no_rows(level: str) -> None:
+    assert qgemm.linear(torch.zeros(0, 40), qgemm.pack(torch.randn(8, 40), "int4")).shape == (0, 8)
+
+
+def test_mismatches_are_refused() -> None:
+    packed = qgemm.pack(torch.randn(8, 40), "int8")
+    with pytest.raises(ValueError, match="k = 40"):
+        qgemm.linear(torch.zeros(2, 41), packed)
+    with pytest.raises(ValueError, match="bias"):
+        qgemm.linear(torch.zeros(2, 40), packed, torch.zeros(9))
+    with pytest.raises(ValueError, match="int3"):
+        qgemm.pack(torch.zeros(8, 40), "int3")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="131072"):
+        qgemm.pack(torch.zeros(1, 131073), "int8")
+    for bad in (torch.nan, torch.inf):
+        for scheme in qgemm.SCHEMES:
+            with pytest.raises(ValueError, match="NaN"):
+                qgemm.pack(torch.full((3, 40), bad), scheme)
+    with pytest.raises(ConfigError, match="CPU only"):
+        qgemm.linear(torch.zeros(2, 40, device="meta"), packed)
