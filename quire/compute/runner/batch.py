@@ -60,6 +60,8 @@ def flatten(spans: Spans) -> FlatBatch:
 
 def shared_spans(batch: FlatBatch, groups: list[tuple[list[int], int]], page_size: int) -> list[SharedPrefix]:
     """A plan's (slots, number of leading pages) as spans and keys; the keys end before every row of the group."""
+    if not groups:  # most steps: the table below is work for each span
+        return []
     span_of = {slot: span for span, slot in enumerate(batch.span_slots.tolist())}
     starts = batch.kv_lens - np.diff(batch.q_indptr)
     found = []

@@ -117,11 +117,6 @@ def run(
             raise RuntimeError(f"{name} could not be launched: CUDA error {code}")
 
 
-def header(variant: Variant) -> str:
-    """The generated C++ of a variant."""
-    return cuda_hooks.header(variant.program)
-
-
 def _launches(plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> list[tuple[str, _Build]]:
     """The functions that a plan needs, in their order, each with the library that has it."""
     work: CudaWork = plan.work

@@ -214,9 +214,9 @@ class Variant:
         _check_divisors(self, hooks)
         scalars = {name: Kind.INT if isinstance(value, int) else Kind.FLOAT for name, value in self.scalars.items()}
         tensors = {name: value.dtype for name, value in self.tensors.items()}
-        if not self.softmax and any(n.name == "lse" for expr in hooks.values() for n in expr.walk()):
-            raise TypeError("output_transform reads site.lse, which attention without softmax does not have")
         program = Program(self.causal, self.window > 0, self.softmax, hooks, scalars, tensors)
+        if not self.softmax and program.reads("lse"):
+            raise TypeError("output_transform reads site.lse, which attention without softmax does not have")
         return _PROGRAMS.setdefault(program.text(), program)
 
     @property
