@@ -42,7 +42,9 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
     try:
         job = await _job(state, exchange, body)
         names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
-        shape = TextAnswer(body, exchange.request_id, job.params.n, await _echoed(state, body, job), names)
+        shows_ids = state.llm.tokenizer is None if body.return_token_ids is None else body.return_token_ids
+        echoed = await _echoed(state, body, job)
+        shape = TextAnswer(body, exchange.request_id, job.params.n, echoed, names, shows_ids=shows_ids)
         await answer(state, exchange, job, stream_choice(body), shape)
     except RequestError as error:
         raise refusal_of(error) from None
@@ -136,9 +138,18 @@ async def _echoed(state: ServerState, body: CompletionRequest, job: Job) -> list
 
 
 class TextAnswer:
-    """The shape of one text completion, whole or in chunks."""
+    """The shape of one text completion, whole or in chunks. shows_ids: with the ids of its tokens."""
 
-    def __init__(self, body: CompletionRequest, request_id: str, n: int, echoed: list[str], names: TokenNames) -> None:
+    def __init__(
+        self,
+        body: CompletionRequest,
+        request_id: str,
+        n: int,
+        echoed: list[str],
+        names: TokenNames,
+        *,
+        shows_ids: bool = False,
+    ) -> None:
         self._body = body
         self._n = n
         self._echoed = echoed
@@ -146,6 +157,7 @@ class TextAnswer:
         self._id = f"cmpl-{request_id}"
         self._created = int(time.time())
         self._shows_output = body.max_tokens != 0
+        self._shows_ids = shows_ids and self._shows_output
         self._frames = TextFrames(self._id, self._created, body.model, stream_choice(body).include_usage)
         self._columns: dict[int, TextLogprobs] = {}
 
@@ -178,6 +190,8 @@ class TextAnswer:
             "finish_reason": self._reason(part),
             "stop_reason": part.stop_reason,
         }
+        if self._shows_ids:
+            choice["token_ids"] = part.token_ids
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_rows(output.prompt_logprobs or [], self._names)
         return choice
@@ -185,7 +199,8 @@ class TextAnswer:
     def _part(self, at: int, output: RequestOutput, part: CompletionOutput) -> bytes:
         index = at * self._n + part.index
         text, logprobs = self._content(at, output, part)
-        frames = self._frames.text(index, text, logprobs) if text or logprobs else b""
+        token_ids = part.token_ids if self._shows_ids and part.token_ids else None
+        frames = self._frames.text(index, text, logprobs, token_ids) if text or logprobs or token_ids else b""
         if part.finish_reason is not None:
             frames += self._frames.finish(index, self._reason(part) or "stop", part.stop_reason)
         return frames

@@ -79,6 +79,7 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
+    return_token_ids: bool | None = None
     suffix: None = None
 
 

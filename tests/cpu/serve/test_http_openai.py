@@ -375,3 +375,16 @@ def test_the_checkpoints_defaults_hold_where_a_request_says_nothing(make_server:
             assert answer.status_code == 200
             params = server.engine.submitted[-1].params
             assert (params.temperature, params.top_k, params.top_p) == (temperature, 20, 1.0)
+
+
+def test_token_ids_are_shown_when_asked_for(server: Any) -> None:
+    body = {"model": "fake", "prompt": ids(server, PROMPT), "max_tokens": 7}
+    expected = ids(server, reply_to(body["prompt"]))[:7]
+    with server.client() as http:
+        plain, whole = (
+            http.post("/v1/completions", json=body | more).json() for more in ({}, {"return_token_ids": True})
+        )
+        streamed = http.post("/v1/completions", json=body | {"return_token_ids": True, "stream": True}).text
+    assert "token_ids" not in plain["choices"][0] and whole["choices"][0]["token_ids"] == expected
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    assert sum((event["choices"][0].get("token_ids", []) for event in events), []) == expected
