@@ -15,7 +15,9 @@ import torch
 from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
 from quire.kernels import catalog
-from quire.kernels.sample import Draw, reference
+from quire.kernels.sample import Choice, Draw, reference
+from quire.kernels.sample.draw import INVERSE, UNIFORM
+from quire.kernels.transfer import upload
 
 CONTROLS: dict[str, dict[str, float]] = {
     "greedy": {"temperature": 0.0},
@@ -82,27 +84,31 @@ def _contenders(setting: Setting, controls: dict[str, float]) -> Iterable[Conten
     shape = SIZES[setting.device.type]
     n_copies = setting.timer.n_copies(4 * shape[0] * shape[1])
     copies = [3 * setting.randn(*shape, dtype=torch.float32) for _ in range(n_copies)]
-    chosen = draw(shape[0], **controls)
+    lines = upload(draw(shape[0], **controls).controls(), setting.device)
     for implementation in catalog.runnable("sample", setting.device.type):
         if implementation.name != "reference":
-            choose = importlib.import_module(implementation.module).choose
-            calls = [functools.partial(choose, logits, chosen) for logits in copies]
-            # Controls come from the host in each step.
-            yield Contender(implementation.name, lambda c=calls: c, capture=False)
+            choose_by = importlib.import_module(implementation.module).choose_by
+            calls = [functools.partial(choose_by, logits, lines, _out(shape[0], setting)) for logits in copies]
+            yield Contender(implementation.name, lambda c=calls: c)
     others = [functools.partial(plain, logits, **controls) for logits in copies]
     yield Contender("torch", lambda: others, is_peer=True, capture=False)
 
 
+def _out(n_rows: int, setting: Setting) -> Choice:
+    ids = torch.zeros(n_rows, dtype=torch.int32, device=setting.device)
+    return Choice(ids, torch.zeros(n_rows, dtype=torch.uint8, device=setting.device))
+
+
 def _error(setting: Setting, implementation: catalog.Implementation, controls: dict[str, float]) -> float:
     logits = 3 * setting.randn(*SMALL, dtype=torch.float32)
-    chosen = draw(SMALL[0], **controls)
-    choice = importlib.import_module(implementation.module).choose(logits, chosen)
+    lines, choice = draw(SMALL[0], **controls).controls(), _out(SMALL[0], setting)
+    importlib.import_module(implementation.module).choose_by(logits, upload(lines, setting.device), choice)
     worst = 0.0
-    for i, (row, token) in enumerate(zip(logits.cpu().double(), choice.token_ids.tolist(), strict=True)):
-        if not chosen.random[i]:
+    for row, control, token in zip(logits.cpu().double(), lines.T, choice.token_ids.tolist(), strict=True):
+        if control[INVERSE] == 0:
             worst = max(worst, float(row.max() - row[token]))
             continue
-        cumulative = reference.distribution(row, chosen, i).cumsum(0)
+        cumulative = reference.distribution(row, control).cumsum(0)
         before, after = float(cumulative[token - 1]) if token else 0.0, float(cumulative[token])
-        worst = max(worst, before - chosen.uniform[i], chosen.uniform[i] - after)
+        worst = max(worst, before - control[UNIFORM], control[UNIFORM] - after)
     return worst

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, Draw
+from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice
 
 BLOCK = 128
 """Columns whose weights are summed first; the chosen block is then computed again."""
@@ -18,26 +18,28 @@ SHARED_CHUNK = 1 << 24
 """The same for several threads: 64 MiB, because each operation ends in a barrier, and that can cost a time slice."""
 
 
-def choose(logits: torch.Tensor, draw: Draw) -> Choice:
-    """See `op.choose`. Whole rows go through torch, which has threads; small arrays through numpy, which is quicker."""
-    x, random = logits.numpy(), draw.random
+def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
+    """See `op.choose_by`. Whole rows go through torch, which has threads; small arrays through numpy: it is quicker."""
+    x, lines = logits.numpy(), controls.numpy()
+    random = lines[INVERSE] > 0
     token_ids, peaks = np.zeros(len(x), np.int64), np.zeros(len(x), np.float32)
     if not random.all():
         token_ids = x.argmax(1)  # the first of equal maxima and the first NaN, in a tenth of torch.argmax's time
         peaks = x[np.arange(len(x)), token_ids]
     if random.any():
         rows = np.flatnonzero(random)
-        token_ids[rows], peaks[rows] = _draw(logits, rows, draw if len(rows) == len(x) else draw.take(rows))
+        token_ids[rows], peaks[rows] = _draw(logits, rows, lines[:, rows])
     status = np.where(peaks < np.inf, np.where(peaks > -np.inf, FINE, EMPTY), NON_FINITE).astype(np.uint8)
-    token_ids = np.where(status == FINE, token_ids, 0).astype(np.int32)
-    return Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+    out.token_ids.numpy()[:] = np.where(status == FINE, token_ids, 0)
+    out.status.numpy()[:] = status
 
 
-def _draw(logits: torch.Tensor, rows: np.ndarray, draw: Draw) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids, int64, and largest logits of some rows."""
+def _draw(logits: torch.Tensor, rows: np.ndarray, lines: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids, int64, and largest logits of some rows, whose controls are `lines`."""
     n_rows, width = len(rows), logits.shape[1]
-    inverse = torch.from_numpy(np.float32(1) / draw.temperature)[:, None]
-    floors = torch.from_numpy(_floors(logits, rows, draw))[:, None] if draw.truncated.any() else None
+    inverse = torch.from_numpy(lines[INVERSE].astype(np.float32))[:, None]
+    truncated = (lines[DROP] > -np.inf) | (lines[TOP_K] > 0) | (lines[TOP_P] < 1)
+    floors = torch.from_numpy(_floors(logits, rows, lines, truncated))[:, None] if truncated.any() else None
     peaks = torch.empty(n_rows, 1)
     sums = torch.empty(n_rows, -(-width // BLOCK))
     n_chunk = max(1, (CHUNK if torch.get_num_threads() == 1 else SHARED_CHUNK) // width)
@@ -48,7 +50,7 @@ def _draw(logits: torch.Tensor, rows: np.ndarray, draw: Draw) -> tuple[np.ndarra
         weights = _weights(chunk, peaks[part], inverse[part], None if floors is None else floors[part])
         _sum_blocks(weights, sums[part])
     cumulative = sums.numpy().cumsum(1, dtype=np.float64)
-    blocks, rests = _first_above(cumulative, draw.uniform * cumulative[:, -1])
+    blocks, rests = _first_above(cumulative, lines[UNIFORM] * cumulative[:, -1])
     cells = blocks[:, None] * BLOCK + np.arange(BLOCK)
     chosen = torch.from_numpy(logits.numpy()[rows[:, None], np.minimum(cells, width - 1)])
     weights = _weights(chosen, peaks, inverse, floors).numpy()
@@ -90,27 +92,25 @@ def _first_above(cumulative: np.ndarray, targets: np.ndarray) -> tuple[np.ndarra
     return found, targets - before
 
 
-def _floors(logits: torch.Tensor, rows: np.ndarray, draw: Draw) -> np.ndarray:
+def _floors(logits: torch.Tensor, rows: np.ndarray, lines: np.ndarray, truncated: np.ndarray) -> np.ndarray:
     """float32 [m]: the smallest logit that each row keeps."""
     floors = np.full(len(rows), -np.inf, np.float32)
-    for i in np.flatnonzero(draw.truncated):
-        floors[i] = _floor(logits[rows[i]].numpy(), draw, int(i))
+    for i in np.flatnonzero(truncated):
+        floors[i] = _floor(logits[rows[i]].numpy(), lines[:, i])
     return floors
 
 
-def _floor(x: np.ndarray, draw: Draw, i: int) -> float:
-    """The floor of row i, whose logits are x [width]."""
-    peak, temperature, top_k = float(x.max()), float(draw.temperature[i]), int(draw.top_k[i])
-    floor = -np.inf
+def _floor(x: np.ndarray, control: np.ndarray) -> float:
+    """The floor of a row whose logits are x [width] and whose controls are `control` [N_CONTROLS]."""
+    peak, top_k = float(x.max()), int(control[TOP_K])
     if not np.isfinite(peak):
-        return floor
-    if draw.min_p[i] > 0:
-        floor = peak + temperature * float(np.log(draw.min_p[i], dtype=np.float64))
+        return -np.inf
+    floor = peak + float(control[DROP])
     if 0 < top_k < len(x):
         floor = max(floor, _kth_largest(x, top_k))
-    if draw.top_p[i] < 1:
+    if control[TOP_P] < 1:
         kept = x if floor == -np.inf else _where(x, x >= np.float32(floor))
-        floor = _nucleus_floor(kept, peak, temperature, float(draw.top_p[i]))
+        floor = _nucleus_floor(kept, peak, float(control[INVERSE]), float(control[TOP_P]))
     return floor
 
 
@@ -122,14 +122,14 @@ def _kth_largest(x: np.ndarray, k: int) -> float:
     return float(np.partition(x, len(x) - k)[len(x) - k])
 
 
-def _nucleus_floor(x: np.ndarray, peak: float, temperature: float, top_p: float) -> float:
+def _nucleus_floor(x: np.ndarray, peak: float, inverse: float, top_p: float) -> float:
     """Largest value t such that the weight of x >= t is at least `top_p` of the weight of all x."""
     with np.errstate(over="ignore"):  # -inf is what a far smaller logit should become
-        weights = np.exp((x - np.float32(peak)) * np.float32(1 / temperature))
+        weights = np.exp((x - np.float32(peak)) * np.float32(inverse))
     total = float(weights.sum())
     # all logits that weigh less than this weigh less than 1 - top_p together, so they cannot be needed
     candidates = np.sort(_where(x, weights >= (1 - top_p) * total / len(x)))[::-1]
-    cumulative = np.exp((candidates - np.float32(peak)) * np.float32(1 / temperature)).cumsum(dtype=np.float64)
+    cumulative = np.exp((candidates - np.float32(peak)) * np.float32(inverse)).cumsum(dtype=np.float64)
     found = np.searchsorted(cumulative, top_p * total, side="left")
     return float(candidates[min(found, len(candidates) - 1)])
 

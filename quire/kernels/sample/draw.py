@@ -16,6 +16,9 @@ GREEDY_BELOW: Final = 1e-5
 """Temperatures below this take the most probable token."""
 FINE, NON_FINITE, EMPTY = 0, 1, 2
 """Status of a row: a token was chosen; NaN or +inf among the logits; nothing left above -inf."""
+UNIFORM, INVERSE, DROP, TOP_K, TOP_P = range(5)
+"""Lines of the controls: see `Draw.controls`."""
+N_CONTROLS: Final = 5
 
 
 def mix(x: Any) -> Any:
@@ -66,6 +69,23 @@ class Draw:
     def truncated(self) -> np.ndarray:
         """bool [m]: random rows that keep only a part of the vocabulary."""
         return self.random & ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0))
+
+    def controls(self) -> np.ndarray:
+        """float64 [N_CONTROLS, m]: all that the choice of each row depends on.
+
+        UNIFORM  the random number, in [0, 1)
+        INVERSE  1 / temperature; 0 for a greedy row, whose other lines are neutral
+        DROP     temperature * log(min_p), how far a kept logit may lie below the largest; -inf keeps all
+        TOP_K    0 keeps all
+        TOP_P    1 keeps all
+        """
+        random, temperature = self.random, self.temperature.astype(np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            drop = temperature * np.log(self.min_p, dtype=np.float64)
+            inverse = 1 / temperature
+        lines = np.stack([self.uniform, inverse, drop, self.top_k, self.top_p])
+        neutral = np.array([0, 0, -np.inf, 0, 1])[:, None]
+        return np.where(random, lines, neutral)
 
     def take(self, rows: np.ndarray) -> Draw:
         """The draw of some rows only."""

@@ -5,11 +5,21 @@ from __future__ import annotations
 import torch
 
 from quire.kernels import backends
-from quire.kernels.sample.draw import Choice, Draw
+from quire.kernels.sample.draw import N_CONTROLS, Choice, Draw
+from quire.kernels.transfer import upload
 
 
 def choose(logits: torch.Tensor, draw: Draw) -> Choice:
-    """One token for each row of `logits`, float32 [m, width] with contiguous rows; nothing waits for the device.
+    """`choose_by` with the controls of `draw`, one entry a row, sent to the device; nothing waits for it."""
+    return choose_by(logits, upload(draw.controls(), logits.device))
+
+
+def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice | None = None) -> Choice:
+    """One token for each row of `logits`, float32 [m, width] with contiguous rows.
+
+    controls: float64 [N_CONTROLS, m], each line contiguous, as `Draw.controls` makes them, on the logits' device (a
+    slice of a wider buffer will do). out: int32 and uint8 [m] to write and return. On CUDA no decision of the host
+    depends on values, so a captured graph of this call serves any later contents of `logits` and `controls`.
 
     Greedy rows: the largest logit, the lowest id on ties. Random rows: the first token, in vocabulary order, at which
     the cumulative weight exceeds `uniform` times the total. The weight of a logit x is exp((x - max) / temperature),
@@ -23,6 +33,17 @@ def choose(logits: torch.Tensor, draw: Draw) -> Choice:
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
         raise ValueError(f"logits must be float32 [m, width], rows contiguous: {tuple(logits.shape)} {logits.dtype}")
-    if len(draw) != logits.shape[0] or logits.shape[1] == 0:
-        raise ValueError(f"{len(draw)} draws for logits {tuple(logits.shape)}: one a row, and at least one column")
-    return backends.module("sample", logits.device.type).choose(logits, draw)
+    n_rows, width = logits.shape
+    if controls.shape != (N_CONTROLS, n_rows) or width == 0:
+        raise ValueError(
+            f"controls {tuple(controls.shape)} for logits {tuple(logits.shape)}: [{N_CONTROLS}, {n_rows}] are needed, "
+            "one draw a row, and at least one column"
+        )
+    if controls.dtype != torch.float64 or (n_rows > 1 and controls.stride(1) != 1):
+        raise ValueError(f"controls must be float64, lines contiguous: {controls.dtype}, strides {controls.stride()}")
+    if out is None:
+        ids = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
+        out = Choice(ids, torch.empty(n_rows, dtype=torch.uint8, device=logits.device))
+    if n_rows:
+        backends.module("sample", logits.device.type).choose_by(logits, controls, out)
+    return out

@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
-import math
-
+import numpy as np
 import torch
 
-from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, Draw
+from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice
 
 TOLERANCE = 2e-6
 """An implementation may differ only where `uniform` is this near to a step of the float64 cumulative distribution."""
 
 
-def choose(logits: torch.Tensor, draw: Draw) -> Choice:
-    """See `op.choose`. logits: [m, width] of any float type, on any device."""
+def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
+    """See `op.choose_by`. logits: [m, width] of any float type, on any device."""
     token_ids, statuses = [], []
-    for i, row in enumerate(logits.detach().cpu().double()):
+    for row, control in zip(logits.detach().cpu().double(), controls.cpu().numpy().T, strict=True):
         status = _status(row)
         statuses.append(status)
         if status != FINE:
             token_ids.append(0)
-        elif not draw.random[i]:
+        elif control[INVERSE] == 0:
             token_ids.append(int((row == row.max()).nonzero()[0]))
         else:
-            token_ids.append(_first_above(distribution(row, draw, i), float(draw.uniform[i])))
-    to_device = {"device": logits.device}
-    return Choice(
-        torch.tensor(token_ids, dtype=torch.int32, **to_device), torch.tensor(statuses, dtype=torch.uint8, **to_device)
-    )
+            token_ids.append(_first_above(distribution(row, control), float(control[UNIFORM])))
+    out.token_ids.copy_(torch.tensor(token_ids))
+    out.status.copy_(torch.tensor(statuses))
 
 
-def distribution(row: torch.Tensor, draw: Draw, i: int) -> torch.Tensor:
-    """float64 [width]: probabilities of the random row i after temperature, min_p, top_k and top_p."""
-    weights = ((row.double() - row.max()) / float(draw.temperature[i])).exp()
-    if draw.min_p[i] > 0:
-        weights[row < row.max() + float(draw.temperature[i]) * math.log(draw.min_p[i])] = 0
-    if 0 < draw.top_k[i] < len(row):
-        weights[row < row.sort(descending=True).values[int(draw.top_k[i]) - 1]] = 0
-    if draw.top_p[i] < 1:
+def distribution(row: torch.Tensor, control: np.ndarray) -> torch.Tensor:
+    """float64 [width]: probabilities of a random row after temperature, min_p, top_k and top_p.
+
+    control: float64 [N_CONTROLS], the row's column of `Draw.controls`.
+    """
+    row, k, top_p = row.double(), int(control[TOP_K]), float(control[TOP_P])
+    weights = ((row - row.max()) * float(control[INVERSE])).exp()
+    weights[row < row.max() + float(control[DROP])] = 0
+    if 0 < k < len(row):
+        weights[row < row.sort(descending=True).values[k - 1]] = 0
+    if top_p < 1:
         order = row.argsort(descending=True)
         larger = torch.searchsorted(-row[order].contiguous(), -row.contiguous())  # how many logits are strictly larger
         above = torch.cat([torch.zeros(1, dtype=torch.float64), weights[order].cumsum(0)])[larger]
-        weights[above >= float(draw.top_p[i]) * weights.sum()] = 0
+        weights[above >= top_p * weights.sum()] = 0
     return weights / weights.sum()
 
 

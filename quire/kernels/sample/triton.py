@@ -7,56 +7,36 @@ bit for bit, in any batch and run: chunk sizes are fixed, nothing is atomic, no 
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, Draw
-from quire.kernels.transfer import upload
+from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice
 
 CHUNK = 4096
 N_PIVOTS = 8
 
 
-def choose(logits: torch.Tensor, draw: Draw) -> Choice:
-    """See `op.choose`."""
+def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
+    """See `op.choose_by`."""
     n_rows, width = logits.shape
     n_chunks = triton.cdiv(width, CHUNK)
-    token_ids = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
-    status = torch.empty(n_rows, dtype=torch.uint8, device=logits.device)
-    if n_rows == 0:
-        return Choice(token_ids, status)
-    random = draw.random
-    inverse = np.where(random, 1.0 / np.where(random, draw.temperature, 1), 0.0)
-    controls = upload(np.stack([inverse, draw.uniform]), logits.device)
-    floors = _launch_floors(logits, draw, inverse)
+    floors = torch.empty(n_rows, dtype=torch.float32, device=logits.device)
     stats = torch.empty((2, n_rows, n_chunks), dtype=torch.float32, device=logits.device)
     first = torch.empty((n_rows, n_chunks), dtype=torch.int32, device=logits.device)
+    line = controls.stride(0)
+    _floors[(n_rows,)](
+        logits, logits.stride(0), width, controls, line, floors, CHUNK=CHUNK, N_PIVOTS=N_PIVOTS, num_warps=16
+    )  # fmt: skip
     _chunk_stats[(n_rows, n_chunks)](
-        logits, logits.stride(0), width, controls, floors, stats, first, n_rows, n_chunks, CHUNK=CHUNK, num_warps=8
-    )
-    _select[(n_rows,)](
-        logits, logits.stride(0), width, controls, floors, stats, first, n_rows, n_chunks, token_ids, status,
-        CHUNK=CHUNK, N_CHUNKS=triton.next_power_of_2(n_chunks), FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY,
+        logits, logits.stride(0), width, controls, line, floors, stats, first, n_rows, n_chunks, CHUNK=CHUNK,
         num_warps=8,
     )  # fmt: skip
-    return Choice(token_ids, status)
-
-
-def _launch_floors(logits: torch.Tensor, draw: Draw, inverse: np.ndarray) -> torch.Tensor:
-    """float32 [m]: the smallest logit that each row keeps; -inf where nothing is cut."""
-    floors = torch.full((logits.shape[0],), -torch.inf, dtype=torch.float32, device=logits.device)
-    rows = np.flatnonzero(draw.truncated)
-    if len(rows):
-        with np.errstate(divide="ignore"):
-            drop = draw.temperature[rows] * np.log(draw.min_p[rows], dtype=np.float64)
-        limits = np.stack([rows, inverse[rows], drop, draw.top_k[rows], draw.top_p[rows]])
-        _floors[(len(rows),)](
-            logits, logits.stride(0), logits.shape[1], upload(limits, logits.device), floors, len(rows),
-            CHUNK=CHUNK, N_PIVOTS=N_PIVOTS, num_warps=16,
-        )  # fmt: skip
-    return floors
+    _select[(n_rows,)](
+        logits, logits.stride(0), width, controls, line, floors, stats, first, n_rows, n_chunks, out.token_ids,
+        out.status, CHUNK=CHUNK, N_CHUNKS=triton.next_power_of_2(n_chunks), FINE=FINE, NON_FINITE=NON_FINITE,
+        EMPTY=EMPTY, num_warps=8,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -67,7 +47,7 @@ def _weights(x, peak, inverse, floor):
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _chunk_stats(
-    logits, stride, width, controls, floors, stats, first, n_rows, n_chunks, CHUNK: tl.constexpr
+    logits, stride, width, controls, line, floors, stats, first, n_rows, n_chunks, CHUNK: tl.constexpr
 ):  # fmt: skip
     """Of one chunk of one row: the largest logit (+inf if there is a NaN), its first column, and the sum of weights."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -76,7 +56,7 @@ def _chunk_stats(
     peak = tl.max(x, 0)
     at = tl.min(tl.where(x == peak, columns, 2147483647), 0)
     n_nan = tl.sum((x != x).to(tl.int32), 0)
-    inverse = tl.load(controls + row).to(tl.float32)
+    inverse = tl.load(controls + line + row).to(tl.float32)
     base = tl.where(peak > float("-inf"), peak, 0.0)
     total = tl.sum(_weights(x, base, inverse, tl.load(floors + row)), 0)
     cell = row * n_chunks + chunk
@@ -101,13 +81,13 @@ def _first_above(weights, target, index, NOWHERE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["n_rows"])
 def _select(
-    logits, stride, width, controls, floors, stats, first, n_rows, n_chunks, token_ids, status,
+    logits, stride, width, controls, line, floors, stats, first, n_rows, n_chunks, token_ids, status,
     CHUNK: tl.constexpr, N_CHUNKS: tl.constexpr, FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr,
 ):  # fmt: skip
     """The token and status of one row."""
     row = tl.program_id(0)
-    inverse = tl.load(controls + row).to(tl.float32)
-    uniform = tl.load(controls + n_rows + row)
+    inverse = tl.load(controls + line + row).to(tl.float32)
+    uniform = tl.load(controls + row)
     floor = tl.load(floors + row)
     chunks = tl.arange(0, N_CHUNKS)
     cells = row * n_chunks + chunks
@@ -181,18 +161,19 @@ def _largest_with(start, width, peak, inverse, low, target, CHUNK: tl.constexpr,
     return _float_of(lower)
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit
 def _floors(
-    logits, stride, width, limits, floors, n_rows, CHUNK: tl.constexpr, N_PIVOTS: tl.constexpr
+    logits, stride, width, controls, line, floors, CHUNK: tl.constexpr, N_PIVOTS: tl.constexpr
 ):  # fmt: skip
-    """The smallest logit that one truncated row keeps. limits: float64 [5, n_rows]: row, 1 / temperature,
-    temperature * log(min_p), top_k, top_p."""
-    line = tl.program_id(0)
-    row = tl.load(limits + line).to(tl.int64)
-    inverse = tl.load(limits + n_rows + line).to(tl.float32)
-    drop = tl.load(limits + 2 * n_rows + line).to(tl.float32)
-    top_k = tl.load(limits + 3 * n_rows + line).to(tl.float32)
-    top_p = tl.load(limits + 4 * n_rows + line).to(tl.float32)
+    """The smallest logit that one row keeps; -inf where nothing is cut."""
+    row = tl.program_id(0).to(tl.int64)
+    inverse = tl.load(controls + line + row).to(tl.float32)
+    drop = tl.load(controls + 2 * line + row).to(tl.float32)
+    top_k = tl.load(controls + 3 * line + row).to(tl.float32)
+    top_p = tl.load(controls + 4 * line + row).to(tl.float32)
+    tl.store(floors + row, float("-inf"))
+    if (drop == float("-inf")) & (top_k == 0) & (top_p >= 1):
+        return
     start = logits + row * stride
     peaks = tl.full([CHUNK], float("-inf"), tl.float32)
     for at in range(0, width, CHUNK):

@@ -10,6 +10,7 @@ from test_sample_choose import FEATURES, assert_agrees, joined, make_draw
 
 from quire.kernels.sample import draw as plain
 from quire.kernels.sample import triton as kernels
+from quire.kernels.sample.draw import Choice, Draw
 
 plain.tl = tl  # the interpreter looks for it beside the function
 _mix = triton.jit(plain.mix)
@@ -30,17 +31,23 @@ def check_random_bits() -> None:
     assert torch.equal(out, plain.uniform_bits(seeds, positions))
 
 
+def choose(logits: torch.Tensor, draw: Draw) -> Choice:
+    out = Choice(torch.zeros(len(draw), dtype=torch.int32), torch.zeros(len(draw), dtype=torch.uint8))
+    kernels.choose_by(logits, torch.from_numpy(draw.controls()), out)
+    return out
+
+
 def check_choices(width: int) -> None:
     features = list(FEATURES.values())
     logits = torch.randn(len(features) * 2, width, generator=torch.Generator().manual_seed(width)) * 3
     logits[1, :] = (logits[1] * 2).round()
     draw = joined([make_draw(1, seed=i, **features[i % len(features)]) for i in range(len(logits))])
     logits[3, width // 2], logits[4, 0], logits[5] = torch.nan, torch.inf, -torch.inf
-    choice = kernels.choose(logits, draw)
+    choice = choose(logits, draw)
     assert_agrees(choice, logits, draw)
     assert choice.token_ids[3:6].tolist() == [0, 0, 0]
     few = np.array([7, 8])
-    assert kernels.choose(logits[few], draw.take(few)).token_ids.tolist() == choice.token_ids[few].tolist()
+    assert choose(logits[few], draw.take(few)).token_ids.tolist() == choice.token_ids[few].tolist()
 
 
 if __name__ == "__main__":

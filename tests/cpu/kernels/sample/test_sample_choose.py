@@ -15,7 +15,18 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, Draw, choose, reference, uniform
+from quire.kernels.sample import (
+    EMPTY,
+    FINE,
+    N_CONTROLS,
+    NON_FINITE,
+    Choice,
+    Draw,
+    choose,
+    choose_by,
+    reference,
+    uniform,
+)
 from quire.kernels.sample.draw import uniform_bits
 
 FEATURES = {
@@ -45,12 +56,18 @@ def joined(draws: list[Draw]) -> Draw:
     return Draw(**{name: np.concatenate([getattr(draw, name) for draw in draws]) for name in names})
 
 
-def assert_agrees(choice: object, logits: torch.Tensor, draw: Draw) -> None:
+def oracle(logits: torch.Tensor, draw: Draw) -> Choice:
+    choice = Choice(torch.zeros(len(draw), dtype=torch.int32), torch.zeros(len(draw), dtype=torch.uint8))
+    reference.choose_by(logits, torch.from_numpy(draw.controls()), choice)
+    return choice
+
+
+def assert_agrees(choice: Choice, logits: torch.Tensor, draw: Draw) -> None:
     """Tokens equal the oracle's, or the random number lies on a step of the oracle's cumulative distribution."""
-    expected = reference.choose(logits, draw)
+    expected, controls = oracle(logits, draw), draw.controls()
     assert choice.status.tolist() == expected.status.tolist()
     for i in np.flatnonzero((choice.token_ids != expected.token_ids).numpy()):
-        probabilities = reference.distribution(logits[i], draw, int(i))
+        probabilities = reference.distribution(logits[i], controls[:, i])
         assert probabilities[choice.token_ids[i]] > 0, f"row {i}: token outside the kept set"
         steps = torch.cat([torch.zeros(1), probabilities.cumsum(0)])
         between = sorted([int(choice.token_ids[i]), int(expected.token_ids[i])])
@@ -106,7 +123,7 @@ def test_kept_set_and_probabilities_equal_transformers(seed: int) -> None:
     if values["top_p"] < 1:
         chain.append(TopPLogitsWarper(values["top_p"]))
     expected = chain(torch.zeros(1, 1, dtype=torch.long), logits.double())[0].softmax(-1)
-    ours = reference.distribution(logits[0], make_draw(1, **values), 0)
+    ours = reference.distribution(logits[0], make_draw(1, **values).controls()[:, 0])
     assert torch.equal(ours > 0, expected > 0), values
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-9)
 
@@ -126,7 +143,7 @@ def test_frequencies_fit_the_distribution(feature: str) -> None:
     draw = make_draw(n_draws, **FEATURES[feature])
     draw.uniform = uniform(np.full(n_draws, 7), np.arange(n_draws))
     counts = torch.bincount(choose(row.expand(n_draws, -1), draw).token_ids, minlength=width).double()
-    probabilities = reference.distribution(row, draw, 0)
+    probabilities = reference.distribution(row, draw.controls()[:, 0])
     assert counts[probabilities == 0].sum() == 0
     common = probabilities * n_draws > 5
     observed = torch.cat([counts[common], counts[~common].sum()[None]])
@@ -163,8 +180,8 @@ def test_greedy_takes_the_lowest_id_on_ties() -> None:
 
 def test_equal_logits_at_the_border_all_stay() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0, 2.0, 0.0, 2.0]])
-    kept_by_k = reference.distribution(logits[0], make_draw(1, top_k=2), 0)
-    kept_by_p = reference.distribution(logits[0], make_draw(1, temperature=1.0, top_p=0.6), 0)
+    kept_by_k = reference.distribution(logits[0], make_draw(1, top_k=2).controls()[:, 0])
+    kept_by_p = reference.distribution(logits[0], make_draw(1, temperature=1.0, top_p=0.6).controls()[:, 0])
     assert (kept_by_k > 0).tolist() == (kept_by_p > 0).tolist() == [False, True, True, True, False, True]
     for values in ({"top_k": 2}, {"temperature": 1.0, "top_p": 0.6}):
         draw = make_draw(200, **values)
@@ -215,6 +232,27 @@ def test_a_row_does_not_depend_on_its_neighbours(width: int) -> None:
 def test_shapes_are_checked() -> None:
     with pytest.raises(ValueError, match="float32"):
         choose(torch.zeros(2, 4, dtype=torch.float16), make_draw(2))
-    with pytest.raises(ValueError, match="draws"):
+    with pytest.raises(ValueError, match="one draw a row"):
         choose(torch.zeros(2, 4), make_draw(3))
     assert choose(torch.zeros(0, 4), make_draw(0)).token_ids.shape == (0,)
+    with pytest.raises(ValueError, match="float64"):
+        choose_by(torch.zeros(2, 4), torch.zeros(5, 2))
+
+
+def test_controls_may_be_a_slice_of_a_wider_buffer_and_the_result_goes_where_it_is_wanted() -> None:
+    logits = torch.randn(6, 900, generator=torch.Generator().manual_seed(7)) * 3
+    draw = joined([make_draw(1, seed=i, **values) for i, values in enumerate(list(FEATURES.values())[:6])])
+    wide = torch.full((N_CONTROLS, 16), torch.nan, dtype=torch.float64)
+    wide[:, 4:10] = torch.from_numpy(draw.controls())
+    out = Choice(torch.full((6,), -1, dtype=torch.int32), torch.full((6,), 9, dtype=torch.uint8))
+    assert choose_by(logits, wide[:, 4:10], out) is out
+    assert out.token_ids.tolist() == choose(logits, draw).token_ids.tolist()
+    assert out.status.tolist() == [FINE] * 6
+
+
+def test_controls_of_greedy_rows_are_neutral() -> None:
+    draw = make_draw(2, top_k=5, top_p=0.5, min_p=0.1)
+    draw.temperature[0] = 0
+    controls = draw.controls()
+    assert controls[:, 0].tolist() == [0, 0, -np.inf, 0, 1]
+    assert controls[1:, 1].tolist() == pytest.approx([1 / 0.7, 0.7 * np.log(0.1), 5, 0.5], rel=1e-6)

@@ -30,13 +30,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from quire.kernels.sample import triton as kernels
 
-row = dict(logits="*fp32", stride="i32", width="i32")
-stats = row | dict(controls="*fp64", floors="*fp32", stats="*fp32", first="*i32", n_rows="i32", n_chunks="i32")
+row = dict(logits="*fp32", stride="i32", width="i32", controls="*fp64", line="i32")
+stats = row | dict(floors="*fp32", stats="*fp32", first="*i32", n_rows="i32", n_chunks="i32")
 cases = [
     (kernels._chunk_stats, stats, dict(CHUNK=4096)),
     (kernels._select, stats | dict(token_ids="*i32", status="*u8"),
      dict(CHUNK=4096, N_CHUNKS=64, FINE=0, NON_FINITE=1, EMPTY=2)),
-    (kernels._floors, row | dict(limits="*fp64", floors="*fp32", n_rows="i32"), dict(CHUNK=4096, N_PIVOTS=8)),
+    (kernels._floors, row | dict(floors="*fp32"), dict(CHUNK=4096, N_PIVOTS=8)),
 ]
 for kernel, signature, constants in cases:
     signature = signature | dict.fromkeys(constants, "constexpr")

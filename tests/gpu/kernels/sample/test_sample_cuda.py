@@ -8,7 +8,7 @@ import torch
 
 from quire.compute.sample import Sampler
 from quire.core.plan import SlotOpen, SlotParams
-from quire.kernels.sample import Draw, choose, reference
+from quire.kernels.sample import Choice, Draw, choose, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -38,11 +38,16 @@ def test_kernels_equal_the_oracle(width: int) -> None:
     logits[9] = (logits[9] * 2).round()
     logits[10, width // 2], logits[11, 0], logits[12] = torch.nan, torch.inf, -torch.inf
     draw = make_draw(32, FEATURES)
-    choice, expected = choose(logits, draw), reference.choose(logits, draw)
-    assert torch.equal(choice.status, expected.status)
-    for i in (choice.token_ids != expected.token_ids).nonzero()[:, 0].tolist():
+    controls = draw.controls()
+    choice, expected = (
+        choose(logits, draw),
+        Choice(torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.uint8)),
+    )
+    reference.choose_by(logits, torch.from_numpy(controls), expected)
+    assert torch.equal(choice.status.cpu(), expected.status)
+    for i in (choice.token_ids.cpu() != expected.token_ids).nonzero()[:, 0].tolist():
         row = logits[i].cpu()
-        probabilities = reference.distribution(row, draw, i)
+        probabilities = reference.distribution(row, controls[:, i])
         low, high = sorted([int(choice.token_ids[i]), int(expected.token_ids[i])])
         steps = probabilities.cumsum(0)[low:high]
         assert (steps - draw.uniform[i]).abs().max() < reference.TOLERANCE, i
