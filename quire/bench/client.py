@@ -26,7 +26,7 @@ POLL_S = 0.5
 class RequestTrace:
     """What the client saw of one request. A failed one has `error` and does not count in latencies."""
 
-    n_input: int
+    n_input: int = 0
     start_s: float = 0.0
     """When the request was handed to the connection."""
     scheduled_s: float = 0.0
@@ -93,10 +93,16 @@ class CompletionsClient:
     model: str
     fields: dict[str, object]
 
-    async def complete(self, request: BenchRequest, scheduled_s: float | None = None) -> RequestTrace:
-        """Run one request to its end; failures are put into the trace, not raised."""
+    async def complete(
+        self, request: BenchRequest, scheduled_s: float | None = None, trace: RequestTrace | None = None
+    ) -> RequestTrace:
+        """Run one request to its end; failures are put into the trace, not raised.
+
+        trace: an unused one to write to, for a caller who reads it while the request runs.
+        """
         body = msgspec.json.encode(self._payload(request))
-        trace = RequestTrace(n_input=len(request.prompt_token_ids), start_s=time.perf_counter())
+        trace = trace or RequestTrace()
+        trace.n_input, trace.start_s = len(request.prompt_token_ids), time.perf_counter()
         trace.scheduled_s = trace.start_s if scheduled_s is None else scheduled_s
         try:
             headers = {"Content-Type": "application/json"}

@@ -387,4 +387,4 @@ def test_token_ids_are_shown_when_asked_for(server: Any) -> None:
         streamed = http.post("/v1/completions", json=body | {"return_token_ids": True, "stream": True}).text
     assert "token_ids" not in plain["choices"][0] and whole["choices"][0]["token_ids"] == expected
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
-    assert sum((event["choices"][0].get("token_ids", []) for event in events), []) == expected
+    assert [token for event in events for token in event["choices"][0].get("token_ids", [])] == expected
