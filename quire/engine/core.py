@@ -17,7 +17,7 @@ from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock
 from quire.core.errors import EngineError, RequestError
 from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
-from quire.core.plan import StepPlan
+from quire.core.plan import Spans, StepPlan
 from quire.core.result import StepResult
 from quire.engine.executors.executor import Executor
 
@@ -30,8 +30,23 @@ WAIT_SLICE_S = 0.25
 
 
 @dataclasses.dataclass(slots=True)
+class HostTimes:
+    """When the loop came to each phase of one step, in seconds of the engine's clock; a phase lasts until the next.
+
+    Steps overlap: a step is scheduled and submitted before the one before it is waited for and committed.
+    """
+
+    schedule_s: float
+    submit_s: float = 0.0
+    submitted_s: float = 0.0
+    wait_s: float = 0.0
+    commit_s: float = 0.0
+    committed_s: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
 class StepRecord:
-    """What one committed step did, for plots and logs."""
+    """What one committed step did, for plots, benchmarks and logs."""
 
     step: int
     time_s: float
@@ -43,6 +58,14 @@ class StepRecord:
     n_waiting: int
     host_s: float
     total_s: float
+    times: HostTimes
+    spans: Spans
+    """As planned, to be read only."""
+    shared_prefixes: list[tuple[list[int], int]]
+    """As in `StepPlan`."""
+
+
+InFlight = tuple[StepPlan, concurrent.futures.Future[StepResult], HostTimes]
 
 
 class EngineCore:
@@ -55,7 +78,7 @@ class EngineCore:
         self.on_step: Callable[[StepRecord], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self._depth = depth
-        self._in_flight: collections.deque[tuple[StepPlan, concurrent.futures.Future[StepResult]]] = collections.deque()
+        self._in_flight: collections.deque[InFlight] = collections.deque()
         self._n_failed = 0
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
@@ -83,16 +106,23 @@ class EngineCore:
             )
 
     def _advance(self) -> tuple[list[SeqDelta], StepRecord | None]:
+        now_s = self.clock.now_s
+        times = HostTimes(now_s())
         plan = self.scheduler.schedule()
         if plan is not None:
-            self._in_flight.append((plan, self.executor.submit(plan)))
+            times.submit_s = now_s()
+            self._in_flight.append((plan, self.executor.submit(plan), times))
+            times.submitted_s = now_s()
         if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
             return [], None
-        plan, future = self._in_flight.popleft()
+        plan, future, times = self._in_flight.popleft()
+        times.wait_s = now_s()
         result = self._wait(future)
+        times.commit_s = now_s()
         deltas = self.scheduler.commit(result)
+        times.committed_s = now_s()
         self._n_failed = 0
-        return deltas, self._record(plan, result) if self.on_step is not None else None
+        return deltas, self._record(plan, result, times) if self.on_step is not None else None
 
     def _wait(self, future: concurrent.futures.Future[StepResult]) -> StepResult:
         while not future.done():
@@ -108,7 +138,7 @@ class EngineCore:
         logger.error("step failed, all requests end with an error", exc_info=error)
         self._n_failed += 1
         while self._in_flight:
-            _, future = self._in_flight.popleft()
+            _, future, _ = self._in_flight.popleft()
             try:
                 self._wait(future)
             except Exception as later:
@@ -153,13 +183,13 @@ class EngineCore:
         self._in_flight.clear()
         self.executor.shutdown()
 
-    def _record(self, plan: StepPlan, result: StepResult) -> StepRecord:
+    def _record(self, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
         n_decode = sum(
             1 for length, wants in zip(plan.spans.lengths, plan.spans.wants, strict=True) if wants and length == 1
         )
         return StepRecord(
             step=plan.step,
-            time_s=self.clock.now_s(),
+            time_s=times.committed_s,
             n_spans=len(plan.spans),
             n_tokens=plan.n_tokens,
             n_prefill_tokens=plan.n_tokens - n_decode,
@@ -167,4 +197,7 @@ class EngineCore:
             n_waiting=len(self.scheduler.roster.waiting),
             host_s=result.timings.host_s,
             total_s=result.timings.total_s,
+            times=times,
+            spans=plan.spans,
+            shared_prefixes=plan.shared_prefixes,
         )
