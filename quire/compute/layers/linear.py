@@ -16,6 +16,10 @@ import torch
 import torch.nn.functional as F
 
 from quire.compute.quant import Product, Quantize
+from quire.kernels import gemm
+from quire.kernels.act import silu_mul as silu_mul_op
+from quire.kernels.gemm import Norm
+from quire.kernels.norm import rms_norm
 
 MIN_ROWS: Final = 4
 """Fewer rows than this are filled up with zeros before a packed product."""
@@ -52,13 +56,29 @@ class Linear:
         self.bias = make(sum(out_sizes)) if bias else None
         self.is_packed = False
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [n, in_size], n >= 1 → [n, sum(out_sizes)], x's dtype."""
-        if self.product is not None:
-            return self.product(x, self.bias)
-        if self.is_packed:
-            return _packed_linear(x, self.weight, self.bias)
-        return F.linear(x, self.weight, self.bias)
+    def __call__(
+        self,
+        x: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        silu_mul: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """y with what stands around it, in as few launches as there are kernels for; arguments as in `gemm.linear`.
+
+        x: [n, in_size], n >= 1, x's dtype → [n, sum(out_sizes)], half of that with silu_mul.
+        """
+        if self.product is None and not self.is_packed:
+            return gemm.linear(x, self.weight, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
+        if norm is not None:
+            x = rms_norm(x, *norm)
+        y = self.product(x, self.bias) if self.product else _packed_linear(x, self.weight, self.bias)
+        if silu_mul:
+            y = silu_mul_op(y)
+        if residual is not None:
+            return residual.add_(y)
+        return y if out is None else out.copy_(y)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """The parameters of projection `index`, by their kind in the checkpoint: contiguous views to copy into."""
@@ -89,15 +109,6 @@ class Linear:
         if self.is_tied and not self.is_packed:
             return bias_bytes
         return self.weight.numel() * self.weight.element_size() + bias_bytes
-
-
-class Head(Linear):
-    """The last linear layer: its output is the logits."""
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """x: [m, in_size] → [m, out_size] float32, computed in x's dtype as transformers does; out: where to write."""
-        logits = super().__call__(x)
-        return logits.float() if out is None else out.copy_(logits)
 
 
 class Embedding:

@@ -1,11 +1,11 @@
-"""RMS norm with its weight, alone or after the residual addition."""
+"""RMS norm with its weight, for products that take it in (`Linear`)."""
 
 from __future__ import annotations
 
 import torch
 
 from quire.compute.layers.linear import Make
-from quire.kernels.norm import add_rms_norm, rms_norm
+from quire.kernels.gemm import Norm
 
 
 class RMSNorm:
@@ -15,13 +15,10 @@ class RMSNorm:
         self.weight = make(size)
         self.eps = eps
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [n, size] or [n, heads, size] → the same shape."""
-        return rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual); x and residual are [n, size] and not used afterwards."""
-        return add_rms_norm(x, residual, self.weight, self.eps)
+    @property
+    def pair(self) -> Norm:
+        """(weight [size], eps), as `Linear` takes it."""
+        return self.weight, self.eps
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """See `Linear.part`; a norm has one part."""

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 import torch
 
 from quire.compute.layers.context import Context
-from quire.compute.layers.linear import Embedding, Head, Linear, Make
+from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import RMSNorm
 from quire.compute.quant import Quantize, QuantScheme
 from quire.config.arch import ModelArch
-from quire.kernels.act import silu_mul
 from quire.kernels.attention import Variant
+from quire.kernels.gemm import Norm
 
 BLOCK_NAMES = (
     # name in the checkpoint after "model.layers.{i}.", attribute of Block, part of a fused layer
@@ -53,12 +53,12 @@ class Attention:
         self.k_norm = RMSNorm(make, arch.head_dim, arch.rms_eps) if arch.qk_norm else None
 
     def __call__(
-        self, x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor, context: Context
+        self, x: torch.Tensor, norm: Norm, positions: torch.Tensor, cos_sin: torch.Tensor, context: Context
     ) -> torch.Tensor:
-        """x: [n, hidden] → [n, hidden]."""
+        """x: [n, hidden], norm: what to apply to it first → [n, q_size], to be given to `out`."""
         q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
-        q = context.store(self.layer, self.qkv(x), q_norm, k_norm, self.eps, positions, cos_sin)
-        return self.out(context.attend(self.layer, q, self.variant).flatten(1))
+        q = context.store(self.layer, self.qkv(x, norm=norm), q_norm, k_norm, self.eps, positions, cos_sin)
+        return context.attend(self.layer, q, self.variant).flatten(1)
 
 
 class Block:
@@ -75,15 +75,21 @@ class Block:
     def __call__(
         self,
         x: torch.Tensor,
-        residual: torch.Tensor,
         positions: torch.Tensor,
         cos_sin: torch.Tensor,
         context: Context,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x: normed input, residual: the stream, both [n, hidden] → (what is still to be added, the stream)."""
-        x = self.attention(x, positions, cos_sin, context)
-        x, residual = self.ffn_norm.add(x, residual)
-        return self.down(silu_mul(self.gate_up(x))), residual
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: the residual stream [n, hidden], overwritten → the stream after the block, or the rows `wanted` of it.
+
+        Keys and values of all rows are stored; what follows attention is computed for the rows wanted.
+        """
+        y = self.attention(x, self.attention_norm.pair, positions, cos_sin, context)
+        if wanted is not None:
+            x, y = x[wanted], y[wanted]
+        x = self.attention.out(y, residual=x)
+        y = self.gate_up(x, norm=self.ffn_norm.pair, silu_mul=True)
+        return self.down(y, residual=x)
 
 
 class DenseModel:
@@ -98,21 +104,33 @@ class DenseModel:
         self.blocks = [Block(arch, layer, make, body) for layer in range(arch.n_layers)]
         self.norm = RMSNorm(make, arch.hidden_size, arch.rms_eps)
         tied = self.embed.weight if arch.tie_embeddings else None
-        self.head = Head(make, arch.hidden_size, (arch.vocab_size,), tied=tied, quantize=head)
+        self.head = Linear(make, arch.hidden_size, (arch.vocab_size,), tied=tied, quantize=head)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
-        """token_ids, positions: [n] int32 or int64, over all spans of a step → final normed states [n, hidden]."""
-        residual = self.embed(token_ids)
-        x = self.blocks[0].attention_norm(residual)
-        following = [block.attention_norm for block in self.blocks[1:]] + [self.norm]
-        for block, norm in zip(self.blocks, following, strict=True):
-            x, residual = block(x, residual, positions, self.cos_sin, context)
-            x, residual = norm.add(x, residual)
-        return x
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: Context,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """token_ids, positions: [n] int32 or int64, over all spans of a step → states for `logits` [n, hidden].
+
+        wanted: int64 [m], rows whose state is needed, None for all; the result is then [m, hidden], and the last
+        block's feed-forward runs for those rows only.
+        """
+        x = self.embed(token_ids)
+        for block in self.blocks[:-1]:
+            x = block(x, positions, self.cos_sin, context)
+        return self.blocks[-1](x, positions, self.cos_sin, context, wanted)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, written to `out` if given."""
-        return self.head(hidden, out)
+        """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, written to `out` if given.
+
+        Computed in the model's dtype, as transformers does.
+        """
+        if out is None:
+            out = torch.empty(len(hidden), self.arch.vocab_size, dtype=torch.float32, device=hidden.device)
+        return self.head(hidden, norm=self.norm.pair, out=out)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name in a checkpoint, contiguous view of the parameter that takes it), before anything is packed."""

@@ -1,5 +1,5 @@
 """Linear layers as one launch: product, norm before it, activation or residual after it."""
 
-from quire.kernels.gemm.op import linear, obstacle
+from quire.kernels.gemm.op import Norm, linear, obstacle
 
-__all__ = ["linear", "obstacle"]
+__all__ = ["Norm", "linear", "obstacle"]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from quire.compute.layers.linear import Embedding, Head, Linear, can_pack
+from quire.compute.layers.linear import Embedding, Linear, can_pack
 
 SHAPES = [(64, 96), (320, 960), (864, 320), (2048, 1024), (1024, 2048), (4096, 256)]
 ROWS = [1, 2, 3, 4, 7, 8, 31, 64]
@@ -68,10 +69,28 @@ def test_tied_head_leaves_the_embedding_alone() -> None:
     make = functools.partial(torch.empty, dtype=torch.bfloat16)
     embedding = Embedding(make, 96, 64)
     embedding.weight.normal_()
-    head = Head(make, 64, (96,), tied=embedding.weight)
+    head = Linear(make, 64, (96,), tied=embedding.weight)
     kept = embedding.weight.clone()
     head.pack()
     assert torch.equal(embedding(torch.arange(96, dtype=torch.int32)), kept)
-    logits = head(kept[:3])
+    logits = head(kept[:3], out=torch.empty(3, 96))
     assert logits.dtype == torch.float32
     assert torch.allclose(logits, kept[:3].float() @ kept.float().T, rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_norm_activation_and_residual_around_a_product(is_packed: bool) -> None:
+    torch.manual_seed(0)
+    linear = Linear(functools.partial(torch.empty, dtype=torch.bfloat16), 64, (96, 96))
+    linear.weight.normal_(0, 0.1)
+    x, weight = torch.randn(5, 64).bfloat16(), 1 + torch.randn(64).bfloat16() / 10
+    products = F.linear(F.rms_norm(x.float(), (64,), weight.float(), 1e-5).bfloat16(), linear.weight)
+    if is_packed:
+        linear.pack()
+    y = linear(x, norm=(weight, 1e-5), silu_mul=True)
+    gate, up = products.float().chunk(2, -1)
+    torch.testing.assert_close(y.float(), F.silu(gate) * up, rtol=0.03, atol=0.03)
+    stream = torch.randn(5, 192).bfloat16()
+    wanted = stream.float() + products.float()
+    assert linear(x, norm=(weight, 1e-5), residual=stream) is stream
+    torch.testing.assert_close(stream.float(), wanted, rtol=0.03, atol=0.03)

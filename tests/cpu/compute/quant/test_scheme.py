@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from quire.compute.layers.linear import Head, Linear
+from quire.compute.layers.linear import Linear
 from quire.compute.models.dense import DenseModel
 from quire.compute.quant import SCHEMES, scheme
 from quire.compute.quant.scheme import IntegerProduct
@@ -197,11 +197,11 @@ def test_a_tied_head_has_its_own_copy() -> None:
     assert chosen is not None
     table = torch.randn(130, 64).bfloat16()
     kept = table.clone()
-    head = Head(torch.empty, 64, (130,), tied=table, quantize=chosen.head)
+    head = Linear(torch.empty, 64, (130,), tied=table, quantize=chosen.head)
     assert head.n_bytes == 0
     head.pack()
     assert torch.equal(table, kept)
-    logits = head(kept[:3])
+    logits = head(kept[:3], out=torch.empty(3, 130))
     assert logits.dtype == torch.float32 and logits.shape == (3, 130)
     assert head.n_bytes == 192 * 64 + 192 * 4
     assert torch.allclose(logits, kept[:3].float() @ kept.float().T, rtol=0.03, atol=0.5)
