@@ -16,6 +16,7 @@
 #include "attention.h"
 #include "hopper.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace quire {
@@ -596,6 +597,7 @@ __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
 // ---- contraction of parts ------------------------------------------------------------------------------------------
 
 constexpr int CELLS = DIM / 4;      // of a row: four dimensions each
+constexpr int MERGE_BLOCKS = 4;  // of a multiprocessor, at most
 constexpr int MERGE_THREADS = 512;
 constexpr int FLIGHT = 5;           // parts loaded together
 
@@ -636,13 +638,17 @@ __device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[F
     return sum;
 }
 
-// One block for a merge. Threads beyond its cells share the parts: slice s takes parts s, s + n_slices .., and the
+// A block merges one row and KV head after another. Threads beyond its cells share the parts: slice s takes parts s, s + n_slices .., and the
 // slices are added in order. The plan is read before the grid that writes the parts has ended.
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
     __shared__ float4 slice_sums[MERGE_THREADS];
     __shared__ float2 slice_states[MERGE_THREADS];
-    const int4 words = load_here(reinterpret_cast<const int4*>(args.merges) + blockIdx.x);
-    const QuireMerge merge{words.x, words.y, words.z, words.w};
+    const auto load_merge = [&](int index) {
+        const int4 words = load_here(reinterpret_cast<const int4*>(args.merges) + index);
+        return QuireMerge{words.x, words.y, words.z, words.w};
+    };
+    int index = blockIdx.x;
+    QuireMerge merge = load_merge(index);
     const int group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
     const int width = min(n_cells, MERGE_THREADS), n_slices = MERGE_THREADS / width;
     const int slice = threadIdx.x / width;
@@ -656,11 +662,9 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     load_parts(found, slice);
     wait_for_previous_grid();
     let_next_grid_start();
-    if (merge.n_parts == 0) return;
-    for (int base = 0; base < n_cells; base += width) {
+    for (int base = 0; merge.n_parts > 0;) {
         const int cell = min(base + static_cast<int>(threadIdx.x) % width, n_cells - 1);
         const int head = cell / CELLS, dim = cell % CELLS * 4;
-        if (base > 0) load_parts(found, slice);
         Sum sum = sum_parts(merge, found, load_parts, slice, n_slices, head, dim, args);
         slice_sums[threadIdx.x] = sum.o;
         slice_states[threadIdx.x] = make_float2(sum.top, sum.total);
@@ -678,6 +682,13 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
         const float lse = sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY;
         if (slice == 0) write_out(o, lse, {merge.row, -1, 0, merge.kv_head * group + head, merge.kv_head, dim}, args);
         __syncthreads();
+        base += width;
+        if (base >= n_cells) {  // the next merge of this block; those without parts come last
+            base = 0, index += gridDim.x;
+            if (index >= args.n_merges) return;
+            merge = load_merge(index);
+        }
+        load_parts(found, slice);
     }
 }
 
@@ -755,5 +766,6 @@ extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
     if (!fits(*args) || args->n_merges < 0) return cudaErrorInvalidValue;
     if (args->n_merges == 0) return cudaSuccess;
-    return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
+    const int n_blocks = std::min(args->n_merges, MERGE_BLOCKS * args->n_workers);
+    return launch(merge_kernel, n_blocks, MERGE_THREADS, 0, stream, *args);
 }
