@@ -1,24 +1,29 @@
 """`bench throughput` and `bench latency`: the engine in this process, timed around `LLM.generate`.
 
-Owns repetitions, warm-up and arithmetic. Invariant: every timed repetition runs on tokens that no earlier one used.
+Owns repetitions, warm-up and arithmetic. Does not own limits nor profiles (`View`). Invariants: every timed repetition
+runs on tokens that no earlier one used; nothing is profiled before all that is timed has been timed.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 
 from quire.bench.datasets import WARM_UP, BenchRequest, Dataset, from_lengths
+from quire.bench.limit import Limits, compared
 from quire.bench.options import LatencyOptions, ThroughputOptions
 from quire.bench.summary import summary
-from quire.bench.timeline import Timeline, recording
+from quire.bench.timeline import Timeline
+from quire.bench.view import View
 from quire.bench.workloads import LatencyCase
 from quire.core.errors import EngineError
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import SamplingParams
+from quire.engine.core import StepRecord
 from quire.engine.llm import LLM
 
 
@@ -28,7 +33,12 @@ class TimedRun:
 
     outputs: list[RequestOutput]
     elapsed_s: float
-    timeline: Timeline
+    records: list[StepRecord]
+
+    @property
+    def timeline(self) -> Timeline:
+        """How the batch filled."""
+        return Timeline.of_steps(self.records)
 
     @property
     def token_ids(self) -> list[list[int]]:
@@ -44,24 +54,38 @@ def exact_params(requests: Sequence[BenchRequest], temperature: float) -> list[S
     ]
 
 
-def timed_run(llm: LLM, requests: Sequence[BenchRequest], temperature: float, show_bar: bool = False) -> TimedRun:
-    """Submit all requests at once and wait for the last. EngineError if an output is not as long as asked."""
+def submit(
+    llm: LLM, requests: Sequence[BenchRequest], temperature: float, show_bar: bool = False
+) -> list[RequestOutput]:
+    """All requests at once; returns when the last has ended."""
     prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
-    with recording(llm) as timeline:
+    return llm.generate(prompts, exact_params(requests, temperature), use_tqdm=show_bar)
+
+
+def timed_run(llm: LLM, requests: Sequence[BenchRequest], temperature: float, show_bar: bool = False) -> TimedRun:
+    """`submit`, timed. EngineError if an output is not as long as asked."""
+    records: list[StepRecord] = []
+    llm.on_step = records.append
+    try:
         begin_s = time.perf_counter()
-        outputs = llm.generate(prompts, exact_params(requests, temperature), use_tqdm=show_bar)
+        outputs = submit(llm, requests, temperature, show_bar)
         elapsed_s = time.perf_counter() - begin_s
+    finally:
+        llm.on_step = None
     for request, output in zip(requests, outputs, strict=True):
         n = len(output.outputs[0].token_ids)
         if n != request.output_len:
             raise EngineError(f"a request of {request.output_len} output tokens got {n}: nothing was measured")
-    return TimedRun(outputs, elapsed_s, timeline)
+    return TimedRun(outputs, elapsed_s, records)
 
 
 def measure_throughput(
-    llm: LLM, dataset: Dataset, temperature: float, options: ThroughputOptions
+    llm: LLM, dataset: Dataset, temperature: float, options: ThroughputOptions, view: View | None = None
 ) -> tuple[dict[str, object], Timeline]:
-    """Warm up, run the repetitions; rates of the median one and of each, and the median's timeline."""
+    """Warm up, run the repetitions; rates of the median one and of each, and the median's timeline.
+
+    With a view also `limits` and `breakdown` (see there).
+    """
     for i in range(options.num_warmups):
         short = [
             BenchRequest(request.prompt_token_ids, min(request.output_len, options.warmup_output_len))
@@ -86,22 +110,41 @@ def measure_throughput(
         "tokens_per_second": (n_input + n_output) / middle.elapsed_s,
         "elapsed_times": [run.elapsed_s for run in runs],
     }
+    if view is not None:
+        view.probe_again()
+        limit = n_output / sum(view.limits_s(middle.records))
+        name = "output_tokens_per_second"
+        results["limits"] = {name: compared(name, limit, n_output / middle.elapsed_s)}
+        fresh = functools.partial(submit, llm, dataset(options.num_repeats), temperature)
+        results["breakdown"] = view.profile(llm, fresh, len(middle.records))
+        results["ceilings"] = view.ceilings()
     return results, middle.timeline
 
 
 def measure_latency(
-    llm: LLM, cases: Sequence[LatencyCase], vocab_size: int, options: LatencyOptions
+    llm: LLM, cases: Sequence[LatencyCase], vocab_size: int, options: LatencyOptions, view: View | None = None
 ) -> tuple[list[dict[str, object]], Timeline]:
-    """Each case with warm-up and fresh tokens every iteration; one row of figures a case, and the last timeline."""
-    rows = []
+    """Each case with warm-up and fresh tokens every iteration; one row of figures a case, and the last timeline.
+
+    With a view, rows have `limits` and `breakdown` as well.
+    """
+    runs_of = []
+    datasets = []
     for case in cases:
         seed = f"{llm.config.seed}/{case}"  # a case must not find its prompts in the cache of the one before
         dataset = from_lengths([(case.input_len, case.output_len)] * case.batch_size, vocab_size, seed)
         for i in range(options.num_iters_warmup):
             timed_run(llm, dataset(WARM_UP - i), temperature=0.0)
-        runs = [timed_run(llm, dataset(i), temperature=0.0) for i in range(options.num_iters)]
-        rows.append(_latency_row(case, runs))
-    return rows, runs[-1].timeline
+        runs_of.append([timed_run(llm, dataset(i), temperature=0.0) for i in range(options.num_iters)])
+        datasets.append(dataset)
+    rows = [_latency_row(case, runs) for case, runs in zip(cases, runs_of, strict=True)]
+    if view is not None:
+        view.probe_again()
+        for row, case, runs, dataset in zip(rows, cases, runs_of, datasets, strict=True):
+            row["limits"] = _latency_limits(view, case, runs)
+            fresh = functools.partial(submit, llm, dataset(options.num_iters), 0.0)
+            row["breakdown"] = view.profile(llm, fresh, len(runs[-1].records))
+    return rows, runs_of[-1][-1].timeline
 
 
 def _latency_row(case: LatencyCase, runs: Sequence[TimedRun]) -> dict[str, object]:
@@ -125,14 +168,36 @@ def _latency_row(case: LatencyCase, runs: Sequence[TimedRun]) -> dict[str, objec
     }
 
 
-def decode_step_times_s(timeline: Timeline, batch_size: int) -> list[float]:
-    """Seconds between neighbouring steps that both decode the full batch and prefill nothing."""
+def _latency_limits(view: View, case: LatencyCase, runs: Sequence[TimedRun]) -> Limits:
+    """Medians over the iterations: decode step, time until all requests have their first token, whole batch."""
+    found: dict[str, list[tuple[float, float]]] = {"decode_step_ms": [], "first_token_ms": [], "latency_ms": []}
+    for run in runs:
+        limits_s, timeline = view.limits_s(run.records), run.timeline
+        steps = decode_steps(timeline, case.batch_size)
+        times_s = decode_step_times_s(timeline, case.batch_size)
+        found["decode_step_ms"] += zip([limits_s[i] for i in steps], times_s, strict=True)
+        times = [output.metrics for output in run.outputs]
+        last_first_s = max(one.first_token_s or 0.0 for one in times)
+        n_before = sum(record.times.commit_s < last_first_s for record in run.records)
+        waited_s = last_first_s - min(one.arrival_s for one in times)
+        found["first_token_ms"].append((sum(limits_s[:n_before]), waited_s))
+        found["latency_ms"].append((sum(limits_s), run.elapsed_s))
+    return {
+        name: compared(name, *(1000 * statistics.median(column) for column in zip(*pairs, strict=True)))
+        for name, pairs in found.items()
+        if pairs
+    }
+
+
+def decode_steps(timeline: Timeline, batch_size: int) -> list[int]:
+    """Indices of steps that decode the full batch and prefill nothing, as the step before them does."""
     full = [
         n_tokens == batch_size and n_prefill == 0
         for n_tokens, n_prefill in zip(timeline.n_tokens, timeline.n_prefill_tokens, strict=True)
     ]
-    return [
-        timeline.time_s[i] - timeline.time_s[i - 1] for i in range(1, len(timeline)) if full[i - 1] and full[i]
-    ]  # fmt: skip
+    return [i for i in range(1, len(timeline)) if full[i - 1] and full[i]]
 
 
+def decode_step_times_s(timeline: Timeline, batch_size: int) -> list[float]:
+    """Seconds of each of the `decode_steps`, from the commit of the step before it."""
+    return [timeline.time_s[i] - timeline.time_s[i - 1] for i in decode_steps(timeline, batch_size)]

@@ -16,6 +16,15 @@ def _doc(text: str, **bounds: Any) -> Meta:
     return Meta(description=text, **bounds)
 
 
+ViewSwitch = Annotated[
+    bool,
+    _doc("Probe the device and profile a few steps: the share of the limit attained, and where a step's time goes."),
+]
+TracePath = Annotated[
+    str, _doc("File for the profiled steps as a Chrome trace (ui.perfetto.dev): a row for host and device each.")
+]
+
+
 class ReportOptions(msgspec.Struct, kw_only=True):
     """Where the figures go besides the terminal."""
 
@@ -64,6 +73,8 @@ class ThroughputOptions(DatasetOptions, kw_only=True):
     num_repeats: Annotated[int, _doc("Timed repetitions; the median is reported.", ge=1)] = 1
     num_warmups: Annotated[int, _doc("Untimed passes over all prompts with short outputs.", ge=0)] = 1
     warmup_output_len: Annotated[int, _doc("Output tokens of each request in a warm-up pass.", ge=1)] = 16
+    view: ViewSwitch = True
+    profile: TracePath = ""
     vocab_size: Annotated[int, _doc("Random ids are below this and below the model's vocabulary.", ge=1)] = TOKEN_LIMIT
 
 
@@ -78,6 +89,8 @@ class LatencyOptions(ReportOptions, kw_only=True):
     output_len: Annotated[int, _doc("Tokens to generate.", ge=1)] = 128
     num_iters_warmup: Annotated[int, _doc("Untimed iterations.", ge=0)] = 3
     num_iters: Annotated[int, _doc("Timed iterations.", ge=1)] = 10
+    view: ViewSwitch = True
+    profile: TracePath = ""
     vocab_size: Annotated[int, _doc("Random ids are below this and below the model's vocabulary.", ge=1)] = TOKEN_LIMIT
 
 

@@ -5,6 +5,7 @@ Every benchmark writes through here. Invariant: no secret gets into a report, an
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import math
@@ -85,6 +86,8 @@ def plain(value: Any) -> Any:
     """Builtin values only; a float that JSON cannot carry becomes None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

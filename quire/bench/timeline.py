@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -40,13 +39,16 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.time_s)
 
-    def add(self, record: StepLike) -> None:
-        """Append one step, as the engine's `on_step` hook calls it. Times stay on the engine's clock."""
-        self.time_s.append(record.time_s)
-        self.n_running.append(record.n_running)
-        self.n_waiting.append(record.n_waiting)
-        self.n_tokens.append(record.n_tokens)
-        self.n_prefill_tokens.append(record.n_prefill_tokens)
+    @classmethod
+    def of_steps(cls, records: Sequence[StepLike]) -> Timeline:
+        """A row a step. Times stay on the engine's clock."""
+        return cls(
+            time_s=[record.time_s for record in records],
+            n_running=[record.n_running for record in records],
+            n_waiting=[record.n_waiting for record in records],
+            n_tokens=[record.n_tokens for record in records],
+            n_prefill_tokens=[record.n_prefill_tokens for record in records],
+        )
 
     def from_zero(self) -> Timeline:
         """The same with times counted from the first entry."""
@@ -69,17 +71,6 @@ class Timeline:
         """Name → values, for reports."""
         names = ("time_s", "n_running", "n_waiting", "n_tokens", "n_prefill_tokens")
         return {name: getattr(self, name) for name in names}
-
-
-@contextlib.contextmanager
-def recording(llm: Any) -> Iterator[Timeline]:
-    """Collect the steps of an `LLM` while the block runs."""
-    timeline = Timeline()
-    llm.on_step = timeline.add
-    try:
-        yield timeline
-    finally:
-        llm.on_step = None
 
 
 def from_requests(requests: Sequence[Interval], n_bins: int = 200) -> Timeline:

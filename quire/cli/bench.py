@@ -5,17 +5,25 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from quire.bench import limit
 from quire.bench.options import KernelBenchOptions, LatencyOptions, ReportOptions, ServeBenchOptions, ThroughputOptions
 from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.bench.timeline import Timeline, from_requests
+from quire.bench.trace import check_trace_path
 from quire.bench.workloads import WORKLOADS, LatencyCase, throughput_dataset
 from quire.cli.model import add_engine_flags, engine_config, load_llm
+from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
+from quire.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.bench.view import View
 
 KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "latency": (LatencyOptions, "Time of one batch of equal requests, in this process."),
@@ -54,16 +62,18 @@ def run_throughput(namespace: argparse.Namespace) -> int:
     if options.workload != "none":
         fixed = throughput_dataset(options.workload, options.dataset_path)
         temperature = WORKLOADS[options.workload].temperature
+    view = _view(options, config)
     llm = load_llm(config)
     from quire.bench.offline import measure_throughput
 
     try:
         own = options.dataset(min(options.vocab_size, llm.logits_width), config.seed)
         dataset = own if options.workload == "none" else fixed
-        results, timeline = measure_throughput(llm, dataset, temperature, options)
+        results, timeline = measure_throughput(llm, dataset, temperature, options, view)
     finally:
         llm.shutdown()
     _print_table("Throughput", results)
+    _finish_view(view, options, "quire bench throughput")
     _write(f"throughput {options.workload}", options, config, results, timeline)
     return 0
 
@@ -76,16 +86,19 @@ def run_latency(namespace: argparse.Namespace) -> int:
     if options.workload != "none":
         cases = WORKLOADS[options.workload].cases
     config = _engine_for(namespace, options.workload)
+    view = _view(options, config)
     llm = load_llm(config)
     from quire.bench.offline import measure_latency
 
     try:
-        rows, timeline = measure_latency(llm, cases, min(options.vocab_size, llm.logits_width), options)
+        rows, timeline = measure_latency(llm, cases, min(options.vocab_size, llm.logits_width), options, view)
     finally:
         llm.shutdown()
     for row in rows:
         _print_table(f"Batch of {row['batch_size']}, {row['input_len']} in, {row['output_len']} out", row)
-    _write(f"latency {options.workload}", options, config, {"cases": rows}, timeline)
+    _finish_view(view, options, "quire bench latency")
+    results = {"cases": rows} if view is None else {"cases": rows, "ceilings": view.ceilings()}
+    _write(f"latency {options.workload}", options, config, results, timeline)
     return 0
 
 
@@ -134,7 +147,28 @@ def _engine_for(namespace: argparse.Namespace, workload: str) -> EngineConfig:
     return engine_config(namespace, **fixed)
 
 
+def _view(options: ThroughputOptions | LatencyOptions, config: EngineConfig) -> View | None:
+    """Probes the device; None where there is nothing to see."""
+    if not options.view or config.device == "null":
+        return None
+    from quire.bench.view import View
+    from quire.compute.weights.hub import find_checkpoint
+
+    return View(config, read_arch(find_checkpoint(config.model, config.revision)))
+
+
+def _finish_view(view: View | None, options: ThroughputOptions | LatencyOptions, title: str) -> None:
+    if view is not None:
+        print(view.line())
+        if options.profile:
+            view.write_trace(options.profile, title)
+
+
 def _check_paths(options: ReportOptions) -> None:
+    if isinstance(options, ThroughputOptions | LatencyOptions) and options.profile:
+        check_trace_path(options.profile)
+        if not options.view:
+            raise ConfigError("--profile writes what the view has profiled: leave out --no-view")
     if options.plot:
         check_plot_path(options.plot)
     if options.output_json:
@@ -158,7 +192,7 @@ def _write(
 
 
 def _print_table(title: str, figures: Mapping[str, object]) -> None:
-    """One figure a line; lists and what was not measured are left to the report."""
+    """One figure a line, then limits and breakdown; lists and what was not measured are left to the report."""
     print(f"{title:=^60}")
     for name, value in figures.items():
         if isinstance(value, float) and math.isfinite(value):
@@ -168,3 +202,5 @@ def _print_table(title: str, figures: Mapping[str, object]) -> None:
         elif isinstance(value, list) and value and isinstance(value[0], str):
             for text in value:
                 print(f"{name}: {text}")
+    if "limits" in figures:
+        print("\n".join(limit.lines(figures["limits"]) + figures["breakdown"].lines()))  # type: ignore[attr-defined, arg-type]

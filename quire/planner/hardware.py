@@ -1,4 +1,4 @@
-"""What machines can do at best, by name. Owns measured ceilings; does not probe the machine it runs on.
+"""What machines can do at best, by name. Owns recorded ceilings; does not probe any machine (`bench/ceilings.py` does).
 
 Sources: benchmarks/ and the reports of kernel benchmarks on these machines; a ceiling is what a plain large copy or
 matrix product reaches, not the data sheet.
@@ -18,9 +18,9 @@ class Hardware:
 
     name: str
     bandwidth_bytes_per_s: float
-    """Memory traffic of a large copy."""
+    """Memory traffic of a large copy; where it was probed, of large reads."""
     flops_per_s: float
-    """Dense matrix product in bfloat16, multiply and add counted as two."""
+    """Dense matrix product in the weights' type, multiply and add counted as two."""
     step_overhead_s: float
     """Host work and launches of a step that nothing hides."""
 

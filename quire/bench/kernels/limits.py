@@ -14,6 +14,8 @@ import torch
 from quire.bench.kernels.timing import Call, Timer
 
 READ_BYTES = {"cuda": 4 << 30, "cpu": 192 << 20}
+BLOCK = 1 << 20
+"""Random numbers that a large source repeats: making them all would take longer than reading them."""
 MATRIX = {"cuda": 8192, "cpu": 1536}
 BUDGET_S = {"cuda": 0.3, "cpu": 0.6}
 WRITES_COUNT = 0.1
@@ -61,27 +63,43 @@ class Limits:
 
 
 def measure_limits(timer: Timer, dtype: torch.dtype) -> Limits:
-    """Measure them. Random data: zeros would be faster than anything real."""
-    read_bytes_s, copy_bytes_s = _memory(timer)
+    """Measure them."""
+    kind = timer.device.type
+    source = random_numbers(timer, READ_BYTES[kind])
+    read_bytes_s = read_rate(timer, source, BUDGET_S[kind])
+    copy_s = _best_s(timer, functools.partial(torch.empty_like(source).copy_, source), BUDGET_S[kind])
+    copy_bytes_s = 2 * source.nbytes / copy_s
+    del source
     timer.release()
-    size = MATRIX[timer.device.type]
-    a, b = (torch.randn(size, size, device=timer.device).to(dtype) for _ in range(2))
-    matmul_s = _best_s(timer, functools.partial(torch.mm, a, b, out=torch.empty_like(a)), 1.0)
-    return Limits(read_bytes_s, copy_bytes_s, 2 * size**3 / matmul_s, size)
+    return Limits(read_bytes_s, copy_bytes_s, matmul_rate(timer, dtype, BUDGET_S[kind]), MATRIX[kind])
 
 
-def _memory(timer: Timer) -> tuple[float, float]:
-    """Bytes a second of the best of a few reductions, and of a copy."""
-    source = torch.randn(READ_BYTES[timer.device.type] // 4, device=timer.device)
-    n_bytes = 4 * source.numel()
+def random_numbers(timer: Timer, n_bytes: int) -> torch.Tensor:
+    """float32, a multiple of 4 MiB, a block of random numbers many times: zeros would be faster than anything real."""
+    return torch.randn(BLOCK, device=timer.device).repeat(n_bytes // (4 * BLOCK))
+
+
+def read_rate(timer: Timer, source: torch.Tensor, budget_s: float) -> float:
+    """Bytes a second of the best of a few reductions of `source`, which is larger than the caches."""
     rows = source.view(1024, -1)
-    reads = (source.sum, functools.partial(rows.sum, -1), functools.partial(rows.amax, -1))
-    read_s = min(_best_s(timer, call, 1 / len(reads)) for call in reads)
-    copy_s = _best_s(timer, functools.partial(torch.empty_like(source).copy_, source), 1.0)
-    return n_bytes / read_s, 2 * n_bytes / copy_s
+    calls = (source.sum, functools.partial(rows.sum, -1), functools.partial(rows.amax, -1))
+    return source.nbytes / min(_best_s(timer, call, budget_s / len(calls)) for call in calls)
 
 
-def _best_s(timer: Timer, call: Call, share: float) -> float:
-    """Least seconds on a CPU, whose speed drifts, the median on a GPU; share: of the time for one limit."""
-    sample = timer.sample([call], share * BUDGET_S[timer.device.type], capture=False)
+def matmul_rate(timer: Timer, dtype: torch.dtype, budget_s: float) -> float:
+    """FLOPs a second of a square product; for int8 with sums in int32."""
+    size = MATRIX[timer.device.type]
+    shape = (size, size)
+    if dtype == torch.int8:
+        a, b = (torch.randint(-127, 128, shape, dtype=dtype, device=timer.device) for _ in range(2))
+        call: Call = functools.partial(torch._int_mm, a, b)
+    else:
+        a, b = (torch.randn(shape, device=timer.device).to(dtype) for _ in range(2))
+        call = functools.partial(torch.mm, a, b, out=torch.empty_like(a))
+    return 2 * size**3 / _best_s(timer, call, budget_s)
+
+
+def _best_s(timer: Timer, call: Call, budget_s: float) -> float:
+    """Least seconds on a CPU, whose speed drifts, the median on a GPU."""
+    sample = timer.sample([call], budget_s, capture=False)
     return min(sample.times_s) if timer.device.type == "cpu" else sample.median_s

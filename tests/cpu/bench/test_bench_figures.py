@@ -131,12 +131,12 @@ def test_events_are_found_for_every_cut() -> None:
 
 
 def filling(n: int) -> Timeline:
-    timeline = Timeline()
-    for i in range(n):
-        timeline.add(types.SimpleNamespace(
+    return Timeline.of_steps([
+        types.SimpleNamespace(
             time_s=100 + i / 10, n_running=min(i, 8), n_waiting=max(9 - i, 0), n_tokens=i % 50, n_prefill_tokens=i % 2
-        ))  # fmt: skip
-    return timeline
+        )
+        for i in range(n)
+    ])  # fmt: skip
 
 
 def test_timeline_starts_at_zero_and_keeps_peaks_when_thinned() -> None:
