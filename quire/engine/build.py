@@ -15,7 +15,7 @@ from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
 from quire.compute.models.dense import DenseModel
-from quire.compute.runner.graphs import DecodeGraphs, bucket_sizes
+from quire.compute.runner.graphs import StepGraphs, decode_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
@@ -58,7 +58,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     device = make_device(config)
     limits = resolve(config, arch, device.name)
     model = _load(config, limits, folder, arch, device)
-    graph_sizes = () if device.name != "cuda" or config.enforce_eager else tuple(bucket_sizes(limits.max_num_seqs))
+    graph_sizes = () if device.name != "cuda" or config.enforce_eager else tuple(decode_sizes(limits.max_num_seqs))
     n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, model.n_bytes)
     pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device)
     tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
@@ -67,7 +67,10 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=n_tokens)
     graphs = None
     if isinstance(device, cuda.CudaDevice) and graph_sizes:
-        graphs = DecodeGraphs(device, model, pool, tables, limits.max_num_seqs)
+        graphs = StepGraphs(
+            device, model, pool, tables, vocab_limit=sampler.vocab_limit,
+            max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
+        )  # fmt: skip
         graphs.capture()
     runner = Runner(device, model, pool, tables, sampler, graphs)
     runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))

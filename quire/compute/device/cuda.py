@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -21,6 +23,73 @@ class _Arriving:
     def wait(self) -> list[torch.Tensor]:
         self._event.synchronize()
         return self._tensors
+
+
+N_HOST_SIDES = 4
+"""Steps whose uploads may be under way at once, and one that is being written."""
+
+
+class Staging:
+    """Device memory at fixed addresses and its host sides: sections of both, and one copy for all that a step writes.
+
+    Invariant: a host side is not given out again before its copy has run.
+    """
+
+    def __init__(self, n_bytes: int, device: torch.device) -> None:
+        self._device = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
+        self._hosts = [torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(N_HOST_SIDES)]
+        self._copied = [torch.cuda.Event() for _ in range(N_HOST_SIDES)]
+        self._taken = 0
+        self._used = 0
+        self.turn = 0
+
+    def section(self, shape: tuple[int, ...], dtype: torch.dtype) -> Section:
+        """The next part of the memory. Sections are sent up to the end of the last one filled."""
+        start = self._taken
+        n_bytes = math.prod(shape) * dtype.itemsize
+        if start + n_bytes > len(self._device):
+            raise ValueError(f"{start + n_bytes} bytes of sections do not fit the {len(self._device)} of this staging")
+        self._taken = -(-(start + n_bytes) // 64) * 64
+        views = [part[start : start + n_bytes].view(dtype).view(shape) for part in (self._device, *self._hosts)]
+        return Section(self, start, views[0], [view.numpy() for view in views[1:]])
+
+    def rest(self, dtype: torch.dtype) -> Section:
+        """What no section has taken yet, as one."""
+        return self.section(((len(self._device) - self._taken) // dtype.itemsize,), dtype)
+
+    def begin(self) -> None:
+        """Turn to a host side that may be written; sections' `host` changes."""
+        self.turn = (self.turn + 1) % N_HOST_SIDES
+        self._copied[self.turn].synchronize()
+        self._used = 0
+
+    def include(self, end: int) -> None:
+        """Bytes up to `end` are to be sent."""
+        self._used = max(self._used, end)
+
+    def send(self) -> None:
+        """Copy to the device, in stream order, without a wait."""
+        self._device[: self._used].copy_(self._hosts[self.turn][: self._used], non_blocking=True)
+        self._copied[self.turn].record()
+
+
+@dataclasses.dataclass(slots=True)
+class Section:
+    """A part of a `Staging`: its address on the device is fixed, its host side is this turn's."""
+
+    _staging: Staging
+    _start: int
+    device: torch.Tensor
+    _hosts: list[np.ndarray]
+
+    @property
+    def host(self) -> np.ndarray:
+        """Like `device`, to be written between `begin` and `send`."""
+        return self._hosts[self._staging.turn]
+
+    def filled(self, n: int) -> None:
+        """The first n elements were written."""
+        self._staging.include(self._start + n * self.device.itemsize)
 
 
 class CudaDevice:
@@ -51,6 +120,10 @@ class CudaDevice:
     def upload(self, array: np.ndarray) -> torch.Tensor:
         return transfer.upload(array, self.torch_device)
 
+    def staging(self, n_bytes: int) -> Staging:
+        """Memory for what a captured step reads from the host."""
+        return Staging(n_bytes, self.torch_device)
+
     def download(self, tensors: list[torch.Tensor]) -> _Arriving:
         targets = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
         for target, source in zip(targets, tensors, strict=True):
@@ -59,17 +132,17 @@ class CudaDevice:
         event.record()
         return _Arriving(targets, event)
 
-    def capture(self, forward: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """A graph of `forward` on fixed addresses: (replay, its output). Kernels are compiled and warmed up first."""
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        """Replays of what `launches` queues, on fixed addresses. It runs once before, so that kernels are compiled."""
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            forward()
+            launches()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool):
-            output = forward()
-        return graph.replay, output
+            launches()
+        return graph.replay
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)

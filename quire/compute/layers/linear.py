@@ -117,9 +117,9 @@ class Embedding:
     def __init__(self, make: Make, n_rows: int, size: int) -> None:
         self.weight = make(n_rows, size)
 
-    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [n] int32 or int64, each < n_rows → [n, size]."""
-        return F.embedding(token_ids, self.weight)
+    def __call__(self, token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """token_ids: [n] int32 or int64, each < n_rows → [n, size], written to `out` if given."""
+        return torch.index_select(self.weight, 0, token_ids, out=out)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """See `Linear.part`; a table has one part."""

@@ -112,13 +112,15 @@ class DenseModel:
         positions: torch.Tensor,
         context: Context,
         wanted: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """token_ids, positions: [n] int32 or int64, over all spans of a step → states for `logits` [n, hidden].
 
         wanted: int64 [m], rows whose state is needed, None for all; the result is then [m, hidden], and the last
-        block's feed-forward runs for those rows only.
+        block's feed-forward runs for those rows only. out: memory of the residual stream [n, hidden], which is the
+        result if all rows are wanted.
         """
-        x = self.embed(token_ids)
+        x = self.embed(token_ids, out)
         for block in self.blocks[:-1]:
             x = block(x, positions, self.cos_sin, context)
         return self.blocks[-1](x, positions, self.cos_sin, context, wanted)
@@ -142,6 +144,11 @@ class DenseModel:
         """Name as in `weights` → the layer that can be packed once all its names have their values."""
         layers = [(name, layer, part) for name, layer, part in self._places() if isinstance(layer, Linear)]
         return {f"{name}.{kind}": layer for name, layer, part in layers for kind in layer.part(part)}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the residual stream."""
+        return self.embed.weight.dtype
 
     def _places(self) -> Iterator[tuple[str, Part, int]]:
         """(name without kind, layer, index of the layer's part)."""

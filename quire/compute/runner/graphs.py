@@ -1,14 +1,16 @@
-"""Captured forwards for steps in which every span is one token that wants its successor: pure decode.
+"""Captured steps: the body (tokens to states) by number of rows, the tail (states to new tokens) by sampled rows.
 
-Owns the buckets and their input buffers. Does not own sampling, which stays outside the graph.
-Invariant: row i of a replay equals row i of the eager forward; padding rows attend to nothing and write to page 0.
+Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches.
+Invariants: a replay's rows equal the eager step's; padding rows attend to nothing, write to page 0 and the spare slot.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -17,75 +19,204 @@ from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.dense import DenseModel
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
-from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan
+from quire.kernels.attention.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
+from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.sample import N_CONTROLS, Choice, choose_by
+from quire.planner.shape import layer_weights
 
 logger = logging.getLogger("quire.engine")
 
-N_INPUTS = 3
-"""Rows of the input buffer: slot, position, cell; all 0 in padding, so padding writes to page 0."""
+STAGING_BYTES: Final = 8 << 20
+N_ROW_LINES, N_SAMPLED_LINES = 5, 3
+"""Of a row: slot, position, cell, and one new entry of the page table (where, page). Of a sampled row: row, slot,
+position."""
+MAX_MIXED_ROWS: Final = 2048
+HIDDEN_FLOPS: Final = 7e12
+"""Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
+SHARING_PAYS_BYTES: Final = 1 << 30
+"""Reads of K and V that shared prefixes must save in a step before it takes a mixed bucket, whose extra launches cost
+0.1 to 0.2 ms."""
 
 
-def bucket_sizes(largest: int) -> list[int]:
+def decode_sizes(largest: int) -> list[int]:
     """1, 2, 4, 8, then every 8 to 64, every 16 to 256, every 32 up to `largest`, which is always among them."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest + 1, 32)]
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-class DecodeGraphs:
-    """One graph a bucket. Replaying costs two uploads and one launch, whatever the number of layers."""
+def mixed_sizes(flops_per_row: float, largest: int) -> list[int]:
+    """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`."""
+    most = min(largest, MAX_MIXED_ROWS, int(HIDDEN_FLOPS / flops_per_row))
+    return [size for size in [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)] if size <= most]
 
-    def __init__(self, device: CudaDevice, model: DenseModel, pool: KVPool, tables: SlotTables, largest: int) -> None:
-        self._device = device
-        self._model = model
-        self._pool = pool
-        self._tables = tables
-        self._sizes = bucket_sizes(largest)
-        self._inputs = device.upload(np.zeros((N_INPUTS, largest), np.int64))
+
+@dataclasses.dataclass(slots=True)
+class Bodies:
+    """Captured forwards of one kind of step, and the attention buffers they share."""
+
+    sizes: list[int]
+    buffers: PlanBuffers
+    replays: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
+
+    def bucket(self, n_rows: int) -> int:
+        """The smallest size that holds n_rows."""
+        return next(size for size in self.sizes if size >= n_rows)
+
+
+class StepGraphs:
+    """Decode bodies for steps of one row a span, mixed bodies for any other step of few enough rows, and tails."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        model: DenseModel,
+        pool: KVPool,
+        tables: SlotTables,
+        *,
+        vocab_limit: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        arch = model.arch
+        self._device, self._model, self._pool, self._tables = device, model, pool, tables
+        self._vocab_limit = vocab_limit
+        self._tail_sizes = decode_sizes(max_num_seqs)
+        mixed = mixed_sizes(2.0 * arch.n_layers * layer_weights(arch), max_num_batched_tokens)
+        n_rows = max([max_num_seqs, *mixed])
+        self._staging = device.staging(STAGING_BYTES)
+        self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
+        self._controls = self._staging.section((N_CONTROLS, max_num_seqs), torch.float64)
+        self._rows = self._staging.section((N_ROW_LINES, n_rows), torch.int64)
+        lists = self._staging.rest(torch.int32)
+        self._decode = Bodies(self._tail_sizes, self._buffers(lists, max_num_seqs))
+        self._mixed = Bodies(mixed, self._buffers(lists, max_num_seqs, mixed[-1])) if mixed else None
+        self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
-        self._logits = device.zeros((largest, model.arch.vocab_size), torch.float32)
-        self._buffers = attention.plan_buffers(plan_attention(pool, tables, *_idle(largest)), largest, span_tokens=1)
-        """The attention plan of the step that runs: one set for all buckets, at fixed addresses."""
-        self._replays: dict[int, Callable[[], None]] = {}
+        self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
+        self._tails: dict[int, Callable[[], None]] = {}
+
+    def _buffers(self, lists: Mirrored, max_num_seqs: int, mixed_rows: int = 0) -> PlanBuffers:
+        """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared."""
+        like = plan_attention(self._pool, self._tables, *_idle(1))
+        if not mixed_rows:
+            return attention.plan_buffers(like, max_num_seqs, span_tokens=1, memory=lists)
+        few = max(1, small_rows_of(like.heads.group) // like.heads.group)
+        max_large = (mixed_rows + max_num_seqs) // (few + 1) + 1  # longer spans, and groups of more rows than that
+        return attention.plan_buffers(like, max_num_seqs, max_large=max_large, max_rows=mixed_rows, memory=lists)
 
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
         start_s = time.perf_counter()
-        for size in reversed(self._sizes):
-            self._replays[size] = self._capture(size)
-        logger.info("graphs: %d captured in %.1f s", len(self._sizes), time.perf_counter() - start_s)
+        for bodies in filter(None, (self._decode, self._mixed)):
+            for size in reversed(bodies.sizes):
+                bodies.replays[size] = self._capture_body(size, bodies.buffers)
+        for size in reversed(self._tail_sizes):
+            self._tails[size] = self._capture_tail(size)
+        n_mixed, n_decode = len(self._mixed.sizes) if self._mixed else 0, len(self._tail_sizes)
+        logger.info(
+            "graphs: %d decode, %d mixed, %d tails captured in %.1f s",
+            n_decode, n_mixed, n_decode, time.perf_counter() - start_s,
+        )  # fmt: skip
 
-    def fits(self, batch: FlatBatch) -> bool:
-        """True if a captured bucket can run this batch."""
+    def bodies_for(self, batch: FlatBatch, writes: PageWrites, shared: Sequence[SharedPrefix]) -> Bodies | None:
+        """The graphs that can run this step at its best, or None if it is better off without."""
         n_rows = len(batch.row_slots)
-        return 0 < n_rows <= self._sizes[-1] and n_rows == len(batch.sampled_rows) == len(batch.span_slots)
+        saved_bytes = sum((len(one.spans) - 1) * one.n_keys for one in shared) * self._pool.bytes_per_token
+        is_decode = n_rows == len(batch.span_slots) and len(writes.at) <= self._decode.bucket(n_rows)
+        if is_decode and saved_bytes < SHARING_PAYS_BYTES:
+            return self._decode
+        mixed = self._mixed
+        if mixed and n_rows <= mixed.sizes[-1] and len(writes.at) <= mixed.bucket(n_rows):
+            return mixed
+        return None
 
-    def run(self, batch: FlatBatch, cells: np.ndarray) -> torch.Tensor:
-        """Logits float32 [n_rows, vocab] of the batch; overwritten by the next replay."""
-        n_rows = len(batch.row_slots)
-        size = next(size for size in self._sizes if size >= n_rows)
-        inputs = np.zeros((N_INPUTS, size), np.int64)
-        inputs[:, :n_rows] = batch.row_slots, batch.row_positions, cells
-        self._inputs[:, :size].copy_(self._device.upload(inputs))
-        self._plan(batch.kv_lens, batch.span_slots)
-        self._replays[size]()
-        return self._logits[:n_rows]
+    def run(
+        self,
+        bodies: Bodies,
+        batch: FlatBatch,
+        cells: np.ndarray,
+        writes: PageWrites,
+        shared: Sequence[SharedPrefix],
+        controls: np.ndarray | None,
+    ) -> tuple[torch.Tensor, Choice]:
+        """States [n_rows, hidden] for `DenseModel.logits`, and the choice for the batch's m sampled rows.
 
-    def _plan(self, kv_lens: np.ndarray, slots: np.ndarray) -> AttnPlan:
-        return plan_attention(self._pool, self._tables, kv_lens, slots, buffers=self._buffers)
+        controls: float64 [N_CONTROLS, m]; None: no token is chosen, the caller does that. Both results are overwritten
+        by the next replay; chosen tokens are in the token table already.
+        """
+        n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
+        size = bodies.bucket(n_rows)
+        self._staging.begin()
+        self._fill_rows(size, batch, cells, writes)
+        self._plan(bodies.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, shared)
+        if controls is not None and n_sampled:
+            tail_size = self._decode.bucket(n_sampled)
+            self._fill_sampled(tail_size, batch, controls)
+        self._staging.send()
+        bodies.replays[size]()
+        if controls is not None and n_sampled:
+            self._tails[tail_size]()
+        choice = Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
+        return self._hidden[:n_rows], choice
 
-    def _capture(self, size: int) -> Callable[[], None]:
-        slots, positions, cells = self._inputs[:, :size]
-        context = PagedContext(self._pool, self._plan(*_idle(size)), cells)
+    def _fill_rows(self, size: int, batch: FlatBatch, cells: np.ndarray, writes: PageWrites) -> None:
+        n_rows, n_writes = len(batch.row_slots), len(writes.at)
+        rows = self._rows.host
+        rows[:3, n_rows:size] = 0
+        rows[0, :n_rows], rows[1, :n_rows], rows[2, :n_rows] = batch.row_slots, batch.row_positions, cells
+        rows[3, :n_writes], rows[4, :n_writes] = writes.at, writes.values
+        rows[3, n_writes:size], rows[4, n_writes:size] = self._tables.spare_slot * self._tables.pages.shape[1], 0
+        self._rows.filled(rows.size)
 
-        def forward() -> torch.Tensor:
+    def _fill_sampled(self, size: int, batch: FlatBatch, controls: np.ndarray) -> None:
+        n_sampled = len(batch.sampled_rows)
+        lines = self._sampled.host
+        lines[:, n_sampled:size] = np.array([0, self._tables.spare_slot, 0])[:, None]
+        for line, values in enumerate((batch.sampled_rows, batch.sampled_slots, batch.sampled_positions)):
+            lines[line, :n_sampled] = values
+        self._controls.host[:, :n_sampled] = controls
+        self._controls.host[:, n_sampled:size] = 0  # greedy
+
+    def _plan(
+        self,
+        buffers: PlanBuffers,
+        kv_lens: np.ndarray,
+        slots: np.ndarray,
+        q_indptr: np.ndarray | None = None,
+        shared: Sequence[SharedPrefix] = (),
+    ) -> AttnPlan:
+        return plan_attention(self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared)
+
+    def _capture_body(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
+        slots, positions, cells, page_at, page = self._rows.device[:, :size]
+        self._staging.begin()
+        self._rows.host[:, :size] = 0
+        self._rows.filled(self._rows.host.size)
+        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._tail_sizes[-1]))), cells)
+        self._staging.send()
+
+        def forward() -> None:
+            self._tables.pages.view(-1)[page_at] = page.to(torch.int32)
             token_ids = self._tables.tokens[slots, positions]
-            return self._model.logits(self._model.forward(token_ids, positions, context), out=self._logits[:size])
+            self._model.forward(token_ids, positions, context, out=self._hidden[:size])
 
-        replay, _ = self._device.capture(forward)
-        return replay
+        return self._device.capture(forward)
+
+    def _capture_tail(self, size: int) -> Callable[[], None]:
+        rows, slots, positions = self._sampled.device[:, :size]
+        controls, logits = self._controls.device[:, :size], self._logits[:size]
+        choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
+
+        def choose() -> None:
+            self._model.logits(self._hidden[rows], out=logits)
+            choose_by(logits[:, : self._vocab_limit], controls, choice)
+            self._tables.tokens[slots, positions] = choice.token_ids
+
+        return self._device.capture(choose)
 
 
 def _idle(n_spans: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,9 +15,9 @@ import torch
 from quire.compute.device.device import Device, Download
 from quire.compute.models.dense import DenseModel
 from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
-from quire.compute.runner.graphs import DecodeGraphs
+from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
-from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepPlan
@@ -27,10 +27,6 @@ from quire.kernels.attention.tiles import small_rows_of
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
-SHARING_PAYS_BYTES = 8 << 30
-"""Reads of K and V that shared prefixes save in a step, from which on they are worth more than a captured graph, whose
-work list has no room for them: 2 ms of an H200's bandwidth against 1 to 2 ms of launches. A step that no graph fits
-shares whatever attention's plan finds worth it."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -118,7 +114,7 @@ class Runner:
         pool: KVPool,
         tables: SlotTables,
         sampler: Sampler,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
     ) -> None:
         self._device = device
         self._model = model
@@ -132,18 +128,15 @@ class Runner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device."""
         start_s = time.perf_counter()
-        self._apply(plan)
+        writes = self._apply(plan)
         batch = flatten(plan.spans)
         cells = self._tables.cells(batch.row_slots, batch.row_positions)
-        prompt: list[PromptRows] = []
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
-        if self._graphs is not None and self._graphs.fits(batch) and self._saved_bytes(shared) < SHARING_PAYS_BYTES:
-            logits = self._graphs.run(batch, cells)
+        bodies = None if self._graphs is None else self._graphs.bodies_for(batch, writes, shared)
+        if self._graphs is not None and bodies is not None:
+            sampled, prompt = self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
         else:
-            hidden = self._forward(batch, cells, shared)
-            prompt = self._prompt_logprobs(plan, batch, hidden)
-            logits = self._logits(batch, hidden)
-        sampled = self._sample(batch, logits)
+            sampled, prompt = self._run(plan, batch, cells, writes, shared)
         fetched = Fetched(sampled.logprobs, prompt)
         download = self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
         return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
@@ -161,7 +154,8 @@ class Runner:
             self._sampler.close(0)
         self._opened.clear()
 
-    def _apply(self, plan: StepPlan) -> None:
+    def _apply(self, plan: StepPlan) -> PageWrites:
+        """Take in what changed; returns what the device's page table still lacks."""
         for slot in plan.closed:
             self._sampler.close(slot)
             self._opened.pop(slot, None)  # absent when the step that was to open it failed
@@ -169,23 +163,56 @@ class Runner:
             self._sampler.open(opened)
             self._opened[opened.slot] = opened
         self._tables.open(plan.opened)
-        self._tables.append(plan.pages)
         self._pool.copy(plan.copies)
+        return self._tables.append(plan.pages)
 
-    def _saved_bytes(self, shared: list[SharedPrefix]) -> int:
-        """K and V that are not read if each prefix is read once."""
-        return sum((len(group.spans) - 1) * group.n_keys for group in shared) * self._pool.bytes_per_token
+    def _replay(
+        self,
+        graphs: StepGraphs,
+        bodies: Bodies,
+        plan: StepPlan,
+        batch: FlatBatch,
+        cells: np.ndarray,
+        writes: PageWrites,
+        shared: list[SharedPrefix],
+    ) -> tuple[Sampled, list[PromptRows]]:
+        """The step from captured graphs; what is not plain sampling follows kernel by kernel."""
+        slots, positions = batch.sampled_slots, batch.sampled_positions
+        is_plain = self._sampler.is_plain(slots, positions)
+        controls = self._sampler.controls(slots, positions) if is_plain else None
+        hidden, choice = graphs.run(bodies, batch, cells, writes, shared, controls)
+        prompt = self._prompt_logprobs(plan, batch, hidden)
+        if is_plain:
+            return Sampled(choice.token_ids, choice.status, None), prompt
+        return self._sample(batch, self._logits(hidden[self._device.upload(batch.sampled_rows)])), prompt
 
-    def _forward(self, batch: FlatBatch, cells: np.ndarray, shared: list[SharedPrefix]) -> torch.Tensor:
+    def _run(
+        self,
+        plan: StepPlan,
+        batch: FlatBatch,
+        cells: np.ndarray,
+        writes: PageWrites,
+        shared: list[SharedPrefix],
+    ) -> tuple[Sampled, list[PromptRows]]:
+        """The step kernel by kernel."""
+        self._tables.write(writes)
         rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
-        plan = plan_attention(self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=shared)
+        attn_plan = plan_attention(
+            self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=shared
+        )
         token_ids = self._tables.tokens[rows[0], rows[1]]
-        return self._model.forward(token_ids, rows[1], PagedContext(self._pool, plan, rows[2]))
+        n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
+        wants_all = n_sampled in (0, n_rows) or self._wants_prompt_logprobs(plan)
+        wanted = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
+        context = PagedContext(self._pool, attn_plan, rows[2])
+        hidden = self._model.forward(token_ids, rows[1], context, None if wants_all else wanted)
+        prompt = self._prompt_logprobs(plan, batch, hidden)
+        return self._sample(batch, self._logits(hidden[wanted] if wants_all and wanted is not None else hidden)), prompt
 
-    def _logits(self, batch: FlatBatch, hidden: torch.Tensor) -> torch.Tensor:
-        if len(batch.sampled_rows) == 0:
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        if len(hidden) == 0:
             return hidden.new_empty((0, self._model.arch.vocab_size), dtype=torch.float32)
-        return self._model.logits(hidden[self._device.upload(batch.sampled_rows)])
+        return self._model.logits(hidden)
 
     def _sample(self, batch: FlatBatch, logits: torch.Tensor) -> Sampled:
         tokens = self._tables.tokens
@@ -193,6 +220,9 @@ class Runner:
         where = self._device.upload(np.stack([batch.sampled_slots, batch.sampled_positions]))
         tokens[where[0], where[1]] = sampled.token_ids
         return sampled
+
+    def _wants_prompt_logprobs(self, plan: StepPlan) -> bool:
+        return any(self._opened[slot].params.prompt_logprobs >= 0 for slot in plan.spans.slots)
 
     def _prompt_logprobs(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> list[PromptRows]:
         found = []

@@ -7,6 +7,8 @@ tokens that the host has not seen.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -14,20 +16,32 @@ from quire.compute.device.device import Device
 from quire.core.plan import PageAppend, SlotOpen
 
 
-class SlotTables:
-    """`tokens` int32 [n_slots, max_model_len + 1] and `pages` int32 [n_slots, max_pages] on the device.
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageWrites:
+    """New entries of the page table on the device: `pages.view(-1)[at] = values`."""
 
-    The extra token column takes the last sampled token, which is never computed.
+    at: np.ndarray
+    """int64 [k]."""
+    values: np.ndarray
+    """int64 [k]."""
+
+
+class SlotTables:
+    """`tokens` int32 [n_slots + 1, max_model_len + 1] and `pages` int32 [n_slots + 1, max_pages] on the device.
+
+    The extra token column takes the last sampled token, which is never computed; the extra row of both belongs to no
+    sequence and takes what padding writes.
     """
 
     def __init__(self, n_slots: int, max_model_len: int, page_size: int, device: Device) -> None:
         self._device = device
         n_columns = -(-max_model_len // page_size)
         self.page_size = page_size
-        self.host_pages = np.zeros((n_slots, n_columns), np.int32)
+        self.spare_slot = n_slots
+        self.host_pages = np.zeros((n_slots + 1, n_columns), np.int32)
         shared = device.name == "cpu"
         self.pages = torch.from_numpy(self.host_pages) if shared else device.upload(self.host_pages)
-        self.tokens = torch.zeros((n_slots, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
+        self.tokens = torch.zeros((n_slots + 1, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
         self._shared = shared
 
     def open(self, opened: list[SlotOpen]) -> None:
@@ -41,21 +55,23 @@ class SlotTables:
             self.tokens[one.slot, :n_tokens] = ids[at : at + n_tokens]
             at += n_tokens
 
-    def append(self, added: list[PageAppend]) -> None:
-        """Extend page lists, on the host and, in one scatter, on the device."""
-        if not added:
-            return
+    def append(self, added: list[PageAppend]) -> PageWrites:
+        """Extend page lists on the host. Returns what the device's table still lacks: for `write`, or a graph."""
         for one in added:
             self.host_pages[one.slot, one.first_index : one.first_index + len(one.pages)] = one.pages
-        if self._shared:
-            return
+        if self._shared or not added:
+            return PageWrites(np.zeros(0, np.int64), np.zeros(0, np.int64))
         n_columns = self.host_pages.shape[1]
         lengths = [len(one.pages) for one in added]
         first = np.repeat([one.slot * n_columns + one.first_index for one in added], lengths)
         within = np.arange(len(first)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        values = np.concatenate([np.asarray(one.pages, np.int64) for one in added])
-        where_and_what = self._device.upload(np.stack([first + within, values]))
-        self.pages.view(-1)[where_and_what[0]] = where_and_what[1].to(torch.int32)
+        return PageWrites(first + within, np.concatenate([np.asarray(one.pages, np.int64) for one in added]))
+
+    def write(self, writes: PageWrites) -> None:
+        """Bring the device's page table up to date, in one upload and one scatter."""
+        if len(writes.at):
+            at, values = self._device.upload(np.stack([writes.at, writes.values]))
+            self.pages.view(-1)[at] = values.to(torch.int32)
 
     def cells(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int64 [n]: index `page * page_size + offset` of each (slot, position) in the KV pool."""

@@ -48,7 +48,7 @@ class Sampler:
         self._table = SlotTable(n_slots)
         self._device = device
         self._width = logits_width
-        self._limit = logits_width if vocab_limit is None else min(vocab_limit, logits_width)
+        self.vocab_limit = logits_width if vocab_limit is None else min(vocab_limit, logits_width)
 
     def open(self, opened: SlotOpen) -> None:
         """Take over a slot's parameters; nothing of its former owner is left."""
@@ -57,6 +57,19 @@ class Sampler:
     def close(self, slot: int) -> None:
         """The slot has no owner any more."""
         self._table.close(slot)
+
+    def is_plain(self, slots: np.ndarray, positions: np.ndarray) -> bool:
+        """True if the tokens of these rows depend on logits and `controls` alone, and nothing but them is asked for.
+
+        slots, positions: host int64 [m], as in `sample`.
+        """
+        table = self._table
+        special = table.edited[slots] | table.penalised[slots] | (table.n_top[slots] >= 0)
+        return not (special | (positions < table.masked_until[slots])).any()
+
+    def controls(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """float64 [N_CONTROLS, m] for `kernels.sample.choose_by` on the first `vocab_limit` logits."""
+        return self._table.draw(slots, positions).controls()
 
     def sample(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, tokens: torch.Tensor) -> Sampled:
         """Choose the token at `positions[i]` of the sequence in `slots[i]` from `logits[i]`, without any wait.
@@ -68,8 +81,8 @@ class Sampler:
         table = self._table
         asked = np.flatnonzero(table.n_top[slots] >= 0)
         raw = logits[upload(asked, self._device)] if len(asked) else None
-        if self._limit < self._width:
-            logits[:, self._limit :] = -torch.inf
+        if self.vocab_limit < self._width:
+            logits[:, self.vocab_limit :] = -torch.inf
         self._edit(logits, slots, positions, tokens)
         self._penalise(logits, slots, positions, tokens)
         choice = choose(logits, table.draw(slots, positions))

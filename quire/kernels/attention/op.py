@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.kernels.attention import bounds, select
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, PlanBuffers, SharedPrefix, Spans
+from quire.kernels.attention.plan import AttnPlan, Heads, Layout, Mirrored, PlanBuffers, SharedPrefix, Spans
 from quire.kernels.attention.variant import Variant
 
 MAX_GROUP = 128
@@ -95,21 +95,29 @@ def plan_ragged(
 
 
 def plan_buffers(
-    like: AttnPlan, max_spans: int, *, span_tokens: int = 0, max_large: int = 0, max_blocks: int = 0
+    like: AttnPlan,
+    max_spans: int,
+    *,
+    span_tokens: int = 0,
+    max_large: int = 0,
+    max_rows: int = 0,
+    max_blocks: int = 0,
+    memory: Mirrored | None = None,
 ) -> PlanBuffers:
     """Buffers for steps with the layout, heads, page size, mode and device of `like`: `max_spans` spans of few rows.
 
     span_tokens: most rows of a span; 0: all that fit a small tile. max_large: tiles of 128 packed rows that also fit
-    (longer spans, shared prefixes). max_blocks: entries of all lists of `blocks`. A CUDA graph captured around `run`
-    with a plan from these buffers serves every later plan that was written into them before the replay.
+    (longer spans, shared prefixes). max_rows: rows of q of a step, 0: as many as these hold. max_blocks: entries of all
+    lists of `blocks`. memory: device memory for the lists, which the caller sends there from its host side. A CUDA
+    graph captured around `run` with a plan from these buffers serves every later plan that was written into them before
+    the replay.
     Raises ValueError for a plan on another device than CUDA, or over ragged rows.
     """
     device = "none" if like.page_table is None else like.page_table.device.type
     if device != "cuda":
         raise ValueError(f"plan_buffers takes a plan over pages on a CUDA device; the device of its pages: {device}")
-    return select.work_module("cuda").Buffers(
-        like, max_spans, max_large, span_tokens=span_tokens, max_blocks=max_blocks
-    )
+    sizes = {"span_tokens": span_tokens, "max_rows": max_rows, "max_blocks": max_blocks}
+    return select.work_module("cuda").Buffers(like, max_spans, max_large, memory=memory, **sizes)
 
 
 def run(

@@ -70,6 +70,20 @@ class Spans:
         return np.diff(self.q_indptr)
 
 
+class Mirrored(Protocol):
+    """Memory of the device with a side on the host, which somebody sends there."""
+
+    device: torch.Tensor
+    """int32 [n], contiguous."""
+
+    @property
+    def host(self) -> np.ndarray:
+        """int32 [n]: what the next copy takes along."""
+
+    def filled(self, n: int) -> None:
+        """The first n integers of the host's side were written."""
+
+
 class PlanBuffers(Protocol):
     """Device memory with fixed addresses that holds one step's work after another (for CUDA graphs)."""
 

@@ -14,7 +14,7 @@ import torch
 
 from quire.kernels import transfer
 from quire.kernels.attention.pieces import FIELDS, N_TOKENS
-from quire.kernels.attention.plan import AttnPlan
+from quire.kernels.attention.plan import AttnPlan, Mirrored
 from quire.kernels.attention.stream import INVARIANT_KEYS
 from quire.kernels.attention.tiles import WorkList, cut, large_tokens_of, small_rows_of
 
@@ -68,9 +68,21 @@ def make(plan: AttnPlan, device: torch.device | None = None, n_workers: int = 0)
     work = cut(plan, n_workers)
     arrays = [getattr(work, name) for name in ARRAYS]
     flat = transfer.upload(np.concatenate([array.reshape(-1) for array in [*arrays, np.zeros(1, np.int32)]]), device)
+    ticket = flat[-1:]
     most = int(work.small[:, N_TOKENS].max(initial=1)) * plan.heads.group
     sizes = {name: len(array) for name, array in zip(ARRAYS, arrays, strict=True)}
-    return _views(plan, flat, sizes, work.n_partial_rows, _rows_of(most), n_workers)
+    return _views(plan, flat, ticket, sizes, work.n_partial_rows, _rows_of(most), n_workers)
+
+
+class _OwnMemory:
+    """`Mirrored` memory that is sent as soon as it is filled."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.device = torch.zeros(n, dtype=torch.int32, device=device)
+        self.host = np.zeros(n, np.int32)
+
+    def filled(self, n: int) -> None:
+        transfer.write(self.host[:n], self.device)
 
 
 class Buffers:
@@ -88,8 +100,10 @@ class Buffers:
         max_keys: int = 1 << 20,
         max_blocks: int = 0,
         device: torch.device | None = None,
+        memory: Mirrored | None = None,
     ) -> None:
-        """plan: any plan of the same layout, heads and mode. device: None: where its page table is.
+        """plan: any plan of the same layout, heads and mode. device: None: where its page table is. memory: where lists
+        go, at its start; None: own memory, sent by `fill`. Buffers may share memory if one of them is in use at a time.
 
         max_large: large lines, after splitting; 0 also leaves prefixes unshared. span_tokens: most tokens of a small
         span, 0: all that fit a small line; fewer make narrower lines if nothing is shared. max_rows: rows of q of a
@@ -122,25 +136,30 @@ class Buffers:
         self._sizes = {name: sizes[name] for name in ARRAYS}
         self._n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
         self._n_partial_rows = n_parts * heads.group
-        self._host = np.zeros(self._n_ints, np.int32)
-        self._flat = torch.zeros(self._n_ints + 1, dtype=torch.int32, device=device)
+        self._memory = memory or _OwnMemory(self._n_ints, device)
+        if len(self._memory.device) < self._n_ints:
+            raise ValueError(
+                f"{self._limits} need {self._n_ints} integers, the memory holds {len(self._memory.device)}"
+            )
         rows = _rows_of(self._line_tokens * heads.group)
-        self.work = _views(plan, self._flat, self._sizes, self._n_partial_rows, rows, n_workers)
+        ticket = torch.zeros(1, dtype=torch.int32, device=device)
+        self.work = _views(plan, self._memory.device, ticket, self._sizes, self._n_partial_rows, rows, n_workers)
 
     def fill(self, plan: AttnPlan) -> CudaWork:
-        """Write a step's work, in stream order, in one copy. Raises ValueError when the step does not fit."""
+        """Write a step's work, in stream order, in one copy (with `memory`: into its host's side). Raises ValueError
+        when the step does not fit."""
         if _kind(plan) != self._like:
             raise ValueError(f"buffers were made for plans with {self._like}, this one has {_kind(plan)}")
         work = cut(plan, self.work.n_workers, self._sizes["large"])
         self._check(plan, work)
-        at, used = 0, 0
+        at, used, host = 0, 0, self._memory.host
         for name, size in self._sizes.items():
             array = getattr(work, name).reshape(-1)
             used, end = at + len(array), at + size * ARRAYS[name]
-            self._host[at:used] = array
-            self._host[used:end] = 0
+            host[at:used] = array
+            host[used:end] = 0
             at = end
-        transfer.write(self._host[:used], self._flat)
+        self._memory.filled(used)
         return self.work
 
     def _check(self, plan: AttnPlan, work: WorkList) -> None:
@@ -178,9 +197,15 @@ def _rows_of(n_rows: int) -> int:
 
 
 def _views(
-    plan: AttnPlan, flat: torch.Tensor, sizes: dict[str, int], n_partial_rows: int, small_rows: int, n_workers: int
+    plan: AttnPlan,
+    flat: torch.Tensor,
+    ticket: torch.Tensor,
+    sizes: dict[str, int],
+    n_partial_rows: int,
+    small_rows: int,
+    n_workers: int,
 ) -> CudaWork:
-    """The arrays in a flat upload, its last element the ticket."""
+    """The arrays in a flat upload."""
     views, at = {}, 0
     for name, fields in ARRAYS.items():
         view = flat[at : at + sizes[name] * fields]
@@ -190,7 +215,7 @@ def _views(
         **views,
         partial_out=torch.empty(n_partial_rows, plan.heads.head_dim, dtype=torch.float32, device=flat.device),
         partial_lse=torch.empty(n_partial_rows, dtype=torch.float32, device=flat.device),
-        ticket=flat[-1:],
+        ticket=ticket,
         n_workers=n_workers,
         n_small=sizes["small"],
         n_large=sizes["large"],
