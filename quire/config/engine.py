@@ -73,6 +73,15 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     long_prefill_token_threshold: Annotated[
         int, _doc("Most tokens of one prompt in one step; 0 means only the step's own budget.", ge=0)
     ] = 0
+    max_stall_factor: Annotated[
+        float,
+        _doc(
+            "While sequences decode, prompts are cut so that a step takes at most so many times as long as without"
+            " them, by an estimate from the model's shape. 0 chooses: 1.75 in a server on a GPU, otherwise no limit,"
+            " which is best for throughput; 1000 is no limit either.",
+            ge=0,
+        ),
+    ] = 0.0
     block_size: Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], _doc("Tokens a KV page holds.")] = 16
     gpu_memory_utilization: Annotated[
         float, _doc("Share of GPU memory that weights, activations and KV pages may take together.", gt=0, le=1)
@@ -106,5 +115,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             msgspec.convert(msgspec.to_builtins(self), EngineConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine options: {error}") from None
+        if 0 < self.max_stall_factor <= 1:
+            raise ConfigError(
+                f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
+                "than 1 (1.5 to 3 are usual), or 0 for the default"
+            )
         if self.kv_cache_memory_bytes and parse_bytes(self.kv_cache_memory_bytes) <= 0:
             raise ConfigError(f"kv_cache_memory_bytes = {self.kv_cache_memory_bytes!r} must be more than 0 bytes")

@@ -20,14 +20,22 @@ class Limits(msgspec.Struct, frozen=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_stall_factor: float = 0.0
+    """As `Pace.factor`; 0: prompts are cut by the token budget only."""
 
 
 DEFAULT_SEQS = {"cuda": 512, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
+DEFAULT_STALL_FACTOR = {"cuda": 1.75, "cpu": 0.0, "null": 0.0}
+"""Of a server (docs/decisions/0006). On a CPU the estimate is too rough to be a default."""
 
-def resolve(config: EngineConfig, arch: ModelArch, device: str) -> Limits:
-    """Limits for 'cuda', 'cpu' or 'null'. Raises ConfigError where an option exceeds what the model can do."""
+
+def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bool = False) -> Limits:
+    """Limits for 'cuda', 'cpu' or 'null'. Raises ConfigError where an option exceeds what the model can do.
+
+    is_server: latency counts as well as throughput.
+    """
     if config.max_model_len > arch.max_position_scaled:
         raise ConfigError(
             f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
@@ -45,6 +53,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str) -> Limits:
         max_model_len=config.max_model_len or arch.max_position,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
+        max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
     )
 
 

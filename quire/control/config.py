@@ -6,6 +6,7 @@ import dataclasses
 from typing import Literal
 
 from quire.core.errors import ConfigError
+from quire.planner.pace import Pace
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class SchedulerConfig:
     """Shortest common prefix of decoding sequences that a plan mentions in `shared_prefixes`; 0: none is mentioned."""
     max_num_waiting: int = 8192
     """Most waiting sequences (each of a request's `n` counts); a request beyond is refused with QueueFull."""
+    pace: Pace | None = None
+    """Bounds the prompt tokens of a step in which sequences decode; None: only the step's token budget does."""
 
     def __post_init__(self) -> None:
         for name, low in (

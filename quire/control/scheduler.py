@@ -1,7 +1,8 @@
 """`Scheduler`: decides each step and reads its result. The facade of control; the engine's loop calls nothing else.
 
 Order of a step: one token for every decoding sequence, then the next chunk of running prompts, then admissions, all
-within one token budget, so that no prompt stalls a decode (Agrawal et al. 2024, "Sarathi-Serve", section 4).
+within one token budget, and beside decodes within `Pace`, so that no prompt stalls one (Agrawal et al. 2024,
+"Sarathi-Serve", section 4).
 Plans are made before earlier results have come, up to `pipeline_depth` in flight: a decode span needs no token value.
 Invariant: nothing here waits, and every plan makes progress for the sequence that is first in order.
 """
@@ -94,6 +95,8 @@ class Scheduler:
         draft = StepDraft(self._next_step, self.config.max_num_batched_tokens)
         prompts = _plan_decodes(roster, draft)
         n_decodes = len(draft.seqs)
+        if n_decodes and (prompts or len(roster.waiting)):
+            _keep_pace(roster, draft, prompts)
         _plan_prompts(roster, draft, prompts)
         if not draft.is_tight and draft.budget > 0 and roster.free_slots and len(roster.waiting):
             admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts)
@@ -102,7 +105,7 @@ class Scheduler:
         if not draft.seqs:
             return None
         plan = draft.plan
-        plan.n_tokens = self.config.max_num_batched_tokens - draft.budget
+        plan.n_tokens = sum(plan.spans.lengths)
         plan.closed, roster.closed = roster.closed, []
         if self.config.min_shared_tokens:
             min_pages = self.config.pages_for(self.config.min_shared_tokens)
@@ -178,6 +181,14 @@ def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
     spans.lengths, spans.n_drafts, spans.wants = [1] * n, [0] * n, [True] * n
     draft.budget -= n
     return prompts
+
+
+def _keep_pace(roster: Roster, draft: StepDraft, prompts: list[Seq]) -> None:
+    """Leave the prompts of this step no more tokens than the decodes in it can bear, priced at the longest context."""
+    pace, starts = roster.config.pace, draft.plan.spans.starts
+    if pace is not None:
+        context = max((seq.planned for seq in prompts), default=0)
+        draft.budget = min(draft.budget, pace.prompt_tokens(len(starts), sum(starts), context))
 
 
 def _plan_prompts(roster: Roster, draft: StepDraft, prompts: list[Seq]) -> None:

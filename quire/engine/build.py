@@ -30,7 +30,7 @@ from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
 from quire.core.events import EngineReady
 from quire.core.units import format_bytes
-from quire.engine.capacity import size_pool
+from quire.engine.capacity import ITEMSIZES, size_pool
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -39,6 +39,8 @@ from quire.engine.frontend import load_tokenizer
 from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
+from quire.planner.pace import Pace, pace_for
+from quire.planner.shape import n_weights
 
 logger = logging.getLogger("quire.engine")
 
@@ -49,14 +51,17 @@ MIN_SHARED_TOKENS = 256
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
-    """Load everything. Raises ConfigError or LoadError saying what does not fit."""
+def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[EngineCore, EngineReady]:
+    """Load everything. is_server: defaults for streams that people wait for, not for batches.
+
+    Raises ConfigError or LoadError saying what does not fit.
+    """
     folder = find_checkpoint(config.model, config.revision)
     arch = read_arch(folder)
     if config.device == "null":
-        return _build_null(config, arch)
+        return _build_null(config, arch, is_server)
     device = make_device(config)
-    limits = resolve(config, arch, device.name)
+    limits = resolve(config, arch, device.name, is_server=is_server)
     model = _load(config, limits, folder, arch, device)
     graph_sizes = () if device.name != "cuda" or config.enforce_eager else tuple(decode_sizes(limits.max_num_seqs))
     n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, model.n_bytes)
@@ -76,7 +81,8 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, EngineReady]:
     runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
     min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
-    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, min_shared)
+    pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
+    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, min_shared, pace)
     return core, _ready(config, limits, arch, device.name, n_pages)
 
 
@@ -101,9 +107,18 @@ def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: Mode
     return model
 
 
-def _build_null(config: EngineConfig, arch: ModelArch) -> tuple[EngineCore, EngineReady]:
+def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) -> Pace | None:
+    """The bound on prompts beside decodes, if there is one. Any GPU counts as an H200: only the ratio of bandwidth and
+    arithmetic matters, and that differs little."""
+    if not limits.max_stall_factor:
+        return None
+    hardware = hardware_named("cpu" if device == "cpu" else "h200")
+    return pace_for(arch, hardware, limits.max_stall_factor, weight_itemsize, ITEMSIZES[limits.dtype])
+
+
+def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple[EngineCore, EngineReady]:
     """The whole engine without a model, on the virtual clock of an H200."""
-    limits = resolve(config, arch, "null")
+    limits = resolve(config, arch, "null", is_server=is_server)
     n_pages = config.num_gpu_blocks_override or NULL_PAGES
     clock = VirtualClock()
     executor = NullExecutor(
@@ -115,11 +130,18 @@ def _build_null(config: EngineConfig, arch: ModelArch) -> tuple[EngineCore, Engi
         clock=clock,
         cost=CostModel(shape=arch, hardware=hardware_named("h200")),
     )
-    return _assemble(config, limits, executor, clock, n_pages), _ready(config, limits, arch, "null", n_pages)
+    core = _assemble(config, limits, executor, clock, n_pages, pace=_pace(limits, arch, "null", 2))
+    return core, _ready(config, limits, arch, "null", n_pages)
 
 
 def _assemble(
-    config: EngineConfig, limits: Limits, executor: Executor, clock: Clock, n_pages: int, min_shared_tokens: int = 0
+    config: EngineConfig,
+    limits: Limits,
+    executor: Executor,
+    clock: Clock,
+    n_pages: int,
+    min_shared_tokens: int = 0,
+    pace: Pace | None = None,
 ) -> EngineCore:
     """The loop over an executor."""
     scheduler = Scheduler(
@@ -135,6 +157,7 @@ def _assemble(
             pipeline_depth=config.pipeline_depth,
             min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,
+            pace=pace,
         ),
         clock,
     )

@@ -175,7 +175,7 @@ def main() -> int:
     socket.setsockopt(zmq.LINGER, 1000)
     socket.connect(start.address)
     try:
-        core, ready = build_engine(start.config)
+        core, ready = build_engine(start.config, is_server=True)
     except QuireError as error:
         socket.send(encode(EngineFailed(error.message)))
         socket.close()

@@ -22,6 +22,7 @@ from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NON_FINITE, NullExecutor
+from quire.planner.pace import Pace
 
 BASE = [1, 2, 1, 1, 2, 2, 1, 2, 2, 2, 1, 1, 2, 1, 2, 1, 1, 1, 2, 2]
 """Prompts are a prefix of it and a short tail, so that they share."""
@@ -49,11 +50,13 @@ class FaultyDevice(NullExecutor):
         return "non_finite_logits"
 
 
+TIGHT = Pace(factor=1.5, weights_s=2.0, token_s=1.0, cached_s=0.1, pair_s=0.1, min_tokens=1)
+"""Beside a few decodes it leaves prompts one to three tokens a step."""
 configs = st.builds(
-    lambda size, pages, seqs, budget, threshold, policy, caching, depth: SchedulerConfig(
+    lambda size, pages, seqs, budget, threshold, policy, caching, depth, pace: SchedulerConfig(
         n_pages=pages + 1, page_size=size, max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
         long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
-        min_shared_tokens=1,
+        min_shared_tokens=1, pace=pace,
     ),
     size=st.sampled_from([1, 2, 4]),
     pages=st.integers(2, 20),
@@ -63,6 +66,7 @@ configs = st.builds(
     policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
     caching=st.sampled_from([True, True, True, False]),
     depth=st.integers(1, 3),
+    pace=st.sampled_from([None, None, TIGHT]),
 )  # fmt: skip
 
 prompts = st.builds(lambda k, tail: (BASE[:k] + tail)[:20], st.integers(1, 20), st.lists(st.integers(1, 2), max_size=3))
@@ -263,6 +267,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         config, running = self.config, self.scheduler.roster.running
         threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         assert sum(plan.spans.lengths) == plan.n_tokens <= config.max_num_batched_tokens
+        self._check_pace(plan, seqs, before)
         orders = {seq: self.ledger.seqs[seq.request.request_id, seq.index].order for seq in before}
         for seq, start, length in zip(seqs, plan.spans.starts, plan.spans.lengths, strict=True):
             last = len(seq.request.prompt_token_ids) + seq.request.max_tokens - 1
@@ -281,6 +286,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 in_prompt = [other for other in siblings if other.state is SeqState.RUNNING]
                 assert seq.request.params.n > 1 and in_prompt, "a later arrival overtook a waiting sequence"
                 assert all(other.prompt_step >= plan.step for other in in_prompt), "a sample waits though it could fork"
+
+    def _check_pace(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
+        """Beside decodes prompts take at most as many tokens as the pace allows at the longest context among them."""
+        decodes = [
+            before[seq][1] for seq in seqs if before[seq][0] is SeqState.RUNNING and before[seq][1] >= before[seq][2]
+        ]
+        if self.config.pace is None or not decodes:
+            return
+        contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
+        allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0))
+        assert plan.n_tokens - len(decodes) <= allowed, "prompts stall the decodes beside them"
 
     @invariant()
     def check(self) -> None:

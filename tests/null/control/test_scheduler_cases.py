@@ -17,6 +17,7 @@ from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NullExecutor, null_reference
+from quire.planner.pace import Pace
 
 VOCAB = 100
 
@@ -144,6 +145,22 @@ def test_one_prompt_takes_at_most_its_threshold() -> None:
     rig.submit("b", [2] * 12, 1)
     assert [rig.turn().spans.lengths for _ in range(3)] == [[5, 5], [5, 5], [2, 2]]
     rig.run()
+
+
+def test_prompts_keep_pace_with_the_decodes_beside_them() -> None:
+    """A token costs 1: beside three decodes a factor of 2 leaves three tokens, at a context of 6 half of them."""
+    pace = Pace(factor=2.0, weights_s=0.0, token_s=1.0, cached_s=0.0, pair_s=1 / 6, min_tokens=1)
+    rig = Rig(pace=pace, enable_prefix_caching=False, max_model_len=64)
+    for name in "abc":
+        rig.submit(name, [1] * 10, 12)
+    assert rig.turn().spans.lengths == [10, 10, 10], "nobody decodes yet: whole prompts"
+    rig.submit("long", [2] * 9, 1)
+    rig.submit("next", [3] * 2, 1)
+    assert rig.turn().spans.lengths == [1, 1, 1, 3]
+    assert rig.turn().spans.lengths == [1, 1, 1, 2]
+    assert rig.turn().spans.lengths == [1, 1, 1, 1]
+    rig.run()
+    assert len(rig.said["long", 0]) == len(rig.said["next", 0]) == 1
 
 
 def test_a_prompt_is_found_in_the_plan_that_writes_it() -> None:

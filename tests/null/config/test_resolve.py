@@ -1,0 +1,31 @@
+"""Defaults that depend on the device and on who asks."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from quire.bench.shape import FOLDER
+from quire.config.arch import read_arch
+from quire.config.engine import EngineConfig
+from quire.config.resolve import DEFAULT_STALL_FACTOR, resolve
+from quire.core.errors import ConfigError
+
+ARCH = read_arch(pathlib.Path(FOLDER) / "llama-3.1-8b")
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu", "null"])
+def test_streams_are_paced_in_a_server_on_a_gpu(device: str) -> None:
+    unset, given = EngineConfig(), EngineConfig(max_stall_factor=3.0)
+    assert resolve(unset, ARCH, device).max_stall_factor == 0, "a batch wants throughput"
+    assert resolve(unset, ARCH, device, is_server=True).max_stall_factor == DEFAULT_STALL_FACTOR[device]
+    for is_server in (False, True):
+        assert resolve(given, ARCH, device, is_server=is_server).max_stall_factor == 3.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_a_factor_that_leaves_no_time_is_refused(factor: float) -> None:
+    with pytest.raises(ConfigError, match=f"max_stall_factor = {factor:g} leaves no time"):
+        EngineConfig(max_stall_factor=factor).verify()
+    EngineConfig(max_stall_factor=1.01).verify()
