@@ -44,6 +44,7 @@ class _Recorder:
     def __init__(self, device: str, first: int, n: int) -> None:
         self.records: list[StepRecord] = []
         self.device, self.first, self.n = device, first, n
+        self.begin_s = time.monotonic()
         self.offset_s = 0.0
         """Time since 1970, which the profiler counts, minus the engine's clock."""
         # Without this the profiler of torch 2.13 prints a line whenever it starts or stops.
@@ -59,6 +60,8 @@ class _Recorder:
         self.offset_s = time.time() - time.monotonic()
 
     def on_step(self, record: StepRecord) -> None:
+        if record.times.schedule_s < self.begin_s:  # left over from a pass that was ended
+            return
         self.records.append(record)
         if not self.first:
             return

@@ -11,7 +11,7 @@ from quire.core.errors import ConfigError
 from quire.core.plan import Spans
 from quire.planner.cost import CostModel
 from quire.planner.hardware import HARDWARE, hardware_named
-from quire.planner.shape import kv_numbers_per_token
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
 
 COST = CostModel(shape=LLAMA_8B, hardware=dataclasses.replace(HARDWARE["h200"], step_overhead_s=0.0))
 
@@ -47,6 +47,38 @@ def test_chunks_add_up() -> None:
     weights = COST.work(spans((0, 1))).n_bytes - 2 * 2 * kv_numbers_per_token(LLAMA_8B)
     again = 60 * 2 * kv_numbers_per_token(LLAMA_8B)
     assert first.n_bytes + second.n_bytes == pytest.approx(whole.n_bytes + weights + again)
+
+
+def test_a_window_hides_old_keys() -> None:
+    """Against a count of every row and key, half of the layers with a window."""
+    half = dataclasses.replace(COST, windows=(0, 7) * (LLAMA_8B.n_layers // 2))
+    for rows in [((3, 1),), ((40, 1),), ((0, 20),), ((5, 20),), ((2, 3), (30, 9))]:
+        pairs, reads = 0, 0
+        for start, n in rows:
+            seen = [range(max(0, start + i - 6), start + i + 1) for i in range(n)]
+            pairs += sum(map(len, seen))
+            reads += len({key for keys in seen for key in keys})
+        whole, halved = COST.work(spans(*rows)), half.work(spans(*rows))
+        all_pairs = sum(start + i + 1 for start, n in rows for i in range(n))
+        hidden = (all_pairs - pairs) / 2 * 4 * LLAMA_8B.n_layers * LLAMA_8B.n_heads * LLAMA_8B.head_dim
+        unread = (sum(start + n for start, n in rows) - reads) / 2 * 2 * kv_numbers_per_token(LLAMA_8B)
+        assert whole.n_flops - halved.n_flops == pytest.approx(hidden)
+        assert whole.n_bytes - halved.n_bytes == pytest.approx(unread)
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    decodes, page_size = spans(*[(2100, 1)] * 5), 16
+    cost = dataclasses.replace(COST, page_size=page_size)
+    alone, together = cost.work(decodes), cost.work(decodes, [([0, 1, 3], 128), ([2, 4], 10)])
+    saved = (2 * 128 + 10) * page_size * 2 * kv_numbers_per_token(LLAMA_8B)
+    assert alone.n_bytes - together.n_bytes == pytest.approx(saved) and alone.n_flops == together.n_flops
+
+
+def test_quantised_weights_are_smaller() -> None:
+    small = dataclasses.replace(COST, weight_itemsize=0.5625, head_itemsize=1.0)
+    saved = COST.work(spans((0, 1))).n_bytes - small.work(spans((0, 1))).n_bytes
+    body = LLAMA_8B.n_layers * layer_weights(LLAMA_8B)
+    assert saved == pytest.approx(1.4375 * body + head_weights(LLAMA_8B))
 
 
 def test_unknown_hardware_is_named() -> None:

@@ -1,0 +1,36 @@
+"""The view of a benchmark on a GPU: kernels inside captured graphs are seen, on the host's clock."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+
+import pytest
+import torch
+
+from quire.cli.main import main
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def test_latency_of_the_demo_model(tmp_path: pathlib.Path) -> None:
+    report, trace = tmp_path / "r.json", tmp_path / "t.json"
+    words = ["bench", "latency", "--device", "cuda", "--batch-size", "4", "--output-len", "64", "--num-iters", "2"]
+    words += ["--num-gpu-blocks-override", "600", "--output-json", str(report), "--profile", str(trace)]
+    assert main(words) == 0
+    (case,) = json.loads(report.read_text())["results"]["cases"]
+    assert all(0 < row["share"] <= 1.1 for row in case["limits"].values())
+    found = case["breakdown"]
+    for side in ("device_ms", "host_ms"):
+        assert math.fsum(found[side].values()) == pytest.approx(found["step_ms"])
+    assert found["device_ms"]["attention"] > 0 and found["device_ms"]["linear"] > 0
+    assert found["device_ms"]["gaps"] < found["step_ms"], "no kernel lies inside the window: the clocks differ"
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    rows = [names[event["tid"]] for event in events if event["ph"] == "X"]
+    assert set(rows) == {"host", "device"}
+    assert rows.count("device") > 20 * found["n_steps"], "launches inside a graph are there"

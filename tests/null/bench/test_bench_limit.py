@@ -1,0 +1,184 @@
+"""Limits, breakdown and trace of steps whose times are written down here."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import pathlib
+
+import pytest
+
+from quire.bench.breakdown import Capture, Kernel, breakdown, kind_of, outermost, own_times
+from quire.bench.limit import ceilings_line, compared, lines, step_limits_s
+from quire.bench.trace import check_trace_path, write_trace
+from quire.cli.main import main
+from quire.core.errors import ConfigError
+from quire.core.plan import Spans
+from quire.engine.core import HostTimes, StepRecord
+from quire.planner.cost import CostModel
+from quire.planner.hardware import Hardware
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """5 weights a layer, 2 in the head, 2 numbers of K/V a token and layer."""
+
+    n_layers: int = 3
+    hidden_size: int = 1
+    n_heads: int = 0
+    n_kv_heads: int = 1
+    head_dim: int = 1
+    ffn_size: int = 1
+    vocab_size: int = 2
+    tie_embeddings: bool = True
+
+
+SLOW_READER = CostModel(shape=Shape(), hardware=Hardware("toy", 10.0, 1e9, 5.0), weight_itemsize=1, head_itemsize=1,
+                        kv_itemsize=1, page_size=4)  # fmt: skip
+
+
+def record(
+    step: int, spans: Spans, times: HostTimes | None = None, shared: list[tuple[list[int], int]] | None = None
+) -> StepRecord:
+    n, n_tokens = len(spans), sum(spans.lengths)
+    return StepRecord(step, 0.0, n, n_tokens, 0, n, 0, 0.0, 0.0, times or HostTimes(0.0), spans, shared or [])
+
+
+def decodes(*starts: int) -> Spans:
+    n = len(starts)
+    return Spans(list(range(n)), list(starts), [1] * n, [0] * n, [True] * n)
+
+
+def test_limit_of_known_spans() -> None:
+    """A token: 15 weights of layers and 2 of the head, K/V read (its own too) and written, at 10 bytes a second."""
+    one = (15 + 2 + 6 * (8 + 1 + 1)) / 10
+    shared = (15 + 2 + 6 * (8 + 8 + 2 + 2 - 4)) / 10
+    steps = [record(0, decodes(8)), record(1, decodes(8, 8), shared=[([0, 1], 1)])]
+    assert step_limits_s(SLOW_READER, steps) == [pytest.approx(one), pytest.approx(shared)]
+    quick = dataclasses.replace(SLOW_READER, hardware=Hardware("toy", 1e9, 10.0, 5.0))
+    assert step_limits_s(quick, steps[:1]) == [pytest.approx(2 * (15 + 2) / 10)], "the overhead is no part of a limit"
+
+
+def test_lines_for_people() -> None:
+    limits = {
+        "decode_step_ms": compared("decode_step_ms", 3.52, 4.05),
+        "output_tokens_per_second": compared("output_tokens_per_second", 11_900, 10_900),
+        "first_token_ms": compared("first_token_ms", 1.0, 20.0),
+    }
+    assert lines(limits) == [
+        "limit 3.52 ms a decode step; attained 4.05 = 87 %",
+        "limit 11,900 output tok/s; attained 10,900 = 92 %",
+        "limit 1 ms to the first token; attained 20 = 5.0 %",
+    ]
+    hardware = Hardware("toy", 4.54e12, 790e12, 0.0)
+    assert ceilings_line(hardware, "bfloat16") == (
+        "ceilings in this run: reads 4,540 GB/s, bfloat16 products 790 TFLOP/s"
+    )
+
+
+KERNELS = {
+    "attention": [
+        "void quire::small_lines_kernel(QuireAttnArgs, CUtensorMap_st, CUtensorMap_st, BoxShape)",
+        "attention_large(QuireAttnArgs, CUtensorMap, CUtensorMap, int)",
+        "merge_kernel(QuireAttnArgs)",
+        "small", "large", "merge",
+        "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits>",
+        "quire_attention",
+        "aten::scaled_dot_product_attention",
+    ],
+    "linear": [
+        "nvjet_tst_128x8_64x12_4x1_v_bz_TNT",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64x6_tn_align8>",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
+        "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float>",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float>",
+        "gemm(CUtensorMap, CUtensorMap, QuireGemmArgs)",
+        "mkldnn::_linear_pointwise", "aten::linear", "aten::addmm", "aten::mm", "quire_qlinear",
+    ],
+    "other kernels": [
+        "_norm", "_silu_mul", "_rotate_and_store", "_select", "quire_rms_norm", "quire_rope", "aten::embedding",
+        "Memcpy DtoH (Device -> Pinned)",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>",
+        "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel>",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KERNELS.items() for name in names])
+def test_kinds_of_kernels(kind: str, name: str) -> None:
+    assert kind_of(name) == kind
+
+
+def captured() -> Capture:
+    """Two steps between 10 and 20 s, and what surrounds them."""
+    times = [
+        HostTimes(0.0, 1.0, 2.0, 9.0, 10.0, 10.5),  # commits inside; its result came at the beginning
+        HostTimes(8.0, 8.5, 9.0, 11.0, 15.0, 15.5),
+        HostTimes(10.5, 10.75, 11.0, 16.0, 20.0, 21.0),
+        HostTimes(15.5, 15.75, 16.0, 21.0, 25.0, 26.0),  # planned inside
+    ]
+    kernels = [
+        Kernel("nvjet_a", 9.0, 11.0),
+        Kernel("merge", 10.5, 12.0),  # half of it beside the one before
+        Kernel("_norm", 11.0, 11.5),  # all of it
+        Kernel("nvjet_a", 13.0, 14.0),
+        Kernel("_norm", 19.5, 22.0),
+        Kernel("nvjet_b", 22.0, 23.0),
+    ]
+    return Capture(10.0, 20.0, [record(5 + i, decodes(*[4] * (i + 1)), one) for i, one in enumerate(times)], kernels)
+
+
+def test_parts_add_up_to_the_step() -> None:
+    found = breakdown(captured())
+    assert (found.n_steps, found.n_tokens, found.step_ms) == (2, 2.5, 5000.0)
+    assert found.device_ms == {"attention": 500.0, "linear": 1000.0, "other kernels": 250.0, "gaps": 3250.0}
+    assert found.host_ms == {"schedule": 250.0, "submit": 250.0, "wait": 4000.0, "commit": 500.0, "other": 0.0}
+    assert [kernel["calls"] for kernel in found.kernels if kernel["name"] == "nvjet_a"] == [1.0]
+    assert {kernel["name"] for kernel in found.kernels} == {"nvjet_a", "merge", "_norm"}
+    assert found.lines()[1] == (
+        "  device  attention 500.00 ms (10 %), linear 1000.00 ms (20 %), "
+        "other kernels 250.00 ms (5 %), gaps 3250.00 ms (65 %)"
+    )
+
+
+def test_outermost_operators_stay() -> None:
+    inner, outer, after = Kernel("aten::mm", 1.0, 2.0), Kernel("aten::linear", 1.0, 3.0), Kernel("aten::add", 3.0, 4.0)
+    assert outermost([after, inner, outer, Kernel("aten::t", 2.5, 3.0)]) == [outer, after]
+    assert sum(seconds for _, seconds in own_times(Capture(0.0, 9.0, [], [outer, after]))) == 3.0
+
+
+def test_trace_has_a_row_for_each_side(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "trace.json"
+    write_trace(str(file), [captured()], "a title")
+    events = json.loads(file.read_text())["traceEvents"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert sorted(names.values()) == ["device", "host"]
+    rows: dict[str, list[dict[str, object]]] = {"host": [], "device": []}
+    for event in events:
+        if event["ph"] == "X":
+            rows[names[event["tid"]]].append(event)
+    assert {event["name"] for event in rows["host"]} >= {
+        "schedule 7: 3 tokens",
+        "submit 7: 3 tokens",
+        "wait 6: 2 tokens",
+    }
+    assert [event["name"] for event in rows["device"]] == ["nvjet_a", "merge", "_norm", "nvjet_a", "_norm"]
+    for row in rows.values():
+        row.sort(key=lambda event: (event["ts"], event["dur"]))
+        for before, after in itertools.pairwise(row):
+            assert before["ts"] + before["dur"] <= after["ts"] + 1e-3, "nothing overlaps in a row"
+    starts = {event["name"]: event["ts"] for row in rows.values() for event in reversed(row)}
+    assert starts["nvjet_a"] - starts["wait 6: 2 tokens"] == pytest.approx(-2e6), "one clock, in microseconds"
+    assert min(starts.values()) == 0
+
+
+def test_bad_paths_are_refused_at_once(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        check_trace_path(str(tmp_path))
+    with pytest.raises(ConfigError, match="folder does not exist"):
+        check_trace_path(str(tmp_path / "no" / "trace.json"))
+    missing = ["bench", "latency", "no-such-model", "--profile", str(tmp_path / "no" / "trace.json")]
+    assert main(missing) != 0 and "--profile" in capsys.readouterr().err, "before a model is looked for"
+    assert main(["bench", "latency", "--no-view", "--profile", str(tmp_path / "t.json")]) != 0
+    assert "--no-view" in capsys.readouterr().err
