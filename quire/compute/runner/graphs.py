@@ -46,9 +46,12 @@ def decode_sizes(largest: int) -> list[int]:
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-def mixed_sizes(flops_per_row: float, largest: int) -> list[int]:
-    """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`."""
-    most = min(largest, MAX_MIXED_ROWS, int(HIDDEN_FLOPS / flops_per_row))
+def mixed_sizes(flops_per_row: float, largest: int, max_num_seqs: int) -> list[int]:
+    """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`.
+
+    Every decode step fits one: it may share prefixes.
+    """
+    most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
     return [size for size in [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)] if size <= most]
 
 
@@ -83,7 +86,7 @@ class StepGraphs:
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._vocab_limit = vocab_limit
         self._tail_sizes = decode_sizes(max_num_seqs)
-        mixed = mixed_sizes(2.0 * arch.n_layers * layer_weights(arch), max_num_batched_tokens)
+        mixed = mixed_sizes(2.0 * arch.n_layers * layer_weights(arch), max_num_batched_tokens, max_num_seqs)
         n_rows = max([max_num_seqs, *mixed])
         self._staging = device.staging(STAGING_BYTES)
         self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
