@@ -34,6 +34,7 @@ PHASES = (
 )
 """Name, field of `HostTimes` at which it begins, field at which it ends."""
 N_TOP = 20
+NOTHING_SEEN = "unknown: the profiler saw no kernel; KINETO_LOG_LEVEL=0 makes it say why"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,10 +77,13 @@ class Breakdown:
 
     def lines(self) -> list[str]:
         """For people."""
+        device, host = (
+            ", ".join(self._part(name, ms) for name, ms in parts.items()) for parts in (self.device_ms, self.host_ms)
+        )
         return [
             f"a step of {self.n_tokens:,.1f} tokens takes {self.step_ms:.3g} ms (mean of {self.n_steps}, profiled)",
-            "  device  " + ", ".join(self._part(name, ms) for name, ms in self.device_ms.items()),
-            "  host    " + ", ".join(self._part(name, ms) for name, ms in self.host_ms.items()),
+            f"  device  {device if self.kernels else NOTHING_SEEN}",
+            f"  host    {host}",
         ]
 
     def _part(self, name: str, ms: float) -> str:

@@ -148,7 +148,9 @@ def _engine_for(namespace: argparse.Namespace, workload: str) -> EngineConfig:
 
 
 def _view(options: ThroughputOptions | LatencyOptions, config: EngineConfig) -> View | None:
-    """Probes the device; None where there is nothing to see."""
+    """Probes the device; None where there is nothing to see. ConfigError for a profile of the null device."""
+    if config.device == "null" and options.profile:
+        raise ConfigError("--profile shows a device at work, and the null device does none: use --device cpu or cuda")
     if not options.view or config.device == "null":
         return None
     from quire.bench.view import View

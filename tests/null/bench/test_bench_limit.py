@@ -142,6 +142,11 @@ def test_parts_add_up_to_the_step() -> None:
     )
 
 
+def test_an_empty_profile_is_no_idle_device() -> None:
+    found = breakdown(dataclasses.replace(captured(), kernels=[]))
+    assert "saw no kernel" in found.lines()[1] and "gaps" not in found.lines()[1]
+
+
 def test_outermost_operators_stay() -> None:
     inner, outer, after = Kernel("aten::mm", 1.0, 2.0), Kernel("aten::linear", 1.0, 3.0), Kernel("aten::add", 3.0, 4.0)
     assert outermost([after, inner, outer, Kernel("aten::t", 2.5, 3.0)]) == [outer, after]
@@ -182,3 +187,5 @@ def test_bad_paths_are_refused_at_once(tmp_path: pathlib.Path, capsys: pytest.Ca
     assert main(missing) != 0 and "--profile" in capsys.readouterr().err, "before a model is looked for"
     assert main(["bench", "latency", "--no-view", "--profile", str(tmp_path / "t.json")]) != 0
     assert "--no-view" in capsys.readouterr().err
+    assert main(["bench", "latency", "--device", "null", "--profile", str(tmp_path / "t.json")]) != 0
+    assert "null device does none" in capsys.readouterr().err
