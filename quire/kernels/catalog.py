@@ -96,10 +96,12 @@ def _implementations(op: str) -> list[Implementation]:
     ]
 
 
+def _hopper(op: str) -> Implementation:
+    return Implementation(op, "hopper", ("cuda",), "a Hopper GPU and nvcc; builds kernels at run time", hopper_obstacle)
+
+
 CATALOGUE: tuple[Implementation, ...] = (
-    Implementation(
-        "attention", "hopper", ("cuda",), "a Hopper GPU and nvcc; builds kernels at run time", hopper_obstacle
-    ),
+    _hopper("attention"),
     *_implementations("attention"),
     Implementation("flash", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
     Implementation("flash", "cpu", ("cpu",), "torch; in blocks, memory linear in the length"),
@@ -111,7 +113,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("gemm", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
     Implementation("qgemm", "cpu", ("cpu",), "the compiled CPU kernels", native_obstacle),
     Implementation("qgemm", "reference", ("cpu",), "torch; slow, the oracle of the others"),
-    *(entry for op in ("norm", "qkv", "act", "sample") for entry in _implementations(op)),
+    *(entry for op in ("norm", "qkv", "act") for entry in (_hopper(op), *_implementations(op))),
+    *_implementations("sample"),
     Implementation("kvstore", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
     Implementation("kvstore", "cpu", ("cpu",), "torch; one slice assignment a page"),
     Implementation("kvstore", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),

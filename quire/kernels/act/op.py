@@ -1,4 +1,4 @@
-"""Public gated activation. Checks shapes and picks the implementation by device."""
+"""Public gated activation. Checks shapes and picks the implementation."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """
     if x.dim() != 2 or x.shape[1] % 2 or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} must be [n, 2 f] with contiguous rows")
-    return backends.module("act", x.device.type).silu_mul(x)
+    return backends.choose("act", x.device.type, x).silu_mul(x)

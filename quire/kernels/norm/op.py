@@ -1,4 +1,4 @@
-"""Public RMS norm. Checks shapes and picks the implementation by device."""
+"""Public RMS norm. Checks shapes and picks the implementation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMS norm over the last dimension (Zhang and Sennrich 2019, eq. 4), as transformers computes it.
 
     x: [n, h] or [n, heads, h], last dimension contiguous. weight: [h], x's dtype. Returns a new contiguous tensor
-    like x: x / sqrt(mean(x^2) + eps) in float32, rounded to x's dtype, times weight. Raises ValueError on a mismatch.
+    like x: x / sqrt(mean(x^2) + eps) in float32, rounded to x's dtype, times weight. The weight may be read before the
+    kernel launched just before has ended: synchronize once after writing parameters. Raises ValueError on a mismatch.
     """
     _check(x, weight)
-    return backends.module("norm", x.device.type).rms_norm(x, weight, eps)
+    return backends.choose("norm", x.device.type, x, weight).rms_norm(x, weight, eps)
 
 
 def add_rms_norm(
@@ -28,7 +29,8 @@ def add_rms_norm(
     if x.shape != residual.shape or x.dtype != residual.dtype or x.dim() != 2:
         shapes = f"x {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype}"
         raise ValueError(f"{shapes} must be [n, h] and alike")
-    return backends.module("norm", x.device.type).add_rms_norm(x, residual, weight, eps)
+    chosen = backends.choose("norm", x.device.type, x, weight, residual)
+    return chosen.add_rms_norm(x, residual, weight, eps)
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor) -> None:

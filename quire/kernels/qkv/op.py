@@ -1,4 +1,4 @@
-"""Public step from a fused projection to attention. Checks shapes and picks the implementation by device."""
+"""Public step from a fused projection to attention. Checks shapes and picks the implementation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def rotate_and_store(
     2021, eq. 34) with the halves of a head as pairs, as in HF Llama; dimensions beyond rotary_dim pass unrotated.
     k_pages, v_pages: [n_pages, n_kv_heads, page_size, d], qkv's dtype. cells: [n] int64, page * page_size + offset,
     distinct except in the dummy page 0; cells and positions are not range-checked.
-    Norm, its weight and the rotation each round to the dtype, with arithmetic in float32 between.
+    Norm, its weight and the rotation each round to the dtype, with arithmetic in float32 between. q_norm, k_norm and
+    cos_sin may be read before the kernel launched just before has ended: synchronize once after writing them.
     Returns q: [n, n_q_heads, d], last dimension contiguous. Raises ValueError on a mismatch.
     """
     _check_pages(qkv, k_pages, v_pages)
@@ -38,8 +39,8 @@ def rotate_and_store(
         raise ValueError(f"cos_sin {_shape(cos_sin)} does not fit heads of {k_pages.shape[3]}")
     if not (positions.is_contiguous() and cells.is_contiguous() and cos_sin.is_contiguous()):
         raise ValueError("positions, cells and cos_sin must be contiguous")
-    run = backends.module("qkv", qkv.device.type).rotate_and_store
-    return run(qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
+    arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
+    return backends.choose("qkv", qkv.device.type, *arguments).rotate_and_store(*arguments)
 
 
 def _check_pages(qkv: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:

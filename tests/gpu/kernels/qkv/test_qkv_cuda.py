@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+
 import pytest
 import torch
 from qkv_case import Shape, arguments, check, copied, random_shape
 
+from quire.kernels import backends, catalog
 from quire.kernels.norm import rms_norm
 from quire.kernels.qkv import reference, rotate_and_store
 
 pytestmark = pytest.mark.gpu
 
+needs_hopper = pytest.mark.skipif(catalog.hopper_obstacle() is not None, reason=str(catalog.hopper_obstacle()))
 SHAPES = [
     Shape(0, 16, 8, 128, 128),
     Shape(1, 16, 8, 128, 128),
     Shape(64, 32, 8, 128, 128, q_norm=False, k_norm=False, n_padding=60),
     Shape(300, 12, 4, 80, 20, page_size=4),
     Shape(8192, 32, 8, 128, 128, n_padding=3),
+    Shape(70_000, 2, 1, 16, 16, page_size=128),
+    Shape(5, 4, 2, 512, 512),
+    Shape(5, 6, 2, 88, 32, page_size=1),
     *(random_shape(seed) for seed in range(12)),
 ]
 
@@ -25,6 +33,46 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_matches_float64(dtype: torch.dtype, shape: Shape) -> None:
     check(rotate_and_store, shape, dtype, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_triton_matches_float64_where_it_is_not_chosen(dtype: torch.dtype, shape: Shape) -> None:
+    check(importlib.import_module("quire.kernels.qkv.triton").rotate_and_store, shape, dtype, "cuda")
+
+
+@needs_hopper
+@pytest.mark.parametrize("n", [3, 600])
+@pytest.mark.parametrize("rotary", [128, 64, 0])
+def test_equals_the_reference_without_norms(n: int, rotary: int) -> None:
+    """Its arithmetic rounds where torch's does: each product, then their sum."""
+    given = arguments(Shape(n, 8, 4, 128, rotary, q_norm=False, k_norm=False), torch.bfloat16, "cuda")
+    wanted = copied(given)
+    assert backends.choose("qkv", "cuda", *given).__name__.endswith("hopper")
+    assert torch.equal(rotate_and_store(*given), reference.rotate_and_store(*wanted))
+    assert torch.equal(given[6], wanted[6]) and torch.equal(given[7], wanted[7])
+
+
+@needs_hopper
+def test_a_row_does_not_depend_on_the_others() -> None:
+    """Nor on whether the table was read ahead for it, which is so where there are few."""
+    given = arguments(Shape(600, 16, 8, 128, 128), torch.bfloat16, "cuda")
+    q = rotate_and_store(*copied(given))
+    for i in (0, 1, 599):
+        alone = [*copied(given)]
+        for place in (0, 4, 8):
+            alone[place] = alone[place][i : i + 1].clone()
+        assert torch.equal(rotate_and_store(*alone)[0], q[i])
+
+
+@needs_hopper
+def test_which_implementation_runs() -> None:
+    def name(dtype: torch.dtype = torch.bfloat16, **changed: int) -> str:
+        shape = dataclasses.replace(Shape(3, 8, 4, 128, 128), **changed)
+        return backends.choose("qkv", "cuda", *arguments(shape, dtype, "cuda")).__name__.rpartition(".")[2]
+
+    assert name() == name(rotary=64) == name(rotary=0) == name(d=96, rotary=96) == name(page_size=3) == "hopper"
+    assert name(rotary=20) == name(torch.float32) == "triton"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

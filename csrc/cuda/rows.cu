@@ -1,0 +1,330 @@
+// What stands between products and attention in a decoder layer, a row at a time: RMS norm, q and k into shape and K
+// and V into pages, SwiGLU's activation. Hopper; QUIRE_BF16 0 or 1.
+//
+// In a decode step each takes little longer than a launch, so it may start before the previous grid has ended and lets
+// the next start at once (programmatic dependent launch). Before it waits for the previous grid it reads nothing but
+// constants: weights of norms and the rotary table. The next grid may run beside this one, so every thread waits here:
+// who waits for this grid has then waited for all before it.
+//
+// A thread moves 16 bytes at a time. Results of a row depend on nothing but the row.
+#include "hopper.h"
+
+struct QuireNormArgs {         // _Args in quire/kernels/norm/hopper.py
+    const void* x;
+    void* residual;            // null: there is none
+    const void* weight;
+    void* out;                 // contiguous
+    int64_t x_row, x_head, residual_row;  // strides, here and below in elements
+    int32_t n_rows, n_heads, h;
+    float eps;
+};
+
+struct QuireRotateArgs {       // _Args in quire/kernels/qkv/hopper.py
+    const void* qkv;
+    const void *q_norm, *k_norm;          // null: there is none
+    const void* positions;     // int32, or int64 if wide_positions
+    const float* cos_sin;      // [n_positions, 2 half]
+    const int64_t* cells;
+    void *q, *k_pages, *v_pages;
+    int64_t qkv_row;
+    int32_t n_rows, n_q_heads, n_kv_heads, d, half, page_size, n_positions, wide_positions;
+    float eps;
+};
+
+struct QuireSiluMulArgs {      // _Args in quire/kernels/act/hopper.py
+    const void* x;
+    void* out;                 // contiguous
+    int64_t x_row;
+    int32_t n_rows, f;
+};
+
+namespace quire {
+namespace {
+
+constexpr int WIDTH = 8;       // elements in 16 bytes
+constexpr int THREADS = 128;   // of a block, but for the norm
+constexpr int MAX_WARPS = 8;   // of a block of the norm
+constexpr int MAX_CELLS = 8;   // of a row of the norm that a thread holds
+constexpr int MAX_GUESSED_ROWS = 512;
+
+// ---- 16 bytes ------------------------------------------------------------------------------------------------------
+
+struct Cell {
+    int4 bits;
+};
+
+__device__ __forceinline__ Cell load_cell(const void* base, int64_t element, bool live) {
+    Cell cell{make_int4(0, 0, 0, 0)};
+    if (live) cell.bits = load_here(reinterpret_cast<const int4*>(static_cast<const Element*>(base) + element));
+    return cell;
+}
+__device__ __forceinline__ void store_cell(void* base, int64_t element, const Cell& cell) {
+    *reinterpret_cast<int4*>(static_cast<Element*>(base) + element) = cell.bits;
+}
+__device__ __forceinline__ float2 widen(uint32_t pair) {
+#if QUIRE_BF16
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+#else
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+#endif
+}
+__device__ __forceinline__ void widen(float (&to)[WIDTH], const Cell& cell) {
+    const int words[] = {cell.bits.x, cell.bits.y, cell.bits.z, cell.bits.w};
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 2) {
+        const float2 pair = widen(static_cast<uint32_t>(words[i / 2]));
+        to[i] = pair.x, to[i + 1] = pair.y;
+    }
+}
+__device__ __forceinline__ Cell narrow(const float (&x)[WIDTH]) {
+    return {make_int4(pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]))};
+}
+__device__ __forceinline__ void round_all(float (&x)[WIDTH]) { widen(x, narrow(x)); }
+
+__device__ __forceinline__ float square_sum(const float (&x)[WIDTH]) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 2) sum += x[i] * x[i] + x[i + 1] * x[i + 1];
+    return sum;
+}
+// x times the norm's factor, rounded, times its weight.
+__device__ __forceinline__ void scale(float (&x)[WIDTH], float factor, const Cell& weight) {
+    float weights[WIDTH];
+    widen(weights, weight);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) x[i] *= factor;
+    round_all(x);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) x[i] *= weights[i];
+}
+
+// Blocks are (group of a row, row), rows beyond the limit of a grid's second dimension in the third.
+constexpr int MAX_GRID_ROWS = 65535;
+__device__ __forceinline__ int64_t row_of_block() { return blockIdx.z * int64_t(MAX_GRID_ROWS) + blockIdx.y; }
+
+// ---- norm: one block a row, cells of a thread a block apart --------------------------------------------------------
+
+template <int CELLS>
+__global__ void __launch_bounds__(MAX_WARPS * 32, CELLS == 2 ? 5 : 1)
+    norm_kernel(const __grid_constant__ QuireNormArgs args, float per_element) {
+    __shared__ float of_warps[MAX_WARPS];
+    const int n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const int64_t row = row_of_block(), head = blockIdx.x;
+    Cell weights[CELLS], cells[CELLS], added[CELLS];
+    int at[CELLS];
+    let_next_grid_start();
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        at[i] = (threadIdx.x + i * blockDim.x) * WIDTH;
+        weights[i] = load_cell(args.weight, at[i], at[i] < args.h);
+    }
+    wait_for_previous_grid();
+    if (row >= args.n_rows) return;
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        cells[i] = load_cell(args.x, row * args.x_row + head * args.x_head + at[i], at[i] < args.h);
+        if (args.residual) added[i] = load_cell(args.residual, row * args.residual_row + at[i], at[i] < args.h);
+    }
+    float x[WIDTH], sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        widen(x, cells[i]);
+        if (args.residual) {
+            float more[WIDTH];
+            widen(more, added[i]);
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) x[e] += more[e];
+            cells[i] = narrow(x);
+            widen(x, cells[i]);
+            if (at[i] < args.h) store_cell(args.residual, row * args.residual_row + at[i], cells[i]);
+        }
+        sum += square_sum(x);
+    }
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (lane == 0) of_warps[threadIdx.x / 32] = sum;
+    if (threadIdx.x >= n_warps && threadIdx.x < MAX_WARPS) of_warps[threadIdx.x] = 0.f;
+    __syncthreads();
+    sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < MAX_WARPS; i += 2) sum += of_warps[i] + of_warps[i + 1];
+    const float factor = rsqrtf(sum * per_element + args.eps);
+#pragma unroll
+    for (int i = 0; i < CELLS; ++i) {
+        widen(x, cells[i]);
+        scale(x, factor, weights[i]);
+        if (at[i] < args.h) store_cell(args.out, (row * args.n_heads + head) * args.h + at[i], narrow(x));
+    }
+}
+
+// ---- q, k and v: 2 ^ lane_bits threads a head, two cells a thread --------------------------------------------------
+//
+//   dimensions of a head   0 .. half             half .. 2 half             2 half .. d
+//   cells of a thread      first of thread i     second of thread i         both of thread half / 8 + j
+
+struct Turn {  // cosines and sines of a thread's pairs
+    float cos[WIDTH], sin[WIDTH];
+};
+
+__device__ __forceinline__ void load_floats(float (&to)[WIDTH], const float* from) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 4) {
+        const int4 bits = load_here(reinterpret_cast<const int4*>(from + i));
+        to[i] = __int_as_float(bits.x), to[i + 1] = __int_as_float(bits.y);
+        to[i + 2] = __int_as_float(bits.z), to[i + 3] = __int_as_float(bits.w);
+    }
+}
+__device__ __forceinline__ void load_turn(Turn& turn, const QuireRotateArgs& args, int64_t position, int first) {
+    const float* from = args.cos_sin + position * 2 * args.half + first;
+    load_floats(turn.cos, from);
+    load_floats(turn.sin, from + args.half);
+}
+// Volatile: read where it stands, and from the L2 cache, which all grids share.
+__device__ __forceinline__ int64_t load_position(const QuireRotateArgs& args, int64_t row) {
+    if (args.wide_positions) return static_cast<const volatile int64_t*>(args.positions)[row];
+    return static_cast<const volatile int32_t*>(args.positions)[row];
+}
+__device__ __forceinline__ void rotate(float (&a)[WIDTH], float (&b)[WIDTH], const Turn& turn) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {  // products are rounded before they are added, as torch does
+        const float x = __fsub_rn(__fmul_rn(a[i], turn.cos[i]), __fmul_rn(b[i], turn.sin[i]));
+        b[i] = __fadd_rn(__fmul_rn(b[i], turn.cos[i]), __fmul_rn(a[i], turn.sin[i]));
+        a[i] = x;
+    }
+}
+
+__global__ void __launch_bounds__(THREADS)
+    rotate_and_store_kernel(const __grid_constant__ QuireRotateArgs args, int lane_bits, float per_element) {
+    let_next_grid_start();
+    const int n_heads = args.n_q_heads + 2 * args.n_kv_heads;
+    const int64_t row = row_of_block();
+    const int head = (blockIdx.x * THREADS + threadIdx.x) >> lane_bits, lane = threadIdx.x & ((1 << lane_bits) - 1);
+    const bool is_live = row < args.n_rows && head < n_heads;
+    const bool is_q = head < args.n_q_heads, is_v = head >= args.n_q_heads + args.n_kv_heads;
+    const bool paired = lane * WIDTH < args.half, turned = is_live && paired && !is_v;
+    const int first = paired ? lane * WIDTH : 2 * args.half + (2 * lane - args.half / WIDTH * 2) * WIDTH;
+    const int second = paired ? first + args.half : first + WIDTH;
+    const bool has_first = is_live && first < args.d, has_second = is_live && second < args.d;
+
+    const void* norm = is_q ? args.q_norm : is_v ? nullptr : args.k_norm;
+    const Cell first_weight = load_cell(norm, first, norm && has_first);
+    const Cell second_weight = load_cell(norm, second, norm && has_second);
+    // An earlier grid may still write positions: what is found now is a guess, which spares a few rows a wait for the
+    // table behind the wait for the position. Many rows have other blocks to hide it.
+    int64_t guess = -1;
+    Turn turn{};
+    if (turned && args.n_rows <= MAX_GUESSED_ROWS) {
+        guess = min(max(load_position(args, row), int64_t(0)), int64_t(args.n_positions - 1));
+        load_turn(turn, args, guess, first);
+    }
+    wait_for_previous_grid();
+
+    const int64_t from = row * args.qkv_row + static_cast<int64_t>(head) * args.d;
+    const Cell first_cell = load_cell(args.qkv, from + first, has_first);
+    const Cell second_cell = load_cell(args.qkv, from + second, has_second);
+    const uint32_t cell = is_live ? static_cast<const volatile int64_t*>(args.cells)[row] : 0;
+    if (turned) {
+        const int64_t position = load_position(args, row);
+        if (position != guess) load_turn(turn, args, position, first);
+    }
+    const uint32_t page = cell / args.page_size, offset = cell - page * args.page_size;
+
+    float a[WIDTH], b[WIDTH];
+    widen(a, first_cell);
+    widen(b, second_cell);
+    if (args.q_norm || args.k_norm) {
+        float sum = square_sum(a) + square_sum(b);
+#pragma unroll 1
+        for (int bit = 0; bit < lane_bits; ++bit) sum += __shfl_xor_sync(~0u, sum, 1 << bit);
+        if (norm) {
+            const float factor = rsqrtf(sum * per_element + args.eps);
+            scale(a, factor, first_weight);
+            scale(b, factor, second_weight);
+            round_all(a), round_all(b);
+        }
+    }
+    if (turned) rotate(a, b, turn);
+
+    void* to = is_q ? args.q : is_v ? args.v_pages : args.k_pages;
+    int64_t at = (row * args.n_q_heads + head) * args.d;
+    if (!is_q) {
+        const int kv_head = head - args.n_q_heads - (is_v ? args.n_kv_heads : 0);
+        at = ((static_cast<int64_t>(page) * args.n_kv_heads + kv_head) * args.page_size + offset) * args.d;
+    }
+    if (has_first) store_cell(to, at + first, narrow(a));
+    if (has_second) store_cell(to, at + second, narrow(b));
+}
+
+// ---- activation ----------------------------------------------------------------------------------------------------
+
+__global__ void __launch_bounds__(THREADS) silu_mul_kernel(const __grid_constant__ QuireSiluMulArgs args) {
+    let_next_grid_start();
+    const int64_t row = row_of_block();
+    const int at = (blockIdx.x * THREADS + threadIdx.x) * WIDTH;
+    wait_for_previous_grid();
+    if (row >= args.n_rows || at >= args.f) return;
+    const Cell gate_cell = load_cell(args.x, row * args.x_row + at, true);
+    const Cell up_cell = load_cell(args.x, row * args.x_row + args.f + at, true);
+    float gate[WIDTH], up[WIDTH];
+    widen(gate, gate_cell);
+    widen(up, up_cell);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) gate[i] = __fdividef(gate[i], 1.f + __expf(-gate[i]));
+    round_all(gate);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) up[i] *= gate[i];
+    store_cell(args.out, row * args.f + at, narrow(up));
+}
+
+// ---- host ----------------------------------------------------------------------------------------------------------
+
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+template <class... Parameters, class... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), int n_groups, int n_rows, int n_threads, void* stream,
+                   const Arguments&... arguments) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(n_groups, n_rows < MAX_GRID_ROWS ? n_rows : MAX_GRID_ROWS, ceil_div(n_rows, MAX_GRID_ROWS));
+    config.blockDim = dim3(n_threads);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+}  // namespace
+}  // namespace quire
+
+extern "C" int quire_norm(const QuireNormArgs* args, void* stream) {
+    using namespace quire;
+    const int n_cells = args->h / WIDTH, of_thread = ceil_div(n_cells, MAX_WARPS * 32);
+    if (args->h % WIDTH || args->h <= 0 || of_thread > MAX_CELLS) return cudaErrorInvalidValue;
+    const auto run = [&](void (*kernel)(QuireNormArgs, float), int cells) {
+        const int n_threads = ceil_div(ceil_div(n_cells, cells), 32) * 32;
+        return launch(kernel, args->n_heads, args->n_rows, n_threads, stream, *args, 1.f / args->h);
+    };
+    if (of_thread == 1) return run(norm_kernel<1>, 1);
+    if (of_thread == 2) return run(norm_kernel<2>, 2);
+    return of_thread <= 4 ? run(norm_kernel<4>, 4) : run(norm_kernel<8>, 8);
+}
+
+extern "C" int quire_rotate_and_store(const QuireRotateArgs* args, void* stream) {
+    using namespace quire;
+    const int rest = args->d - 2 * args->half;
+    if (args->d % WIDTH || args->half % WIDTH || rest < 0 || args->n_positions < 1) return cudaErrorInvalidValue;
+    int lane_bits = 0;
+    while (WIDTH << lane_bits < args->half + ceil_div(rest, 2 * WIDTH) * WIDTH) ++lane_bits;
+    if (lane_bits > 5) return cudaErrorInvalidValue;
+    const int n_groups = ceil_div((args->n_q_heads + 2 * args->n_kv_heads) << lane_bits, THREADS);
+    return launch(rotate_and_store_kernel, n_groups, args->n_rows, THREADS, stream, *args, lane_bits, 1.f / args->d);
+}
+
+extern "C" int quire_silu_mul(const QuireSiluMulArgs* args, void* stream) {
+    using namespace quire;
+    if (args->f % WIDTH) return cudaErrorInvalidValue;
+    const int n_groups = ceil_div(args->f, WIDTH * THREADS);
+    return launch(silu_mul_kernel, n_groups, args->n_rows, THREADS, stream, *args);
+}

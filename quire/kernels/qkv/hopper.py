@@ -1,0 +1,78 @@
+"""Qk-norm, rotary embedding and page writes in CUDA C++ for Hopper (csrc/cuda/rows.cu): one dependent launch."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from quire.kernels import hopper_rows
+
+MAX_LANES = 32
+"""Threads of a head, each with two times `hopper_rows.WIDTH` dimensions."""
+
+
+class _Args(ctypes.Structure):
+    """QuireRotateArgs in csrc/cuda/rows.cu."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in (
+            "qkv", "q_norm", "k_norm", "positions", "cos_sin", "cells", "q", "k_pages", "v_pages",
+        )],
+        ("qkv_row", ctypes.c_int64),
+        *[(name, ctypes.c_int32) for name in (
+            "n_rows", "n_q_heads", "n_kv_heads", "d", "half", "page_size", "n_positions", "wide_positions",
+        )],
+        ("eps", ctypes.c_float),
+    ]  # fmt: skip
+
+
+def obstacle(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cells: torch.Tensor,
+) -> str | None:
+    """Why this kernel cannot run on these arguments, or None. May compile it (seconds)."""
+    n_pages, _, page_size, d = k_pages.shape
+    rotary = cos_sin.shape[1]
+    if d % hopper_rows.WIDTH or rotary % (2 * hopper_rows.WIDTH) or d > MAX_LANES * 2 * hopper_rows.WIDTH:
+        return f"head_dim {d} and rotary_dim {rotary} are not multiples of 8 and 16, or the first is above 512"
+    if cos_sin.dtype is not torch.float32 or positions.dtype not in (torch.int64, torch.int32):
+        return f"cos_sin is {cos_sin.dtype} and positions are {positions.dtype}: it must be float32, int64 or int32"
+    if not cos_sin.shape[0] or n_pages * page_size >= 1 << 31:
+        return f"{n_pages} pages of {page_size} cells are 2^31 or more, or cos_sin {tuple(cos_sin.shape)} has no rows"
+    if qkv.stride(0) % hopper_rows.WIDTH or not hopper_rows.aligned(qkv, q_norm, k_norm, cos_sin, k_pages, v_pages):
+        return "an address or a row is not at a multiple of 16 bytes"
+    return hopper_rows.obstacle(qkv.dtype)
+
+
+def rotate_and_store(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cells: torch.Tensor,
+) -> torch.Tensor:
+    """See op.py. qkv stays as it is, q is contiguous."""
+    _, n_kv_heads, page_size, d = k_pages.shape
+    n, n_q_heads = qkv.shape[0], qkv.shape[1] // d - 2 * n_kv_heads
+    q = torch.empty((n, n_q_heads, d), dtype=qkv.dtype, device=qkv.device)
+    norms = [None if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
+    if n:
+        args = _Args(
+            qkv.data_ptr(), *norms, positions.data_ptr(), cos_sin.data_ptr(), cells.data_ptr(), q.data_ptr(),
+            k_pages.data_ptr(), v_pages.data_ptr(), qkv.stride(0), n, n_q_heads, n_kv_heads, d,
+            cos_sin.shape[1] // 2, page_size, cos_sin.shape[0], positions.dtype is torch.int64, eps,
+        )  # fmt: skip
+        hopper_rows.launch("quire_rotate_and_store", qkv, args)
+    return q
