@@ -1,8 +1,10 @@
-"""Sampling on CUDA. Logits are read once, in chunks; only the chunk that holds the chosen token is read again.
+"""Sampling on CUDA in two kernels, whatever the controls: `_group_stats` reads the logits once and keeps the largest
+and the sum of weights of each group of columns; `_select` makes one row's choice from them.
 
-Kernels: `_floors` (truncated rows only) finds the smallest logit that a row keeps; `_chunk_stats` reduces each chunk;
-`_select` inverts the cumulative distribution over chunks, then inside one. Invariant: a row's token is the same,
-bit for bit, in any batch and run: chunk sizes are fixed, nothing is atomic, no kernel is compiled for a row count.
+A row that keeps everything then reads one group again. A truncated row collects the few logits that may matter, or
+goes over the row again when they are many (see `floors`). Invariants: a row's token is the same, bit for bit, in any
+batch and run (groups are fixed, nothing is atomic, no kernel is compiled for a row count); what to do is read from
+the controls on the device, so that a graph serves any of them.
 """
 
 from __future__ import annotations
@@ -12,57 +14,62 @@ import triton
 import triton.language as tl
 
 from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice
+from quire.kernels.sample.floors import block_sums, floor_of, weights_of
 
-CHUNK = 4096
-N_PIVOTS = 8
+GROUP = 128
+"""Columns of a group."""
+CHUNK = 2048
+"""Columns read by one program of `_group_stats`."""
+ROOM = 8192
+"""Logits that may be collected from a row."""
+MAX_REGISTERS = 128
+"""Of a thread of `_select`: two rows share a multiprocessor, although the rare ways of `floors` then spill."""
+LEAST_SLOPE = 1.2e-38
+"""Stands for 1 / temperature = 0, so that -inf keeps its weight of 0."""
 
 
 def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
     """See `op.choose_by`."""
     n_rows, width = logits.shape
-    n_chunks = triton.cdiv(width, CHUNK)
-    floors = torch.empty(n_rows, dtype=torch.float32, device=logits.device)
-    stats = torch.empty((2, n_rows, n_chunks), dtype=torch.float32, device=logits.device)
-    first = torch.empty((n_rows, n_chunks), dtype=torch.int32, device=logits.device)
-    line = controls.stride(0)
-    _floors[(n_rows,)](
-        logits, logits.stride(0), width, controls, line, floors, CHUNK=CHUNK, N_PIVOTS=N_PIVOTS, num_warps=16
-    )  # fmt: skip
-    _chunk_stats[(n_rows, n_chunks)](
-        logits, logits.stride(0), width, controls, line, floors, stats, first, n_rows, n_chunks, CHUNK=CHUNK,
-        num_warps=8,
+    n_groups, room = triton.cdiv(width, GROUP), min(ROOM, width)
+    floats = torch.empty((n_rows, 2 * n_groups + room), dtype=torch.float32, device=logits.device)
+    ints = torch.empty((n_rows, n_groups + room), dtype=torch.int32, device=logits.device)
+    _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
+        logits, logits.stride(0), width, controls, controls.stride(0), floats, n_groups, room,
+        GROUP=GROUP, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, num_warps=4,
     )  # fmt: skip
     _select[(n_rows,)](
-        logits, logits.stride(0), width, controls, line, floors, stats, first, n_rows, n_chunks, out.token_ids,
-        out.status, CHUNK=CHUNK, N_CHUNKS=triton.next_power_of_2(n_chunks), FINE=FINE, NON_FINITE=NON_FINITE,
-        EMPTY=EMPTY, num_warps=8,
+        logits, logits.stride(0), width, controls, controls.stride(0), floats, ints, n_groups, room,
+        out.token_ids, out.status,
+        GROUP=GROUP, N_GROUPS=triton.next_power_of_2(n_groups), ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
+        FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, num_warps=8, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 
 
-@triton.jit
-def _weights(x, peak, inverse, floor):
-    """exp((x - peak) / temperature) of the logits that are kept; 0 for the others and for -inf."""
-    return tl.where((x >= floor) & (x > float("-inf")), tl.exp((x - peak) * inverse), 0.0)
-
-
-@triton.jit(do_not_specialize=["n_rows"])
-def _chunk_stats(
-    logits, stride, width, controls, line, floors, stats, first, n_rows, n_chunks, CHUNK: tl.constexpr
+@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls"])
+def _group_stats(
+    logits, stride, width, controls, line, floats, n_groups, room,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, LEAST_SLOPE: tl.constexpr,
 ):  # fmt: skip
-    """Of one chunk of one row: the largest logit (+inf if there is a NaN), its first column, and the sum of weights."""
-    row, chunk = tl.program_id(0), tl.program_id(1)
-    columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    x = tl.load(logits + row.to(tl.int64) * stride + columns, mask=columns < width, other=float("-inf"))
-    peak = tl.max(x, 0)
-    at = tl.min(tl.where(x == peak, columns, 2147483647), 0)
-    n_nan = tl.sum((x != x).to(tl.int32), 0)
-    inverse = tl.load(controls + line + row).to(tl.float32)
-    base = tl.where(peak > float("-inf"), peak, 0.0)
-    total = tl.sum(_weights(x, base, inverse, tl.load(floors + row)), 0)
-    cell = row * n_chunks + chunk
-    tl.store(stats + cell, tl.where(n_nan > 0, float("inf"), peak))
-    tl.store(stats + n_rows * n_chunks + cell, total)
-    tl.store(first + cell, at)
+    """Of each group of one chunk of a row: the largest logit and the sum of weights relative to it (NaN if one is).
+
+    A group is cut into four parts, so that eight neighbouring threads hold it and each adds up four runs of its own:
+
+        parts x groups x columns of a part
+    """
+    PART: tl.constexpr = GROUP // 4
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
+    within = tl.arange(0, 4)[:, None, None] * PART + tl.arange(0, PART)[None, None, :]
+    columns = group[None, :, None] * GROUP + within
+    x = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
+    slope = tl.maximum(tl.load(controls + line + row).to(tl.float32), LEAST_SLOPE)
+    peaks = tl.max(tl.max(x, 0), 1)
+    base = tl.where(peaks > float("-inf"), peaks, 0.0)
+    sums = tl.sum(tl.sum(tl.exp((x - base[None, :, None]) * slope), 0), 1)
+    place = floats + row * (2 * n_groups + room) + group
+    tl.store(place, peaks, mask=group < n_groups)
+    tl.store(place + n_groups, sums, mask=group < n_groups)
 
 
 @triton.jit
@@ -79,115 +86,56 @@ def _first_above(weights, target, index, NOWHERE: tl.constexpr):
     return found, before
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids", "status"])
 def _select(
-    logits, stride, width, controls, line, floors, stats, first, n_rows, n_chunks, token_ids, status,
-    CHUNK: tl.constexpr, N_CHUNKS: tl.constexpr, FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr,
+    logits, stride, width, controls, line, floats, ints, n_groups, room, token_ids, status,
+    GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
+    FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr,
 ):  # fmt: skip
     """The token and status of one row."""
-    row = tl.program_id(0)
-    inverse = tl.load(controls + line + row).to(tl.float32)
-    uniform = tl.load(controls + row)
-    floor = tl.load(floors + row)
-    chunks = tl.arange(0, N_CHUNKS)
-    cells = row * n_chunks + chunks
-    peaks = tl.load(stats + cells, mask=chunks < n_chunks, other=float("-inf"))
-    sums = tl.load(stats + n_rows * n_chunks + cells, mask=chunks < n_chunks, other=0.0)
-    peak = tl.max(peaks, 0)
-    bad = tl.where(peak == float("inf"), NON_FINITE, tl.where(peak == float("-inf"), EMPTY, FINE))
-    base = tl.where(bad == FINE, peak, 0.0)
-
-    # greedy: the first chunk that has the peak; random: the chunk in which the cumulative sum passes its target
-    greedy_chunk = tl.min(tl.where(peaks == peak, chunks, N_CHUNKS), 0)
-    shares = tl.where(peaks > float("-inf"), sums * tl.exp((peaks - base) * inverse), 0.0)
-    shares = tl.where(bad == FINE, shares, 0.0)
-    target = uniform * tl.sum(shares.to(tl.float64), 0)
-    random_chunk, before = _first_above(shares, target, chunks, N_CHUNKS)
-    chunk = tl.minimum(tl.where(inverse == 0.0, greedy_chunk, random_chunk), n_chunks - 1)
-    largest = tl.load(first + row * n_chunks + chunk)
-
-    within = tl.arange(0, CHUNK)
-    columns = chunk * CHUNK + within
-    x = tl.load(logits + row.to(tl.int64) * stride + columns, mask=columns < width, other=float("-inf"))
-    found, _ = _first_above(_weights(x, base, inverse, floor), target - before, within, CHUNK)
-    drawn = tl.where(found == CHUNK, largest, chunk * CHUNK + found)
-    token = tl.where(inverse == 0.0, largest, drawn)
-    tl.store(token_ids + row, tl.where(bad == FINE, token, 0))
-    tl.store(status + row, bad.to(tl.uint8))
-
-
-@triton.jit
-def _key_of(x):
-    """An int32 that orders like the float32 x; its own inverse on bits."""
-    bits = x.to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def _float_of(key):
-    bits = key.to(tl.int32)
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _mass_above(start, width, peak, inverse, pivots, CHUNK: tl.constexpr, N_PIVOTS: tl.constexpr):
-    """float32 [N_PIVOTS]: the weight of all logits of the row at `start` that are >= each pivot."""
-    masses = tl.zeros([CHUNK, N_PIVOTS], tl.float32)
-    for at in range(0, width, CHUNK):
-        columns = at + tl.arange(0, CHUNK)
-        x = tl.load(start + columns, mask=columns < width, other=float("-inf"))
-        weights = _weights(x, peak, inverse, float("-inf"))
-        masses += tl.where(x[:, None] >= pivots[None, :], weights[:, None], 0.0)
-    return tl.sum(masses, 0)
-
-
-@triton.jit
-def _largest_with(start, width, peak, inverse, low, target, CHUNK: tl.constexpr, N_PIVOTS: tl.constexpr):
-    """The largest t >= low such that the weight of x >= t is at least target; low if there is none.
-
-    Searches the ordered integers of float32, cutting the range into N_PIVOTS parts a pass: 11 passes at most for 8.
-    """
-    lower = _key_of(low).to(tl.int64)
-    upper = _key_of(peak).to(tl.int64)
-    parts = tl.arange(0, N_PIVOTS) + 1
-    while lower < upper:
-        pivots = _float_of(lower + (upper - lower) * parts // N_PIVOTS)
-        masses = _mass_above(start, width, peak, inverse, pivots, CHUNK, N_PIVOTS)
-        n_enough = tl.sum((masses >= target).to(tl.int32), 0)
-        length = upper - lower
-        upper = tl.where(n_enough == N_PIVOTS, upper, lower + length * (n_enough + 1) // N_PIVOTS - 1)
-        lower = lower + length * n_enough // N_PIVOTS
-    return _float_of(lower)
-
-
-@triton.jit
-def _floors(
-    logits, stride, width, controls, line, floors, CHUNK: tl.constexpr, N_PIVOTS: tl.constexpr
-):  # fmt: skip
-    """The smallest logit that one row keeps; -inf where nothing is cut."""
     row = tl.program_id(0).to(tl.int64)
-    inverse = tl.load(controls + line + row).to(tl.float32)
-    drop = tl.load(controls + 2 * line + row).to(tl.float32)
-    top_k = tl.load(controls + 3 * line + row).to(tl.float32)
+    uniform = tl.load(controls + row)
+    inverse = tl.load(controls + line + row)
+    drop = tl.load(controls + 2 * line + row)
+    top_k = tl.load(controls + 3 * line + row)
     top_p = tl.load(controls + 4 * line + row).to(tl.float32)
-    tl.store(floors + row, float("-inf"))
-    if (drop == float("-inf")) & (top_k == 0) & (top_p >= 1):
-        return
+    slope = tl.maximum(inverse.to(tl.float32), LEAST_SLOPE)
     start = logits + row * stride
-    peaks = tl.full([CHUNK], float("-inf"), tl.float32)
-    for at in range(0, width, CHUNK):
-        columns = at + tl.arange(0, CHUNK)
-        peaks = tl.maximum(peaks, tl.load(start + columns, mask=columns < width, other=float("-inf")))
+    peaks_at = floats + row * (2 * n_groups + room)
+    sums_at = peaks_at + n_groups
+    groups = tl.arange(0, N_GROUPS)
+    peaks = tl.load(peaks_at + groups, mask=groups < n_groups, other=float("-inf"))
+    sums = tl.load(sums_at + groups, mask=groups < n_groups, other=0.0)
     peak = tl.max(peaks, 0)
-    floor = peak + drop
-    if top_k > 0:
-        # with 1 / temperature = 0 every logit weighs 1, so this is the k-th largest
-        zero = top_k * 0.0
-        kth = _largest_with(start, width, peak, zero, zero - float("inf"), top_k, CHUNK, N_PIVOTS)
-        floor = tl.maximum(floor, kth)
-    if top_p < 1:
-        pivots = tl.zeros([N_PIVOTS], tl.float32) + floor
-        kept = tl.max(_mass_above(start, width, peak, inverse, pivots, CHUNK, N_PIVOTS), 0)
-        floor = _largest_with(start, width, peak, inverse, floor, top_p * kept, CHUNK, N_PIVOTS)
-    tl.store(floors + row, floor)
+    is_bad = (tl.sum((sums != sums).to(tl.int32), 0) > 0) | (peak == float("inf"))
+    code = tl.where(is_bad, NON_FINITE, tl.where(peak == float("-inf"), EMPTY, FINE))
+    base = tl.where(code == FINE, peak, 0.0)
+    shares = tl.where(code == FINE, sums * tl.exp((peaks - base) * slope), 0.0)
+
+    # what the cumulative distribution runs over: the row, or the logits collected from it
+    entries, n_entries, floor, is_list = start, width, float("-inf"), 0
+    is_cut = (drop > float("-inf")) | ((top_k > 0) & (top_k < width)) | (top_p < 1)
+    if (code == FINE) & (inverse > 0) & is_cut:
+        found = ints + row * (n_groups + room)
+        entries, n_entries, floor = floor_of(
+            start, width, peaks, shares, base, slope, drop, top_k, top_p, found, found + n_groups,
+            sums_at + n_groups, GROUP, N_GROUPS, ROOM,
+        )  # fmt: skip
+        is_list = (n_entries < width).to(tl.int32)
+        block_sums(entries, n_entries, base, slope, floor, sums_at, GROUP)
+        shares = tl.load(sums_at + groups, mask=groups * GROUP < n_entries, other=0.0)
+
+    # greedy: the first group that has the peak; random: the one in which the cumulative sum passes its target
+    target = uniform * tl.sum(shares.to(tl.float64), 0)
+    random_group, before = _first_above(shares, target, groups, N_GROUPS)
+    greedy_group = tl.min(tl.where(peaks == peak, groups, N_GROUPS), 0)
+    group = tl.minimum(tl.where(inverse == 0, greedy_group, random_group), n_groups - 1)
+    within = tl.arange(0, GROUP)
+    x = tl.load(entries + group * GROUP + within, mask=group * GROUP + within < n_entries, other=float("-inf"))
+    largest = tl.min(tl.where(x == tl.max(x, 0), within, GROUP - 1), 0)
+    drawn, _ = _first_above(weights_of(x, base, slope, floor), target - before, within, GROUP)
+    at = group * GROUP + tl.where((inverse == 0) | (drawn == GROUP), largest, drawn)
+    token = tl.load(ints + row * (n_groups + room) + n_groups + at, mask=is_list > 0, other=0)
+    token = tl.where(is_list > 0, token, at)
+    tl.store(token_ids + row, tl.where(code == FINE, token, 0))
+    tl.store(status + row, code.to(tl.uint8))

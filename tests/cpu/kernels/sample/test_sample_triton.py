@@ -30,16 +30,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from quire.kernels.sample import triton as kernels
 
-row = dict(logits="*fp32", stride="i32", width="i32", controls="*fp64", line="i32")
-stats = row | dict(floors="*fp32", stats="*fp32", first="*i32", n_rows="i32", n_chunks="i32")
+stats = dict(logits="*fp32", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32",
+             n_groups="i32", room="i32")
 cases = [
-    (kernels._chunk_stats, stats, dict(CHUNK=4096)),
-    (kernels._select, stats | dict(token_ids="*i32", status="*u8"),
-     dict(CHUNK=4096, N_CHUNKS=64, FINE=0, NON_FINITE=1, EMPTY=2)),
-    (kernels._floors, row | dict(floors="*fp32"), dict(CHUNK=4096, N_PIVOTS=8)),
+    (kernels._group_stats, stats, dict(GROUP=128, CHUNK=2048, LEAST_SLOPE=1.2e-38)),
+    (kernels._select, stats | dict(ints="*i32", token_ids="*i32", status="*u8"),
+     dict(GROUP=128, N_GROUPS=2048, ROOM=8192, LEAST_SLOPE=1.2e-38, FINE=0, NON_FINITE=1, EMPTY=2)),
 ]
 for kernel, signature, constants in cases:
-    signature = signature | dict.fromkeys(constants, "constexpr")
+    types = signature | dict.fromkeys(constants, "constexpr")
+    signature = {name: types[name] for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places)
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})

@@ -8,7 +8,7 @@ import torch
 
 from quire.compute.sample import Sampler
 from quire.core.plan import SlotOpen, SlotParams
-from quire.kernels.sample import Choice, Draw, choose, reference
+from quire.kernels.sample import N_CONTROLS, Choice, Draw, choose, choose_by, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -19,7 +19,9 @@ FEATURES = [
     {"top_k": 7},
     {"top_k": 900},
     {"top_p": 0.8},
+    {"top_k": 3000},
     {"min_p": 0.1},
+    {"min_p": 1e-12, "top_k": 20000, "top_p": 0.95},
     {"min_p": 0.01, "top_k": 40, "top_p": 0.9},
 ]
 
@@ -32,34 +34,67 @@ def make_draw(n_rows: int, features: list[dict[str, float]]) -> Draw:
     return Draw(uniform=np.random.default_rng(n_rows).random(n_rows), **columns)
 
 
-@pytest.mark.parametrize("width", [5, 4096, 32000, 151936])
-def test_kernels_equal_the_oracle(width: int) -> None:
-    logits = torch.randn(32, width, device="cuda", generator=torch.Generator("cuda").manual_seed(width)) * 4
-    logits[9] = (logits[9] * 2).round()
-    logits[10, width // 2], logits[11, 0], logits[12] = torch.nan, torch.inf, -torch.inf
-    draw = make_draw(32, FEATURES)
-    controls = draw.controls()
-    choice, expected = (
-        choose(logits, draw),
-        Choice(torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.uint8)),
-    )
+def make_logits(n_rows: int, width: int, kind: str) -> torch.Tensor:
+    """Few logits that matter, thousands, all of them, or many equal ones."""
+    generator = torch.Generator("cuda").manual_seed(width)
+    normal = torch.randn(n_rows, width, device="cuda", generator=generator)
+    return {"peaked": normal * 4, "wide": normal, "flat": normal * 0.02, "ties": (normal * 2).round()}[kind]
+
+
+def empty_choice(n_rows: int, device: str = "cuda") -> Choice:
+    ids = torch.full((n_rows,), -1, dtype=torch.int32, device=device)
+    return Choice(ids, torch.full((n_rows,), 9, dtype=torch.uint8, device=device))
+
+
+def assert_agrees(choice: Choice, logits: torch.Tensor, draw: Draw) -> None:
+    """Tokens equal the oracle's, or the random number lies on a step of the oracle's cumulative distribution."""
+    controls, expected = draw.controls(), empty_choice(len(draw), "cpu")
     reference.choose_by(logits, torch.from_numpy(controls), expected)
     assert torch.equal(choice.status.cpu(), expected.status)
     for i in (choice.token_ids.cpu() != expected.token_ids).nonzero()[:, 0].tolist():
-        row = logits[i].cpu()
-        probabilities = reference.distribution(row, controls[:, i])
+        probabilities = reference.distribution(logits[i].cpu(), controls[:, i])
         low, high = sorted([int(choice.token_ids[i]), int(expected.token_ids[i])])
         steps = probabilities.cumsum(0)[low:high]
         assert (steps - draw.uniform[i]).abs().max() < reference.TOLERANCE, i
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    logits = torch.randn(64, 151936, device="cuda", generator=torch.Generator("cuda").manual_seed(1)) * 2
+@pytest.mark.parametrize("kind", ["peaked", "wide", "flat", "ties"])
+@pytest.mark.parametrize("width", [5, 4096, 32000, 151936])
+def test_kernels_equal_the_oracle(width: int, kind: str) -> None:
+    logits, draw = make_logits(36, width, kind), make_draw(36, FEATURES)
+    logits[9] = (logits[9] * 2).round()
+    logits[10, width // 2], logits[11, 0], logits[12] = torch.nan, torch.inf, -torch.inf
+    assert_agrees(choose(logits, draw), logits, draw)
+
+
+@pytest.mark.parametrize("width", [151936, 9001])
+def test_a_row_does_not_depend_on_its_neighbours(width: int) -> None:
+    logits = torch.cat([make_logits(32, width, kind) for kind in ("peaked", "flat")])
     draw = make_draw(64, FEATURES)
     together = choose(logits, draw).token_ids.tolist()
     for i in range(64):
         assert int(choose(logits[i : i + 1].clone(), draw.take(np.array([i]))).token_ids) == together[i]
     assert choose(logits[:17].clone(), draw.take(np.arange(17))).token_ids.tolist() == together[:17]
+
+
+def test_a_captured_graph_serves_any_controls_and_logits() -> None:
+    n_rows, width = 12, 32000
+    buffer, logits = torch.zeros(N_CONTROLS, 64, dtype=torch.float64, device="cuda"), torch.zeros(n_rows, width).cuda()
+    controls, out = buffer[:, 3 : 3 + n_rows], empty_choice(n_rows)
+    choose_by(logits, controls, out)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        choose_by(logits, controls, out)
+    for turn, kind in enumerate(("peaked", "flat", "ties", "wide")):
+        draw = make_draw(n_rows, FEATURES[turn:] + FEATURES[:turn])
+        logits.copy_(make_logits(n_rows, width, kind))
+        controls.copy_(torch.from_numpy(draw.controls()))
+        graph.replay()
+        eager = choose(logits, draw)
+        assert torch.equal(out.token_ids, eager.token_ids)
+        assert torch.equal(out.status, eager.status)
+        assert_agrees(out, logits, draw)
 
 
 def test_a_step_never_waits_for_the_device() -> None:
