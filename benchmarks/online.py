@@ -60,7 +60,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.6)
     parser.add_argument("--stall-streams", type=int, default=64, help="0 leaves the long prompt out")
     parser.add_argument("--stall-context", type=int, default=1024, help="prompt tokens of each stream")
-    parser.add_argument("--stall-output", type=int, default=1024, help="tokens that each stream may generate")
+    parser.add_argument("--stall-output", type=int, default=2048, help="tokens that each stream may generate")
     parser.add_argument("--stall-prompt", type=int, default=16384)
     parser.add_argument("--stall-repeats", type=int, default=3)
     parser.add_argument("--vocab-size", type=int, default=10_001, help="random token ids are below this")
