@@ -638,8 +638,8 @@ __device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[F
     return sum;
 }
 
-// A block merges one row and KV head after another. Threads beyond its cells share the parts: slice s takes parts s, s + n_slices .., and the
-// slices are added in order. The plan is read before the grid that writes the parts has ended.
+// A block merges one row and KV head after another. Threads beyond its cells share the parts: slice s takes parts s,
+// s + n_slices .., and the slices are added in order. The plan is read before the grid that writes the parts has ended.
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
     __shared__ float4 slice_sums[MERGE_THREADS];
     __shared__ float2 slice_states[MERGE_THREADS];
@@ -660,8 +660,8 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     };
     int found[FLIGHT];
     load_parts(found, slice);
+    let_next_grid_start();  // a product reads its weights while the last lines are still computed
     wait_for_previous_grid();
-    let_next_grid_start();
     for (int base = 0; merge.n_parts > 0;) {
         const int cell = min(base + static_cast<int>(threadIdx.x) % width, n_cells - 1);
         const int head = cell / CELLS, dim = cell % CELLS * 4;
