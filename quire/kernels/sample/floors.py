@@ -51,9 +51,9 @@ def floor_of(
     found int32 [groups]; values and columns [min(ROOM, width)], the logits collected and where they stand.
     """
     floor = _at_least(base.to(tl.float64) + drop)
-    k = tl.where(top_k < width, top_k, 0).to(tl.float32)
+    k = tl.where(top_k < width, top_k, 0)
     # what top_p is a share of; negative: the weight of what the others leave
-    whole = tl.where((k > 0) | (drop > float("-inf")), -1.0, tl.sum(shares, 0))
+    whole = tl.where((k > 0) | (drop > float("-inf")), -1.0, tl.sum(shares.to(tl.float64), 0))
     low = floor
     if (k > 0) | (whole >= 0):
         # the k largest groups hold k logits of the row; for top_p, what groups weigh at least above a bound
@@ -79,7 +79,7 @@ def floor_of(
                     target, of_weights = top_p * whole, slope
                 if n > ROOM:
                     floor = _search_row(
-                        start, width, peaks, floor, base, of_weights, target, found, columns, values,
+                        start, width, peaks, floor, base, of_weights, target, top_p, found, columns, values,
                         GROUP, N_GROUPS, ROOM,
                     )  # fmt: skip
                 else:
@@ -175,30 +175,31 @@ def _rank(values, n, base, slope, k, top_p, whole):
     """
     index = tl.arange(0, FEW)
     x = tl.load(values + index, mask=index < n, other=float("-inf"))
-    counts = tl.zeros([FEW, STEP], tl.int32)
-    masses = tl.zeros([FEW, STEP], tl.float32)
+    n_larger = tl.zeros([FEW], tl.int32)
+    larger = tl.zeros([FEW], tl.float32)
     for at in range(0, n, STEP):
         others = at + tl.arange(0, STEP)
         y = tl.load(values + others, mask=others < n, other=float("-inf"))
-        is_larger = y[None, :] > x[:, None]
-        counts += is_larger.to(tl.int32)
-        masses += tl.where(is_larger, weights_of(y, base, slope, float("-inf"))[None, :], 0.0)
-    is_kept = (index < n) & (tl.sum(counts, 1) < tl.where(k > 0, k, n.to(tl.float32)))
+        weights = weights_of(y, base, slope, float("-inf"))
+        is_larger = y[:, None] > x[None, :]  # a thread has one x and all y, so its sums need no other thread
+        n_larger += tl.sum(is_larger.to(tl.int32), 0)
+        larger += tl.sum(tl.where(is_larger, weights[:, None], 0.0), 0)
+    is_kept = (index < n) & (n_larger < tl.where(k > 0, k, n.to(tl.float64)))
     total = tl.sum(tl.where(is_kept, weights_of(x, base, slope, float("-inf")), 0.0), 0)
     total = tl.where(whole >= 0, whole, total)
-    is_kept = is_kept & (tl.sum(masses, 1) < tl.where(top_p < 1, top_p * total, float("inf")))
+    is_kept = is_kept & (larger < tl.where(top_p < 1, top_p * total, float("inf")))
     return tl.min(tl.where(is_kept, x, base), 0)
 
 
 @triton.jit
 def _mass(start, n, floor, base, slope, TILE: tl.constexpr):
-    """The weight of the logits >= floor among n."""
+    """The weight of the logits >= floor among n, float64."""
     lanes = tl.arange(0, TILE)
     masses = tl.zeros([TILE], tl.float32)
     for at in range(0, n, TILE):
         x = tl.load(start + at + lanes, mask=at + lanes < n, other=float("-inf"))
         masses += weights_of(x, base, slope, floor)
-    return tl.sum(masses, 0)
+    return tl.sum(masses.to(tl.float64), 0)
 
 
 @triton.jit
@@ -231,26 +232,30 @@ def _measure(start, width, base, slope, a, b, c):
         n_a += tl.sum((x >= a).to(tl.float32), 0)
         n_b += tl.sum((x >= b).to(tl.float32), 0)
         n_c += tl.sum((x >= c).to(tl.float32), 0)
+    mass_a, mass_b, mass_c = mass_a.to(tl.float64), mass_b.to(tl.float64), mass_c.to(tl.float64)
     return tl.sum(mass_a, 0), tl.sum(mass_b, 0), tl.sum(mass_c, 0), tl.sum(n_a, 0), tl.sum(n_b, 0), tl.sum(n_c, 0)
 
 
 @triton.jit
-def _guess(start, width, floor, base, slope, share):
-    """Two logits between which the row's weight, summed from the top, should reach `share`: four standard errors."""
-    lanes = tl.arange(0, N_SAMPLES)
-    x = tl.load(start + lanes * (width // N_SAMPLES))
+def _guess(start, width, floor, base, slope, target, share):
+    """Two logits between which the weight of a row, summed from the top, should reach the target.
+
+    Four standard errors around what a sample says; of weights it wants the share, of counts the target itself.
+    """
+    x = tl.load(start + tl.arange(0, N_SAMPLES) * (width // N_SAMPLES))
     weights = weights_of(x, base, slope, floor)
     total = tl.sum(weights, 0)
-    error = 4.0 * tl.sqrt(tl.maximum(share * (1 - share), 0.0) * tl.sum(weights * weights, 0))
+    wanted = tl.minimum(tl.where(slope == 0, target / width * N_SAMPLES, share * total), total).to(tl.float32)
+    error = 4.0 * tl.sqrt(wanted * (total - wanted) * tl.sum(weights * weights, 0)) / tl.maximum(total, 1e-30)
     nothing = tl.zeros([N_SAMPLES], tl.float32)
-    a = _bound(x, weights, nothing, base, slope, share * total + error, 1)
-    c = _bound(x, weights, nothing, base, slope, share * total - error, 1)
+    a = _bound(x, weights, nothing, base, slope, wanted + error, 1)
+    c = _bound(x, weights, nothing, base, slope, wanted - error, 1)
     return tl.maximum(a, floor), tl.maximum(c, floor)
 
 
 @triton.jit
 def _search_row(
-    start, width, peaks, floor, base, slope, target, found, columns, values,
+    start, width, peaks, floor, base, slope, target, share, found, columns, values,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
     """`_largest_with` for a whole row: passes that each cut the range in four, until what is left can be collected.
@@ -258,11 +263,11 @@ def _search_row(
     The first cut is a guess from a sample. Later ones are even in the logits, and from the seventh on even in the
     ordered bits, which ends for any values.
     """
-    total = _mass(start, width, floor, base, slope, ROW_TILE)
-    a, c = _guess(start, width, floor, base, slope, tl.minimum(target / total, 1.0))
+    a, c = _guess(start, width, floor, base, slope, target, share)
     b = tl.where(a > float("-inf"), 0.5 * a + 0.5 * c, c)
     lower, upper = floor, _float_of(_key_of(base) + 1)
-    above, n_lower, n_upper = total * 0, total * 0 + width, total * 0
+    above, n_upper = target * 0, slope * 0
+    n_lower = n_upper + width
     turn = 0
     while (n_lower - n_upper > ROOM) & (_key_of(upper) - _key_of(lower) > 1):
         mass_a, mass_b, mass_c, n_a, n_b, n_c = _measure(start, width, base, slope, a, b, c)

@@ -98,7 +98,7 @@ def _select(
     inverse = tl.load(controls + line + row)
     drop = tl.load(controls + 2 * line + row)
     top_k = tl.load(controls + 3 * line + row)
-    top_p = tl.load(controls + 4 * line + row).to(tl.float32)
+    top_p = tl.load(controls + 4 * line + row)
     slope = tl.maximum(inverse.to(tl.float32), LEAST_SLOPE)
     start = logits + row * stride
     peaks_at = floats + row * (2 * n_groups + room)

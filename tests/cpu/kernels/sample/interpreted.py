@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import torch
 import triton
@@ -9,6 +11,7 @@ import triton.language as tl
 from test_sample_choose import FEATURES, assert_agrees, joined, make_draw
 
 from quire.kernels.sample import draw as plain
+from quire.kernels.sample import floors
 from quire.kernels.sample import triton as kernels
 from quire.kernels.sample.draw import Choice, Draw
 
@@ -50,10 +53,77 @@ def check_choices(width: int) -> None:
     assert choose(logits[few], draw.take(few)).token_ids.tolist() == choice.token_ids[few].tolist()
 
 
+def spy(name: str, calls: collections.Counter[str]) -> None:
+    """Count the calls of a function of `floors`."""
+    function = getattr(floors, name)
+
+    def counted(*args: object) -> object:
+        calls[name] += 1
+        return function(*args)
+
+    setattr(floors, name, counted)
+
+
+def check_ways() -> None:
+    """Few logits, many, more than can be collected, and equal ones: each takes its own way to the floor."""
+    calls: collections.Counter[str] = collections.Counter()
+    for name in ("_rank", "_largest_with", "_search_row"):
+        spy(name, calls)
+    width = 12_000
+    normal = torch.randn(1, width, generator=torch.Generator().manual_seed(1))
+    outlier = normal * 0.01
+    outlier[0, 7] = -3e38
+    banned = normal.masked_fill(normal > 0.5, -torch.inf)
+    cases = [
+        (normal * 4, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}, {"_rank": 1}),
+        (normal * 4, {"top_k": 90, "min_p": 1.0}, {"_rank": 1}),
+        (normal * 2, {"top_p": 0.9}, {"_largest_with": 1}),
+        (normal * 2, {"min_p": 1e-3, "top_p": 0.999}, {"_largest_with": 1}),
+        (normal * 0.3, {"top_p": 0.9}, {"_search_row": 1, "_largest_with": 1}),
+        (normal * 2, {"top_k": 9000, "top_p": 0.999}, {"_search_row": 2, "_largest_with": 2}),
+        (outlier, {"top_k": width - 1}, {"_search_row": 1, "_largest_with": 1}),
+        (banned, {"top_k": 4000, "temperature": 100.0}, {"_search_row": 1, "_largest_with": 1}),
+        (normal * 0 + 1.5, {"top_k": 3, "top_p": 0.5}, {"_search_row": 2}),
+        (normal * 0.3, {"top_k": width, "min_p": 1e-6}, {}),
+    ]
+    for i, (logits, values, expected) in enumerate(cases):
+        calls.clear()
+        draw = make_draw(1, seed=i, **values)
+        assert_agrees(choose(logits, draw), logits, draw)
+        assert calls == expected, (values, calls)
+
+
+def check_random_shapes(n_cases: int) -> None:
+    """Odd sizes, ties, bans, sorted rows, extreme scales and temperatures."""
+    rng = np.random.default_rng(0)
+    for i in range(n_cases):
+        width = int(rng.choice([rng.integers(1, 300), rng.integers(300, 6000)]))
+        logits = torch.randn(2, width, generator=torch.Generator().manual_seed(i))
+        logits *= float(rng.choice([0.01, 1, 3, 10, 1e4, 1e30]))
+        shape = i % 4
+        if shape == 1:
+            logits = (logits * 2).round() / 2
+        elif shape == 2:
+            logits[:, 1::2] = -torch.inf
+        elif shape == 3:
+            logits = logits.sort(1, descending=bool(i % 8 == 3)).values
+        values: dict[str, float] = {"temperature": float(rng.choice([1e-5, 0.05, 0.7, 2, 100, 1e38]))}
+        if i % 2:
+            values["top_p"] = float(rng.choice([1e-6, 0.1, 0.9, 0.999999]))
+        if i % 3:
+            values["top_k"] = int(rng.choice([1, 2, 50, 1000, width, width + 1]))
+        if i % 5 == 0:
+            values["min_p"] = float(rng.choice([1e-9, 0.1, 1]))
+        draw = make_draw(2, seed=i, **values)
+        assert_agrees(choose(logits, draw), logits, draw)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with np.errstate(all="ignore"):
         check_random_bits()
         for n_columns in (5, 4500):
             check_choices(n_columns)
+        check_random_shapes(40)
+        check_ways()
     print("fine")
