@@ -1,0 +1,147 @@
+// Stands in for csrc/cuda/hopper.h where there is no GPU: what csrc/cuda/rows.cu needs of CUDA, on threads of the host.
+//
+// Blocks run one after another, the threads of a block at once. At the wait for the previous grid the bytes given to
+// `emulated_arrival` appear: until then a kernel sees what its predecessor has not written yet.
+#pragma once
+#include <algorithm>
+#include <barrier>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __grid_constant__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__ static
+
+using std::max, std::min;
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+struct int4 {
+    int x, y, z, w;
+};
+struct float2 {
+    float x, y;
+};
+struct __half2 {
+    _Float16 x, y;
+};
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+
+template <class To, class From> To same_bits(From x) {
+    static_assert(sizeof(To) == sizeof(From));
+    To y;
+    std::memcpy(&y, &x, sizeof y);
+    return y;
+}
+inline float __uint_as_float(uint32_t x) { return same_bits<float>(x); }
+inline float __int_as_float(int x) { return same_bits<float>(x); }
+inline float2 __half22float2(__half2 x) { return {float(x.x), float(x.y)}; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float x) { return std::exp(x); }
+inline float rsqrtf(float x) { return 1.f / std::sqrt(x); }
+
+inline thread_local dim3 threadIdx, blockIdx;
+inline dim3 blockDim;
+
+namespace emulated {
+inline std::unique_ptr<std::barrier<>> block;
+inline std::vector<std::unique_ptr<std::barrier<>>> warps;
+inline float exchanged[1024];
+inline const void* arrival_from = nullptr;
+inline void* arrival_to = nullptr;
+inline size_t arrival_bytes = 0;
+}  // namespace emulated
+
+inline void __syncthreads() { emulated::block->arrive_and_wait(); }
+inline float __shfl_xor_sync(unsigned, float x, int mask) {
+    std::barrier<>& warp = *emulated::warps[threadIdx.x / 32];
+    emulated::exchanged[threadIdx.x] = x;
+    warp.arrive_and_wait();
+    const float found = emulated::exchanged[threadIdx.x ^ mask];
+    warp.arrive_and_wait();
+    return found;
+}
+
+namespace quire {
+struct Element {
+    uint16_t bits;
+};
+inline uint16_t narrowed(float x) {
+#if QUIRE_BF16
+    const uint32_t bits = same_bits<uint32_t>(x);
+    return std::isnan(x) ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#else
+    return same_bits<uint16_t>(static_cast<_Float16>(x));
+#endif
+}
+inline uint32_t pack(float low, float high) { return narrowed(low) | uint32_t(narrowed(high)) << 16; }
+inline int4 load_here(const int4* from) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) std::abort();
+    return *from;
+}
+inline void let_next_grid_start() {}
+inline void wait_for_previous_grid() {
+    __syncthreads();
+    if (threadIdx.x == 0 && emulated::arrival_bytes)
+        std::memcpy(emulated::arrival_to, emulated::arrival_from, emulated::arrival_bytes);
+    __syncthreads();
+}
+}  // namespace quire
+
+extern "C" void emulated_arrival(const void* from, void* to, size_t n_bytes) {
+    emulated::arrival_from = from, emulated::arrival_to = to, emulated::arrival_bytes = n_bytes;
+}
+
+using cudaError_t = int;
+using cudaStream_t = void*;
+enum { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+struct cudaLaunchAttribute {
+    int id;
+    struct {
+        int programmaticStreamSerializationAllowed;
+    } val;
+};
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    cudaStream_t stream;
+    cudaLaunchAttribute* attrs;
+    int numAttrs;
+};
+
+template <class Kernel, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, Kernel kernel, const Arguments&... arguments) {
+    const int n_threads = config->blockDim.x;
+    const dim3 grid = config->gridDim;
+    blockDim = config->blockDim;
+    emulated::block = std::make_unique<std::barrier<>>(n_threads);
+    emulated::warps.clear();
+    for (int i = 0; i < n_threads / 32; ++i) emulated::warps.push_back(std::make_unique<std::barrier<>>(32));
+    std::barrier<> between(n_threads);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < n_threads; ++t) {
+        threads.emplace_back([&, t] {
+            threadIdx = dim3(t, 0, 0);
+            for (unsigned i = 0; i < grid.x * grid.y * grid.z; ++i) {
+                blockIdx = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
+                kernel(arguments...);
+                between.arrive_and_wait();
+            }
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    return cudaSuccess;
+}
