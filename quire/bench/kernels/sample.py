@@ -26,19 +26,22 @@ CONTROLS: dict[str, dict[str, float]] = {
     "top_p 0.9": {"top_p": 0.9},
     "min_p 0.05": {"min_p": 0.05},
     "top_k 20, top_p 0.8": {"top_k": 20, "top_p": 0.8},
+    "top_k 50, top_p 0.9, min_p 0.05": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
 }
 QUICK = ("greedy", "top_k 20, top_p 0.8")
-SIZES = {"cuda": (64, 151936), "cpu": (16, 151936)}
+SIZES = {"cuda": [(1, 151936), (64, 151936), (256, 151936)], "cpu": [(16, 151936)]}
+"""Rows and logits of each. The largest is part of a quick run."""
 SMALL = (12, 1000)
 
 
 def cases(op: str, setting: Setting) -> Iterator[Case]:
-    """One case a kind of control."""
-    n_rows, width = SIZES[setting.device.type]
-    for name, controls in CONTROLS.items():
-        contenders = functools.partial(_contenders, setting, controls)
-        work = Work(4.0 * n_rows * width)
-        yield Case(op, f"{n_rows} x {width} {name}", work, contenders, quick=name in QUICK)
+    """One case a size and kind of control."""
+    sizes = SIZES[setting.device.type]
+    for n_rows, width in sizes:
+        for name, controls in CONTROLS.items():
+            contenders = functools.partial(_contenders, setting, (n_rows, width), controls)
+            is_quick = name in QUICK and (n_rows, width) == sizes[-1]
+            yield Case(op, f"{n_rows} x {width} {name}", Work(4.0 * n_rows * width), contenders, quick=is_quick)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
@@ -80,8 +83,7 @@ def plain(
     return torch.multinomial(logits.softmax(-1), 1)
 
 
-def _contenders(setting: Setting, controls: dict[str, float]) -> Iterable[Contender]:
-    shape = SIZES[setting.device.type]
+def _contenders(setting: Setting, shape: tuple[int, int], controls: dict[str, float]) -> Iterable[Contender]:
     n_copies = setting.timer.n_copies(4 * shape[0] * shape[1])
     copies = [3 * setting.randn(*shape, dtype=torch.float32) for _ in range(n_copies)]
     lines = upload(draw(shape[0], **controls).controls(), setting.device)
