@@ -115,7 +115,7 @@ class Arrivals:
 
     def _params(self) -> SamplingParams:
         choose, chance, integer = self.random.choice, self.random.random, self.random.randint
-        n_out = choose([integer(1, 16), integer(1, self._max_output), self._max_output])
+        n_out = choose([integer(1, 16), integer(1, self._max_output)])
         fields: dict[str, Any] = {
             "temperature": choose([0.0, 0.0, 0.0, 0.7, 1.0, 2.0, 0.01]),
             "max_tokens": n_out,

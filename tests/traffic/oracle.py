@@ -100,7 +100,7 @@ class Oracle:
                     expected = expected.unflatten(1, (len(pages), -1)).transpose(0, 1)
                     off = (stored[layer][where].float() - expected).square().flatten(1).mean(1)
                     share = float((off / expected.square().mean()).max().sqrt())
-                    worst = max(worst, np.inf if np.isnan(share) else share)
+                    worst = max(worst, _finite(share))
             self.verdicts.n_pages += len(pages)
             self.verdicts.worst_key = max(self.verdicts.worst_key, worst)
             if worst > self.key_error:
@@ -146,7 +146,7 @@ class Oracle:
         for i, (line, token) in enumerate(zip(lines, targets, strict=True)):
             x = logits[i]
             table = x - x.max() - np.log(np.exp(x - x.max()).sum())
-            difference = abs(line.chosen - table[token])
+            difference = _finite(line.chosen - table[token])
             self.verdicts.n_logprobs += 1
             self.verdicts.logprob_error += difference
             self.verdicts.worst_logprob = max(self.verdicts.worst_logprob, difference)
@@ -164,6 +164,11 @@ class Oracle:
                 what = f"logprobs of row {i}: {line} where {table[token]:.4f} is right"
                 self.verdicts.faults.append(f"{record.name}: wrong {what}; {described(record)}")
                 return
+
+
+def _finite(difference: float) -> float:
+    """Its size; something huge that JSON can hold in place of NaN."""
+    return min(abs(float(np.nan_to_num(difference, nan=1e9))), 1e9)
 
 
 def described(record: Record) -> str:

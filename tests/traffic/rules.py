@@ -72,7 +72,7 @@ def explains(control: Control, x: np.ndarray, token: int, position: int, error: 
     if control.is_greedy:
         return bool(x[token] >= x.max() - 2 * error)
     low, high = _interval(control, x, token, error)
-    return low - ROUNDING <= control.uniform(position) <= high + ROUNDING
+    return bool(low - ROUNDING <= control.uniform(position) <= high + ROUNDING)
 
 
 def is_best(control: Control, x: np.ndarray, token: int, position: int) -> bool:
@@ -80,7 +80,7 @@ def is_best(control: Control, x: np.ndarray, token: int, position: int) -> bool:
     if control.is_greedy:
         return token == int(x.argmax())
     low, high = _interval(control, x, token, 0.0)
-    return low <= control.uniform(position) < high
+    return bool(low <= control.uniform(position) < high)
 
 
 def _interval(control: Control, x: np.ndarray, token: int, error: float) -> tuple[float, float]:

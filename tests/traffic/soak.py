@@ -7,6 +7,7 @@ and what the idle engine still holds is a leak. `Soak.run` returns a `Summary`; 
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import dataclasses
 import pathlib
 import time
@@ -18,7 +19,9 @@ from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
 from quire.core.errors import QueueFull, RequestError
 from quire.core.events import Cancel, CancelSeq, FinishReason, SeqDelta, Submit
+from quire.core.plan import StepPlan
 from quire.core.request import Request
+from quire.core.result import StepResult
 from quire.engine.build import build_engine
 from quire.engine.intake import Intake
 from traffic.arrivals import Arrivals
@@ -30,7 +33,7 @@ BATCH: Final = 32
 """Sequences judged at once."""
 POISON_EVERY: Final = 7
 """Steps."""
-LOADS: Final = (0, 4, 12, 30, 60)
+LOADS: Final = (0, 8, 20, 40, 80)
 """Live requests that arrivals aim at, in turn."""
 MAX_KEPT_FAULTS: Final = 20
 ERRORS: Final = {
@@ -69,6 +72,8 @@ class Summary:
     preemptions: int = 0
     prefix_hits: int = 0
     finished: dict[str, int] = dataclasses.field(default_factory=dict)
+    kinds: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """Steps that only decode, that are mixed with prompts or are prompts only; steps that share a prefix."""
     idle_moments: int = 0
     verdicts: Verdicts = dataclasses.field(default_factory=Verdicts)
     objects_first: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -104,6 +109,8 @@ class Soak:
         self._ended = {reason.value: 0 for reason in FinishReason}
         self._doomed: set[str] = set()
         self._load = LOADS[1]
+        self._execute = self.core.executor.submit
+        self.core.executor.submit = self._count_step  # the plan is nowhere else once its step is committed
 
     def run(self, seconds: float = 0.0, n_steps: int = 0, n_idle: int = 4) -> Summary:
         """Traffic for so many seconds or steps, with `n_idle` idle moments on the way and one at the end."""
@@ -122,6 +129,17 @@ class Soak:
         self.drain()
         self._finish(time.monotonic() - start_s)
         return self.summary
+
+    def replay(self, schedule: list[tuple[int, Request]]) -> dict[str, list[int]]:
+        """Submit each request before the step named with it, without cancellations; returns tokens by sequence."""
+        self.answers = {}
+        for step, request in schedule:
+            while self.summary.steps < step and self.core.has_work():
+                self.turn()
+            self.submit(request)
+        self.drain()
+        self._finish(0.0)
+        return self.answers
 
     def submit(self, request: Request, *, doomed: bool = False) -> None:
         """Hand over a request and follow it; a full queue may refuse it."""
@@ -169,6 +187,14 @@ class Soak:
         summary.objects_last = live_objects(self.device)
         if not summary.objects_first:
             summary.objects_first = summary.objects_last
+
+    def _count_step(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
+        spans = zip(plan.spans.wants, plan.spans.lengths, strict=True)
+        n_decodes = sum(wants and length == 1 for wants, length in spans)
+        kind = "decode" if n_decodes == len(plan.spans) else "mixed" if n_decodes else "prompt"
+        self.summary.kinds[kind] += 1
+        self.summary.kinds["shared"] += bool(plan.shared_prefixes)
+        return self._execute(plan)
 
     def _arrive(self) -> None:
         source, random = self.arrivals, self.arrivals.random
