@@ -32,16 +32,17 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None
     """See `op.choose_by`."""
     n_rows, width = logits.shape
     n_groups, room = triton.cdiv(width, GROUP), min(ROOM, width)
-    floats = torch.empty((n_rows, 2 * n_groups + room), dtype=torch.float32, device=logits.device)
-    ints = torch.empty((n_rows, n_groups + room), dtype=torch.int32, device=logits.device)
+    padded = triton.next_power_of_2(n_groups)
+    floats = torch.empty((n_rows, 2 * padded + room), dtype=torch.float32, device=logits.device)
+    ints = torch.empty((n_rows, padded + room), dtype=torch.int32, device=logits.device)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
         logits, logits.stride(0), width, controls, controls.stride(0), floats, n_groups, room,
-        GROUP=GROUP, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, num_warps=4,
+        GROUP=GROUP, N_GROUPS=padded, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, num_warps=4,
     )  # fmt: skip
     _select[(n_rows,)](
         logits, logits.stride(0), width, controls, controls.stride(0), floats, ints, n_groups, room,
         out.token_ids, out.status,
-        GROUP=GROUP, N_GROUPS=triton.next_power_of_2(n_groups), ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
+        GROUP=GROUP, N_GROUPS=padded, ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
         FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, num_warps=8, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 
@@ -49,13 +50,15 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None
 @triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls"])
 def _group_stats(
     logits, stride, width, controls, line, floats, n_groups, room,
-    GROUP: tl.constexpr, CHUNK: tl.constexpr, LEAST_SLOPE: tl.constexpr,
+    GROUP: tl.constexpr, N_GROUPS: tl.constexpr, CHUNK: tl.constexpr, LEAST_SLOPE: tl.constexpr,
 ):  # fmt: skip
     """Of each group of one chunk of a row: the largest logit and the sum of weights relative to it (NaN if one is).
 
     A group is cut into four parts, so that eight neighbouring threads hold it and each adds up four runs of its own:
 
         parts x groups x columns of a part
+
+    floats: scratch of a row: [N_GROUPS] largest logits, [N_GROUPS] sums, [room] logits collected by `_select`.
     """
     PART: tl.constexpr = GROUP // 4
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -67,9 +70,9 @@ def _group_stats(
     peaks = tl.max(tl.max(x, 0), 1)
     base = tl.where(peaks > float("-inf"), peaks, 0.0)
     sums = tl.sum(tl.sum(tl.exp((x - base[None, :, None]) * slope), 0), 1)
-    place = floats + row * (2 * n_groups + room) + group
+    place = floats + row * (2 * N_GROUPS + room) + group
     tl.store(place, peaks, mask=group < n_groups)
-    tl.store(place + n_groups, sums, mask=group < n_groups)
+    tl.store(place + N_GROUPS, sums, mask=group < n_groups)
 
 
 @triton.jit
@@ -92,7 +95,7 @@ def _select(
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr,
 ):  # fmt: skip
-    """The token and status of one row."""
+    """The token and status of one row. ints: scratch of a row: [N_GROUPS] groups listed, [room] columns collected."""
     row = tl.program_id(0).to(tl.int64)
     uniform = tl.load(controls + row)
     inverse = tl.load(controls + line + row)
@@ -101,8 +104,8 @@ def _select(
     top_p = tl.load(controls + 4 * line + row)
     slope = tl.maximum(inverse.to(tl.float32), LEAST_SLOPE)
     start = logits + row * stride
-    peaks_at = floats + row * (2 * n_groups + room)
-    sums_at = peaks_at + n_groups
+    peaks_at = floats + row * (2 * N_GROUPS + room)
+    sums_at = peaks_at + N_GROUPS
     groups = tl.arange(0, N_GROUPS)
     peaks = tl.load(peaks_at + groups, mask=groups < n_groups, other=float("-inf"))
     sums = tl.load(sums_at + groups, mask=groups < n_groups, other=0.0)
@@ -116,10 +119,10 @@ def _select(
     entries, n_entries, floor, is_list = start, width, float("-inf"), 0
     is_cut = (drop > float("-inf")) | ((top_k > 0) & (top_k < width)) | (top_p < 1)
     if (code == FINE) & (inverse > 0) & is_cut:
-        found = ints + row * (n_groups + room)
+        found = ints + row * (N_GROUPS + room)
         entries, n_entries, floor = floor_of(
-            start, width, peaks, shares, base, slope, drop, top_k, top_p, found, found + n_groups,
-            sums_at + n_groups, GROUP, N_GROUPS, ROOM,
+            start, width, peaks, shares, base, slope, drop, top_k, top_p, found, found + N_GROUPS,
+            sums_at + N_GROUPS, GROUP, N_GROUPS, ROOM,
         )  # fmt: skip
         is_list = (n_entries < width).to(tl.int32)
         block_sums(entries, n_entries, base, slope, floor, sums_at, GROUP)
@@ -135,7 +138,7 @@ def _select(
     largest = tl.min(tl.where(x == tl.max(x, 0), within, GROUP - 1), 0)
     drawn, _ = _first_above(weights_of(x, base, slope, floor), target - before, within, GROUP)
     at = group * GROUP + tl.where((inverse == 0) | (drawn == GROUP), largest, drawn)
-    token = tl.load(ints + row * (n_groups + room) + n_groups + at, mask=is_list > 0, other=0)
+    token = tl.load(ints + row * (N_GROUPS + room) + N_GROUPS + at, mask=is_list > 0, other=0)
     token = tl.where(is_list > 0, token, at)
     tl.store(token_ids + row, tl.where(code == FINE, token, 0))
     tl.store(status + row, code.to(tl.uint8))

@@ -33,7 +33,7 @@ from quire.kernels.sample import triton as kernels
 stats = dict(logits="*fp32", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32",
              n_groups="i32", room="i32")
 cases = [
-    (kernels._group_stats, stats, dict(GROUP=128, CHUNK=2048, LEAST_SLOPE=1.2e-38)),
+    (kernels._group_stats, stats, dict(GROUP=128, N_GROUPS=2048, CHUNK=2048, LEAST_SLOPE=1.2e-38)),
     (kernels._select, stats | dict(ints="*i32", token_ids="*i32", status="*u8"),
      dict(GROUP=128, N_GROUPS=2048, ROOM=8192, LEAST_SLOPE=1.2e-38, FINE=0, NON_FINITE=1, EMPTY=2)),
 ]
