@@ -24,7 +24,7 @@ class Limits(msgspec.Struct, frozen=True):
     """As `Pace.factor`; 0: prompts are cut by the token budget only."""
 
 
-DEFAULT_SEQS = {"cuda": 512, "cpu": 64, "null": 256}
+DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
 DEFAULT_STALL_FACTOR = {"cuda": 1.75, "cpu": 0.0, "null": 0.0}

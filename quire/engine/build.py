@@ -15,7 +15,7 @@ from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
 from quire.compute.models.dense import DenseModel
-from quire.compute.runner.graphs import StepGraphs, decode_sizes
+from quire.compute.runner.graphs import StepGraphs, decode_sizes, mixed_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
@@ -63,8 +63,12 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     device = make_device(config)
     limits = resolve(config, arch, device.name, is_server=is_server)
     model = _load(config, limits, folder, arch, device)
-    graph_sizes = () if device.name != "cuda" or config.enforce_eager else tuple(decode_sizes(limits.max_num_seqs))
-    n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, model.n_bytes)
+    graph_sizes: tuple[int, ...] = ()
+    mixed_rows = 0
+    if device.name == "cuda" and not config.enforce_eager:
+        graph_sizes = tuple(decode_sizes(limits.max_num_seqs))
+        mixed_rows = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)[-1]
+    n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, mixed_rows, model.n_bytes)
     pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device)
     tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding

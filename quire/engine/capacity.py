@@ -35,10 +35,15 @@ class Memory(Protocol):
 
 
 def equation(
-    config: EngineConfig, limits: Limits, arch: ModelArch, taken_bytes: int = 0, graph_sizes: tuple[int, ...] = ()
+    config: EngineConfig,
+    limits: Limits,
+    arch: ModelArch,
+    taken_bytes: int = 0,
+    graph_sizes: tuple[int, ...] = (),
+    mixed_rows: int = 0,
 ) -> MemoryEquation:
     """The terms for one engine; taken_bytes: memory in use once the weights are loaded (0: computed); graph_sizes: the
-    decode steps that will be captured."""
+    decode steps that will be captured; mixed_rows: the largest other one."""
     return MemoryEquation(
         shape=arch,
         page_size=config.block_size,
@@ -49,6 +54,7 @@ def equation(
         kv_itemsize=ITEMSIZES[limits.dtype],
         loaded_weights_bytes=taken_bytes,
         graph_sizes=graph_sizes,
+        mixed_rows=mixed_rows,
     )
 
 
@@ -58,6 +64,7 @@ def size_pool(
     arch: ModelArch,
     memory: Memory,
     graph_sizes: tuple[int, ...] = (),
+    mixed_rows: int = 0,
     weights_bytes: int = 0,
 ) -> tuple[int, Limits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
@@ -66,7 +73,9 @@ def size_pool(
     Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
     """
     taken_bytes = memory.total_bytes() - memory.free_bytes()
-    terms = equation(config, limits, arch, taken_bytes if memory.name != "cpu" else weights_bytes, graph_sizes)
+    terms = equation(
+        config, limits, arch, taken_bytes if memory.name != "cpu" else weights_bytes, graph_sizes, mixed_rows
+    )
     budget_bytes = _budget(config, terms, memory)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():

@@ -17,13 +17,16 @@ from quire.planner.shape import Shape, kv_numbers_per_token, n_weights
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
-LOGITS_COPIES = 4
-"""Float32 arrays of [rows, vocab] alive at once in sampling: logits, sorted values, their indices, cumulative sums."""
+LOGITS_COPIES = 2
+"""Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
+LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
+"""Rows of attention's tiles, tokens x query heads of a KV head; more heads than these make small tiles of their own."""
 GRAPH_PARTS = 2 * 256
 """Partial results of a query head group that a captured decode keeps: two for each cut, one cut for each block of the
 grid, at most as many as any GPU of today has multiprocessors."""
-GRAPH_OWN_BYTES = 2 << 20
-"""A round estimate, not measured: what the driver takes for one graph besides its tensors."""
+GRAPH_OWN_BYTES = 6 << 20
+"""A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its body,
+its tail and a mixed one."""
 MIN_PAGES = 2
 """The dummy page and one for a sequence."""
 
@@ -47,6 +50,9 @@ class MemoryEquation:
     graph_sizes: tuple[int, ...] = ()
     """Sequences of each captured decode step; empty where none is captured. They are captured once the pool stands, so
     their memory is kept free beforehand."""
+
+    mixed_rows: int = 0
+    """Rows of the largest captured step that is not decode alone; 0 where none is captured."""
 
     @property
     def weights_bytes(self) -> int:
@@ -74,15 +80,19 @@ class MemoryEquation:
 
     @property
     def graphs_bytes(self) -> int:
-        """What captured decode steps keep, all together: partial attention (float32 rows of a query head group and one
-        number a row), one set of float32 logits and of activations."""
+        """What captured steps keep, all together: partial attention (float32 rows of a query head group and one
+        number a row), one set of float32 logits and of activations, and what the driver takes."""
         if not self.graph_sizes:
             return 0
-        shape = self.shape
-        partial = GRAPH_PARTS * shape.n_heads // shape.n_kv_heads * (shape.head_dim + 1)
-        logits = max(self.graph_sizes) * shape.vocab_size
-        activations = self.workspace_bytes * max(self.graph_sizes) // self.max_num_batched_tokens
-        return (partial + logits) * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
+        shape, n_rows = self.shape, max(*self.graph_sizes, self.mixed_rows)
+        group = shape.n_heads // shape.n_kv_heads
+        partial_rows = GRAPH_PARTS * group
+        if self.mixed_rows:
+            n_large = 1 + (self.mixed_rows + self.max_num_seqs) // (max(1, SMALL_TILE_ROWS // group) + 1)
+            partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * shape.n_kv_heads
+        numbers = partial_rows * (shape.head_dim + 1) + max(self.graph_sizes) * shape.vocab_size
+        activations = self.workspace_bytes * n_rows // self.max_num_batched_tokens
+        return numbers * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property
     def page_bytes(self) -> int:

@@ -20,6 +20,7 @@ from quire.compute.models.dense import DenseModel
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
+from quire.config.arch import ModelArch
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
@@ -41,18 +42,20 @@ SHARING_PAYS_BYTES: Final = 1 << 30
 
 
 def decode_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, then every 8 to 64, every 16 to 256, every 32 up to `largest`, which is always among them."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest + 1, 32)]
+    """1, 2, 4, 8, then every 8 to 64, every 16 to 256, every 32 to 512, every 64 up to `largest`, always among them."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, largest + 1, 64)]
     return sorted({size for size in sizes if size < largest} | {largest})
 
 
-def mixed_sizes(flops_per_row: float, largest: int, max_num_seqs: int) -> list[int]:
+def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
     """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`.
 
     Every decode step fits one: it may share prefixes.
     """
+    flops_per_row = 2.0 * arch.n_layers * layer_weights(arch)
     most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
-    return [size for size in [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, 2049, 128)] if size <= most]
+    sizes = [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, MAX_MIXED_ROWS + 1, 128)]
+    return sorted({size for size in sizes if size < most} | {most})
 
 
 @dataclasses.dataclass(slots=True)
@@ -86,15 +89,15 @@ class StepGraphs:
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._vocab_limit = vocab_limit
         self._tail_sizes = decode_sizes(max_num_seqs)
-        mixed = mixed_sizes(2.0 * arch.n_layers * layer_weights(arch), max_num_batched_tokens, max_num_seqs)
-        n_rows = max([max_num_seqs, *mixed])
+        mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
+        n_rows = max(max_num_seqs, mixed[-1])
         self._staging = device.staging(STAGING_BYTES)
         self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
         self._controls = self._staging.section((N_CONTROLS, max_num_seqs), torch.float64)
         self._rows = self._staging.section((N_ROW_LINES, n_rows), torch.int64)
         lists = self._staging.rest(torch.int32)
         self._decode = Bodies(self._tail_sizes, self._buffers(lists, max_num_seqs))
-        self._mixed = Bodies(mixed, self._buffers(lists, max_num_seqs, mixed[-1])) if mixed else None
+        self._mixed = Bodies(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
@@ -114,16 +117,13 @@ class StepGraphs:
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
         start_s = time.perf_counter()
-        for bodies in filter(None, (self._decode, self._mixed)):
+        for bodies in (self._decode, self._mixed):
             for size in reversed(bodies.sizes):
                 bodies.replays[size] = self._capture_body(size, bodies.buffers)
         for size in reversed(self._tail_sizes):
             self._tails[size] = self._capture_tail(size)
-        n_mixed, n_decode = len(self._mixed.sizes) if self._mixed else 0, len(self._tail_sizes)
-        logger.info(
-            "graphs: %d decode, %d mixed, %d tails captured in %.1f s",
-            n_decode, n_mixed, n_decode, time.perf_counter() - start_s,
-        )  # fmt: skip
+        n_decode, n_mixed, took_s = len(self._decode.sizes), len(self._mixed.sizes), time.perf_counter() - start_s
+        logger.info("graphs: %d decode, %d mixed, %d tails captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
 
     def bodies_for(self, batch: FlatBatch, writes: PageWrites, shared: Sequence[SharedPrefix]) -> Bodies | None:
         """The graphs that can run this step at its best, or None if it is better off without."""
@@ -133,7 +133,7 @@ class StepGraphs:
         if is_decode and saved_bytes < SHARING_PAYS_BYTES:
             return self._decode
         mixed = self._mixed
-        if mixed and n_rows <= mixed.sizes[-1] and len(writes.at) <= mixed.bucket(n_rows):
+        if n_rows <= mixed.sizes[-1] and len(writes.at) <= mixed.bucket(n_rows):
             return mixed
         return None
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planner_shapes import LLAMA_8B, QWEN_600M, Shape
 
 from quire.core.errors import ConfigError
-from quire.planner.memory import MIN_PAGES, MemoryEquation
+from quire.planner.memory import GRAPH_OWN_BYTES, MIN_PAGES, MemoryEquation
 from quire.planner.shape import n_weights
 
 
@@ -57,10 +59,15 @@ def test_captured_steps_take_partial_rows_and_logits_once() -> None:
     logits = 256 * 151936 * 4
     partial = 2 * 256 * 2 * 129 * 4
     assert logits + partial < one.graphs_bytes < 1.5 * (logits + partial)
-    assert 0 < two.graphs_bytes - one.graphs_bytes < partial * 8
+    assert two.graphs_bytes - one.graphs_bytes == GRAPH_OWN_BYTES
     assert one.fixed_bytes - none.fixed_bytes == one.graphs_bytes
     assert one.pages_within(16 * 2**30) < none.pages_within(16 * 2**30)
     assert "--enforce-eager" in one.explain(16 * 2**30)
+
+
+def test_larger_captured_steps_take_more() -> None:
+    sizes = [dataclasses.replace(equation(QWEN_600M, (256,)), mixed_rows=n).graphs_bytes for n in (0, 512, 1024)]
+    assert sizes[0] < sizes[1] < sizes[2] < 2**30
 
 
 def test_what_does_not_fit_explains_itself() -> None:
