@@ -9,9 +9,12 @@ the controls on the device, so that a graph serves any of them.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice
 from quire.kernels.sample.floors import block_sums, floor_of, weights_of
@@ -35,22 +38,32 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None
     padded = triton.next_power_of_2(n_groups)
     floats = torch.empty((n_rows, 2 * padded + room), dtype=torch.float32, device=logits.device)
     ints = torch.empty((n_rows, padded + room), dtype=torch.int32, device=logits.device)
+    dependent = _has_dependent_launch(logits.device)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
         logits, logits.stride(0), width, controls, controls.stride(0), floats, n_groups, room,
-        GROUP=GROUP, N_GROUPS=padded, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, num_warps=4,
+        GROUP=GROUP, N_GROUPS=padded, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, DEPENDENT=dependent,
+        num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _select[(n_rows,)](
         logits, logits.stride(0), width, controls, controls.stride(0), floats, ints, n_groups, room,
         out.token_ids, out.status,
         GROUP=GROUP, N_GROUPS=padded, ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
-        FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, num_warps=8, maxnreg=MAX_REGISTERS,
+        FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, DEPENDENT=dependent,
+        num_warps=8, maxnreg=MAX_REGISTERS, launch_pdl=dependent,
     )  # fmt: skip
+
+
+@functools.cache
+def _has_dependent_launch(device: torch.device) -> bool:
+    """Kernels may be launched before the one before has ended (programmatic dependent launch), then wait for it."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls"])
 def _group_stats(
     logits, stride, width, controls, line, floats, n_groups, room,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, CHUNK: tl.constexpr, LEAST_SLOPE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Of each group of one chunk of a row: the largest logit and the sum of weights relative to it (NaN if one is).
 
@@ -60,6 +73,9 @@ def _group_stats(
 
     floats: scratch of a row: [N_GROUPS] largest logits, [N_GROUPS] sums, [room] logits collected by `_select`.
     """
+    if DEPENDENT:  # nothing is read or written before the kernel before this one has ended
+        gdc_wait()
+        gdc_launch_dependents()
     PART: tl.constexpr = GROUP // 4
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
@@ -93,9 +109,11 @@ def _first_above(weights, target, index, NOWHERE: tl.constexpr):
 def _select(
     logits, stride, width, controls, line, floats, ints, n_groups, room, token_ids, status,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
-    FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr,
+    FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The token and status of one row. ints: scratch of a row: [N_GROUPS] groups listed, [room] columns collected."""
+    if DEPENDENT:
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     uniform = tl.load(controls + row)
     inverse = tl.load(controls + line + row)

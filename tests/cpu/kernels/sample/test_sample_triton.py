@@ -33,17 +33,18 @@ from quire.kernels.sample import triton as kernels
 stats = dict(logits="*fp32", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32",
              n_groups="i32", room="i32")
 cases = [
-    (kernels._group_stats, stats, dict(GROUP=128, N_GROUPS=2048, CHUNK=2048, LEAST_SLOPE=1.2e-38)),
+    (kernels._group_stats, stats, dict(GROUP=128, N_GROUPS=2048, CHUNK=2048, LEAST_SLOPE=1.2e-38, DEPENDENT=True)),
     (kernels._select, stats | dict(ints="*i32", token_ids="*i32", status="*u8"),
-     dict(GROUP=128, N_GROUPS=2048, ROOM=8192, LEAST_SLOPE=1.2e-38, FINE=0, NON_FINITE=1, EMPTY=2)),
+     dict(GROUP=128, N_GROUPS=2048, ROOM=8192, LEAST_SLOPE=1.2e-38, FINE=0, NON_FINITE=1, EMPTY=2,
+          DEPENDENT=True)),
 ]
 for kernel, signature, constants in cases:
     types = signature | dict.fromkeys(constants, "constexpr")
     signature = {name: types[name] for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
-    assert ".entry" in built.asm["ptx"] and built.metadata.shared < 100_000
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "launch_pdl": True})
+    assert "griddepcontrol.wait" in built.asm["ptx"] and built.metadata.shared < 100_000
 print("fine")
 """
 
