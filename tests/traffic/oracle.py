@@ -5,12 +5,15 @@ A sequence is judged by what it was given, so a near-tie that went the other way
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from quire.compute.runner.pool import KVPool
 from quire.control.node import Node
@@ -92,7 +95,7 @@ class Oracle:
         paths = sorted(((path_of(node), node.salt) for node in nodes), key=lambda one: -len(one[0][0]))
         for (ids, pages), salt in paths[:n_paths]:
             cache = transformers.DynamicCache()
-            self.model(torch.tensor([ids], device=self.model.device), past_key_values=cache, use_cache=True)
+            self._forward(torch.tensor([ids]), past_key_values=cache, use_cache=True)
             where = torch.tensor(pages, device=pool.k.device)
             worst = 0.0
             for layer, right in enumerate(cache.layers):
@@ -113,11 +116,18 @@ class Oracle:
         """For each sequence float64 [n, vocab]: rows that predict its outputs, or all tokens but the first."""
         longest = max(len(one.ids) for one in batch)
         padded = torch.tensor([one.ids + [0] * (longest - len(one.ids)) for one in batch])  # causal: padding is unseen
-        logits = self.model(padded.to(self.model.device), use_cache=False).logits
+        logits = self._forward(padded, use_cache=False).logits
         found = []
         for row, one in zip(logits, batch, strict=True):
             found.append(row[first_row(one) : len(one.ids) - 1].cpu().double().numpy())
         return found
+
+    def _forward(self, ids: torch.Tensor, **options: Any) -> Any:
+        """Without TF32: on CUDA only the plain kernels promise that."""
+        device = self.model.device
+        plain = sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else contextlib.nullcontext()
+        with plain:
+            return self.model(ids.to(device), **options)
 
     def _judge(self, record: Record, logits: np.ndarray) -> None:
         control, prompt_len = Control(record.request, record.index), len(record.request.prompt_token_ids)

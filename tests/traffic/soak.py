@@ -43,7 +43,7 @@ ERRORS: Final = {
     ("cuda", "bfloat16"): (0.6, 0.2),
 }
 """(device, dtype of the checkpoint) -> `error` and `key_error` of the oracle: some ten times what is measured."""
-SLACK: Final = {"tensors": 16, "sequences": 66, "bytes": 1 << 20}
+SLACK: Final = {"tensors": 16, "sequences": 66, "bytes": 4 << 20}
 """Growth of `live_objects` from the first idle moment to the last that is no leak: workspaces that grow once, and
 66 ended sequences whose entries the queue has not swept yet (control/queue.py)."""
 CPU: Final[dict[str, Any]] = {
