@@ -123,6 +123,7 @@ class Runner:
         self._sampler = sampler
         self._graphs = graphs
         self._opened: dict[int, SlotOpen] = {}
+        self._with_prompt_logprobs: set[int] = set()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -159,9 +160,12 @@ class Runner:
         for slot in plan.closed:
             self._sampler.close(slot)
             self._opened.pop(slot, None)  # absent when the step that was to open it failed
+            self._with_prompt_logprobs.discard(slot)
         for opened in plan.opened:
             self._sampler.open(opened)
             self._opened[opened.slot] = opened
+            if opened.params.prompt_logprobs >= 0:
+                self._with_prompt_logprobs.add(opened.slot)
         self._tables.open(plan.opened)
         self._pool.copy(plan.copies)
         return self._tables.append(plan.pages)
@@ -222,10 +226,12 @@ class Runner:
         return sampled
 
     def _wants_prompt_logprobs(self, plan: StepPlan) -> bool:
-        return any(self._opened[slot].params.prompt_logprobs >= 0 for slot in plan.spans.slots)
+        return not self._with_prompt_logprobs.isdisjoint(plan.spans.slots)
 
     def _prompt_logprobs(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> list[PromptRows]:
-        found = []
+        found: list[PromptRows] = []
+        if not self._wants_prompt_logprobs(plan):
+            return found
         for span, slot in enumerate(plan.spans.slots):
             opened = self._opened[slot]
             start = plan.spans.starts[span]
