@@ -5,8 +5,15 @@
 
 #define QUIRE_API extern "C" __attribute__((visibility("default")))
 
-// Set the OpenMP entry point (address of GOMP_parallel, or null for one thread).
-QUIRE_API void quire_set_fork(void* gomp_parallel);
+// Calls body(data, first, end) for chunks of 0 .. n_items-1, each once, in any order, on up to n_threads threads.
+typedef void (*QuireBody)(const void* data, int64_t first, int64_t end);
+typedef void (*QuireParallel)(QuireBody body, const void* data, int64_t n_items, int64_t chunk, int n_threads);
+
+// The thread pool of this library.
+QUIRE_API void quire_parallel(QuireBody body, const void* data, int64_t n_items, int64_t chunk, int n_threads);
+
+// The pool on which this library's kernels run: quire_parallel of this or another library, or null for one thread.
+QUIRE_API void quire_use_pool(QuireParallel pool);
 
 constexpr int QUIRE_MAX_PARAMS = 8;
 
