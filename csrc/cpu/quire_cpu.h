@@ -71,16 +71,29 @@ QUIRE_API void quire_store_kv(
     void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
     int n_threads);
 
-// out [m, n] = x [m, k] times a packed weight, + bias [n] (x's dtype; may be null). Layouts of weight and scales:
-// quire/kernels/qgemm/layout.py. x has a row stride, out is contiguous.
-struct QuireQlinearArgs {
-    const void* x;
-    const uint8_t* weight;
+// A matrix [n, k] packed for products. Layouts of data and scales: quire/kernels/qgemm/weight.py.
+enum QuireFormat { QUIRE_INT8 = 0, QUIRE_INT4 = 1, QUIRE_F32 = 2, QUIRE_BF16 = 3, QUIRE_F16 = 4 };
+
+struct QuireMatrix {
+    const void* data;
     const void* scales;  // int8: float32; int4: bfloat16
-    const void* bias;
-    void* out;
-    int64_t m, n, k, x_row;
-    int32_t dtype, scheme, n_threads;  // scheme: 0 int8, 1 int4
+    const void* bias;    // [n], type of the activations; may be null
+    int64_t n, k;
+    int32_t format, unused;
 };
 
-QUIRE_API void quire_qlinear(const QuireQlinearArgs* args);
+// What becomes of y = norm(x) @ matrix.T + bias, rounded to the type of x: it is stored; added to what `out` holds;
+// its first half of columns, the gates, goes through silu and is multiplied with the second; or is stored as float32.
+enum QuireThen { QUIRE_NOTHING = 0, QUIRE_ADD = 1, QUIRE_SILU_MUL = 2, QUIRE_WIDEN = 3 };
+
+// x [m, k], out [m, n], or [m, n / 2] for SILU_MUL, with these row strides; norm: [k], weight of an RMS norm, or null.
+struct QuireLinear {
+    const QuireMatrix* matrix;
+    const void *x, *norm;
+    void* out;
+    int64_t m, x_row, out_row;
+    float eps;
+    int32_t dtype, then, n_threads;
+};
+
+QUIRE_API void quire_linear(const QuireLinear* args);

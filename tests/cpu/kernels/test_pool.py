@@ -1,4 +1,4 @@
-"""The thread pool: each chunk once whatever the threads, also from several callers, inside one another and after fork."""
+"""The thread pool: each chunk once whatever the threads, from several callers, inside one another and after fork."""
 
 from __future__ import annotations
 
