@@ -28,7 +28,7 @@ class Model:
         self.model = api.llama_model_load_from_file(path.encode(), options)
         if not self.model:
             raise SystemExit(f"llama.cpp cannot load {path}")
-        self.threads = threads
+        self.threads, self.length = threads, api.llama_model_n_ctx_train(self.model)
         self.vocab_size = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
         self.context: Any = None
         self.limits: tuple[int, int, bool] | None = None
@@ -82,6 +82,19 @@ class Model:
         self.open(1, len(ids), False)
         np.save(path, self.rows([(token, i, 0, True) for i, token in enumerate(ids)]))
         return {}
+
+    def replies(self, prompts: list[list[int]], longest: int, ends: list[int]) -> list[list[int]]:
+        """Greedy token ids after each prompt, one prompt after the other, without the one that ended it."""
+        found = []
+        for prompt in prompts:
+            self.open(1, self.length, False)
+            (token,) = self.step([(token, i, 0, i == len(prompt) - 1) for i, token in enumerate(prompt)])
+            reply: list[int] = []
+            while token not in ends and len(reply) < longest:
+                reply.append(token)
+                (token,) = self.step([(token, len(prompt) + len(reply) - 1, 0, True)])
+            found.append(reply)
+        return found
 
 
 def quantise(source: str, target: str, dtype: str, threads: int) -> None:

@@ -17,7 +17,7 @@ class IkBench:
     ready = {"weights": "re-interleaved at load"}
 
     def __init__(self, binary: str, path: str, threads: int) -> None:
-        self.command = [binary, "-m", path, "-t", str(threads), "-fa", "-rtr", "-b", "2048", "-ub", "512"]
+        self.command = [binary, "-m", path, "-t", str(threads), "-rtr", "-b", "2048", "-ub", "512"]
 
     def ask(self, prompts: list[list[int]], output_lens: list[int], **_: Any) -> dict[str, float]:
         """Requests of one length; figures as in `lines.continuous`."""
