@@ -62,6 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.quick:
         args.models, args.pairs = [one for one in args.models if "llama" not in one], 1
+        args.peers = [one for one in args.peers if one != HF]
     return args
 
 

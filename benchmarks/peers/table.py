@@ -112,13 +112,14 @@ def measures(model: str, quick: bool, lengths: str) -> Sequence[Measure]:
     """What is measured of a model, in the order of the table. lengths: file for `traffic`, or empty."""
     n_out = 32 if quick else 128
     if model == "demo":
-        return [Measure("decode", "decode", ((128, n_out),), 1, {}, (LLAMA,), least=1500.0)]
+        return [Measure("decode", "decode", ((128, 128),), 1, {}, (LLAMA,), least=1500.0)]
     prefill = targets({"bf16": 1.5, "8-bit": 4.0, "4-bit": 2.5})
     found = [
         equal(1, 128, n_out, {"bf16": 1.05, "8-bit": 1.35, "4-bit": 1.45}),
         Measure("prefill 512", "prefill", ((512, 1),), 1, prefill),
-        *(equal(n, 128, n_out, {"bf16": 1.5, "8-bit": 3.0} if n > 4 else {}) for n in ((8,) if quick else (4, 8, 16))),
     ]
-    if not quick:
-        found.append(Measure("decode, core busy", "decode", ((128, 64),), 1, {}, (LLAMA,), busy=True))
-    return [*found, traffic(lengths)] if lengths and not quick else found
+    if quick:
+        return [*found, equal(8, n_out, n_out, {"bf16": 1.5, "8-bit": 3.0})]
+    found += [equal(n, 128, n_out, {"bf16": 1.5, "8-bit": 3.0} if n > 4 else {}) for n in (4, 8, 16)]
+    found.append(Measure("decode, core busy", "decode", ((128, 64),), 1, {}, (LLAMA,), busy=True))
+    return [*found, traffic(lengths)] if lengths else found
