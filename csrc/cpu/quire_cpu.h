@@ -97,3 +97,48 @@ struct QuireLinear {
 };
 
 QUIRE_API void quire_linear(const QuireLinear* args);
+
+// --- a step of a whole model in one call -------------------------------------------------------------------------
+// A tape is an array of operations that Python makes once for a model (quire/kernels/tape.py). They run in order on the
+// rows of a step; TAKE leaves the rows wanted. Counts of rows in `args` are overwritten.
+enum QuireOpCode { QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4 };
+
+struct QuireOp {
+    int64_t code;
+    void* args;  // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs or QuireTake
+};
+
+// out [n, row_bytes] = rows of the table for the tokens of the step.
+struct QuireEmbed {
+    const void* table;
+    void* out;
+    int64_t row_bytes;
+};
+
+// Norm (where there are weights) and rotate q and k of qkv [n, (n_q_heads + 2 n_kv_heads) * head_dim] in place; write k
+// and v to the step's cells of pages [n_pages, n_kv_heads, page_size, head_dim].
+struct QuireRotate {
+    void* qkv;
+    const void *q_norm, *k_norm;
+    void *k_pages, *v_pages;
+    const float* cos_sin;  // [max_pos, rotary]
+    int32_t n_q_heads, n_kv_heads, head_dim, rotary, page_size, dtype;
+    float eps;
+};
+
+// rows [n, row_bytes]: those wanted move to the front.
+struct QuireTake {
+    void* rows;
+    int64_t row_bytes;
+};
+
+struct QuireStep {
+    const int64_t *slots, *positions, *cells;      // [n_rows]
+    const int32_t *q_indptr, *kv_lens, *kv_at;     // [n_spans + 1], [n_spans], [n_spans]: as in QuireAttnPlan
+    const int64_t* wanted;                         // [n_wanted], ascending rows
+    const int32_t *tokens, *page_table;            // [n_slots, stride]
+    int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted;
+    int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;
+};
+
+QUIRE_API void quire_run_tape(const QuireOp* ops, int64_t n_ops, const QuireStep* step);

@@ -5,8 +5,8 @@
 
 namespace quire {
 
-// Who uses it: a task of a parallel loop, what surrounds the loop, or what surrounds several of them.
-enum class Use { TASK, LOOP, APART };
+// Who uses it: a task of a parallel loop, what surrounds the loop, or several of them, or a step.
+enum class Use { TASK, LOOP, APART, STEP };
 
 class Scratch {
   public:
@@ -34,7 +34,7 @@ class Scratch {
             int64_t size = 0;
             ~Block() { free(raw); }
         };
-        static thread_local Block blocks[3];
+        static thread_local Block blocks[4];
         Block& block = blocks[use];
         if (block.size < bytes) {
             free(block.raw);

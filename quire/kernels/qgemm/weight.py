@@ -36,9 +36,9 @@ class PackedWeight:
     n: int
     k: int
     data: torch.Tensor
-    """float32, float16: [n/64, k, 64]. bfloat16: [n/64, k/2, 64, 2]. uint8 for the others: int8: [n/64, k/4, 64, 4], the
-    integer plus 128; int4: [n/64, k/32, 4, 64, 4], two integers plus 8, in the low half that of a k of the group's first
-    16, in the high half that of the k 16 further."""
+    """float32, float16: [n/64, k, 64]. bfloat16: [n/64, k/2, 64, 2]. The others uint8. int8: [n/64, k/4, 64, 4], the
+    integer plus 128. int4: [n/64, k/32, 4, 64, 4], two integers plus 8: in the low half that of a k of the group's
+    first 16, in the high half that of the k 16 further."""
     scales: torch.Tensor
     """int8: float32 [n]. int4: bfloat16 [n/64, k/32, 64]. Both with n padded. Else empty."""
 
