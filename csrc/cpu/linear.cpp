@@ -38,18 +38,40 @@ int64_t x_stride(const QuireMatrix& w) {
     return ((padded_k(w) * bytes + 63) & ~(int64_t)63) + 64;
 }
 
-template <class T> void prepare_row(const QuireLinear& a, Activations& x, int64_t row, T* normed) {
+// Bytes of activations in one line of one row.
+int64_t x_unit(const QuireMatrix& w) { return w.format == QUIRE_BF16 ? Bf16Lines::X_BYTES : 4; }
+
+// One row as the product reads it, alone: `stride` bytes.
+template <class T> void prepare_row(const QuireLinear& a, const Activations& x, int64_t row, T* normed, char* to) {
     const QuireMatrix& w = *a.matrix;
     const T* values = (const T*)a.x + row * a.x_row;
     if (a.norm != nullptr) {
         norm_row<T>(values, nullptr, nullptr, (const T*)a.norm, normed, w.k, a.eps);
         values = normed;
     }
-    char* to = x.data + row * x.stride;
-    if (w.format == QUIRE_INT8) quantise_row(values, w.k, padded_k(w), BYTE_ZERO, x, row);
-    else if (w.format == QUIRE_INT4) quantise_row(values, w.k, GROUP, NIBBLE_ZERO, x, row);
+    if (w.format == QUIRE_INT8) quantise_row(values, w.k, padded_k(w), BYTE_ZERO, x, row, (int8_t*)to, x.stride);
+    else if (w.format == QUIRE_INT4) quantise_row(values, w.k, GROUP, NIBBLE_ZERO, x, row, (int8_t*)to, x.stride);
     else if (w.format == QUIRE_BF16) pack_floats<Bf16Lines>(values, w.k, to, x.stride);
     else pack_floats<WideLines<float>>(values, w.k, to, x.stride);
+}
+
+// to[i][r] = from[r][i]: units of rows that lie `stride` bytes apart take turns.
+template <class Unit> void interleave(const char* from, int64_t stride, int64_t n_units, int64_t n_rows, char* to) {
+    for (int64_t i = 0; i < n_units; i++)
+        for (int64_t r = 0; r < n_rows; r++)
+            memcpy(to + (i * n_rows + r) * sizeof(Unit), from + r * stride + i * sizeof(Unit), sizeof(Unit));
+}
+
+// The rows first .. end - 1, one block.
+template <class T> void prepare_block(const QuireLinear& a, const Activations& x, int64_t first, int64_t end) {
+    const QuireMatrix& w = *a.matrix;
+    const int64_t n = end - first;
+    const Scratch own({w.k * (int64_t)sizeof(T), n > 1 ? n * x.stride : 0});
+    char *block = x.data + first * x.stride, *rows = n > 1 ? (char*)own.piece(1) : block;
+    for (int64_t r = 0; r < n; r++) prepare_row<T>(a, x, first + r, (T*)own.piece(0), rows + r * x.stride);
+    if (n == 1) return;
+    if (x_unit(w) == 4) interleave<uint32_t>(rows, x.stride, x.stride / 4, n, block);
+    else interleave<uint64_t>(rows, x.stride, x.stride / 8, n, block);
 }
 
 // values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32.
@@ -131,16 +153,20 @@ template <class T> void run(const QuireLinear& a) {
         {x.m * x.stride, x.m * x.n_groups * (int64_t)sizeof(float), x.m * x.n_groups * (int64_t)sizeof(int32_t)},
         Use::LOOP);
     x.data = (char*)scratch.piece(0), x.scales = (float*)scratch.piece(1), x.starts = (int32_t*)scratch.piece(2);
-    parallel_for(a.m, 1 + 16384 / w.k, a.n_threads, [&](int64_t row) {
-        const Scratch own({a.norm == nullptr ? 0 : w.k * (int64_t)sizeof(T)});
-        prepare_row<T>(a, x, row, (T*)own.piece(0));
+    const int64_t fitting = X_BYTES_AT_ONCE / x.stride, most = fitting > LEAST_ROWS_AT_ONCE ? fitting : LEAST_ROWS_AT_ONCE;
+    const int64_t n_parts = (a.m + most - 1) / most, n_blocks = n_row_blocks((a.m + n_parts - 1) / n_parts);
+    const auto part_begin = [&](int64_t part) { return part * a.m / n_parts; };
+    parallel_for(n_parts * n_blocks, 1 + 16384 / (w.k * TILE_ROWS), a.n_threads, [&](int64_t task) {
+        const int64_t part = task / n_blocks, b = task % n_blocks;
+        const int64_t first = part_begin(part), n_rows = part_begin(part + 1) - first;
+        if (b >= n_row_blocks(n_rows)) return;
+        prepare_block<T>(a, x, first + block_begin(n_rows, b), first + block_begin(n_rows, b + 1));
     });
     const int64_t paired = a.then == QUIRE_SILU_MUL ? 2 : 1, n_tiles = (w.n / paired + TILE - 1) / TILE;
-    const int64_t fitting = X_BYTES_AT_ONCE / x.stride, most = fitting > LEAST_ROWS_AT_ONCE ? fitting : LEAST_ROWS_AT_ONCE;
-    const int64_t n_parts = (a.m + most - 1) / most, chunk = tasks_a_chunk(paired * tile_bytes(w), a.m / n_parts);
+    const int64_t chunk = tasks_a_chunk(paired * tile_bytes(w), a.m / n_parts);
     parallel_for(n_parts * n_tiles, chunk, a.n_threads, [&](int64_t task) {
-        const int64_t part = task / n_tiles, first = part * a.m / n_parts, end = (part + 1) * a.m / n_parts;
-        run_tile<T>(a, x, task % n_tiles, first, end - first);
+        const int64_t part = task / n_tiles, first = part_begin(part);
+        run_tile<T>(a, x, task % n_tiles, first, part_begin(part + 1) - first);
     });
 }
 

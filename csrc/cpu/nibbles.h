@@ -23,16 +23,15 @@ template <int R, int PREFETCHES>
 void nibbles_block(
     const uint8_t* w, const bf16* w_scales, int64_t first_group, int64_t end_group, const Activations& x, int64_t row,
     float* sums, const uint8_t* next) {
-    constexpr int N = R <= 2 ? VECTORS : NIBBLE_VECTORS;
-    constexpr int HINTS = PREFETCHES * N * W / TILE;  // the columns share the work
+    constexpr int N = R <= 2 ? VECTORS : NIBBLE_VECTORS, HINTS = PREFETCHES * N * W / TILE;  // columns share the work
     const vi low = set1i(0x0f0f0f0f);
     for (int c = 0; c < TILE; c += N * W) {
         vf total[R][N];
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int v = 0; v < N; v++) total[r][v] = load(sums + r * TILE + c + v * W);
         const uint8_t *at = w + first_group * PACKED_GROUP + c * 4, *hint = next + c * PREFETCHES;
-        const int8_t* q = (const int8_t*)x.data + row * x.stride + first_group * GROUP;
-        for (int64_t g = first_group; g < end_group; g++, at += PACKED_GROUP, q += GROUP) {
+        const int8_t* q = (const int8_t*)x.data + row * x.stride + first_group * GROUP * R;
+        for (int64_t g = first_group; g < end_group; g++, at += PACKED_GROUP, q += GROUP * R) {
             const int64_t first = g * x.m + row;
             vi acc[R][N];
             UNROLL for (int r = 0; r < R; r++)
@@ -42,9 +41,9 @@ void nibbles_block(
                 UNROLL for (int v = 0; v < N; v++) {
                     const vi packed = load_bits<vi>(at + (line * TILE + v * W) * 4);
                     UNROLL for (int r = 0; r < R; r++) {
-                        const int8_t* values = q + r * x.stride + line * 4;
+                        const int8_t* values = q + (line * R + r) * 4;
                         acc[r][v] = dot_nibbles(acc[r][v], packed & low, repeat(values));
-                        acc[r][v] = dot_nibbles(acc[r][v], (packed >> 4) & low, repeat(values + GROUP / 2));
+                        acc[r][v] = dot_nibbles(acc[r][v], (packed >> 4) & low, repeat(values + GROUP / 2 * R));
                     }
                 }
             }
@@ -66,7 +65,7 @@ inline void nibbles_sums(
     const uint8_t* w, const bf16* w_scales, const Activations& x, int64_t first, int64_t n_rows, float* sums) {
     memset(sums, 0, n_rows * TILE * sizeof(float));
     with_prefetches(n_rows, [&](auto prefetches) {
-        const int64_t step = prefetches == 4 ? x.n_groups : BLOCK_BYTES / PACKED_GROUP;
+        const int64_t step = lines_at_once(n_rows, x.n_groups, PACKED_GROUP);
         for (int64_t g = 0; g < x.n_groups; g += step) {
             const int64_t end = g + step < x.n_groups ? g + step : x.n_groups;
             const uint8_t *block = w + g * PACKED_GROUP, *after = w + end * PACKED_GROUP;

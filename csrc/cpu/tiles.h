@@ -13,7 +13,8 @@ constexpr int TILE = 64;
 constexpr int BLOCK_BYTES = 16384;  // weights worked on at once for many rows: half of an L1 cache
 constexpr int AHEAD = 4096;         // bytes between a load of weights and the prefetch
 
-// Sums in registers: rows times vectors.
+// Sums in registers: rows times vectors. More rows with fewer vectors, which read every other line, were slower wherever
+// weights come from memory.
 #if QUIRE_AVX512
 constexpr int TILE_ROWS = 6, VECTORS = 4;
 #elif QUIRE_AVX2
@@ -24,9 +25,10 @@ constexpr int TILE_ROWS = 2, VECTORS = 2;
 
 #define UNROLL _Pragma("GCC unroll 8")
 
-// Rows of activations as one format reads them.
+// Rows of activations as one format reads them, in blocks of a few rows: [block][line][row of the block][X_BYTES], so that
+// a product walks through them in order. A block of n rows has n * stride bytes from first row * stride on.
 struct Activations {
-    char* data;       // [m, stride bytes], zeros behind the last k
+    char* data;
     float* scales;    // quantised: [n_groups, m], x = integer * scale
     int32_t* starts;  // quantised: [n_groups, m], what the zero point of the weights adds to the sums, negative
     int64_t m, stride, n_groups;
@@ -40,17 +42,28 @@ template <int MOST, class F> QUIRE_INLINE void with_count(int64_t n, const F& f)
     f(std::integral_constant<int, MOST>());
 }
 
-// Calls f(first row, constant number of rows, index of the block) over blocks of nearly equal heights.
+inline int64_t n_row_blocks(int64_t m) { return (m + TILE_ROWS - 1) / TILE_ROWS; }
+
+// First row of block b of m rows, whose heights are nearly equal.
+inline int64_t block_begin(int64_t m, int64_t b) { return b * m / n_row_blocks(m); }
+
+// Calls f(first row, constant number of rows, index of the block) for each block.
 template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
-    const int64_t n_blocks = (m + TILE_ROWS - 1) / TILE_ROWS;
-    for (int64_t b = 0; b < n_blocks; b++) {
-        const int64_t first = b * m / n_blocks, end = (b + 1) * m / n_blocks;
+    for (int64_t b = 0; b < n_row_blocks(m); b++) {
+        const int64_t first = block_begin(m, b), end = block_begin(m, b + 1);
         with_count<TILE_ROWS>(end - first, [&](auto n) { f(first, n, b); });
     }
 }
 
-// What row block b prefetches while it works on w .. end: one row block alone a fixed distance, several of them the
-// block behind this one, each a part of it. Later ones find all done.
+// How many lines are worked on at once: all of a tile for one block of rows, which prefetches a fixed distance ahead.
+// Several blocks take turns at weights that stay in an L1 cache together with what is prefetched for the next turn; many
+// blocks hide a prefetch that is lost, and like longer turns.
+inline int64_t lines_at_once(int64_t m, int64_t n_lines, int64_t line_bytes) {
+    if (m <= TILE_ROWS) return n_lines;
+    return (m <= 3 * TILE_ROWS ? BLOCK_BYTES / 2 : BLOCK_BYTES) / line_bytes;
+}
+
+// What row block b prefetches while it works on w .. end: each a part of what is next. Later ones find all done.
 template <int PREFETCHES> const uint8_t* prefetched(const uint8_t* w, const uint8_t* end, int64_t b) {
     if (PREFETCHES == 4) return w + AHEAD;
     return b * PREFETCHES < 4 ? end + b * (end - w) * PREFETCHES / 4 : w;
