@@ -98,9 +98,24 @@ struct QuireLinear {
 
 QUIRE_API void quire_linear(const QuireLinear* args);
 
+// One token for each row of logits [n_rows, width]: the largest where inverses[i] (1 / temperature) is 0, else the first at
+// which the cumulative weight exceeds uniforms[i] times the total. Logits below floors[i] weigh nothing; floors may be
+// null. status: 0 fine, 1 NaN or +inf, 2 nothing above -inf.
+struct QuireChoice {
+    const float* logits;
+    const double *uniforms, *inverses;
+    const float* floors;
+    int32_t* token_ids;
+    uint8_t* status;
+    int64_t logits_row, width, n_rows, n_threads;
+};
+
+QUIRE_API void quire_choose(const QuireChoice* args);
+
 // --- a step of a whole model in one call -------------------------------------------------------------------------
 // A tape is an array of operations that Python makes once for a model (quire/kernels/tape.py). They run in order on the
-// rows of a step; TAKE leaves the rows wanted. Counts of rows in `args` are overwritten.
+// rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows wanted and
+// written behind their rows. Counts of rows in the structs are overwritten.
 enum QuireOpCode { QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4 };
 
 struct QuireOp {
@@ -133,10 +148,12 @@ struct QuireTake {
 };
 
 struct QuireStep {
-    const int64_t *slots, *positions, *cells;      // [n_rows]
+    const int64_t *slots, *positions;              // [n_rows]
     const int32_t *q_indptr, *kv_lens, *kv_at;     // [n_spans + 1], [n_spans], [n_spans]: as in QuireAttnPlan
     const int64_t* wanted;                         // [n_wanted], ascending rows
-    const int32_t *tokens, *page_table;            // [n_slots, stride]
+    int32_t* tokens;                               // [n_slots, stride]
+    const int32_t* page_table;                     // [n_slots, stride]
+    QuireChoice* choice;
     int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted;
     int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;
 };

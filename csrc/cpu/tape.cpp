@@ -36,7 +36,8 @@ template <class T> void rotate_row(const QuireRotate& a, const QuireStep& s, int
         if (norm != nullptr) norm_row<T>(head, nullptr, nullptr, norm, head, d, a.eps);
         rope_head(head, cos, sin, a.rotary / 2);
     }
-    const int64_t page = s.cells[i] / a.page_size, offset = s.cells[i] % a.page_size;
+    const int64_t page = s.page_table[s.slots[i] * s.table_stride + s.positions[i] / a.page_size];
+    const int64_t offset = s.positions[i] % a.page_size;
     for (int64_t h = 0; h < n_kv; h++) {
         const int64_t cell = ((page * n_kv + h) * a.page_size + offset) * d;
         memcpy((T*)a.k_pages + cell, heads + (n_q + h) * d, d * sizeof(T));
@@ -81,6 +82,17 @@ void run(const QuireOp& op, Running& now) {
     }
 }
 
+// Tokens for the rows wanted; each that was found goes behind its row.
+void choose(const QuireStep& s) {
+    QuireChoice& a = *s.choice;
+    a.n_rows = s.n_wanted, a.n_threads = s.n_threads;
+    quire_choose(&a);
+    for (int64_t i = 0; i < s.n_wanted; i++) {
+        const int64_t row = s.wanted[i];
+        s.tokens[s.slots[row] * s.tokens_stride + s.positions[row] + 1] = a.token_ids[i];
+    }
+}
+
 // The spans in tiles of at most tile_tokens tokens, the dearest first. Returns their number.
 int32_t cut(const QuireStep& s, int32_t* tiles, int64_t* work) {
     struct Tile { int32_t span, first, n_tokens; };
@@ -122,4 +134,5 @@ void quire_run_tape(const QuireOp* ops, int64_t n_ops, const QuireStep* step) {
     plan.n_tiles = cut(s, (int32_t*)scratch.piece(0), &plan.work);
     Running now{s, plan, s.n_rows};
     for (int64_t i = 0; i < n_ops && now.n_rows > 0; i++) run(ops[i], now);
+    if (s.choice != nullptr && s.n_wanted > 0) choose(s);
 }

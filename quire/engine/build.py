@@ -82,7 +82,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
         )  # fmt: skip
         graphs.capture()
-    tape = _tape(limits, device, model, pool, tables) if device.name == "cpu" else None
+    tape = _tape(limits, device, model, pool, tables, sampler.vocab_limit) if device.name == "cpu" else None
     runner = Runner(device, model, pool, tables, sampler, graphs, tape)
     runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
@@ -113,12 +113,18 @@ def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: Mode
     return model
 
 
-def _tape(limits: Limits, device: Device, model: DenseModel, pool: KVPool, tables: SlotTables) -> StepTape | None:
+def _tape(
+    limits: Limits, device: Device, model: DenseModel, pool: KVPool, tables: SlotTables, vocab_limit: int
+) -> StepTape | None:
+    """Steps as one native call, where the kernels for it are there."""
     reason = obstacle(model)
     if reason is not None:
         logger.warning("steps run operation by operation, bound by Python where the model is small: %s", reason)
         return None
-    return StepTape(device, model, pool, tables, limits.max_num_batched_tokens, limits.max_num_seqs)
+    return StepTape(
+        device, model, pool, tables, vocab_limit=vocab_limit,
+        max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs,
+    )  # fmt: skip
 
 
 def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) -> Pace | None:

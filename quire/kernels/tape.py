@@ -19,6 +19,8 @@ from quire.kernels.attention.cpu import MAX_HEAD_DIM, TILE_ROWS, native_args
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm import PackedWeight
 from quire.kernels.qgemm import cpu as products
+from quire.kernels.sample.cpu import Choosing
+from quire.kernels.sample.draw import INVERSE, UNIFORM
 
 EMBED, LINEAR, ROTATE, ATTEND, TAKE = range(5)
 """QuireOpCode in csrc/cpu/quire_cpu.h."""
@@ -48,8 +50,8 @@ class _Take(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("slots", "positions", "cells", "q_indptr", "kv_lens", "kv_at", "wanted")),
-        *((name, _P) for name in ("tokens", "page_table")),
+        *((name, _P) for name in ("slots", "positions", "q_indptr", "kv_lens", "kv_at", "wanted")),
+        *((name, _P) for name in ("tokens", "page_table", "choice")),
         *((name, _L) for name in ("tokens_stride", "table_stride", "n_rows", "n_spans", "n_wanted")),
         *((name, _I) for name in ("page_size", "n_q_heads", "n_kv_heads", "head_dim", "tile_tokens", "n_threads")),
     )
@@ -58,7 +60,7 @@ class _Step(ctypes.Structure):
 class Tape:
     """Operations on tensors of `max_rows` rows, in the order in which they are added.
 
-    tokens: int32 [n_slots, width], page_table: int32 [n_slots, max_pages]; both are read by `run`.
+    tokens: int32 [n_slots, width], page_table: int32 [n_slots, max_pages]; `run` reads both, and writes new tokens.
     """
 
     def __init__(
@@ -131,22 +133,40 @@ class Tape:
         self,
         row_slots: np.ndarray,
         row_positions: np.ndarray,
-        cells: np.ndarray,
         q_indptr: np.ndarray,
         kv_lens: np.ndarray,
         span_slots: np.ndarray,
         wanted: np.ndarray,
     ) -> None:
-        """One step: int64 [n_rows] x 3, int32 [n_spans + 1], [n_spans] x 2, int64 [n_wanted]; all contiguous.
+        """One step: int64 [n_rows] x 2, int32 [n_spans + 1], [n_spans] x 2, int64 [n_wanted]; all contiguous.
 
         The rows of a span are the last tokens of the kv_lens ones of its slot; wanted: rows that `take` leaves.
         """
+        self._run(None, row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted)
+
+    def run_and_choose(
+        self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`run`, and a token for each row wanted, written behind its row: ids int32 and status uint8 [n_wanted].
+
+        logits: float32 [>= n_wanted, width], which the tape fills. controls: as in `kernels.sample.choose_by`, of rows
+        that are not truncated. step: arguments of `run`.
+        """
+        token_ids, status = np.empty(len(step[-1]), np.int32), np.empty(len(step[-1]), np.uint8)
+        choice = Choosing(
+            logits.data_ptr(), controls[UNIFORM].ctypes.data, controls[INVERSE].ctypes.data, None,
+            token_ids.ctypes.data, status.ctypes.data, logits.stride(0), logits.shape[1],
+        )  # fmt: skip
+        self._run(ctypes.addressof(choice), *step)
+        return token_ids, status
+
+    def _run(self, choice: int | None, *arrays: np.ndarray) -> None:
         step = self._step
-        step.slots, step.positions, step.cells = row_slots.ctypes.data, row_positions.ctypes.data, cells.ctypes.data
-        step.q_indptr, step.kv_lens, step.kv_at = q_indptr.ctypes.data, kv_lens.ctypes.data, span_slots.ctypes.data
-        step.wanted = wanted.ctypes.data
-        step.n_rows, step.n_spans, step.n_wanted = len(row_slots), len(kv_lens), len(wanted)
-        step.n_threads = torch.get_num_threads()
+        step.slots, step.positions, step.q_indptr, step.kv_lens, step.kv_at, step.wanted = (
+            array.ctypes.data for array in arrays
+        )
+        step.n_rows, step.n_spans, step.n_wanted = len(arrays[0]), len(arrays[3]), len(arrays[5])
+        step.choice, step.n_threads = choice, torch.get_num_threads()
         if self._array is None:
             self._array = (_Op * len(self._ops))(*self._ops)
         native.library().quire_run_tape(self._array, len(self._ops), ctypes.byref(step))

@@ -134,9 +134,9 @@ class Runner:
         start_s = time.perf_counter()
         writes = self._apply(plan)
         batch = flatten(plan.spans)
-        cells = self._tables.cells(batch.row_slots, batch.row_positions)
         if self._tape is not None and not self._wants_prompt_logprobs(plan):
-            return self._launched(plan, batch, self._sample(batch, self._tape.run(batch, cells)), [], start_s)
+            return self._launched(plan, batch, self._play(self._tape, batch), [], start_s)
+        cells = self._tables.cells(batch.row_slots, batch.row_positions)
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
         bodies = None if self._graphs is None else self._graphs.bodies_for(batch, writes, shared)
         if self._graphs is not None and bodies is not None:
@@ -179,6 +179,14 @@ class Runner:
         self._tables.open(plan.opened)
         self._pool.copy(plan.copies)
         return self._tables.append(plan.pages)
+
+    def _play(self, tape: StepTape, batch: FlatBatch) -> Sampled:
+        """The step in one native call, with the choice of tokens where that is plain."""
+        slots, positions = batch.sampled_slots, batch.sampled_positions
+        if not self._sampler.is_plain(slots, positions) or self._sampler.is_truncated(slots):
+            return self._sample(batch, tape.run(batch))
+        choice = tape.run_and_choose(batch, self._sampler.controls(slots, positions))
+        return Sampled(choice.token_ids, choice.status, None)
 
     def _replay(
         self,

@@ -19,6 +19,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.kernels import tape
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm.cpu import ADD, NOTHING, SILU_MUL, WIDEN
+from quire.kernels.sample import Choice
 
 
 def obstacle(model: DenseModel) -> str | None:
@@ -34,9 +35,18 @@ class StepTape:
     """Steps of up to `max_rows` rows and `max_num_seqs` sampled ones. There must be no obstacle."""
 
     def __init__(
-        self, device: Device, model: DenseModel, pool: KVPool, tables: SlotTables, max_rows: int, max_num_seqs: int
+        self,
+        device: Device,
+        model: DenseModel,
+        pool: KVPool,
+        tables: SlotTables,
+        *,
+        vocab_limit: int,
+        max_rows: int,
+        max_num_seqs: int,
     ) -> None:
         arch, self._pool, self._cos_sin = model.arch, pool, model.cos_sin
+        self._vocab_limit = vocab_limit
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), model.dtype)
@@ -73,10 +83,20 @@ class StepTape:
         assert isinstance(linear.product, PackedProduct)
         self._tape.linear(x, linear.product.packed, linear.bias, out, norm=norm, then=then)
 
-    def run(self, batch: FlatBatch, cells: np.ndarray) -> torch.Tensor:
+    def run(self, batch: FlatBatch) -> torch.Tensor:
         """Logits float32 [m, vocab_size] of the batch's m sampled rows, overwritten by the next run."""
-        self._tape.run(
-            batch.row_slots, batch.row_positions, cells, batch.q_indptr, batch.kv_lens, batch.span_slots,
-            batch.sampled_rows,
-        )  # fmt: skip
+        self._tape.run(*_arrays(batch))
         return self._logits[: len(batch.sampled_rows)]
+
+    def run_and_choose(self, batch: FlatBatch, controls: np.ndarray) -> Choice:
+        """The tokens of the sampled rows, which are then in the token table. controls: see `Sampler.controls`."""
+        logits = self._logits[:, : self._vocab_limit]
+        token_ids, status = self._tape.run_and_choose(logits, controls, *_arrays(batch))
+        return Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+
+
+def _arrays(batch: FlatBatch) -> tuple[np.ndarray, ...]:
+    """A batch as `kernels.tape.Tape.run` takes it."""
+    return (
+        batch.row_slots, batch.row_positions, batch.q_indptr, batch.kv_lens, batch.span_slots, batch.sampled_rows
+    )  # fmt: skip

@@ -22,6 +22,7 @@ from quire.compute.runner.tape import StepTape
 from quire.config.arch import ModelArch, read_arch
 from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans
 from quire.kernels import native
+from quire.kernels.sample import Draw, choose_by
 
 QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"], "vocab_size": 200, "hidden_size": 48, "intermediate_size": 96,
@@ -111,13 +112,40 @@ def test_the_same_bits(
     model = make_model(read_arch(tmp_path), dtype, quantization)
     assert tape.obstacle(model) is None
     expected, recorded = Side(model), Side(model)
-    steps = StepTape(recorded.device, model, recorded.pool, recorded.tables, 160, 4)
+    steps = StepTape(
+        recorded.device, model, recorded.pool, recorded.tables, vocab_limit=190, max_rows=160, max_num_seqs=4
+    )
     for spans in STEPS:
-        logits = steps.run(*recorded.batch(spans))
+        logits = steps.run(recorded.batch(spans)[0])
         assert logits.shape == (sum(span[3] for span in spans), model.arch.vocab_size)
         assert torch.equal(logits, by_operations(model, expected, spans))
         assert torch.equal(recorded.pool.k, expected.pool.k)
         assert torch.equal(recorded.pool.v, expected.pool.v)
+
+
+def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
+    apart, together = Side(model), Side(model)
+    sizes = {"vocab_limit": 190, "max_rows": 160, "max_num_seqs": 4}
+    logits_of = StepTape(apart.device, model, apart.pool, apart.tables, **sizes)
+    tokens_of = StepTape(together.device, model, together.pool, together.tables, **sizes)
+    for spans in STEPS:
+        batch, m = together.batch(spans)[0], sum(span[3] for span in spans)
+        controls = Draw(
+            temperature=np.array([0.0, 1.5, 0.7][:m], np.float32), uniform=np.array([0.0, 0.99, 0.4][:m]),
+            top_k=np.zeros(m, np.int32), top_p=np.ones(m, np.float32), min_p=np.zeros(m, np.float32),
+        ).controls()  # fmt: skip
+        choice = tokens_of.run_and_choose(batch, controls)
+        expected = choose_by(logits_of.run(batch)[:, :190], torch.from_numpy(controls))
+        assert torch.equal(choice.token_ids, expected.token_ids)
+        assert not choice.status.any() and bool((choice.token_ids < 190).all())
+        written = together.tables.tokens[
+            torch.from_numpy(batch.sampled_slots), torch.from_numpy(batch.sampled_positions)
+        ]
+        assert torch.equal(written, choice.token_ids)
+        for side in (apart, together):  # the sequences go on with the tokens that they were made with
+            side.tables.tokens.copy_(Side(model).tables.tokens)
 
 
 def test_an_unpacked_model_is_refused(tmp_path: pathlib.Path) -> None:
