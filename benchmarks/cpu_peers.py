@@ -76,9 +76,10 @@ def install(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def busy_core() -> Iterator[None]:
-    """Another process keeps one of our cores busy."""
+    """Another process keeps one of our cores busy, as long as this one lives."""
     core = max(os.sched_getaffinity(0))
-    loop = subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"])
+    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile os.getppid() == {os.getpid()}: pass"
+    loop = subprocess.Popen([sys.executable, "-c", code])
     try:
         time.sleep(0.2)
         yield
