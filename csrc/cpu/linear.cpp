@@ -74,9 +74,10 @@ template <class T> void prepare_block(const QuireLinear& a, const Activations& x
     else interleave<uint64_t>(rows, x.stride, x.stride / 8, n, block);
 }
 
-// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32. next: the tile that will follow.
+// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32. next: the tile that follows.
 void tile_values(
-    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values, int64_t next) {
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values,
+    int64_t next) {
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
     const uint8_t* after = (const uint8_t*)w.data + next * tile_bytes(w);
     const int64_t k = padded_k(w);
@@ -104,7 +105,8 @@ void tile_values(
 }
 
 // Calls f(column, live lanes, products plus bias, rounded to T) over the live channels of a tile.
-template <class T, class F> QUIRE_INLINE void each_output(const T* bias, const float* values, int64_t live, const F& f) {
+template <class T, class F>
+QUIRE_INLINE void each_output(const T* bias, const float* values, int64_t live, const F& f) {
     each_vector(live, [&](int64_t c, int n) {
         vf y = load(values + c);
         if (bias != nullptr) y += get_lanes(bias + c, n);
@@ -164,7 +166,8 @@ template <class T> void run(const QuireLinear& a) {
         {x.m * x.stride, x.m * x.n_groups * (int64_t)sizeof(float), x.m * x.n_groups * (int64_t)sizeof(int32_t)},
         Use::LOOP);
     x.data = (char*)scratch.piece(0), x.scales = (float*)scratch.piece(1), x.starts = (int32_t*)scratch.piece(2);
-    const int64_t fitting = X_BYTES_AT_ONCE / x.stride, most = fitting > LEAST_ROWS_AT_ONCE ? fitting : LEAST_ROWS_AT_ONCE;
+    const int64_t fitting = X_BYTES_AT_ONCE / x.stride;
+    const int64_t most = fitting > LEAST_ROWS_AT_ONCE ? fitting : LEAST_ROWS_AT_ONCE;
     const int64_t n_parts = (a.m + most - 1) / most, n_blocks = n_row_blocks((a.m + n_parts - 1) / n_parts);
     const auto part_begin = [&](int64_t part) { return part * a.m / n_parts; };
     parallel_for(n_parts * n_blocks, 1 + 16384 / (w.k * TILE_ROWS), a.n_threads, [&](int64_t task) {

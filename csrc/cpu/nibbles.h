@@ -30,7 +30,8 @@ void nibbles_block(
         vf total[R][N];
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int v = 0; v < N; v++) total[r][v] = load(sums + r * TILE + c + v * W);
-        const uint8_t *at = w + first_group * PACKED_GROUP + c * 4, *ask = hint + (SHARE > 0 ? c * Prefetch::COUNT : 0);
+        const uint8_t* at = w + first_group * PACKED_GROUP + c * 4;
+        const uint8_t* ask = hint + (SHARE > 0 ? c * Prefetch::COUNT : 0);
         const int8_t* q = (const int8_t*)x.data + row * x.stride + first_group * GROUP * R;
         for (int64_t g = first_group; g < end_group; g++, at += PACKED_GROUP, q += GROUP * R) {
             const int64_t first = g * x.m + row;

@@ -70,7 +70,9 @@ class Pool {
     static constexpr uint64_t COUNT = 0xffffffff;
 
     // Nobody can claim a chunk of the last loop any more, so its description may be overwritten.
-    void open(int64_t begun, Body new_body, const void* new_data, int64_t items, int64_t size, int64_t n_chunks, int workers) {
+    void open(
+        int64_t begun, Body new_body, const void* new_data, int64_t items, int64_t size, int64_t n_chunks,
+        int workers) {
         body.store(new_body, std::memory_order_release);
         data.store(new_data, std::memory_order_release);
         n_items.store(items, std::memory_order_release);

@@ -98,9 +98,9 @@ struct QuireLinear {
 
 QUIRE_API void quire_linear(const QuireLinear* args);
 
-// One token for each row of logits [n_rows, width]: the largest where inverses[i] (1 / temperature) is 0, else the first at
-// which the cumulative weight exceeds uniforms[i] times the total. Logits below floors[i] weigh nothing; floors may be
-// null. status: 0 fine, 1 NaN or +inf, 2 nothing above -inf.
+// One token for each row of logits [n_rows, width]: the largest where inverses[i] (1 / temperature) is 0, else the
+// first at which the cumulative weight exceeds uniforms[i] times the total. Logits below floors[i] weigh nothing;
+// floors may be null. status: 0 fine, 1 NaN or +inf, 2 nothing above -inf.
 struct QuireChoice {
     const float* logits;
     const double *uniforms, *inverses;

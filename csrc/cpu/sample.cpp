@@ -1,4 +1,4 @@
-// Choosing a token for each row of logits: argmax, or the inverse of the cumulative distribution of what a floor leaves.
+// Choosing a token for each row of logits: argmax, or the inverse of the cumulative distribution above a floor.
 //
 // Semantics: quire/kernels/sample/op.py. Weights are summed in blocks, blocks in float64; the chosen block is computed
 // again. Invariant: a row's token is a function of its logits and controls alone.

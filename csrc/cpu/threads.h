@@ -8,8 +8,8 @@ namespace quire {
 
 extern QuireParallel run_parallel;  // the pool's entry point, or null
 
-// Calls f(i) once for each i in 0 .. n_items-1, in any order, on up to n_threads threads, `chunk` items at a time. Which
-// thread runs an item must not matter to its result.
+// Calls f(i) once for each i in 0 .. n_items-1, in any order, on up to n_threads threads, `chunk` items at a time.
+// Which thread runs an item must not matter to its result.
 template <class F> void parallel_for(int64_t n_items, int64_t chunk, int n_threads, const F& f) {
     if (n_threads <= 1 || n_items <= chunk || run_parallel == nullptr) {
         for (int64_t i = 0; i < n_items; i++) f(i);

@@ -10,11 +10,12 @@
 namespace quire {
 
 constexpr int TILE = 64;
-constexpr int L1_BYTES = 16384, L2_BYTES = 262144;  // weights worked on at once: half of an L1, a quarter of an L2 cache
+// Weights worked on at once: half of an L1, a quarter of an L2 cache.
+constexpr int L1_BYTES = 16384, L2_BYTES = 262144;
 constexpr int AHEAD = 4096;         // bytes between a load of weights and the prefetch
 
-// Sums in registers: rows times vectors. More rows with fewer vectors, which read every other line, were slower wherever
-// weights come from memory.
+// Sums in registers: rows times vectors. More rows with fewer vectors, which read every other line, were slower
+// wherever weights come from memory.
 #if QUIRE_AVX512
 constexpr int TILE_ROWS = 6, VECTORS = 4;
 #elif QUIRE_AVX2
@@ -27,8 +28,8 @@ constexpr int FEW_ROWS = 3 * TILE_ROWS;  // up to here reading the weights takes
 
 #define UNROLL _Pragma("GCC unroll 8")
 
-// Rows of activations as one format reads them, in blocks of a few rows: [block][line][row of the block][X_BYTES], so that
-// a product walks through them in order. A block of n rows has n * stride bytes from first row * stride on.
+// Rows of activations as one format reads them, in blocks of a few rows: [block][line][row of the block][X_BYTES], so
+// that a product walks through them in order. A block of n rows has n * stride bytes from first row * stride on.
 struct Activations {
     char* data;
     float* scales;    // quantised: [n_groups, m], x = integer * scale
@@ -46,8 +47,8 @@ template <int MOST, class F> QUIRE_INLINE void with_count(int64_t n, const F& f)
 
 inline int64_t n_row_blocks(int64_t m) { return (m + TILE_ROWS - 1) / TILE_ROWS; }
 
-// First row of block b of m rows. Few blocks are as high as possible, since the first of them hides the way of the weights
-// from memory; many are nearly equal.
+// First row of block b of m rows. Few blocks are as high as possible, since the first of them hides the way of the
+// weights from memory; many are nearly equal.
 inline int64_t block_begin(int64_t m, int64_t b) {
     if (m > FEW_ROWS) return b * m / n_row_blocks(m);
     return b * TILE_ROWS < m ? b * TILE_ROWS : m;
@@ -61,8 +62,8 @@ template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
     }
 }
 
-// How many lines are worked on at once. Few rows: a whole tile, or what stays in an L2 cache while row blocks take turns.
-// Many: what stays in an L1 cache together with what is prefetched for the next turn.
+// How many lines are worked on at once. Few rows: a whole tile, or what stays in an L2 cache while row blocks take
+// turns. Many: what stays in an L1 cache together with what is prefetched for the next turn.
 inline int64_t lines_at_once(int64_t m, int64_t n_lines, int64_t line_bytes) {
     return m <= TILE_ROWS ? n_lines : (m <= FEW_ROWS ? L2_BYTES : L1_BYTES) / line_bytes;
 }
@@ -80,7 +81,8 @@ struct NextInL1 {  // each row block a quarter of what follows the end; later on
 
 // Calls f(one of these, address to begin at) for row block b of m rows.
 template <class F>
-QUIRE_INLINE void with_prefetch(int64_t m, int64_t b, const uint8_t* w, int64_t n_bytes, const uint8_t* next, const F& f) {
+QUIRE_INLINE void with_prefetch(
+    int64_t m, int64_t b, const uint8_t* w, int64_t n_bytes, const uint8_t* next, const F& f) {
     if (m > FEW_ROWS) f(NextInL1(), b < 4 ? next + b * n_bytes / 4 : w);
     else if (b == 1) f(NextInL2(), next);
     else f(AheadInL1(), w + AHEAD);
