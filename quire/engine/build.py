@@ -74,6 +74,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     n_tokens = None if tokenizer is None else len(tokenizer)
     sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=n_tokens)
+    if device.name == "cuda":
+        model.build_kernels(limits.max_num_batched_tokens)
     graphs = None
     if isinstance(device, cuda.CudaDevice) and graph_sizes:
         graphs = StepGraphs(

@@ -131,7 +131,7 @@ def _prepared(
     found = static_obstacle(product, build.dtype) or machine_obstacle()
     if found:
         return found
-    made = fastest(product, torch.cuda.get_device_properties(device).multi_processor_count)
+    made = fastest(product, n_processors_of(device))
     if isinstance(made, str):
         return made
     try:
@@ -140,17 +140,23 @@ def _prepared(
         return str(error)
 
 
+@functools.cache
+def n_processors_of(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def load(product: Product, plan: Plan | WidePlan, build: Build) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
-    library = ctypes.CDLL(str(compile_kernel(product, plan, build)))
+    library = ctypes.CDLL(str(compile_variant(*variant_of(product, plan, build))))
     function = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = ctypes.c_int
     return Launch(function, plan)
 
 
-def compile_kernel(product: Product, plan: Plan | WidePlan, build: Build) -> pathlib.Path:
-    """The library of one variant, compiled if it is new. Raises BuildError."""
+def variant_of(product: Product, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
+    """(source in csrc/cuda, definitions): what tells the library of a plan from others."""
     macros = {
         "SILU": product.silu,
         "BF16": build.dtype is torch.bfloat16,
@@ -171,8 +177,13 @@ def compile_kernel(product: Product, plan: Plan | WidePlan, build: Build) -> pat
             "RESIDENT": plan.resident,
             "NORM": product.norm,
         }
-    flags = [*FLAGS, *(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())]
-    return jit.shared_library(source.removesuffix(".cu"), [jit.sources_folder() / "cuda" / source], flags, "", "nvcc")
+    return source, tuple(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())
+
+
+def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
+    """The library of a variant, compiled if it is new. Raises BuildError."""
+    sources, flags = [jit.sources_folder() / "cuda" / source], [*FLAGS, *definitions]
+    return jit.shared_library(source.removesuffix(".cu"), sources, flags, "", "nvcc")
 
 
 def run(

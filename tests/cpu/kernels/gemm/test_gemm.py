@@ -158,4 +158,4 @@ def test_a_plan_that_does_not_fit_is_none() -> None:
 )
 def test_kernels_compile(product: Product, made: Plan | WidePlan) -> None:
     build = hopper.Build(torch.bfloat16, residual=not product.silu, bias=True, wide=False)
-    assert hopper.compile_kernel(product, made, build).exists()
+    assert hopper.compile_variant(*hopper.variant_of(product, made, build)).exists()
