@@ -639,7 +639,8 @@ __device__ __forceinline__ void load_queries(const QuireTile& tile, uint32_t que
     for (int cell = threadIdx.x - WARPS * 32; cell < (n_rows + 7) / 8 * 8 * Q_CELLS; cell += WRITERS * 32) {
         const int row = cell / Q_CELLS, of_row = cell % Q_CELLS;
         const Row found = find_row(tile, row / group, row % group, group, args);
-        const Element* from = static_cast<const Element*>(args.q) + found.q_row * args.q_row + found.q_head * args.q_head;
+        const int64_t at = found.q_row * args.q_row + found.q_head * args.q_head;
+        const Element* from = static_cast<const Element*>(args.q) + at;
         copy_16_bytes(queries + row * Q_ROW_BYTES + of_row * 16, from + of_row * 8, row < n_rows);
     }
     barrier_arrive_after_copies(barrier);
@@ -815,7 +816,8 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
 
 // Many merges: a thread for each cell, which finds the plan of its next two merges meanwhile. Those without parts come
 // last.
-__global__ void __launch_bounds__(CELL_THREADS, CELL_BLOCKS) merge_cells_kernel(const __grid_constant__ QuireAttnArgs args) {
+__global__ void __launch_bounds__(CELL_THREADS, CELL_BLOCKS)
+    merge_cells_kernel(const __grid_constant__ QuireAttnArgs args) {
     const uint32_t group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
     uint32_t at = blockIdx.x * CELL_THREADS + threadIdx.x;
     const uint32_t step = gridDim.x * CELL_THREADS;
