@@ -166,8 +166,8 @@ def _arguments(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr() if lse is not None else None,
         work.small.data_ptr() if work.n_small else None, work.large.data_ptr(), work.queue.data_ptr(),
         work.rows.data_ptr(), plan.page_table.data_ptr() if plan.page_table is not None else None,
-        work.blocks.data_ptr(), work.merges.data_ptr(), work.parts.data_ptr(), work.partial_out.data_ptr(), work.partial_lse.data_ptr(),
-        work.ticket.data_ptr(), q.stride(0), q.stride(1), *strides, k.shape[0],
+        work.blocks.data_ptr(), work.merges.data_ptr(), work.parts.data_ptr(), work.partial_out.data_ptr(),
+        work.partial_lse.data_ptr(), work.ticket.data_ptr(), q.stride(0), q.stride(1), *strides, k.shape[0],
         work.n_workers, work.n_large, work.n_merges, plan.page_size, heads.n_q_heads, heads.n_kv_heads, heads.head_dim,
         variant.window, variant.n_first, variant.scale,
     )  # fmt: skip
