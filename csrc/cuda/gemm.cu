@@ -331,7 +331,7 @@ struct Block {
             if (++at_stage == a.n_stages) at_stage = 0, turn++;
         }
         products_wait<0>();
-        pin(d);
+        quire::pin(d);
         if (lane == 0) {
             const int last = (first + n_units - 1) % a.n_stages;
             if (last != before) barrier_arrive(empty(before));
@@ -346,15 +346,29 @@ struct Block {
     __device__ int token_of(int t, int v) const { return v * 8 + t % 4 * 2; }
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
 
-    __device__ float residual_at(int row, int token) const {
-        if (row >= n_out() || token >= a.m) return 0.0f;
-        return widen(static_cast<const Element*>(a.residual)[token * a.residual_row + row]);
+    // Loaded before the product and not touched until after it: a conversion would wait for the load.
+    struct Added {
+        uint32_t bits[4];  // of a quad of the residual
+        __device__ float at(int i) const { return QUIRE_RESIDUAL ? low(bits[i]) : 0.0f; }
+    };
+    __device__ uint32_t residual_bits(int row, int token) const {
+        uint16_t x = 0;
+        if (row < n_out() && token < a.m) {
+            const Element* from = static_cast<const Element*>(a.residual) + token * a.residual_row + row;
+            asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(from) : "memory");
+        }
+        return x;
     }
-    __device__ float4 residual_quad(int row, int token) const {
-        if (!QUIRE_RESIDUAL) return make_float4(0, 0, 0, 0);
-        const float x = residual_at(row, token), y = residual_at(row, token + 1);
-        if (QUIRE_SILU) return make_float4(x, y, 0, 0);
-        return make_float4(x, y, residual_at(row + 8, token), residual_at(row + 8, token + 1));
+    __device__ Added residual_quad(int row, int token) const {
+        Added added = {};
+        if (!QUIRE_RESIDUAL) return added;
+#pragma unroll
+        for (int i = 0; i < (QUIRE_SILU ? 2 : 4); i++) added.bits[i] = residual_bits(row + i / 2 * 8, token + i % 2);
+        return added;
+    }
+    template <int N> static __device__ void pin(Added (&added)[N]) {
+#pragma unroll
+        for (int i = 0; i < N * 4; i++) asm volatile("" : "+r"(added[i / 4].bits[i % 4])::"memory");
     }
     __device__ float biased(float sum, int w_row) const {
         return rounded(QUIRE_BIAS && w_row < a.n ? sum + widen(static_cast<const Element*>(a.bias)[w_row]) : sum);
@@ -371,12 +385,12 @@ struct Block {
         static_cast<Element*>(a.y)[token * a.y_row + row] = Element(y);
 #endif
     }
-    __device__ void store_quad(float4 sums, float4 added, int row, int token) const {
-        store(sums.x, sums.z, added.x, row, token);
-        store(sums.y, sums.w, added.y, row, token + 1);
+    __device__ void store_quad(float4 sums, const Added& added, int row, int token) const {
+        store(sums.x, sums.z, added.at(0), row, token);
+        store(sums.y, sums.w, added.at(1), row, token + 1);
         if (QUIRE_SILU) return;
-        store(sums.z, 0.0f, added.z, row + 8, token);
-        store(sums.w, 0.0f, added.w, row + 8, token + 1);
+        store(sums.z, 0.0f, added.at(2), row + 8, token);
+        store(sums.w, 0.0f, added.at(3), row + 8, token + 1);
     }
     static __device__ float4 quad(const float (&d)[TOKENS / 2], int v) {
         return make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]);
@@ -386,10 +400,11 @@ struct Block {
     __device__ void pass(int index) const {
         const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
         float d[TOKENS / 2];
-        float4 added[QUADS];
+        Added added[QUADS];
 #pragma unroll
         for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
         multiply_pass(d, index);
+        if (QUIRE_RESIDUAL) pin(added);
 #pragma unroll
         for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
     }
@@ -424,10 +439,11 @@ struct Block {
         const int slot = t % SHARE, source = rank * SHARE + slot, row = first_row(index) + row_of(source);
         const uint32_t ready = shared_address(&barriers()->sums[team]), read = shared_address(&barriers()->read[team]);
         float d[TOKENS / 2];
-        float4 added[N];
+        Added added[N];
 #pragma unroll
         for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
         multiply_pass(d, index);
+        if (QUIRE_RESIDUAL) pin(added);
         if (turn > 0) wait_cluster(read, (turn - 1) & 1);
         hand_over(d, team);
         wait_cluster(ready, turn & 1);

@@ -12,15 +12,16 @@ import math
 from quire.kernels.gemm.plan import MAX_FEW_ROWS, MAX_NORM_ROWS, Plan, Product, plan
 from quire.kernels.gemm.wide import WidePlan, wide_plan, wide_us
 
-MIN_WIDE_ROWS = 33
+MIN_WIDE_ROWS = 17
 NORM_US, FUSED_NORM_MB_US = 2.0, 24.0
 """A norm of few rows by its own kernel; fused, for each megabyte of x that every block norms."""
-TORCH_START_US, TORCH_ROWS, TORCH_GFLOP_US = 3.5, 128, 0.75
+TORCH_START_US, TORCH_ROWS, TORCH_GFLOP_US = 3.0, 128, 0.76
 """For a launch; torch's tiles waste what is missing to a multiple of so many rows."""
-FEW_START_US, FEW_ROW_US, FEW_MB_US = 2.0, 0.0375, 4.5
-SPLIT_US, MAX_SPLIT = 0.6, 4
+FEW_START_US, FEW_ROWS_US, FEW_MB_US, FEW_LONG_K = 2.0, 0.4, 4.5, 4096
+"""For a launch; for the root of the rows, where K is long; megabytes of w a microsecond."""
+FEW_SPLIT_US, TORCH_SPLIT_US, MAX_SPLIT = 0.4, 0.9, 4
 """What a K that is long for its n costs, in multiples of n."""
-ACTIVATION_US, ACTIVATION_MB_US = 1.5, 4.2
+ACTIVATION_US, ACTIVATION_MB_US = 0.9, 4.4
 
 
 @functools.cache
@@ -53,8 +54,9 @@ def estimate_us(product: Product, made: Plan | WidePlan, n_processors: int) -> f
 def few_us(product: Product) -> float:
     """About how long the kernel for few rows takes."""
     norm_us = FUSED_NORM_MB_US * product.m * product.k * 2e-6 if product.norm and product.m <= MAX_NORM_ROWS else 0.0
-    memory_us = product.n * product.k * 2e-6 / FEW_MB_US * (1.03 + 0.001 * product.m)
-    return FEW_START_US + FEW_ROW_US * product.m + memory_us + _split_us(product) + norm_us
+    memory_us = product.n * product.k * 2e-6 / FEW_MB_US * (1.02 + 0.0008 * product.m)
+    rows_us = FEW_ROWS_US * math.sqrt(product.m) * min(1.0, product.k / FEW_LONG_K)
+    return FEW_START_US + rows_us + memory_us + FEW_SPLIT_US * _split(product) + norm_us
 
 
 def torch_estimate_us(product: Product) -> float:
@@ -63,8 +65,8 @@ def torch_estimate_us(product: Product) -> float:
     memory_us = product.n * product.k * 2e-6 / (4.4 - 0.0045 * min(product.m, TORCH_ROWS))
     multiply_us = 2e-9 * rows * product.n * product.k / TORCH_GFLOP_US
     activation_us = ACTIVATION_US + product.m * product.n * 3e-6 / ACTIVATION_MB_US if product.silu else 0.0
-    return TORCH_START_US + max(memory_us, multiply_us) + _split_us(product) + activation_us
+    return TORCH_START_US + max(memory_us, multiply_us) + TORCH_SPLIT_US * _split(product) + activation_us
 
 
-def _split_us(product: Product) -> float:
-    return SPLIT_US * min(product.k / product.n, MAX_SPLIT)
+def _split(product: Product) -> float:
+    return min(product.k / product.n, MAX_SPLIT)

@@ -20,9 +20,9 @@ MIN_UNITS = 2
 """Chunks of K that a slice has at least."""
 L2_BYTES = 16 << 20
 """So much of x may stay in L2 while all of w passes."""
-START_US, EXCHANGE_US, STORE_US = 3.0, 1.3, 0.38
+START_US, EXCHANGE_US, STORE_US = 3.3, 0.7, 0.38
 """For a launch; for handing over and for storing the sums of a tile of 128 tokens."""
-MULTIPLY_US, INGEST_KB_US, L2_KB_US, DRAM_MB_US, GFLOP_US = 0.24, 118.0, 9300.0, 4.0, 0.76
+MULTIPLY_US, INGEST_KB_US, L2_KB_US, DRAM_MB_US, GFLOP_US = 0.24, 118.0, 9300.0, 4.1, 0.73
 """A chunk of a tile of 128 tokens; what reaches one multiprocessor and all of them from L2; what comes from memory;
 and what the power limit allows."""
 SHARPNESS = 6.0
@@ -86,5 +86,5 @@ def wide_us(product: Product, plan: WidePlan, n_processors: int) -> float:
     )
     power_us = tiles * TILE_ROWS * plan.tokens * product.k * 2e-9 / GFLOP_US
     work_us = max(power_us, sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS))
-    exchange_us = 0.0 if plan.split == 1 else EXCHANGE_US * (0.5 + share)
+    exchange_us = 0.0 if plan.split == 1 else EXCHANGE_US * (0.3 + share**1.5)
     return START_US + work_us + exchange_us + n_passes * STORE_US * share / plan.split
