@@ -15,13 +15,13 @@ from quire.kernels.gemm.wide import WidePlan, wide_plan, wide_us
 MIN_WIDE_ROWS = 17
 NORM_US, FUSED_NORM_MB_US = 2.0, 24.0
 """A norm of few rows by its own kernel; fused, for each megabyte of x that every block norms."""
-TORCH_START_US, TORCH_ROWS, TORCH_GFLOP_US = 3.0, 128, 0.76
+TORCH_START_US, TORCH_ROWS, TORCH_GFLOP_US = 2.9, 128, 0.78
 """For a launch; torch's tiles waste what is missing to a multiple of so many rows."""
 FEW_START_US, FEW_ROWS_US, FEW_MB_US, FEW_LONG_K = 2.0, 0.4, 4.5, 4096
 """For a launch; for the root of the rows, where K is long; megabytes of w a microsecond."""
-FEW_SPLIT_US, TORCH_SPLIT_US, MAX_SPLIT = 0.4, 0.9, 4
-"""What a K that is long for its n costs, in multiples of n."""
-ACTIVATION_US, ACTIVATION_MB_US = 0.9, 4.4
+FEW_SPLIT_US, TORCH_SPLIT_US, MAX_SPLIT, LARGE_N = 0.4, 1.45, 4, 4096
+"""What a K that is long for its n costs, in multiples of n; less where n is small."""
+ACTIVATION_US, ACTIVATION_MB_US = 0.8, 4.4
 
 
 @functools.cache
@@ -69,4 +69,4 @@ def torch_estimate_us(product: Product) -> float:
 
 
 def _split(product: Product) -> float:
-    return min(product.k / product.n, MAX_SPLIT)
+    return min(product.k / product.n, MAX_SPLIT) * math.sqrt(min(1.0, product.n / LARGE_N))

@@ -30,7 +30,7 @@ DRAM_MB_US, BLOCK_MB_US, STAGING_MB_US = 4.5, 0.050, 0.060
 """Megabytes a microsecond: from the device's memory, into one block through its ring, into one block at its start."""
 EXCHANGE_US, GROUP_US, STORE_ELEMENTS_US = 0.4, 0.15, 8192
 """What doubling the cluster and each warpgroup cost, and how much a tile stores while nothing multiplies."""
-UNEVEN, TRAVEL, SMALL_RING = 0.3, 0.17, 0.01
+UNEVEN, TRAVEL, SMALL_RING = 0.3, 0.12, 0.01
 """Shares of the time lost: with processors that have no work, when x travels beside w, a token in a ring for pairs."""
 
 

@@ -20,9 +20,9 @@ MIN_UNITS = 2
 """Chunks of K that a slice has at least."""
 L2_BYTES = 16 << 20
 """So much of x may stay in L2 while all of w passes."""
-START_US, EXCHANGE_US, STORE_US = 3.3, 0.7, 0.38
+START_US, EXCHANGE_US, STORE_US = 3.4, 1.0, 0.38
 """For a launch; for handing over and for storing the sums of a tile of 128 tokens."""
-MULTIPLY_US, INGEST_KB_US, L2_KB_US, DRAM_MB_US, GFLOP_US = 0.24, 118.0, 9300.0, 4.1, 0.73
+MULTIPLY_US, INGEST_KB_US, L2_KB_US, DRAM_MB_US, GFLOP_US = 0.24, 95.0, 9700.0, 4.3, 0.76
 """A chunk of a tile of 128 tokens; what reaches one multiprocessor and all of them from L2; what comes from memory;
 and what the power limit allows."""
 SHARPNESS = 6.0

@@ -128,12 +128,13 @@ def test_wide_plans_of_random_products() -> None:
     [
         (Product(1, 6144, 4096, norm=True), Plan),
         (Product(16, 6144, 4096, norm=True), str),
-        (Product(64, 28672, 4096, silu=True), Plan),
+        (Product(32, 28672, 4096, silu=True), Plan),
         (Product(64, 6144, 4096), str),
         (Product(192, 28672, 4096, silu=True), WidePlan),
         (Product(256, 6144, 4096), str),
         (Product(128, 1024, 3072), WidePlan),
-        (Product(256, 6144, 1024, silu=True), WidePlan),
+        (Product(512, 6144, 1024, silu=True), WidePlan),
+        (Product(256, 28672, 4096, silu=True), WidePlan),
     ],
 )
 def test_the_fastest_way(product: Product, kind: type) -> None:
