@@ -23,6 +23,7 @@ from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.build import build_engine
 from quire.engine.core import StepRecord
 from quire.engine.frontend import Frontend
+from quire.engine.garbage import gc_kept_quiet
 from quire.engine.intake import Prompt
 from quire.engine.outflow import OpenRequest, PartBuffer
 
@@ -188,7 +189,8 @@ class LLM:
     def _run(self, opened: list[OpenRequest], use_tqdm: bool) -> None:
         waiting = collections.deque(opened)
         unfinished = {one.request.request_id for one in opened}
-        with tqdm(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        bar = tqdm(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True)
+        with bar, gc_kept_quiet():
             n_tokens, n_finished = 0, 0
             while unfinished:
                 self._feed(waiting)
