@@ -135,6 +135,8 @@ def test_wide_plans_of_random_products() -> None:
         (Product(128, 1024, 3072), WidePlan),
         (Product(512, 6144, 1024, silu=True), WidePlan),
         (Product(256, 28672, 4096, silu=True), WidePlan),
+        (Product(512, 28672, 4096, silu=True), str),
+        (Product(8192, 28672, 4096, silu=True), WidePlan),
     ],
 )
 def test_the_fastest_way(product: Product, kind: type) -> None:
