@@ -56,7 +56,7 @@ def test_no_wrong_token_and_nothing_leaked(
 ) -> None:
     found = Soak(*checkpoints(family, dtype), seed=0, **{**CUDA, **options}).run(seconds=7)
     assert not found.faults
-    assert found.preemptions > 0 and found.cancels > 20 and found.doomed > 0 and found.prefix_hits > 0
+    assert found.preemptions > 0 and found.cancels > 10 and found.doomed > 0 and found.prefix_hits > 0
     assert found.kinds["mixed"] > 50 and found.kinds["decode"] > 50 and found.kinds["shared"] > 0
     assert found.verdicts.n_tokens == found.tokens > 2000 and found.verdicts.n_logprobs > 100
     assert found.verdicts.n_best > (0.8 if dtype is BFLOAT16 else 0.999) * found.tokens
