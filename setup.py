@@ -11,11 +11,12 @@ import os
 import platform
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 FOLDER = "csrc/cpu"
-SOURCES = ["attention.cpp", "qgemm.cpp", "rows.cpp", "threads.cpp"]
+SOURCES = ["attention.cpp", "linear.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
 with open(f"{FOLDER}/build.json") as table:
     BUILD = json.load(table)
 
@@ -53,6 +54,13 @@ class BuildNative(build_ext):
         super().copy_extensions_to_source()
 
 
+class BuildWheel(bdist_wheel):
+    """One wheel for every Python: the libraries are for this system, and know nothing of the interpreter."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 def library(level: str, flags: list[str]) -> Extension:
     """One level's library."""
     return Extension(
@@ -72,4 +80,7 @@ def libraries() -> list[Extension]:
     return [library(level, flags) for level, flags in BUILD["levels"].items() if x86 or level == "portable"]
 
 
-setup(ext_modules=libraries(), cmdclass={"build_ext": BuildNative, "build_py": BuildPackage})
+setup(
+    ext_modules=libraries(),
+    cmdclass={"bdist_wheel": BuildWheel, "build_ext": BuildNative, "build_py": BuildPackage},
+)

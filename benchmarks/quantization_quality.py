@@ -1,43 +1,44 @@
 """What `--quantization` costs in quality: the demo model on held-out text and tasks, and logits of a random model.
 
     python -m benchmarks.quantization_quality
+    python -m benchmarks.quantization_quality --peers ~/.cache/quire/peers    # llama.cpp beside it, see cpu_peers
 
 Bits per byte and tasks are those of `demo/evaluate.py`, on fewer documents and examples. The random model has the
 widths of Qwen3-0.6B, fewer layers and weights drawn from normal(0, 0.02), which have no outliers; its logits are
-compared with those of the same weights in float32.
+compared with those of the same weights in float32. llama.cpp rounds the same weights to its own types.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import pathlib
 import tempfile
+from collections.abc import Callable, Iterator
 
 import numpy as np
-import safetensors.torch
 import torch
 from tokenizers import Tokenizer
 
+from benchmarks.peers.models import random_checkpoint
+from benchmarks.peers.quality import PeerLogits, environment_of, rounded
 from demo import corpus
 from demo.dialogues import TASKS, prompt_of, task_examples
 from demo.evaluate import COMPARE, MAX_NEW_TOKENS, MODELS, bits_per_byte
 from quire import LLM, SamplingParams
 from quire.bench.machine import n_cores
 from quire.bench.report import build_report, write_report
-from quire.bench.shape import FOLDER
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.models.dense import DenseModel
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
-from quire.compute.weights.dummy import fill_random
 from quire.compute.weights.loader import load_model
 from quire.config.arch import read_arch
 
 RESULT = pathlib.Path(__file__).with_name("results") / "quantization_quality.json"
 SCHEMES = ("none", "int8", "int4")
 PAGE = 16
+SHAPE = "qwen3-0.6b"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -47,6 +48,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4, help="layers of the random model")
     parser.add_argument("--prompts", type=int, default=8, help="random prompts of 128 tokens for it")
     parser.add_argument("--threads", type=int, default=n_cores())
+    parser.add_argument("--peers", default="", help="folder of cpu_peers: llama.cpp's types as well")
     parser.add_argument("--output", default=str(RESULT))
     return parser.parse_args()
 
@@ -86,6 +88,18 @@ def some(documents: list[corpus.Document], n: int) -> list[corpus.Document]:
     return [one for kind in ("code", "tests", "docs") for one in [d for d in held_out if d.kind == kind][:n]]
 
 
+def peers(args: argparse.Namespace, folder: pathlib.Path) -> Iterator[tuple[str, PeerLogits]]:
+    """llama.cpp on the checkpoint in `folder`, type after type; nothing without --peers."""
+    if not args.peers:
+        return
+    environment = environment_of(pathlib.Path(args.peers))
+    with tempfile.TemporaryDirectory() as name:
+        for dtype, path in rounded(environment, folder, pathlib.Path(name)).items():
+            peer = PeerLogits(environment, path, args.threads)
+            yield f"llama.cpp {dtype}", peer
+            peer.close()
+
+
 def replies(quantization: str, tokenizer: Tokenizer, n: int, threads: int) -> dict[str, list[str]]:
     """Greedy replies of the engine to `n` held-out examples of each task."""
     llm = LLM(str(MODELS / "demo"), quantization=quantization, device="cpu", num_threads=threads)
@@ -105,67 +119,80 @@ def n_right(task: str, texts: list[str]) -> int:
     return sum(compare(text, one.answer) for text, one in zip(texts, task_examples(task, len(texts)), strict=True))
 
 
+def peer_replies(peer: PeerLogits, tokenizer: Tokenizer, n: int) -> dict[str, list[str]]:
+    """`replies` of llama.cpp."""
+    found = {}
+    for name in TASKS:
+        prompts = [tokenizer.encode(prompt_of(one)).ids for one in task_examples(name, n)]
+        found[name] = [tokenizer.decode(ids) for ids in peer.replies(prompts, MAX_NEW_TOKENS)]
+    return found
+
+
 def demo_figures(args: argparse.Namespace, device: CpuDevice) -> dict[str, dict[str, object]]:
-    """Bits per byte, accuracy of each task, and replies that equal those of bf16, for each scheme."""
+    """Bits per byte, accuracy of each task, and replies that equal our bf16's, for each scheme and type."""
     folder = MODELS / "demo"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     documents = some(corpus.load(None), args.documents)
     results: dict[str, dict[str, object]] = {}
     plain: dict[str, list[str]] = {}
-    for scheme in SCHEMES:
-        prefill = load(folder, scheme, torch.bfloat16, 2048, device)
-        held_out = bits_per_byte(prefill, tokenizer, documents, "cpu")  # type: ignore[arg-type]
-        given = replies(scheme, tokenizer, args.n, args.threads)
-        plain = plain or given
-        right = {name: n_right(name, texts) for name, texts in given.items()}
-        same = sum(a == b for name in given for a, b in zip(given[name], plain[name], strict=True))
-        results[scheme] = {
-            "weights_bytes": prefill.model.n_bytes,
+
+    def add(name: str, logits: Prefill | PeerLogits, n_bytes: int, given: dict[str, list[str]]) -> None:
+        held_out = bits_per_byte(logits, tokenizer, documents, "cpu")  # type: ignore[arg-type]
+        right = {task: n_right(task, texts) for task, texts in given.items()}
+        same = sum(a == b for task in given for a, b in zip(given[task], (plain or given)[task], strict=True))
+        results[name] = {
+            "weights_bytes": n_bytes,
             "bits_per_byte": {kind: figures["bits_per_byte"] for kind, figures in held_out.items()},
             "accuracy": sum(right.values()) / (args.n * len(right)),
             "replies_equal_to_bf16": same / (args.n * len(right)),
-            "tasks": {name: count / args.n for name, count in right.items()},
+            "tasks": {task: count / args.n for task, count in right.items()},
         }
-        print(scheme, json.dumps(results[scheme]), flush=True)
+        print(name, json.dumps(results[name]), flush=True)
+
+    for scheme in SCHEMES:
+        prefill = load(folder, scheme, torch.bfloat16, 2048, device)
+        given = replies(scheme, tokenizer, args.n, args.threads)
+        add(scheme, prefill, prefill.model.n_bytes, given)
+        plain = plain or given
+    for name, peer in peers(args, folder):
+        add(name, peer, peer.n_bytes, peer_replies(peer, tokenizer, args.n))
     return results
 
 
-def random_checkpoint(folder: pathlib.Path, n_layers: int) -> None:
-    """Weights of `--load-format dummy` in bf16, as a file, so that float32 and bf16 read the same numbers."""
-    config = json.loads((FOLDER / "qwen3-0.6b" / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": n_layers}))
-    arch = read_arch(folder)
-    make = functools.partial(torch.empty, dtype=torch.bfloat16)
-    weights = dict(DenseModel(arch, make, torch.empty(0)).weights())
-    fill_random(weights.items(), 0, torch.device("cpu"))
-    safetensors.torch.save_file({name: one.clone() for name, one in weights.items()}, folder / "model.safetensors")
+def compared(
+    logits: Callable[[torch.Tensor], torch.Tensor], prompts: torch.Tensor, expected: list[torch.Tensor]
+) -> dict[str, float]:
+    """Error relative to the spread of the expected logits, and how often the best token is the same."""
+    error, spread, agreed = 0.0, 0.0, 0.0
+    for ids, wanted in zip(prompts, expected, strict=True):
+        got = logits(ids)[0]
+        error += float((got - wanted).square().sum())
+        spread += float((wanted - wanted.mean(1, keepdim=True)).square().sum())
+        agreed += float((got.argmax(1) == wanted.argmax(1)).float().mean())
+    return {"relative_logit_error": (error / spread) ** 0.5, "top1_agreement_with_float32": agreed / len(prompts)}
 
 
 def shape_figures(args: argparse.Namespace, device: CpuDevice) -> dict[str, dict[str, float]]:
-    """Error of the logits relative to their spread in float32, and how often the best token is the same."""
-    results = {}
+    """Logits of a random model beside float32's, for each scheme and type."""
+    results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        random_checkpoint(folder, args.layers)
+        random_checkpoint(folder, SHAPE, args.layers)
         generator = torch.Generator().manual_seed(1)
         prompts = torch.randint(1000, 150_000, (args.prompts, 1, 128), generator=generator)
         exact = load(folder, "none", torch.float32, 128, device)
         expected = [exact(ids)[0] for ids in prompts]
         del exact
+
+        def add(name: str, logits: Prefill | PeerLogits, n_bytes: int) -> None:
+            results[name] = {"weights_bytes": n_bytes, **compared(logits, prompts, expected)}
+            print(name, json.dumps(results[name]), flush=True)
+
         for scheme in SCHEMES:
             prefill = load(folder, scheme, torch.bfloat16, 128, device)
-            error, spread, agreed = 0.0, 0.0, 0.0
-            for ids, wanted in zip(prompts, expected, strict=True):
-                got = prefill(ids)[0]
-                error += float((got - wanted).square().sum())
-                spread += float((wanted - wanted.mean(1, keepdim=True)).square().sum())
-                agreed += float((got.argmax(1) == wanted.argmax(1)).float().mean())
-            results[scheme] = {
-                "weights_bytes": prefill.model.n_bytes,
-                "relative_logit_error": (error / spread) ** 0.5,
-                "top1_agreement_with_float32": agreed / len(prompts),
-            }
-            print(scheme, json.dumps(results[scheme]), flush=True)
+            add(scheme, prefill, prefill.model.n_bytes)
+        for label, peer in peers(args, folder):
+            add(label, peer, peer.n_bytes)
     return results
 
 

@@ -5,8 +5,15 @@
 
 #define QUIRE_API extern "C" __attribute__((visibility("default")))
 
-// Set the OpenMP entry point (address of GOMP_parallel, or null for one thread).
-QUIRE_API void quire_set_fork(void* gomp_parallel);
+// Calls body(data, first, end) for chunks of 0 .. n_items-1, each once, in any order, on up to n_threads threads.
+typedef void (*QuireBody)(const void* data, int64_t first, int64_t end);
+typedef void (*QuireParallel)(QuireBody body, const void* data, int64_t n_items, int64_t chunk, int n_threads);
+
+// The thread pool of this library.
+QUIRE_API void quire_parallel(QuireBody body, const void* data, int64_t n_items, int64_t chunk, int n_threads);
+
+// The pool on which this library's kernels run: quire_parallel of this or another library, or null for one thread.
+QUIRE_API void quire_use_pool(QuireParallel pool);
 
 constexpr int QUIRE_MAX_PARAMS = 8;
 
@@ -64,16 +71,91 @@ QUIRE_API void quire_store_kv(
     void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
     int n_threads);
 
-// out [m, n] = x [m, k] times a packed weight, + bias [n] (x's dtype; may be null). Layouts of weight and scales:
-// quire/kernels/qgemm/layout.py. x has a row stride, out is contiguous.
-struct QuireQlinearArgs {
-    const void* x;
-    const uint8_t* weight;
+// A matrix [n, k] packed for products. Layouts of data and scales: quire/kernels/qgemm/weight.py.
+enum QuireFormat { QUIRE_INT8 = 0, QUIRE_INT4 = 1, QUIRE_F32 = 2, QUIRE_BF16 = 3, QUIRE_F16 = 4 };
+
+struct QuireMatrix {
+    const void* data;
     const void* scales;  // int8: float32; int4: bfloat16
-    const void* bias;
-    void* out;
-    int64_t m, n, k, x_row;
-    int32_t dtype, scheme, n_threads;  // scheme: 0 int8, 1 int4
+    const void* bias;    // [n], type of the activations; may be null
+    int64_t n, k;
+    int32_t format, unused;
 };
 
-QUIRE_API void quire_qlinear(const QuireQlinearArgs* args);
+// What becomes of y = norm(x) @ matrix.T + bias, rounded to the type of x: it is stored; added to what `out` holds;
+// its first half of columns, the gates, goes through silu and is multiplied with the second; or is stored as float32.
+enum QuireThen { QUIRE_NOTHING = 0, QUIRE_ADD = 1, QUIRE_SILU_MUL = 2, QUIRE_WIDEN = 3 };
+
+// x [m, k], out [m, n], or [m, n / 2] for SILU_MUL, with these row strides; norm: [k], weight of an RMS norm, or null.
+struct QuireLinear {
+    const QuireMatrix* matrix;
+    const void *x, *norm;
+    void* out;
+    int64_t m, x_row, out_row;
+    float eps;
+    int32_t dtype, then, n_threads;
+};
+
+QUIRE_API void quire_linear(const QuireLinear* args);
+
+// One token for each row of logits [n_rows, width]: the largest where inverses[i] (1 / temperature) is 0, else the first at
+// which the cumulative weight exceeds uniforms[i] times the total. Logits below floors[i] weigh nothing; floors may be
+// null. status: 0 fine, 1 NaN or +inf, 2 nothing above -inf.
+struct QuireChoice {
+    const float* logits;
+    const double *uniforms, *inverses;
+    const float* floors;
+    int32_t* token_ids;
+    uint8_t* status;
+    int64_t logits_row, width, n_rows, n_threads;
+};
+
+QUIRE_API void quire_choose(const QuireChoice* args);
+
+// --- a step of a whole model in one call -------------------------------------------------------------------------
+// A tape is an array of operations that Python makes once for a model (quire/kernels/tape.py). They run in order on the
+// rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows wanted and
+// written behind their rows. Counts of rows in the structs are overwritten.
+enum QuireOpCode { QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4 };
+
+struct QuireOp {
+    int64_t code;
+    void* args;  // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs or QuireTake
+};
+
+// out [n, row_bytes] = rows of the table for the tokens of the step.
+struct QuireEmbed {
+    const void* table;
+    void* out;
+    int64_t row_bytes;
+};
+
+// Norm (where there are weights) and rotate q and k of qkv [n, (n_q_heads + 2 n_kv_heads) * head_dim] in place; write k
+// and v to the step's cells of pages [n_pages, n_kv_heads, page_size, head_dim].
+struct QuireRotate {
+    void* qkv;
+    const void *q_norm, *k_norm;
+    void *k_pages, *v_pages;
+    const float* cos_sin;  // [max_pos, rotary]
+    int32_t n_q_heads, n_kv_heads, head_dim, rotary, page_size, dtype;
+    float eps;
+};
+
+// rows [n, row_bytes]: those wanted move to the front.
+struct QuireTake {
+    void* rows;
+    int64_t row_bytes;
+};
+
+struct QuireStep {
+    const int64_t *slots, *positions;              // [n_rows]
+    const int32_t *q_indptr, *kv_lens, *kv_at;     // [n_spans + 1], [n_spans], [n_spans]: as in QuireAttnPlan
+    const int64_t* wanted;                         // [n_wanted], ascending rows
+    int32_t* tokens;                               // [n_slots, stride]
+    const int32_t* page_table;                     // [n_slots, stride]
+    QuireChoice* choice;
+    int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted;
+    int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;
+};
+
+QUIRE_API void quire_run_tape(const QuireOp* ops, int64_t n_ops, const QuireStep* step);

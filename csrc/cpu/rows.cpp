@@ -1,82 +1,8 @@
-// Row operations: norm, rotary embedding, gated activation, page writes. Each row is computed alone, by one thread.
+// Row operations on whole arrays: norm, rotary embedding, gated activation, page writes.
+#include "rows.h"
+
 #include "quire_cpu.h"
-#include "simd.h"
 #include "threads.h"
-
-namespace quire {
-
-// Work of some 20 microseconds; less is not worth waking a thread, least of all on a busy machine.
-constexpr int64_t ELEMENTS_A_CHUNK = 32768;
-
-static int64_t rows_a_chunk(int64_t row_elements) {
-    const int64_t rows = ELEMENTS_A_CHUNK / (row_elements > 0 ? row_elements : 1);
-    return rows > 0 ? rows : 1;
-}
-
-// Calls f(vector index, number of live lanes) over h elements.
-template <class F> QUIRE_INLINE void lanes(int64_t h, const F& f) {
-    int64_t i = 0;
-    for (; i + W <= h; i += W) f(i, W);
-    if (i < h) f(i, (int)(h - i));
-}
-
-template <class T> QUIRE_INLINE vf get(const T* p, int n) { return n == W ? load(p) : load_some(p, n); }
-
-template <class T> QUIRE_INLINE void put(T* p, vf v, int n) {
-    if (n == W) store(p, v);
-    else store_some(p, v, n);
-}
-
-template <class T> QUIRE_INLINE vf rounded(vf v) {
-    T lane[W];
-    store(lane, v);
-    return load(lane);
-}
-
-template <class T>
-static void norm_row(const T* x, const T* residual, T* total, const T* weight, T* out, int64_t h, float eps) {
-    vf squares = vf{};
-    lanes(h, [&](int64_t i, int n) {
-        vf v = get(x + i, n);
-        if (residual != nullptr) {
-            v = rounded<T>(v + get(residual + i, n));
-            put(total + i, v, n);
-        }
-        squares = fma(v, v, squares);
-    });
-    const T* source = residual != nullptr ? total : x;
-    const float mean = hsum(squares) / (float)h;
-    const vf factor = set1(1.f / __builtin_sqrtf(mean + eps));
-    lanes(h, [&](int64_t i, int n) {
-        put(out + i, rounded<T>(get(source + i, n) * factor) * get(weight + i, n), n);
-    });
-}
-
-template <class T>
-static void rope_head(T* x, const float* cos, const float* sin, int64_t half) {
-    lanes(half, [&](int64_t i, int n) {
-        const vf a = get(x + i, n), b = get(x + half + i, n), c = get(cos + i, n), s = get(sin + i, n);
-        put(x + i, fma(a, c, -(b * s)), n);
-        put(x + half + i, fma(b, c, a * s), n);
-    });
-}
-
-template <class T> static void silu_row(const T* x, T* out, int64_t f) {
-    lanes(f, [&](int64_t i, int n) {
-        const vf gate = get(x + i, n), up = get(x + f + i, n);
-        const vf silu = gate / (exp2(gate * -1.4426950408889634f) + 1.f);
-        put(out + i, rounded<T>(silu) * up, n);
-    });
-}
-
-// Calls f with a null pointer of the element type.
-template <class F> static void by_dtype(int dtype, const F& f) {
-    if (dtype == 0) f((float*)nullptr);
-    else if (dtype == 1) f((bf16*)nullptr);
-    else f((f16*)nullptr);
-}
-
-}  // namespace quire
 
 using namespace quire;
 

@@ -1,21 +1,25 @@
-// Memory of one thread for the task at hand, cut into aligned pieces.
+// Memory of one thread for the work at hand, cut into aligned pieces.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
 
 namespace quire {
 
+// Who uses it: a task of a parallel loop, what surrounds the loop, or several of them, or a step.
+enum class Use { TASK, LOOP, APART, STEP };
+
 class Scratch {
   public:
-    // N pieces of these sizes in bytes: piece(0), piece(1), ... They are lost when the thread makes another Scratch.
-    template <int N> explicit Scratch(const int64_t (&sizes)[N]) {
+    // N pieces of these sizes in bytes: piece(0), piece(1), ... They are lost when the thread makes another Scratch for
+    // the same use.
+    template <int N> explicit Scratch(const int64_t (&sizes)[N], Use use = Use::TASK) {
         static_assert(N <= MOST);
         int64_t total = 0;
         for (int i = 0; i < N; i++) {
             offsets[i] = total;
             total += (sizes[i] + 63) & ~(int64_t)63;
         }
-        start = buffer(total);
+        start = buffer(total, (int)use);
     }
 
     void* piece(int i) const { return start + offsets[i]; }
@@ -24,13 +28,14 @@ class Scratch {
     static constexpr int MOST = 8;
 
     // Lives until the thread ends; grows, never shrinks.
-    static char* buffer(int64_t bytes) {
+    static char* buffer(int64_t bytes, int use) {
         struct Block {
             char* raw = nullptr;
             int64_t size = 0;
             ~Block() { free(raw); }
         };
-        static thread_local Block block;
+        static thread_local Block blocks[4];
+        Block& block = blocks[use];
         if (block.size < bytes) {
             free(block.raw);
             block.raw = (char*)malloc(bytes + 64);

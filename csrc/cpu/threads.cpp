@@ -1,12 +1,10 @@
-// The entry point of the thread pool: one in each shared library.
+// The way to the pool: one pointer in each shared library.
 #include "threads.h"
-
-#include "quire_cpu.h"
 
 namespace quire {
 
-Fork fork_threads = nullptr;
+QuireParallel run_parallel = nullptr;
 
 }  // namespace quire
 
-void quire_set_fork(void* gomp_parallel) { quire::fork_threads = (quire::Fork)gomp_parallel; }
+void quire_use_pool(QuireParallel pool) { quire::run_parallel = pool; }

@@ -19,6 +19,7 @@ from quire.compute.runner.graphs import StepGraphs, decode_sizes, mixed_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tape import StepTape, obstacle
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.weights.loader import load_model
@@ -83,7 +84,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
         )  # fmt: skip
         graphs.capture()
-    runner = Runner(device, model, pool, tables, sampler, graphs)
+    tape = _tape(limits, device, model, pool, tables, sampler.vocab_limit) if device.name == "cpu" else None
+    runner = Runner(device, model, pool, tables, sampler, graphs, tape)
     runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
     min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
@@ -111,6 +113,20 @@ def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: Mode
     took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
     logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", arch.n_parameters / 1e6, size, took_s)
     return model
+
+
+def _tape(
+    limits: Limits, device: Device, model: DenseModel, pool: KVPool, tables: SlotTables, vocab_limit: int
+) -> StepTape | None:
+    """Steps as one native call, where the kernels for it are there."""
+    reason = obstacle(model)
+    if reason is not None:
+        logger.warning("steps run operation by operation, bound by Python where the model is small: %s", reason)
+        return None
+    return StepTape(
+        device, model, pool, tables, vocab_limit=vocab_limit,
+        max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs,
+    )  # fmt: skip
 
 
 def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) -> Pace | None:

@@ -78,7 +78,7 @@ OPS = {
     "attention": "attention over pages or rows of keys: prefill, append, decode, variants",
     "flash": "dense attention with gradients",
     "gemm": "linear layer, with the norm before it and the activation or the residual after it",
-    "qgemm": "linear layer with weights of 8 or 4 bits",
+    "qgemm": "linear layer with packed weights: floating, or of 8 or 4 bits",
     "norm": "RMS norm, with and without a residual",
     "qkv": "qk-norm, rotary embedding, and keys and values into pages",
     "act": "SwiGLU's activation",

@@ -1,8 +1,8 @@
 """The compiled CPU kernels: finds the best library for this processor, loads it with ctypes, or says why it cannot.
 
-Owns the choice of instruction-set level and the thread pool's entry point; owns no arithmetic.
-The libraries run on the OpenMP pool that torch has loaded (the address of its GOMP_parallel is handed to them), so
-there is one set of threads. Invariant: `library()` is decided once a process and never changes.
+Owns the choice of instruction-set level; owns no arithmetic. A level's library brings the thread pool on which all
+kernels run, those of variants too (csrc/cpu/pool.cpp); its threads sleep while torch's own pool works.
+Invariant: `library()` is decided once a process and never changes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,14 @@ FOLDER = Path(__file__).parent / "_native"
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, list[type]] = {
-    "quire_set_fork": [_P],
+    "quire_use_pool": [_P],
     "quire_attention": [_P],
     "quire_rms_norm": [_I, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _F, _I],
     "quire_rope": [_I, _P, _L, _L, _I, _P, _L, _L, _I, _L, _P, _I, _P, _I, _I],
     "quire_silu_mul": [_I, _P, _L, _P, _L, _L, _I],
-    "quire_qlinear": [_P],
+    "quire_linear": [_P],
+    "quire_choose": [_P],
+    "quire_run_tape": [_P, _L, _P],
     "quire_store_kv": [_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
 
@@ -79,8 +81,7 @@ def choice() -> Choice:
         except OSError as error:
             troubles.append(f"{level}: {error}")
             continue
-        threads = "torch's threads" if fork_address() else "one thread only: no OpenMP library was found in the process"
-        return Choice(loaded, level, f"Native CPU kernels: level {level}, {threads}.")
+        return Choice(loaded, level, f"Native CPU kernels: level {level}.")
     hint = "install a C++ compiler and reinstall (pip install -e .)"
     return Choice(None, "", f"No native CPU kernels, slower torch paths run instead ({'; '.join(troubles)}): {hint}.")
 
@@ -95,18 +96,31 @@ def open_level(level: str) -> ctypes.CDLL:
     path = FOLDER / f"libquire_{level}.so"
     if not path.exists():
         raise OSError(f"{path.name} was not built")
-    return open_library(path, list(_SIGNATURES))
+    loaded = open_library(path, list(_SIGNATURES))
+    loaded.quire_use_pool(pool_of(loaded))
+    return loaded
+
+
+def open_variant(path: Path, name: str) -> ctypes.CDLL:
+    """Load a library that has the function `name` and no pool: it runs on that of the chosen level. Raises OSError."""
+    loaded = open_library(path, ["quire_use_pool", name])
+    loaded.quire_use_pool(pool_of(library()))
+    return loaded
 
 
 def open_library(path: Path, names: list[str]) -> ctypes.CDLL:
-    """Load a library, declare these functions, and hand it the thread pool. Raises OSError when it does not load."""
+    """Load a library and declare these functions. Raises OSError when it does not load."""
     loaded = ctypes.CDLL(str(path))
     for name in names:
         function = getattr(loaded, name)
         function.argtypes = _SIGNATURES[name]
         function.restype = None
-    loaded.quire_set_fork(fork_address())
     return loaded
+
+
+def pool_of(level: ctypes.CDLL) -> int | None:
+    """Address of the pool of a level's library."""
+    return ctypes.cast(level.quire_parallel, ctypes.c_void_p).value
 
 
 def build_flags(level: str) -> list[str]:
@@ -122,20 +136,3 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     match = re.search(r"^flags\s*:(.*)$", path.read_text(), re.MULTILINE)
     return frozenset(match.group(1).split()) if match else frozenset()
-
-
-@functools.cache
-def fork_address() -> int | None:
-    """Address of GOMP_parallel in the OpenMP library that torch loaded, or None.
-
-    Torch's own copy is preferred over any other in the process; LLVM's and Intel's libraries export the name as well.
-    """
-    path = Path("/proc/self/maps")
-    if not path.exists():
-        return None
-    found = dict.fromkeys(re.findall(r"\S*/lib(?:gomp|iomp5|omp)[-.][^\s/]*$", path.read_text(), re.MULTILINE))
-    for candidate in sorted(found, key=lambda name: "torch" not in name):
-        loaded = ctypes.CDLL(candidate)
-        if hasattr(loaded, "GOMP_parallel"):
-            return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p).value
-    return None

@@ -2,8 +2,8 @@
 
 Owns the parameters, their split into the checkpoint's parts, and on CPU their layout. Does not own their names, nor
 what quantised weights are (`compute/quant`).
-Invariant on CPU, quantised or in float32 and bfloat16 with oneDNN: a row of the result has the same bits whatever the
-other rows and their number are, so a request's tokens do not depend on its batch.
+Invariant on CPU, with the native kernels, or with oneDNN in float32 and bfloat16: a row of the result has the same bits
+whatever the other rows and their number are, so a request's tokens do not depend on its batch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-from quire.compute.quant import Product, Quantize
-from quire.kernels import gemm
+from quire.compute.quant import PackedProduct, Product, Quantize
+from quire.kernels import gemm, native, qgemm
 from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
 from quire.kernels.norm import rms_norm
@@ -69,11 +69,13 @@ class Linear:
 
         x: [n, in_size], n >= 1, x's dtype → [n, sum(out_sizes)], half of that with silu_mul.
         """
-        if self.product is None and not self.is_packed:
+        if self.product is not None:
+            return self.product(x, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
+        if not self.is_packed:
             return gemm.linear(x, self.weight, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
         if norm is not None:
             x = rms_norm(x, *norm)
-        y = self.product(x, self.bias) if self.product else _packed_linear(x, self.weight, self.bias)
+        y = _packed_linear(x, self.weight, self.bias)
         if silu_mul:
             y = silu_mul_op(y)
         if residual is not None:
@@ -90,7 +92,7 @@ class Linear:
         return {kind: tensor.split(self.out_sizes)[index] for kind, tensor in tensors.items()}
 
     def pack(self) -> None:
-        """Quantise the matrix, else lay it out for oneDNN where it can be used (see `can_pack`).
+        """Quantise the matrix, else lay it out for the CPU's kernels, or without them for oneDNN (see `can_pack`).
 
         To be called when all parameters are in place; a second call does nothing. The floating matrix is let go (a
         tied one stays with its owner, and this layer has its own copy from now on).
@@ -99,6 +101,9 @@ class Linear:
             return
         if self.quantize is not None:
             self.product = self.quantize(self.weight)
+            self.weight = self.weight.new_empty(0)
+        elif self.weight.device.type == "cpu" and native.library() is not None and self.weight.dtype in native.DTYPES:
+            self.product = PackedProduct(qgemm.pack_floats(self.weight))
             self.weight = self.weight.new_empty(0)
         elif can_pack(self.weight.device.type, self.weight.dtype):
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
@@ -132,7 +137,7 @@ class Embedding:
 
 @functools.cache
 def can_pack(device_type: str, dtype: torch.dtype) -> bool:
-    """Whether matrices are packed. False on a GPU, without oneDNN, and for types this CPU has no fast kernel for.
+    """Whether matrices are packed for oneDNN. False on a GPU, without it, and for types it has no fast kernel for here.
 
     Unpacked products go through `F.linear`. For float32 that is MKL, whose sums depend on the number of rows.
     """

@@ -1,5 +1,5 @@
 """Quantised weights of a model: which layers a scheme changes, and what their products become."""
 
-from quire.compute.quant.scheme import SCHEMES, Product, Quantize, QuantScheme
+from quire.compute.quant.scheme import SCHEMES, PackedProduct, Product, Quantize, QuantScheme
 
-__all__ = ["SCHEMES", "Product", "QuantScheme", "Quantize"]
+__all__ = ["SCHEMES", "PackedProduct", "Product", "QuantScheme", "Quantize"]

@@ -15,6 +15,7 @@ import torch
 
 from quire.core.errors import LoadError
 from quire.kernels import qgemm
+from quire.kernels.gemm import Norm
 
 PIECE_VALUES: Final = 1 << 20
 """Values of a matrix that are quantised at once."""
@@ -30,8 +31,17 @@ class Product(Protocol):
         """Memory that it takes."""
         ...
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x: [m, k], bias: [n] in x's dtype → x @ matrix.T + bias, [m, n] in x's dtype."""
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        silu_mul: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: [m, k], bias: [n] in x's dtype → x @ matrix.T + bias and what stands around it, as `gemm.linear`."""
         ...
 
 
@@ -55,19 +65,31 @@ class QuantScheme(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class IntegerProduct:
-    """Weights of 8 or 4 bits, activations rounded to 8 bits in the call. A row's bits do not depend on the others."""
+class PackedProduct:
+    """The CPU's kernels on a packed matrix. A row's bits do not depend on the others.
+
+    With weights of 8 or 4 bits activations are rounded to 8 bits in the call.
+    """
 
     packed: qgemm.PackedWeight
 
     @property
     def n_bytes(self) -> int:
-        """Integers and scales."""
+        """Weights and scales."""
         return self.packed.n_bytes
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        silu_mul: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See `Product`."""
-        return qgemm.linear(x, self.packed, bias)
+        return qgemm.linear(x, self.packed, bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
 
 
 class Int8:
@@ -77,11 +99,11 @@ class Int8:
 
     def body(self, weight: torch.Tensor) -> Product:
         """See `QuantScheme`."""
-        return IntegerProduct(pack(weight, "int8"))
+        return PackedProduct(pack(weight, "int8"))
 
     def head(self, weight: torch.Tensor) -> Product:
         """See `QuantScheme`."""
-        return IntegerProduct(pack(weight, "int8"))
+        return PackedProduct(pack(weight, "int8"))
 
 
 class Int4:
@@ -91,11 +113,11 @@ class Int4:
 
     def body(self, weight: torch.Tensor) -> Product:
         """See `QuantScheme`."""
-        return IntegerProduct(pack(weight, "int4"))
+        return PackedProduct(pack(weight, "int4"))
 
     def head(self, weight: torch.Tensor) -> Product:
         """See `QuantScheme`."""
-        return IntegerProduct(pack(weight, "int8"))
+        return PackedProduct(pack(weight, "int8"))
 
 
 SCHEMES: Final[Mapping[str, QuantScheme | None]] = {"none": None, "int8": Int8(), "int4": Int4()}

@@ -18,6 +18,7 @@ from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
 from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
+from quire.compute.runner.tape import StepTape
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepPlan
@@ -115,6 +116,7 @@ class Runner:
         tables: SlotTables,
         sampler: Sampler,
         graphs: StepGraphs | None = None,
+        tape: StepTape | None = None,
     ) -> None:
         self._device = device
         self._model = model
@@ -122,6 +124,7 @@ class Runner:
         self._tables = tables
         self._sampler = sampler
         self._graphs = graphs
+        self._tape = tape
         self._opened: dict[int, SlotOpen] = {}
         self._with_prompt_logprobs: set[int] = set()
 
@@ -131,6 +134,8 @@ class Runner:
         start_s = time.perf_counter()
         writes = self._apply(plan)
         batch = flatten(plan.spans)
+        if self._tape is not None and not self._wants_prompt_logprobs(plan):
+            return self._launched(plan, batch, self._play(self._tape, batch), [], start_s)
         cells = self._tables.cells(batch.row_slots, batch.row_positions)
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
         bodies = None if self._graphs is None else self._graphs.bodies_for(batch, writes, shared)
@@ -138,6 +143,11 @@ class Runner:
             sampled, prompt = self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
         else:
             sampled, prompt = self._run(plan, batch, cells, writes, shared)
+        return self._launched(plan, batch, sampled, prompt, start_s)
+
+    def _launched(
+        self, plan: StepPlan, batch: FlatBatch, sampled: Sampled, prompt: list[PromptRows], start_s: float
+    ) -> LaunchedStep:
         fetched = Fetched(sampled.logprobs, prompt)
         download = self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
         return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
@@ -169,6 +179,14 @@ class Runner:
         self._tables.open(plan.opened)
         self._pool.copy(plan.copies)
         return self._tables.append(plan.pages)
+
+    def _play(self, tape: StepTape, batch: FlatBatch) -> Sampled:
+        """The step in one native call, with the choice of tokens where that is plain."""
+        slots, positions = batch.sampled_slots, batch.sampled_positions
+        if not self._sampler.is_plain(slots, positions) or self._sampler.is_truncated(slots):
+            return self._sample(batch, tape.run(batch))
+        choice = tape.run_and_choose(batch, self._sampler.controls(slots, positions))
+        return Sampled(choice.token_ids, choice.status, None)
 
     def _replay(
         self,

@@ -17,7 +17,7 @@ from quire.compute.sample import edits, penalties
 from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose
+from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose_by
 from quire.kernels.transfer import upload
 
 FAULT_CODES: Final = {NON_FINITE: "non_finite_logits", EMPTY: "empty_mask"}
@@ -64,12 +64,15 @@ class Sampler:
         slots, positions: host int64 [m], as in `sample`.
         """
         table = self._table
-        special = table.edited[slots] | table.penalised[slots] | (table.n_top[slots] >= 0)
-        return not (special | (positions < table.masked_until[slots])).any()
+        return not (table.special[slots].any() or (positions < table.masked_until[slots]).any())
+
+    def is_truncated(self, slots: np.ndarray) -> bool:
+        """True if some of these rows keep only a part of the vocabulary."""
+        return bool(self._table.truncated[slots].any())
 
     def controls(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """float64 [N_CONTROLS, m] for `kernels.sample.choose_by` on the first `vocab_limit` logits."""
-        return self._table.draw(slots, positions).controls()
+        return self._table.controls(slots, positions)
 
     def sample(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, tokens: torch.Tensor) -> Sampled:
         """Choose the token at `positions[i]` of the sequence in `slots[i]` from `logits[i]`, without any wait.
@@ -85,7 +88,7 @@ class Sampler:
             logits[:, self.vocab_limit :] = -torch.inf
         self._edit(logits, slots, positions, tokens)
         self._penalise(logits, slots, positions, tokens)
-        choice = choose(logits, table.draw(slots, positions))
+        choice = choose_by(logits, upload(table.controls(slots, positions), self._device))
         lines = None
         if raw is not None:
             targets = choice.token_ids[upload(asked, self._device)]

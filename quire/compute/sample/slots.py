@@ -9,17 +9,17 @@ import numpy as np
 
 from quire.compute.sample.edits import SlotEdits
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import Draw, uniform
+from quire.kernels.sample import N_CONTROLS, Draw, uniform
+from quire.kernels.sample.draw import INVERSE, UNIFORM
 
 
 class SlotTable:
     """Arrays of length n_slots; only the values of open slots mean something."""
 
     def __init__(self, n_slots: int) -> None:
-        self.temperature = np.zeros(n_slots, np.float32)
-        self.top_k = np.zeros(n_slots, np.int32)
-        self.top_p = np.ones(n_slots, np.float32)
-        self.min_p = np.zeros(n_slots, np.float32)
+        self.lines = np.zeros((N_CONTROLS, n_slots))
+        """Controls of `kernels.sample` but for the random numbers, which depend on positions."""
+        self.truncated = np.zeros(n_slots, bool)
         self.seed = np.zeros(n_slots, np.int64)
         self.presence = np.zeros(n_slots, np.float32)
         self.frequency = np.zeros(n_slots, np.float32)
@@ -29,16 +29,23 @@ class SlotTable:
         self.masked_until = np.zeros(n_slots, np.int64)
         self.penalised = np.zeros(n_slots, bool)
         self.edited = np.zeros(n_slots, bool)
+        self.special = np.zeros(n_slots, bool)
+        """Edited, penalised, or logprobs are wanted."""
         self.edits: list[SlotEdits | None] = [None] * n_slots
 
     def open(self, opened: SlotOpen, logits_width: int) -> None:
         """Take over the parameters of a sequence. Raises ValueError if a token id is not below `logits_width`."""
         slot, params = opened.slot, opened.params
         edits = SlotEdits(params, logits_width)
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = params.top_k if 0 < params.top_k < logits_width else 0
-        self.top_p[slot] = params.top_p
-        self.min_p[slot] = params.min_p
+        draw = Draw(
+            temperature=np.array([params.temperature], np.float32),
+            uniform=np.zeros(1),
+            top_k=np.array([params.top_k if 0 < params.top_k < logits_width else 0], np.int32),
+            top_p=np.array([params.top_p], np.float32),
+            min_p=np.array([params.min_p], np.float32),
+        )
+        self.lines[:, slot] = draw.controls()[:, 0]
+        self.truncated[slot] = draw.truncated[0]
         self.seed[slot] = params.seed
         self.presence[slot] = params.presence_penalty
         self.frequency[slot] = params.frequency_penalty
@@ -50,18 +57,17 @@ class SlotTable:
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
         self.edited[slot] = edits.always
+        self.special[slot] = edits.always or self.penalised[slot] or params.logprobs >= 0
         self.edits[slot] = edits
 
     def close(self, slot: int) -> None:
         """Forget a slot's edits; its numbers stay until the next `open` overwrites them, and nobody asks for them."""
         self.edits[slot] = None
 
-    def draw(self, slots: np.ndarray, positions: np.ndarray) -> Draw:
-        """What choosing the tokens at `positions` int64 [m] of `slots` int64 [m] depends on."""
-        return Draw(
-            temperature=self.temperature[slots],
-            uniform=uniform(self.seed[slots], positions),
-            top_k=self.top_k[slots],
-            top_p=self.top_p[slots],
-            min_p=self.min_p[slots],
-        )
+    def controls(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """float64 [N_CONTROLS, m]: what the tokens at `positions` int64 [m] of `slots` int64 [m] depend on."""
+        lines = self.lines.take(slots, axis=1)  # contiguous lines
+        random = lines[INVERSE] > 0
+        if random.any():
+            lines[UNIFORM] = np.where(random, uniform(self.seed[slots], positions), 0)
+        return lines

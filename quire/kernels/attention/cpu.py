@@ -112,14 +112,27 @@ def run(
 ) -> None:
     """See `op.run`. There must be no obstacle."""
     hooks = cpu_hooks.compiled(variant, q.dtype)
-    arguments = _NativeArgs(
-        ctypes.addressof(plan.work.native), q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
-        None if lse is None else lse.data_ptr(),
-        q.stride(0), q.stride(1), *_strides(k, plan.layout), *_strides(v, plan.layout),
-        native.DTYPES[q.dtype], variant.causal, variant.window, variant.n_first, torch.get_num_threads(),
-        variant.scale, hooks.scalars, hooks.tensors,
-    )  # fmt: skip
+    arguments = native_args(q, k, v, variant, out, plan.layout)
+    arguments.plan, arguments.n_threads = ctypes.addressof(plan.work.native), torch.get_num_threads()
+    arguments.lse = None if lse is None else lse.data_ptr()
+    arguments.scalars, arguments.tensors = hooks.scalars, hooks.tensors
     hooks.function(ctypes.byref(arguments))
+
+
+def native_args(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    variant: Variant,
+    out: torch.Tensor,
+    layout: Layout = Layout.PAGED,
+) -> _NativeArgs:
+    """The call as C sees it, for a variant without hooks; plan, threads and lse are still to be filled in."""
+    return _NativeArgs(
+        None, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), None,
+        q.stride(0), q.stride(1), *_strides(k, layout), *_strides(v, layout),
+        native.DTYPES[q.dtype], variant.causal, variant.window, variant.n_first, 0, variant.scale,
+    )  # fmt: skip
 
 
 def _strides(x: torch.Tensor, layout: Layout) -> tuple[int, int, int]:

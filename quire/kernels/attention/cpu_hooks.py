@@ -83,7 +83,7 @@ _NO_TENSORS = (ctypes.c_void_p * MAX_PARAMS)()
 def _function(text: str, level: str) -> Callable[..., None]:
     sources = [jit.sources_folder() / "cpu" / name for name in ("attention.cpp", "threads.cpp")]
     path = jit.shared_library("attention_cpu", sources, native.build_flags(level), text, "c++")
-    return native.open_library(path, ["quire_set_fork", "quire_attention"]).quire_attention
+    return native.open_variant(path, "quire_attention").quire_attention
 
 
 def header(program: Program, dtype: torch.dtype) -> str:

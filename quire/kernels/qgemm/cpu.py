@@ -1,4 +1,4 @@
-"""Quantised linear layers on CPU: the native library, else the torch reference (slow; `native.explain()` says so)."""
+"""Packed linear layers on CPU: the native library, else the torch reference (slow; `native.explain()` says so)."""
 
 from __future__ import annotations
 
@@ -7,33 +7,90 @@ import ctypes
 import torch
 
 from quire.kernels import native
+from quire.kernels.act import silu_mul as silu_mul_op
+from quire.kernels.gemm import Norm
+from quire.kernels.norm import rms_norm
 from quire.kernels.qgemm import reference
-from quire.kernels.qgemm.weight import SCHEMES, PackedWeight
+from quire.kernels.qgemm.weight import FORMATS, PackedWeight
 
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+NOTHING, ADD, SILU_MUL, WIDEN = range(4)
+"""QuireThen in csrc/cpu/quire_cpu.h."""
 
 
-class _Arguments(ctypes.Structure):
-    """QuireQlinearArgs in csrc/cpu/quire_cpu.h."""
+class Matrix(ctypes.Structure):
+    """QuireMatrix in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("x", "weight", "scales", "bias", "out")),
-        *((name, _L) for name in ("m", "n", "k", "x_row")),
-        *((name, _I) for name in ("dtype", "scheme", "n_threads")),
+        *((name, _P) for name in ("data", "scales", "bias")),
+        ("n", _L), ("k", _L), ("format", _I), ("unused", _I),
+    )  # fmt: skip
+
+
+class Call(ctypes.Structure):
+    """QuireLinear in csrc/cpu/quire_cpu.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("matrix", "x", "norm", "out")),
+        *((name, _L) for name in ("m", "x_row", "out_row")),
+        ("eps", ctypes.c_float),
+        *((name, _I) for name in ("dtype", "then", "n_threads")),
     )
 
 
-def linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> Matrix:
+    """The weight as C sees it; it points into `packed` and `bias`, which must be contiguous."""
+    address = None if bias is None else bias.data_ptr()
+    form = FORMATS.index(packed.scheme)
+    return Matrix(packed.data.data_ptr(), packed.scales.data_ptr(), address, packed.n, packed.k, form, 0)
+
+
+def linear(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+    silu_mul: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See op.py."""
     library = native.library()
     if library is None or x.dtype not in native.DTYPES:
-        return reference.linear(x, packed, bias)
-    out = torch.empty(x.shape[0], packed.n, dtype=x.dtype)
+        return _composed(x, packed, bias, norm, residual, silu_mul, out)
+    then, result = NOTHING, out
+    if silu_mul:
+        then = SILU_MUL
+    elif residual is not None:
+        then, result = ADD, residual
+    elif out is not None and out.dtype != x.dtype:
+        then = WIDEN
+    if result is None:
+        result = x.new_empty(len(x), packed.n // 2 if silu_mul else packed.n)
     bias = None if bias is None else bias.contiguous()
-    arguments = _Arguments(
-        x.data_ptr(), packed.data.data_ptr(), packed.scales.data_ptr(), None if bias is None else bias.data_ptr(),
-        out.data_ptr(), x.shape[0], packed.n, packed.k, x.stride(0), native.DTYPES[x.dtype],
-        SCHEMES.index(packed.scheme), torch.get_num_threads(),
+    weight, eps = (None, 0.0) if norm is None else (norm[0].contiguous(), norm[1])
+    call = Call(
+        ctypes.addressof(packed_matrix := matrix(packed, bias)), x.data_ptr(),
+        None if weight is None else weight.data_ptr(), result.data_ptr(),
+        len(x), x.stride(0), result.stride(0), eps, native.DTYPES[x.dtype], then, torch.get_num_threads(),
     )  # fmt: skip
-    library.quire_qlinear(ctypes.byref(arguments))
-    return out
+    library.quire_linear(ctypes.byref(call))
+    del packed_matrix
+    return result
+
+
+def _composed(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    bias: torch.Tensor | None,
+    norm: Norm | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    y = reference.linear(x if norm is None else rms_norm(x, *norm), packed, bias)
+    if silu_mul:
+        y = silu_mul_op(y)
+    if residual is not None:
+        return residual.add_(y)
+    return y if out is None else out.copy_(y)

@@ -1,4 +1,4 @@
-"""Public quantised linear layers. Checks shapes, refuses other devices than the CPU."""
+"""Public linear layers with packed weights. Checks shapes, refuses other devices than the CPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import torch
 
 from quire.core.errors import ConfigError
 from quire.kernels import backends
+from quire.kernels.gemm import Norm
 from quire.kernels.qgemm import weight as weights
-from quire.kernels.qgemm.weight import PackedWeight, Scheme
+from quire.kernels.qgemm.weight import FLOATS, SCHEMES, PackedWeight, Scheme
 
 
 def pack(weight: torch.Tensor, scheme: Scheme) -> PackedWeight:
@@ -17,30 +18,73 @@ def pack(weight: torch.Tensor, scheme: Scheme) -> PackedWeight:
     scale for each 32 values along k); both symmetric. Raises ValueError on another shape, type, scheme, on k beyond
     131,072, and on infinities and NaN; ConfigError on another device.
     """
-    _check_device(weight)
-    if scheme not in weights.SCHEMES:
-        raise ValueError(f"scheme {scheme!r} is not one of {', '.join(weights.SCHEMES)}")
-    if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape or weight.shape[1] > weights.MAX_K:
-        found = f"weight {tuple(weight.shape)} {weight.dtype}"
-        raise ValueError(f"{found} must be [n, k], floating, with n >= 1 and 1 <= k <= {weights.MAX_K}")
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme {scheme!r} is not one of {', '.join(SCHEMES)}")
+    _check_matrix(weight)
     return weights.pack(weight, scheme)
 
 
-def linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x @ weight.T + bias with x rounded to 8 bits: each row with one scale (int8) or one for each 32 values (int4).
+def pack_floats(weight: torch.Tensor) -> PackedWeight:
+    """Lay a matrix [n, k] out for the CPU kernels as it is: float32, bfloat16 or float16. Raises as `pack` does."""
+    _check_matrix(weight)
+    if weight.dtype not in FLOATS:
+        raise ValueError(f"weight {weight.dtype} must be one of {', '.join(FLOATS.values())}")
+    return weights.pack_floats(weight)
 
-    x: [m, k], last dimension contiguous, float32, bfloat16 or float16. bias: [n], x's dtype. Returns [m, n] in x's
-    dtype. A row's result does not depend on the other rows or on the number of threads, bit for bit. A row with an
-    infinity or a NaN gives NaN. Raises ValueError on a mismatch, ConfigError on another device.
+
+def linear(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+    silu_mul: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """f(rms_norm(x) @ weight.T + bias): what `kernels.gemm.linear` computes, with a packed weight.
+
+    x: [m, k], last dimension contiguous, float32, bfloat16 or float16; a weight that is not quantised has its type.
+    Quantised weights: x is rounded to 8 bits, each row with one scale (int8) or one for each 32 values (int4); a row
+    with an infinity or a NaN gives NaN. The other arguments as in `kernels.gemm.linear`. A row's result does not depend
+    on the other rows or on the number of threads, bit for bit. Raises ValueError on a mismatch, ConfigError on another
+    device.
     """
     _check_device(x)
     if x.dim() != 2 or x.shape[1] != packed.k or not x.is_floating_point() or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} with strides {x.stride()} does not fit k = {packed.k}")
+    if packed.scheme not in SCHEMES and x.dtype is not packed.data.dtype:
+        raise ValueError(f"x is {x.dtype}, the weight {packed.data.dtype}")
     if bias is not None and (bias.shape != (packed.n,) or bias.dtype != x.dtype):
         raise ValueError(f"bias {tuple(bias.shape)} {bias.dtype} does not fit n = {packed.n} and x {x.dtype}")
-    return backends.module("qgemm", "cpu").linear(x, packed, bias)
+    if norm is not None and (norm[0].shape != x.shape[1:] or norm[0].dtype != x.dtype):
+        raise ValueError(f"norm {tuple(norm[0].shape)} {norm[0].dtype} does not fit x {tuple(x.shape)} {x.dtype}")
+    _check_target(x, packed, residual, silu_mul, out)
+    return backends.module("qgemm", "cpu").linear(x, packed, bias, norm, residual, silu_mul, out)
+
+
+def _check_target(
+    x: torch.Tensor, packed: PackedWeight, residual: torch.Tensor | None, silu_mul: bool, out: torch.Tensor | None
+) -> None:
+    if (residual is not None) + (out is not None) + silu_mul > 1:
+        raise ValueError("only one of residual, out and silu_mul can be given")
+    target = out if residual is None else residual
+    types = (x.dtype, torch.float32) if residual is None else (x.dtype,)
+    if target is not None and (
+        target.shape != (len(x), packed.n) or target.dtype not in types or target.stride(1) != 1
+    ):
+        raise ValueError(f"result {tuple(target.shape)} {target.dtype} must be {(len(x), packed.n)}, one of {types}")
+    if silu_mul and packed.n % 2:
+        raise ValueError(f"silu_mul halves the output, and {packed.n} is odd")
+
+
+def _check_matrix(weight: torch.Tensor) -> None:
+    _check_device(weight)
+    if weight.dim() != 2 or not weight.is_floating_point() or 0 in weight.shape or weight.shape[1] > weights.MAX_K:
+        found = f"weight {tuple(weight.shape)} {weight.dtype}"
+        raise ValueError(f"{found} must be [n, k], floating, with n >= 1 and 1 <= k <= {weights.MAX_K}")
 
 
 def _check_device(tensor: torch.Tensor) -> None:
     if tensor.device.type != "cpu":
-        raise ConfigError(f"quantised linear layers run on the CPU only, not on {tensor.device}: use bf16 there")
+        raise ConfigError(f"packed linear layers run on the CPU only, not on {tensor.device}: use bf16 there")

@@ -1,11 +1,11 @@
-"""Quantised linear layers in plain torch: the oracle. Integer sums are exact; the rest is float64."""
+"""Packed linear layers in plain torch: the oracle. Integer sums are exact; the rest is float64."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.qgemm.weight import GROUP, PackedWeight, unpack
+from quire.kernels.qgemm.weight import GROUP, SCHEMES, PackedWeight, unpack, unpack_floats
 
 SMALLEST = 1e-30
 """Rows or groups of activations whose largest magnitude is smaller count as zeros."""
@@ -37,6 +37,9 @@ def linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = No
 
 def exact(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """The result before it is rounded to x's dtype: float64 [m, n]."""
+    if packed.scheme not in SCHEMES:
+        total = x.double() @ unpack_floats(packed).double().T
+        return total if bias is None else total + bias.double()
     weight, w_scales = unpack(packed)
     group = GROUP if packed.scheme == "int4" else weight.shape[1]
     integers, x_scales = quantized_rows(x, group)

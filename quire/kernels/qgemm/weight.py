@@ -1,6 +1,6 @@
-"""Quantised weights: what the numbers of a scheme are, and where they lie in memory.
+"""Packed weights: what the numbers of a format are, and where they lie in memory.
 
-Owns the schemes, rounding of weights and the layout that csrc/cpu/qgemm.cpp reads; owns no product. The layout is the
+Owns the formats, rounding of weights and the layout that csrc/cpu/linear.cpp reads; owns no product. The layout is the
 same for every instruction set. Invariant: `unpack(packed)` gives back exactly the integers that `pack` laid out.
 """
 
@@ -14,6 +14,11 @@ import torch.nn.functional as F
 
 Scheme = typing.Literal["int8", "int4"]
 SCHEMES: tuple[Scheme, ...] = typing.get_args(Scheme)
+Format = typing.Literal["int8", "int4", "float32", "bfloat16", "float16"]
+FORMATS: tuple[Format, ...] = typing.get_args(Format)
+"""In the order of QuireFormat in csrc/cpu/quire_cpu.h."""
+FLOATS: dict[torch.dtype, Format] = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""Types that are packed as they are."""
 
 GROUP = 32
 """Values along k that share a scale in int4; k is padded with zeros to a multiple of it in both schemes."""
@@ -25,16 +30,17 @@ MAX_K = 1 << 17
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A matrix [n, k]; weight = integer * scale."""
+    """A matrix [n, k]; weight = integer * scale, or the number itself."""
 
-    scheme: Scheme
+    scheme: Format
     n: int
     k: int
     data: torch.Tensor
-    """uint8. int8: [n/64, k/4, 64, 4], the integer plus 128. int4: [n/64, k/32, 4, 64, 4], two integers plus 8: in the
-    low half that of a k of the group's first 16, in the high half that of the k 16 further."""
+    """float32, float16: [n/64, k, 64]. bfloat16: [n/64, k/2, 64, 2]. The others uint8. int8: [n/64, k/4, 64, 4], the
+    integer plus 128. int4: [n/64, k/32, 4, 64, 4], two integers plus 8: in the low half that of a k of the group's
+    first 16, in the high half that of the k 16 further."""
     scales: torch.Tensor
-    """int8: float32 [n]. int4: bfloat16 [n/64, k/32, 64]. Both with n padded."""
+    """int8: float32 [n]. int4: bfloat16 [n/64, k/32, 64]. Both with n padded. Else empty."""
 
     @property
     def n_bytes(self) -> int:
@@ -43,6 +49,8 @@ class PackedWeight:
 
     def dequantized(self) -> torch.Tensor:
         """float32 [n, k]."""
+        if self.scheme not in SCHEMES:
+            return unpack_floats(self).float()
         integers, scales = unpack(self)
         wide = integers.float().unflatten(1, (scales.shape[1], -1)) * scales[:, :, None]
         return wide.flatten(1)[:, : self.k].contiguous()
@@ -62,6 +70,26 @@ def pack(weight: torch.Tensor, scheme: Scheme) -> PackedWeight:
     packed = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).permute(0, 2, 3, 1, 4).contiguous()
     scales = scales.bfloat16().view(-1, TILE, scales.shape[1]).transpose(1, 2).contiguous()
     return PackedWeight(scheme, n, k, packed, scales)
+
+
+def pack_floats(weight: torch.Tensor) -> PackedWeight:
+    """See op.py."""
+    n, k = weight.shape
+    name = FLOATS[weight.dtype]
+    unit = 2 if name == "bfloat16" else 1
+    whole = n % TILE == 0 and k % unit == 0
+    padded = weight.detach().contiguous() if whole else F.pad(weight.detach(), (0, -k % unit, 0, -n % TILE))
+    lines = padded.view(-1, TILE, padded.shape[1] // unit, unit)
+    if unit == 2:  # pairs move as 32 bits
+        lines = lines.view(torch.int32)
+    data = lines.transpose(1, 2).contiguous().view(weight.dtype)
+    return PackedWeight(name, n, k, data if unit == 2 else data.squeeze(3), weight.new_empty(0))
+
+
+def unpack_floats(packed: PackedWeight) -> torch.Tensor:
+    """The matrix [n, k] in its own type."""
+    lines = packed.data if packed.data.dim() == 4 else packed.data.unsqueeze(3)
+    return lines.transpose(1, 2).flatten(2).flatten(0, 1)[: packed.n, : packed.k]
 
 
 def quantized(weight: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:

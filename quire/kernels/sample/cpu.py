@@ -1,13 +1,16 @@
-"""Sampling on CPU: weights are made some rows at a time, and only their block sums are kept.
+"""Sampling on CPU: floors of truncated rows in numpy, the choice in the native library, else in torch.
 
 Invariant: a row goes through the same arithmetic in any batch (reductions run inside a row, in blocks of fixed size).
 """
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
+from quire.kernels import native
 from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice
 
 BLOCK = 128
@@ -18,8 +21,35 @@ SHARED_CHUNK = 1 << 24
 """The same for several threads: 64 MiB, because each operation ends in a barrier, and that can cost a time slice."""
 
 
+class Choosing(ctypes.Structure):
+    """QuireChoice in csrc/cpu/quire_cpu.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("logits", "uniforms", "inverses", "floors", "token_ids", "status")),
+        *((name, ctypes.c_int64) for name in ("logits_row", "width", "n_rows", "n_threads")),
+    )
+
+
 def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
-    """See `op.choose_by`. Whole rows go through torch, which has threads; small arrays through numpy: it is quicker."""
+    """See `op.choose_by`."""
+    library = native.library()
+    if library is None or not (out.token_ids.is_contiguous() and out.status.is_contiguous()):
+        _choose_in_torch(logits, controls, out)
+        return
+    lines = controls.numpy()
+    truncated = lines[INVERSE] > 0
+    truncated &= (lines[DROP] > -np.inf) | (lines[TOP_K] > 0) | (lines[TOP_P] < 1)
+    floors = _floors(logits, np.arange(len(logits)), lines, truncated) if truncated.any() else None
+    call = Choosing(
+        logits.data_ptr(), lines[UNIFORM].ctypes.data, lines[INVERSE].ctypes.data,
+        None if floors is None else floors.ctypes.data, out.token_ids.data_ptr(), out.status.data_ptr(),
+        logits.stride(0), logits.shape[1], len(logits), torch.get_num_threads(),
+    )  # fmt: skip
+    library.quire_choose(ctypes.byref(call))
+
+
+def _choose_in_torch(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
+    """Whole rows go through torch, which has threads; small arrays through numpy: it is quicker."""
     x, lines = logits.numpy(), controls.numpy()
     random = lines[INVERSE] > 0
     token_ids, peaks = np.zeros(len(x), np.int64), np.zeros(len(x), np.float32)

@@ -94,7 +94,7 @@ KERNELS = {
         "void gemv2T_kernel_val<int, int, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float>",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float>",
         "gemm(CUtensorMap, CUtensorMap, QuireGemmArgs)",
-        "mkldnn::_linear_pointwise", "aten::linear", "aten::addmm", "aten::mm", "quire_qlinear",
+        "mkldnn::_linear_pointwise", "aten::linear", "aten::addmm", "aten::mm", "quire_linear",
     ],
     "other kernels": [
         "_norm", "_silu_mul", "_rotate_and_store", "_select", "quire_rms_norm", "quire_rope", "aten::embedding",

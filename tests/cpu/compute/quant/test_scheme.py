@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from quire.compute.layers.linear import Linear
 from quire.compute.models.dense import DenseModel
 from quire.compute.quant import SCHEMES, scheme
-from quire.compute.quant.scheme import IntegerProduct
+from quire.compute.quant.scheme import PackedProduct
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch, read_arch
 from quire.core.errors import LoadError
@@ -68,7 +68,7 @@ def load(folder: pathlib.Path, quantization: str, **options: Any) -> DenseModel:
 
 
 def packed(linear: Linear) -> qgemm.PackedWeight:
-    assert isinstance(linear.product, IntegerProduct)
+    assert isinstance(linear.product, PackedProduct)
     return linear.product.packed
 
 
@@ -144,7 +144,7 @@ def test_bytes_are_those_of_the_tensors(tmp_path: pathlib.Path) -> None:
                 tensors += one
             elif isinstance(one, qgemm.PackedWeight):
                 tensors += [one.data, one.scales]
-            elif isinstance(one, IntegerProduct):
+            elif isinstance(one, PackedProduct):
                 tensors.append(one.packed)
             elif type(one).__module__.startswith("quire.compute") and hasattr(one, "__dict__"):
                 tensors += vars(one).values()

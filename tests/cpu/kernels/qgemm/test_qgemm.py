@@ -1,4 +1,4 @@
-"""Quantised linear layers: integers exactly, results against float64, row by row bitwise, hostile rows."""
+"""Packed linear layers: integers exactly, results against float64, row by row bitwise, what is fused, hostile rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 
 from quire.core.errors import ConfigError
 from quire.kernels import qgemm
+from quire.kernels.act import silu_mul
+from quire.kernels.norm import rms_norm
 from quire.kernels.qgemm import reference
 from quire.kernels.qgemm import weight as weights
 
@@ -103,6 +105,55 @@ def test_rounding_of_weights(scheme: qgemm.Scheme) -> None:
     clamped = integers[:, :100] == 7 if scheme == "int4" else torch.zeros_like(wrong, dtype=torch.bool)
     assert bool((wrong <= torch.where(clamped, 1.04, 0.5001) * steps).all())
     assert packed.n_bytes <= 1.3 * 64 * 128 * (1 if scheme == "int8" else 0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_floats_match_the_reference(level: str, dtype: torch.dtype) -> None:
+    for m, n, k in SHAPES:
+        weight = (torch.randn(n, k) * k**-0.5).to(dtype)
+        packed = qgemm.pack_floats(weight)
+        assert torch.equal(packed.dequantized(), weight.float())
+        x, bias = torch.randn(m, k).to(dtype), torch.randn(n).to(dtype)
+        expected = x.double() @ weight.double().T + bias.double()
+        assert error(qgemm.linear(x, packed, bias), expected) <= reference.TOLERANCE[dtype], (m, n, k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_floats_of_any_rows_and_threads(level: str, dtype: torch.dtype) -> None:
+    if level == "torch":
+        pytest.skip("the reference promises no bits")
+    packed, x = qgemm.pack_floats(torch.randn(520, 1000).to(dtype)), torch.randn(300, 1000).to(dtype)
+    whole = qgemm.linear(x, packed)
+    for m in (1, 2, 3, 5, 6, 7, 8, 12, 13, 19, 40):
+        assert torch.equal(qgemm.linear(x[20 : 20 + m], packed), whole[20 : 20 + m]), m
+    torch.set_num_threads(2)
+    assert torch.equal(qgemm.linear(x, packed), whole)
+    assert torch.equal(qgemm.linear(x[:1], packed), whole[:1])
+
+
+def packed_as(form: str, weight: torch.Tensor) -> qgemm.PackedWeight:
+    return qgemm.pack_floats(weight) if form == "floats" else qgemm.pack(weight, form)
+
+
+@pytest.mark.parametrize("form", ["floats", *qgemm.SCHEMES])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [256, 150], ids=str)
+def test_fused_is_the_same_as_step_by_step(level: str, form: str, dtype: torch.dtype, n: int) -> None:
+    """Norm before; activation, residual or widening after: the bits of separate operations."""
+    packed = packed_as(form, (torch.randn(n, 200) / 14).to(dtype))
+    norm = (torch.randn(200).to(dtype), 1e-5)
+    bias = torch.randn(n).to(dtype)
+    for m in (1, 5, 40):
+        x = torch.randn(m, 200).to(dtype)
+        plain = qgemm.linear(rms_norm(x, *norm), packed, bias)
+        assert torch.equal(qgemm.linear(x, packed, bias, norm=norm), plain)
+        assert torch.equal(qgemm.linear(x, packed, bias, norm=norm, silu_mul=True), silu_mul(plain))
+        stream = torch.randn(m, n).to(dtype)
+        expected = stream + plain
+        assert qgemm.linear(x, packed, bias, norm=norm, residual=stream) is stream
+        assert torch.equal(stream, expected)
+        wide = qgemm.linear(x, packed, bias, norm=norm, out=torch.empty(m, n))
+        assert torch.equal(wide, plain.float())
 
 
 def test_no_rows(level: str) -> None:

@@ -1,0 +1,153 @@
+"""The same model for every side: a bf16 safetensors checkpoint and GGUF files of it (needs the package `gguf`).
+
+Shapes get seeded random weights (normal, 0.02; norms around 1) and no vocabulary: benchmarks use token ids.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import gguf
+import numpy as np
+import safetensors.torch
+import torch
+
+from quire.bench.shape import FOLDER
+from quire.compute.models.dense import DenseModel
+from quire.compute.weights.dummy import fill_random
+from quire.config.arch import read_arch
+
+NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+KEYS = {
+    "max_position_embeddings": "context_length",
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "rope.dimension_count",
+    "vocab_size": "vocab_size",
+}
+CONTROL, NORMAL = 3, 1
+
+
+def random_checkpoint(folder: pathlib.Path, shape: str, n_layers: int = 0) -> None:
+    """Write config.json and model.safetensors of a bundled shape, with fewer layers if given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((FOLDER / shape / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | ({"num_hidden_layers": n_layers} if n_layers else {})))
+    make = functools.partial(torch.empty, dtype=torch.bfloat16)
+    weights = dict(DenseModel(read_arch(folder), make, torch.empty(0)).weights())
+    fill_random(weights.items(), 0, torch.device("cpu"))
+    part = folder / "model.safetensors.part"
+    safetensors.torch.save_file({name: one.contiguous() for name, one in weights.items()}, part)
+    part.rename(folder / "model.safetensors")
+
+
+def write_gguf(folder: pathlib.Path, path: pathlib.Path) -> None:
+    """The checkpoint in `folder` as a GGUF file: matrices in BF16 bit for bit, vectors in F32, its tokenizer if any."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture = config["model_type"]
+    writer = gguf.GGUFWriter(path.with_suffix(".part"), architecture)
+    for field, key in KEYS.items():
+        writer.add_uint32(f"{architecture}.{key}", config[field])
+    for key in ("key_length", "value_length"):
+        writer.add_uint32(f"{architecture}.attention.{key}", config["head_dim"])
+    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
+    writer.add_float32(f"{architecture}.rope.freq_base", float(config["rope_theta"]))
+    writer.add_uint32("general.file_type", 32)  # mostly BF16
+    add_tokenizer(writer, folder / "tokenizer.json")
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, weight in safetensors.torch.load_file(folder / "model.safetensors").items():
+        projection = name.split(".")[-2]
+        if architecture == "llama" and projection in heads:
+            weight = interleave(weight, heads[projection])
+        add_weight(writer, gguf_name(name), weight)
+    if config["rope_scaling"]:
+        writer.add_tensor("rope_freqs.weight", rope_factors(config))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    path.with_suffix(".part").rename(path)
+
+
+def add_weight(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor) -> None:
+    if weight.ndim == 1:
+        writer.add_tensor(name, weight.float().numpy())
+    else:
+        bits = weight.to(torch.bfloat16).contiguous().view(torch.uint8).numpy()
+        writer.add_tensor(name, bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, path: pathlib.Path) -> None:
+    """A byte-level BPE tokenizer.json, or the note that there is none."""
+    if not path.exists():
+        writer.add_string("tokenizer.ggml.model", "no_vocab")
+        return
+    tokenizer = json.loads(path.read_text())
+    special = {one["content"] for one in tokenizer["added_tokens"]}
+    vocabulary = tokenizer["model"]["vocab"] | {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
+    tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]]
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.add_string("tokenizer.ggml.pre", "qwen2")
+    writer.add_array("tokenizer.ggml.tokens", tokens)
+    writer.add_array("tokenizer.ggml.token_type", [CONTROL if token in special else NORMAL for token in tokens])
+    writer.add_array("tokenizer.ggml.merges", merges)
+    writer.add_bool("tokenizer.ggml.add_bos_token", False)
+
+
+def gguf_name(name: str) -> str:
+    """llama.cpp's name of a weight of a Hugging Face checkpoint."""
+    stem, _, kind = name.rpartition(".")
+    if stem in NAMES:
+        return f"{NAMES[stem]}.{kind}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest]}.{kind}"
+
+
+def interleave(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Rows of q or k in the order of Meta's rotary embedding, which files of the architecture `llama` have."""
+    return weight.view(n_heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+
+
+def rope_factors(config: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """The tensor of Llama 3 files: what each frequency is divided by (`convert_hf_to_gguf.py` of llama.cpp)."""
+    rope, head_dim = config["rope_scaling"], config["head_dim"]
+    wavelength = 2 * np.pi * config["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((rope["original_max_position_embeddings"] / wavelength - low) / (high - low), 0, 1)
+    return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
+
+
+def checkpoint(folder: pathlib.Path, model: str, demo: pathlib.Path) -> pathlib.Path:
+    """The checkpoint of a shape or of `demo`, in a folder with its files; written if it is not there."""
+    target = folder / model
+    if not (target / "model.safetensors").exists():
+        if model == "demo":
+            shutil.copytree(demo, target, dirs_exist_ok=True)
+        else:
+            random_checkpoint(target, model)
+    if not (target / "BF16.gguf").exists():
+        write_gguf(target, target / "BF16.gguf")
+    return target

@@ -1,0 +1,196 @@
+// Linear layers with what stands around them in a decoder: norm before, activation or residual after.
+//
+// The rows are normed and brought into the format of the product once; then tiles of output channels are computed by
+// whoever comes. Layouts: quire/kernels/qgemm/weight.py; meaning of the numbers: reference.py there. Invariant: a row's
+// result depends on that row alone, bit for bit, whatever the other rows, their number and the threads.
+#include "lines.h"
+#include "nibbles.h"
+#include "quantise.h"
+#include "quire_cpu.h"
+#include "rows.h"
+#include "scratch.h"
+#include "threads.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t X_BYTES_AT_ONCE = 262144;  // activations that many tiles share: they should stay in an L2 cache
+constexpr int64_t LEAST_ROWS_AT_ONCE = 48;   // fewer would read the weights too often
+
+bool is_quantised(const QuireMatrix& w) { return w.format == QUIRE_INT8 || w.format == QUIRE_INT4; }
+
+int64_t groups_of(const QuireMatrix& w) { return w.format == QUIRE_INT4 ? (w.k + GROUP - 1) / GROUP : 1; }
+
+// k with zeros: whole groups for integers, whole pairs for bfloat16.
+int64_t padded_k(const QuireMatrix& w) {
+    const int64_t unit = is_quantised(w) ? GROUP : w.format == QUIRE_BF16 ? Bf16Lines::K : 1;
+    return (w.k + unit - 1) / unit * unit;
+}
+
+int64_t tile_bytes(const QuireMatrix& w) {
+    constexpr int64_t HALF_BYTES[] = {2, 1, 8, 4, 4};  // of a weight, by format
+    return padded_k(w) * TILE * HALF_BYTES[w.format] / 2;
+}
+
+// Bytes between rows of activations: rows a power of two apart would share few cache sets.
+int64_t x_stride(const QuireMatrix& w) {
+    const int64_t bytes = is_quantised(w) ? 1 : w.format == QUIRE_BF16 ? sizeof(Bf16Lines::Stored) : 4;
+    return ((padded_k(w) * bytes + 63) & ~(int64_t)63) + 64;
+}
+
+// Bytes of activations in one line of one row.
+int64_t x_unit(const QuireMatrix& w) { return w.format == QUIRE_BF16 ? Bf16Lines::X_BYTES : 4; }
+
+// One row as the product reads it, alone: `stride` bytes.
+template <class T> void prepare_row(const QuireLinear& a, const Activations& x, int64_t row, T* normed, char* to) {
+    const QuireMatrix& w = *a.matrix;
+    const T* values = (const T*)a.x + row * a.x_row;
+    if (a.norm != nullptr) {
+        norm_row<T>(values, nullptr, nullptr, (const T*)a.norm, normed, w.k, a.eps);
+        values = normed;
+    }
+    if (w.format == QUIRE_INT8) quantise_row(values, w.k, padded_k(w), BYTE_ZERO, x, row, (int8_t*)to, x.stride);
+    else if (w.format == QUIRE_INT4) quantise_row(values, w.k, GROUP, NIBBLE_ZERO, x, row, (int8_t*)to, x.stride);
+    else if (w.format == QUIRE_BF16) pack_floats<Bf16Lines>(values, w.k, to, x.stride);
+    else pack_floats<WideLines<float>>(values, w.k, to, x.stride);
+}
+
+// to[i][r] = from[r][i]: units of rows that lie `stride` bytes apart take turns.
+template <class Unit> void interleave(const char* from, int64_t stride, int64_t n_units, int64_t n_rows, char* to) {
+    for (int64_t i = 0; i < n_units; i++)
+        for (int64_t r = 0; r < n_rows; r++)
+            memcpy(to + (i * n_rows + r) * sizeof(Unit), from + r * stride + i * sizeof(Unit), sizeof(Unit));
+}
+
+// The rows first .. end - 1, one block.
+template <class T> void prepare_block(const QuireLinear& a, const Activations& x, int64_t first, int64_t end) {
+    const QuireMatrix& w = *a.matrix;
+    const int64_t n = end - first;
+    const Scratch own({w.k * (int64_t)sizeof(T), n > 1 ? n * x.stride : 0});
+    char *block = x.data + first * x.stride, *rows = n > 1 ? (char*)own.piece(1) : block;
+    for (int64_t r = 0; r < n; r++) prepare_row<T>(a, x, first + r, (T*)own.piece(0), rows + r * x.stride);
+    if (n == 1) return;
+    if (x_unit(w) == 4) interleave<uint32_t>(rows, x.stride, x.stride / 4, n, block);
+    else interleave<uint64_t>(rows, x.stride, x.stride / 8, n, block);
+}
+
+// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32.
+void tile_values(const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values) {
+    const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
+    const int64_t k = padded_k(w);
+    if (w.format == QUIRE_INT4) {
+        nibbles_sums(data, (const bf16*)w.scales + tile * TILE * x.n_groups, x, first, n_rows, values);
+    } else if (w.format == QUIRE_INT8) {
+        lines_sums<ByteLines>(data, k / ByteLines::K, x, first, n_rows, (char*)values);
+        const float* scales = (const float*)w.scales + tile * TILE;
+        for (int64_t r = 0; r < n_rows; r++)
+            for (int c = 0; c < TILE; c += W) {
+                float* at = values + r * TILE + c;
+                store(at, to_float(load_bits<vi>(at)) * load(scales + c) * x.scales[first + r]);
+            }
+    } else if (w.format == QUIRE_BF16) {
+        lines_sums<Bf16Lines>(data, k / Bf16Lines::K, x, first, n_rows, (char*)values);
+    } else if (w.format == QUIRE_F16) {
+        lines_sums<WideLines<f16>>(data, k, x, first, n_rows, (char*)values);
+    } else {
+        lines_sums<WideLines<float>>(data, k, x, first, n_rows, (char*)values);
+    }
+}
+
+// Calls f(column, live lanes, products plus bias, rounded to T) over the live channels of a tile.
+template <class T, class F> QUIRE_INLINE void each_output(const T* bias, const float* values, int64_t live, const F& f) {
+    each_vector(live, [&](int64_t c, int n) {
+        vf y = load(values + c);
+        if (bias != nullptr) y += get_lanes(bias + c, n);
+        f(c, n, rounded<T>(y));
+    });
+}
+
+// One tile for the rows from `first` on; with an activation, one of gates and the one of ups that belongs to it.
+template <class T>
+void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t first, int64_t n_rows) {
+    const QuireMatrix& w = *a.matrix;
+    const int64_t size = n_rows * TILE * sizeof(float), c0 = tile * TILE;
+    const int64_t n_out = a.then == QUIRE_SILU_MUL ? w.n / 2 : w.n, live = n_out - c0 < TILE ? n_out - c0 : TILE;
+    const Scratch scratch({size, size});
+    float *values = (float*)scratch.piece(0), *ups = (float*)scratch.piece(1);
+    const T* bias = w.bias == nullptr ? nullptr : (const T*)w.bias + c0;
+    tile_values(w, x, tile, first, n_rows, values);
+    if (a.then == QUIRE_SILU_MUL) tile_values(w, x, tile + n_out / TILE, first, n_rows, ups);
+    for (int64_t r = 0; r < n_rows; r++) {
+        const float* row = values + r * TILE;
+        T* out = (T*)a.out + (first + r) * a.out_row + c0;
+        float* wide = (float*)a.out + (first + r) * a.out_row + c0;
+        each_output(bias, row, live, [&](int64_t c, int n, vf y) {
+            if (a.then == QUIRE_ADD) {
+                put_lanes(out + c, get_lanes(out + c, n) + y, n);
+            } else if (a.then == QUIRE_SILU_MUL) {
+                vf up = load(ups + r * TILE + c);
+                if (bias != nullptr) up += get_lanes(bias + n_out + c, n);
+                put_lanes(out + c, silu_mul<T>(y, rounded<T>(up)), n);
+            } else if (a.then == QUIRE_WIDEN) {
+                put_lanes(wide + c, y, n);
+            } else {
+                put_lanes(out + c, y, n);
+            }
+        });
+    }
+}
+
+// How many tasks are some 10 microseconds of work, which is worth waking a thread.
+int64_t tasks_a_chunk(int64_t bytes, int64_t n_rows) {
+    const int64_t chunk = 200000 * 8 / (bytes * (8 + n_rows));
+    return chunk > 0 ? chunk : 1;
+}
+
+template <class T> void run(const QuireLinear& a) {
+    const QuireMatrix& w = *a.matrix;
+    Activations x{};
+    x.m = a.m;
+    x.stride = x_stride(w);
+    x.n_groups = groups_of(w);
+    const Scratch scratch(
+        {x.m * x.stride, x.m * x.n_groups * (int64_t)sizeof(float), x.m * x.n_groups * (int64_t)sizeof(int32_t)},
+        Use::LOOP);
+    x.data = (char*)scratch.piece(0), x.scales = (float*)scratch.piece(1), x.starts = (int32_t*)scratch.piece(2);
+    const int64_t fitting = X_BYTES_AT_ONCE / x.stride, most = fitting > LEAST_ROWS_AT_ONCE ? fitting : LEAST_ROWS_AT_ONCE;
+    const int64_t n_parts = (a.m + most - 1) / most, n_blocks = n_row_blocks((a.m + n_parts - 1) / n_parts);
+    const auto part_begin = [&](int64_t part) { return part * a.m / n_parts; };
+    parallel_for(n_parts * n_blocks, 1 + 16384 / (w.k * TILE_ROWS), a.n_threads, [&](int64_t task) {
+        const int64_t part = task / n_blocks, b = task % n_blocks;
+        const int64_t first = part_begin(part), n_rows = part_begin(part + 1) - first;
+        if (b >= n_row_blocks(n_rows)) return;
+        prepare_block<T>(a, x, first + block_begin(n_rows, b), first + block_begin(n_rows, b + 1));
+    });
+    const int64_t paired = a.then == QUIRE_SILU_MUL ? 2 : 1, n_tiles = (w.n / paired + TILE - 1) / TILE;
+    const int64_t chunk = tasks_a_chunk(paired * tile_bytes(w), a.m / n_parts);
+    parallel_for(n_parts * n_tiles, chunk, a.n_threads, [&](int64_t task) {
+        const int64_t part = task / n_tiles, first = part_begin(part);
+        run_tile<T>(a, x, task % n_tiles, first, part_begin(part + 1) - first);
+    });
+}
+
+// An activation whose gates and ups do not lie in whole tiles of their own: after the product, row by row.
+template <class T> void run_apart(const QuireLinear& a) {
+    const QuireMatrix& w = *a.matrix;
+    const Scratch scratch({a.m * w.n * (int64_t)sizeof(T)}, Use::APART);
+    QuireLinear plain = a;
+    plain.then = QUIRE_NOTHING, plain.out = scratch.piece(0), plain.out_row = w.n;
+    run<T>(plain);
+    parallel_for(a.m, rows_a_chunk(w.n), a.n_threads, [&](int64_t row) {
+        silu_row((const T*)plain.out + row * w.n, (T*)a.out + row * a.out_row, w.n / 2);
+    });
+}
+
+}  // namespace
+}  // namespace quire
+
+void quire_linear(const QuireLinear* args) {
+    using namespace quire;
+    if (args->m == 0) return;
+    const bool apart = args->then == QUIRE_SILU_MUL && args->matrix->n % (2 * TILE) != 0;
+    by_dtype(args->dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        apart ? run_apart<T>(*args) : run<T>(*args);
+    });
+}

@@ -1,0 +1,102 @@
+"""Steps of a decoder on the CPU as one native call: the data flow of `DenseModel` recorded on a `kernels.tape.Tape`.
+
+Owns the memory of a step's rows. Does not own weights, pages nor tables, to which it only points: they must stay.
+Invariant: `run` gives the bits of `DenseModel.forward` and `logits`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from quire.compute.device.device import Device
+from quire.compute.layers.linear import Linear
+from quire.compute.models.dense import Block, DenseModel
+from quire.compute.quant import PackedProduct
+from quire.compute.runner.batch import FlatBatch
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.tables import SlotTables
+from quire.kernels import tape
+from quire.kernels.gemm import Norm
+from quire.kernels.qgemm.cpu import ADD, NOTHING, SILU_MUL, WIDEN
+from quire.kernels.sample import Choice
+
+
+def obstacle(model: DenseModel) -> str | None:
+    """Why the steps of this model run operation by operation on this device, or None."""
+    if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
+        return "its matrices are not packed for the native kernels"
+    if not all(block.attention.variant.built_in for block in model.blocks):
+        return "its attention has hooks"
+    return tape.obstacle(model.dtype, model.arch.head_dim)
+
+
+class StepTape:
+    """Steps of up to `max_rows` rows and `max_num_seqs` sampled ones. There must be no obstacle."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: DenseModel,
+        pool: KVPool,
+        tables: SlotTables,
+        *,
+        vocab_limit: int,
+        max_rows: int,
+        max_num_seqs: int,
+    ) -> None:
+        arch, self._pool, self._cos_sin = model.arch, pool, model.cos_sin
+        self._vocab_limit = vocab_limit
+
+        def rows(width: int) -> torch.Tensor:
+            return device.zeros((max_rows, width), model.dtype)
+
+        self._x, self._qkv = rows(arch.hidden_size), rows(arch.q_size + 2 * arch.kv_size)
+        self._y, self._inner = rows(arch.q_size), rows(arch.ffn_size)
+        self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._tape = tape.Tape(
+            tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
+        )
+        self._tape.embed(model.embed.weight, self._x)
+        for block in model.blocks:
+            self._record(block, is_last=block is model.blocks[-1])
+        self._linear(self._x, model.head, self._logits, norm=model.norm.pair, then=WIDEN)
+
+    def _record(self, block: Block, *, is_last: bool) -> None:
+        attention = block.attention
+        k, v = self._pool.k[attention.layer], self._pool.v[attention.layer]
+        q_norm, k_norm = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
+        self._linear(self._x, attention.qkv, self._qkv, norm=block.attention_norm.pair)
+        self._tape.rotate_and_store(self._qkv, q_norm, k_norm, attention.eps, self._cos_sin, k, v)
+        q, out = (x[:, : self._y.shape[1]].unflatten(1, (-1, k.shape[3])) for x in (self._qkv, self._y))
+        self._tape.attend(q, k, v, attention.variant, out)
+        if is_last:
+            self._tape.take(self._x)
+            self._tape.take(self._y)
+        self._linear(self._y, attention.out, self._x, then=ADD)
+        self._linear(self._x, block.gate_up, self._inner, norm=block.ffn_norm.pair, then=SILU_MUL)
+        self._linear(self._inner, block.down, self._x, then=ADD)
+
+    def _linear(
+        self, x: torch.Tensor, linear: Linear, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
+    ) -> None:
+        assert isinstance(linear.product, PackedProduct)
+        self._tape.linear(x, linear.product.packed, linear.bias, out, norm=norm, then=then)
+
+    def run(self, batch: FlatBatch) -> torch.Tensor:
+        """Logits float32 [m, vocab_size] of the batch's m sampled rows, overwritten by the next run."""
+        self._tape.run(*_arrays(batch))
+        return self._logits[: len(batch.sampled_rows)]
+
+    def run_and_choose(self, batch: FlatBatch, controls: np.ndarray) -> Choice:
+        """The tokens of the sampled rows, which are then in the token table. controls: see `Sampler.controls`."""
+        logits = self._logits[:, : self._vocab_limit]
+        token_ids, status = self._tape.run_and_choose(logits, controls, *_arrays(batch))
+        return Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+
+
+def _arrays(batch: FlatBatch) -> tuple[np.ndarray, ...]:
+    """A batch as `kernels.tape.Tape.run` takes it."""
+    return (
+        batch.row_slots, batch.row_positions, batch.q_indptr, batch.kv_lens, batch.span_slots, batch.sampled_rows
+    )  # fmt: skip
