@@ -127,16 +127,28 @@ class App:
         """Constant time in the key: hashes of equal length are compared."""
         if self._key_hash is None or exchange.scope["raw_path"] in OPEN_PATHS:
             return
+        plain_header = exchange.dialect.plain_key_header
         given = exchange.header(b"authorization")
-        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        equal = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._key_hash)
-        if scheme.lower() != b"bearer" or not equal:
+        plain = [] if plain_header is None else exchange.header(plain_header)
+        good = 0 < len(given) + len(plain) and len(given) <= 1 and len(plain) <= 1
+        for value in given:
+            scheme, _, key = value.partition(b" ")
+            good &= scheme.lower() == b"bearer" and self._is_key(key)
+        for key in plain:
+            good &= self._is_key(key)
+        if not good:
+            or_plain = "" if plain_header is None else f" or '{plain_header.decode()}: KEY'"
             raise Refusal(
                 401,
-                "This server needs an API key: send 'Authorization: Bearer KEY'.",
+                f"This server needs an API key: send 'Authorization: Bearer KEY'{or_plain}.",
                 code="invalid_api_key",
                 headers=[(b"www-authenticate", b"Bearer")],
             )
+
+    def _is_key(self, given: bytes) -> bool:
+        return self._key_hash is not None and hmac.compare_digest(
+            hashlib.sha256(given.strip()).digest(), self._key_hash
+        )
 
 
 def _routes(state: ServerState) -> list[Route]:

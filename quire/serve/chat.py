@@ -41,15 +41,16 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
     if body.max_completion_tokens is not None:
         renamed["max_tokens"] = "max_completion_tokens"
     try:
-        job = await _job(state, exchange, body)
+        job = await chat_job(state, exchange, body)
         names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
-        await answer(state, exchange, job, stream_choice(body), ChatAnswer(body, exchange.request_id, names))
+        shape = ChatAnswer(body, exchange.request_id, names)
+        await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
         raise refusal_of(error, renamed) from None
 
 
-async def _job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job:
-    """Every check of the request, then its prompt."""
+async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job:
+    """Every check of a conversation, then its prompt. The other endpoints that hold conversations bring theirs here."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
     check_response_format(body.response_format)
@@ -117,9 +118,9 @@ class ChatAnswer:
         """Chunks for what is new."""
         return b"".join([self._part(part) for part in output.outputs])
 
-    def usage_frame(self, usage: JsonObject) -> bytes:
-        """The chunk with the counts."""
-        return self._frames.usage(usage)
+    def closing(self, usage: JsonObject) -> bytes:
+        """The counts, if asked for, and the end."""
+        return self._frames.closing(usage)
 
     def _part(self, part: CompletionOutput) -> bytes:
         index, frames = part.index, b""

@@ -45,7 +45,7 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
         shows_ids = state.llm.tokenizer is None if body.return_token_ids is None else body.return_token_ids
         echoed = await _echoed(state, body, job)
         shape = TextAnswer(body, exchange.request_id, job.params.n, echoed, names, shows_ids=shows_ids)
-        await answer(state, exchange, job, stream_choice(body), shape)
+        await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
         raise refusal_of(error) from None
 
@@ -177,9 +177,9 @@ class TextAnswer:
         """Chunks for what is new; the first of a choice repeats the prompt when asked."""
         return b"".join([self._part(prompt_index, output, part) for part in output.outputs])
 
-    def usage_frame(self, usage: JsonObject) -> bytes:
-        """The chunk with the counts."""
-        return self._frames.usage(self._shown_usage(usage))
+    def closing(self, usage: JsonObject) -> bytes:
+        """The counts, if asked for, and the end."""
+        return self._frames.closing(self._shown_usage(usage))
 
     def _choice(self, at: int, output: RequestOutput, part: CompletionOutput) -> JsonObject:
         text, logprobs = self._content(at, output, part)

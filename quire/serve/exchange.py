@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from quire.serve.dialect import dialect_of
 from quire.serve.refusal import Headers, Refusal, bad_request, too_large
 
 Scope = MutableMapping[str, Any]
@@ -40,6 +41,9 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.request_id = secrets.token_hex(12)
+        self.dialect = dialect_of(scope["raw_path"])
+        self.error_event: Callable[[Refusal], bytes] | None = None
+        """How a stream that has begun words its failure, where it is not the dialect's own way."""
         self.route = "other"
         """The route's path pattern once it is known, for logs and metrics."""
         self.status = 0
@@ -75,7 +79,9 @@ class Exchange:
     async def start(self, status: int, content_type: bytes, headers: Headers, n_bytes: int | None = None) -> None:
         """Send status line and headers; `n_bytes` None means chunks follow."""
         self.status = status
-        all_headers = [(b"content-type", content_type), (b"x-request-id", b"req_" + self.request_id.encode())]
+        request_id = f"req_{self.request_id}"
+        all_headers = [(b"content-type", content_type), (b"x-request-id", request_id.encode())]
+        all_headers += self.dialect.answer_headers(request_id)
         label = self.header(b"x-request-id")
         if len(label) == 1 and _LABEL.fullmatch(label[0]):
             all_headers.append((b"x-client-request-id", label[0]))
@@ -102,10 +108,14 @@ class Exchange:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Answer with an error: a status if nothing was sent yet, else as the last event of the stream."""
-        if self.started:
-            await self.write(b"data: " + refusal.body() + b"\n\n", more=False)
+        request_id = f"req_{self.request_id}"
+        if not self.started:
+            body = self.dialect.error_body(refusal, request_id)
+            await self.respond(refusal.status, body, headers=refusal.headers())
+        elif self.error_event is not None:
+            await self.write(self.error_event(refusal), more=False)
         else:
-            await self.respond(refusal.status, refusal.body(), headers=refusal.headers())
+            await self.write(self.dialect.error_event(refusal, request_id), more=False)
 
     async def abort(self) -> None:
         """Cut the connection, dropping what the client has not read."""

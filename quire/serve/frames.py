@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any) -> bytes:
@@ -23,12 +24,14 @@ class FrameMaker:
 
     def __init__(self, head: dict[str, Any], with_usage: bool) -> None:
         self._head = head
+        self._with_usage = with_usage
         self._prefix = b"data: " + encode(head)[:-1] + b',"choices":[{"index":'
         self._suffix = (b',"usage":null' if with_usage else b"") + b"}\n\n"
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """The chunk without choices that carries the counts."""
-        return event({**self._head, "choices": [], "usage": usage})
+    def closing(self, usage: dict[str, Any]) -> bytes:
+        """The chunk without choices that carries the counts, if they were asked for, and the mark of the end."""
+        counts = event({**self._head, "choices": [], "usage": usage}) if self._with_usage else b""
+        return counts + DONE
 
 
 class ChatFrames(FrameMaker):

@@ -1,6 +1,6 @@
 """Running the sequences of one HTTP request: submit every prompt, then collect the results or turn them into events.
 
-Shared by chat and text completions. Owns submission, cancelling, metrics and usage; does not own the shape of answers.
+Shared by every generating endpoint. Owns submission, cancelling, metrics and usage; does not own the shape of answers.
 Invariants: prompts are submitted all or none; every stream is closed whatever happens; a choice that ended with `error`
 or `abort` fails the whole request.
 """
@@ -16,16 +16,14 @@ from typing import Protocol
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, RequestError
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import SamplingParams
-from quire.engine.async_llm import AsyncLLM, RequestStream
+from quire.engine.async_llm import AsyncLLM
+from quire.engine.stream import RequestStream
 from quire.serve.delivery import Attendant, Outbox
 from quire.serve.exchange import Exchange
 from quire.serve.metrics import Metrics
 from quire.serve.refusal import Refusal, internal_error, unavailable
 from quire.serve.schema import JsonObject
 from quire.serve.state import ServerState
-from quire.serve.validation import StreamChoice
-
-DONE = b"data: [DONE]\n\n"
 
 FrameSource = Callable[[int, RequestOutput], bytes]
 
@@ -68,16 +66,16 @@ class AnswerShape(Protocol):
     def frames(self, prompt_index: int, output: RequestOutput) -> bytes:
         """Events for new output, possibly none."""
 
-    def usage_frame(self, usage: JsonObject) -> bytes:
-        """The event that carries the counts."""
+    def closing(self, usage: JsonObject) -> bytes:
+        """The last events of a stream that came to its end."""
 
 
-async def answer(state: ServerState, exchange: Exchange, job: Job, choice: StreamChoice, shape: AnswerShape) -> None:
-    """Run `job` and answer. Raises what submission or the engine raises, and ClientGone when the client left."""
-    outbox = Outbox(exchange) if choice.on else None
+async def answer(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, *, streams: bool) -> None:
+    """Run `job` and answer, in events if it `streams`. Raises what submission or the engine raises, and ClientGone when the client left."""
+    outbox = Outbox(exchange) if streams else None
     attendant = Attendant(exchange, state.config, outbox)
     if outbox is not None:
-        await state.attend(attendant, _stream(state, job, choice, shape, outbox))
+        await state.attend(attendant, _stream(state, job, shape, outbox))
     else:
         await exchange.respond_json(await state.attend(attendant, _collect(state, job, shape)))
 
@@ -91,11 +89,10 @@ async def _collect(state: ServerState, job: Job, shape: AnswerShape) -> JsonObje
     return await asyncio.to_thread(shape.whole, outputs, generation.usage.plain())
 
 
-async def _stream(state: ServerState, job: Job, choice: StreamChoice, shape: AnswerShape, outbox: Outbox) -> None:
+async def _stream(state: ServerState, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
     async with Generation(state.llm, state.metrics, job) as generation:
         await generation.deliver(outbox, shape.frames)
-    usage = shape.usage_frame(generation.usage.plain()) if choice.include_usage else b""
-    await outbox.finish(usage + DONE)
+    await outbox.finish(shape.closing(generation.usage.plain()))
 
 
 class Generation:
