@@ -27,7 +27,10 @@ class StepDraft:
         seq.plan(length, self.step)
         if seq.planned >= seq.prompt_len and seq.prompt_step == NEVER:
             seq.prompt_step = self.step
-        self.plan.spans.add(seq.slot, start, length, seq.planned == seq.prefill_end)
+        wants = seq.planned == seq.prefill_end
+        if wants and seq.is_masked:
+            self.plan.masked.append(len(self.seqs))
+        self.plan.spans.add(seq.slot, start, length, wants)
         self.seqs.append(seq)
         self.budget -= length
 

@@ -81,17 +81,19 @@ class Scheduler:
             if seq.state is not SeqState.ENDED:
                 self.roster.end(seq, FinishReason.ABORT)
 
-    def cancel_seq(self, request_id: str, index: int) -> None:
+    def cancel_seq(self, request_id: str, index: int, reason: FinishReason = FinishReason.STOP) -> None:
         """End one sequence of a request (its stop string was seen), if it is live. No delta follows for it."""
         seqs = self.roster.requests.get(request_id, [])
         if 0 <= index < len(seqs) and seqs[index].state is not SeqState.ENDED:
-            self.roster.end(seqs[index], FinishReason.STOP)
+            self.roster.end(seqs[index], reason)
 
     def schedule(self) -> StepPlan | None:
         """The next step, to be executed after all earlier ones; None when nothing can be planned now."""
         roster = self.roster
         if len(self.in_flight) >= self.config.pipeline_depth or not (roster.running or len(roster.waiting)):
             return None
+        if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
+            return None  # its masks come when the steps before it are committed, and the next plan after them
         draft = StepDraft(self._next_step, self.config.max_num_batched_tokens)
         prompts = _plan_decodes(roster, draft)
         n_decodes = len(draft.seqs)
@@ -166,7 +168,7 @@ def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
     """One token for each running sequence whose known tokens are all planned; returns the others. The hot loop."""
     prompts: list[Seq] = []
     spans, seqs, step = draft.plan.spans, draft.seqs, draft.step
-    slots, starts = spans.slots, spans.starts
+    slots, starts, masked = spans.slots, spans.starts, draft.plan.masked
     for seq in roster.running:  # in key order; preemption shortens the list at its end only
         start = seq.planned
         if start < seq.prefill_end:
@@ -174,6 +176,8 @@ def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
         elif start < seq.limit and (start < seq.room or make_room(roster, draft, seq)):
             seq.planned = start + 1
             seq.last_step = step
+            if seq.is_masked:
+                masked.append(len(seqs))
             slots.append(seq.slot)
             starts.append(start)
             seqs.append(seq)

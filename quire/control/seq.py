@@ -54,6 +54,7 @@ class Seq:
         "first_cached",
         "ignore_through",
         "index",
+        "is_masked",
         "key",
         "last_step",
         "left_pages",
@@ -90,6 +91,8 @@ class Seq:
         """Tokens whose K/V must be computed for the longest output (the last output's is not needed)."""
         self.stop_ids = frozenset(request.end_token_ids).union(request.params.stop_token_ids)
         self.min_tokens = request.params.min_tokens
+        self.is_masked = bool(request.grammar)
+        """Its tokens are chosen under masks, which the engine sends after the plan."""
         self.state = SeqState.WAITING
         self.n_admissions = 0
         self.first_cached = 0

@@ -105,3 +105,16 @@ class StepPlan(msgspec.Struct):
     copies: list[PageCopy] = []
     shared_prefixes: list[tuple[list[int], int]] = []
     """Hint for composable formats: (slots, number of leading pages they share)."""
+    masked: list[int] = []
+    """Spans, in order, whose token is chosen under a mask that follows in `StepMasks`. The forward pass does not wait
+    for it, the choice of the step's tokens does."""
+
+
+class StepMasks(msgspec.Struct, array_like=True):
+    """The masks of a plan with `masked` spans. They follow when every earlier step is committed: a mask depends on the
+    token before, which the host learns while the step computes. No later plan is submitted in between."""
+
+    step: int
+    bits: bytes
+    """int32 [len(masked), ceil(logits width / 32)], little-endian: token t of row i is allowed if bit t % 32 of word
+    [i, t // 32] is set."""

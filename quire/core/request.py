@@ -24,6 +24,8 @@ class Request(msgspec.Struct, kw_only=True):
     """The model's end tokens, empty when `ignore_eos`."""
     bad_token_seqs: list[list[int]] = []
     """`params.bad_words` encoded: a sequence may not be completed."""
+    grammar: str = ""
+    """What the output must look like, in the words of `text/grammar`; empty: it is free."""
     priority: int = 0
     """Lower runs earlier under the priority policy."""
     cache_salt: str = ""

@@ -19,6 +19,7 @@ from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestEr
 from quire.core.events import EngineReady
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
+from quire.text.grammar import GrammarChecker
 from quire.text.tokenizer import HfTokenizer
 
 MAX_CHARS_PER_TOKEN = 64
@@ -49,6 +50,7 @@ class Intake:
     tokenizer: HfTokenizer | None
     end_token_ids: list[int]
     clock: Clock
+    grammars: GrammarChecker | None = None
     counter: itertools.count = dataclasses.field(default_factory=itertools.count)
 
     def request(
@@ -70,6 +72,7 @@ class Intake:
             raise InvalidParameter("priority", priority, "a 32-bit integer")
         token_ids = self.encode(prompt)
         max_tokens = self.max_tokens(len(token_ids), params)
+        grammar = self.check_grammar(params)
         bad_token_seqs = self._bad_token_seqs(params)
         number = next(self.counter)  # after every check: refused requests do not shift the seeds of later ones
         return Request(
@@ -80,6 +83,7 @@ class Intake:
             seed=derived_seed(self.config.seed, number) if params.seed is None else params.seed,
             end_token_ids=[] if params.ignore_eos else self.end_token_ids,
             bad_token_seqs=bad_token_seqs,
+            grammar=grammar,
             priority=priority,
             cache_salt=cache_salt,
             arrival_s=self.clock.now_s(),
@@ -130,6 +134,19 @@ class Intake:
         if params.min_tokens > wanted:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most max_tokens = {wanted}")
         return wanted
+
+    def check_grammar(self, params: SamplingParams) -> str:
+        """The grammar of constrained output, compiled once to see that it can be; empty for free output.
+
+        Takes up to about a second for a large grammar that was not seen lately. Raises RequestError.
+        """
+        if params.structured_outputs is None:
+            return ""
+        if self.grammars is None:
+            raise RequestError(
+                "this engine was started without a tokenizer: output cannot be constrained", param="structured_outputs"
+            )
+        return self.grammars.checked(params.structured_outputs)
 
     def _check_text_features(self, params: SamplingParams) -> None:
         if self.tokenizer is not None and params.detokenize:

@@ -18,9 +18,11 @@ from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
 from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
+from quire.compute.sample.edits import RowMasks, mask_rows
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
-from quire.core.plan import SlotOpen, SlotParams, Spans, StepPlan
+from quire.core.errors import EngineError
+from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.kernels.attention.plan import SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
@@ -37,21 +39,37 @@ class PromptRows:
     parts: list[LogprobTensors]
 
 
-class LaunchedStep:
-    """A step whose work is queued on the device."""
+@dataclasses.dataclass(slots=True)
+class Forward:
+    """What the model made of a step's rows: the tokens, if they are chosen already, else the logits for that."""
 
-    def __init__(
-        self, plan: StepPlan, batch: FlatBatch, download: Download, fetched: Fetched, host_s: float, start_s: float
-    ) -> None:
+    sampled: Sampled | None
+    logits: torch.Tensor | None
+    prompt: list[PromptRows]
+
+
+class LaunchedStep:
+    """A step whose work is queued on the device; the choice of its tokens too, unless the plan has `masked` spans."""
+
+    def __init__(self, runner: Runner, plan: StepPlan, batch: FlatBatch, forward: Forward, start_s: float) -> None:
+        self._runner = runner
         self._plan = plan
         self._batch = batch
-        self._download = download
-        self._fetched = fetched
-        self._host_s = host_s
+        self._forward = forward
         self._start_s = start_s
+        self._download: Download | None = None
+        self._host_s = time.perf_counter() - start_s
+
+    def mask(self, masks: StepMasks | None) -> None:
+        """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
+        start_s = time.perf_counter()
+        self._fetched, self._download = self._runner.choose(self._plan, self._batch, self._forward, masks)
+        self._host_s += time.perf_counter() - start_s
 
     def result(self) -> StepResult:
         """Wait for the device, then turn its tensors into plain values."""
+        if self._download is None:
+            raise EngineError(f"step {self._plan.step} has no masks yet")
         token_ids, status, *rest = self._download.wait()
         statuses = status.tolist()
         good = [code not in FAULT_CODES for code in statuses]
@@ -134,12 +152,24 @@ class Runner:
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
         bodies = None if self._graphs is None else self._graphs.bodies_for(batch, writes, shared)
         if self._graphs is not None and bodies is not None:
-            sampled, prompt = self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
+            forward = self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
         else:
-            sampled, prompt = self._run(plan, batch, cells, writes, shared)
-        fetched = Fetched(sampled.logprobs, prompt)
-        download = self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
-        return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
+            forward = self._run(plan, batch, cells, writes, shared)
+        step = LaunchedStep(self, plan, batch, forward, start_s)
+        if not plan.masked:
+            step.mask(None)
+        return step
+
+    @torch.inference_mode()
+    def choose(
+        self, plan: StepPlan, batch: FlatBatch, forward: Forward, masks: StepMasks | None
+    ) -> tuple[Fetched, Download]:
+        """Queue the choice of tokens, unless it was part of the forward pass, and start the copy to the host."""
+        sampled = forward.sampled
+        if sampled is None:
+            sampled = self._sample(batch, forward.logits, mask_rows(plan, masks))
+        fetched = Fetched(sampled.logprobs, forward.prompt)
+        return fetched, self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
 
     def warm_up(self, n_tokens: int) -> None:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
@@ -175,16 +205,16 @@ class Runner:
         cells: np.ndarray,
         writes: PageWrites,
         shared: list[SharedPrefix],
-    ) -> tuple[Sampled, list[PromptRows]]:
+    ) -> Forward:
         """The step from captured graphs; what is not plain sampling follows kernel by kernel."""
         slots, positions = batch.sampled_slots, batch.sampled_positions
-        is_plain = self._sampler.is_plain(slots, positions)
+        is_plain = not plan.masked and self._sampler.is_plain(slots, positions)
         controls = self._sampler.controls(slots, positions) if is_plain else None
         hidden, choice = graphs.run(bodies, batch, cells, writes, shared, controls)
         prompt = self._prompt_logprobs(plan, batch, hidden)
         if is_plain:
-            return Sampled(choice.token_ids, choice.status, None), prompt
-        return self._sample(batch, self._logits(hidden[self._device.upload(batch.sampled_rows)])), prompt
+            return Forward(Sampled(choice.token_ids, choice.status, None), None, prompt)
+        return Forward(None, self._logits(hidden[self._device.upload(batch.sampled_rows)]), prompt)
 
     def _run(
         self,
@@ -193,7 +223,7 @@ class Runner:
         cells: np.ndarray,
         writes: PageWrites,
         shared: list[SharedPrefix],
-    ) -> tuple[Sampled, list[PromptRows]]:
+    ) -> Forward:
         """The step kernel by kernel."""
         self._tables.write(writes)
         rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
@@ -207,16 +237,16 @@ class Runner:
         context = PagedContext(self._pool, attn_plan, rows[2])
         hidden = self._model.forward(token_ids, rows[1], context, None if wants_all else wanted)
         prompt = self._prompt_logprobs(plan, batch, hidden)
-        return self._sample(batch, self._logits(hidden[wanted] if wants_all and wanted is not None else hidden)), prompt
+        return Forward(None, self._logits(hidden[wanted] if wants_all and wanted is not None else hidden), prompt)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if len(hidden) == 0:
             return hidden.new_empty((0, self._model.arch.vocab_size), dtype=torch.float32)
         return self._model.logits(hidden)
 
-    def _sample(self, batch: FlatBatch, logits: torch.Tensor) -> Sampled:
+    def _sample(self, batch: FlatBatch, logits: torch.Tensor, masks: RowMasks | None) -> Sampled:
         tokens = self._tables.tokens
-        sampled = self._sampler.sample(logits, batch.sampled_slots, batch.sampled_positions, tokens)
+        sampled = self._sampler.sample(logits, batch.sampled_slots, batch.sampled_positions, tokens, masks)
         where = self._device.upload(np.stack([batch.sampled_slots, batch.sampled_positions]))
         tokens[where[0], where[1]] = sampled.token_ids
         return sampled

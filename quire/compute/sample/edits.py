@@ -5,11 +5,46 @@ Owns their order: allowed ids, then bias and bans (a ban adds -inf). Changes the
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
-from quire.core.plan import SlotParams
+from quire.core.plan import SlotParams, StepMasks, StepPlan
 from quire.kernels.transfer import upload
+
+MASK_CELLS = 1 << 22
+"""Logits that are masked at once: a mask is spelled out bit by bit on the device, 5 bytes each."""
+
+
+@dataclasses.dataclass(slots=True)
+class RowMasks:
+    """Which ids some rows of the logits may choose."""
+
+    rows: np.ndarray
+    """int64 [k], ascending."""
+    bits: np.ndarray
+    """int32 [k, ceil(width / 32)], as in `StepMasks`."""
+
+
+def mask_rows(plan: StepPlan, masks: StepMasks | None) -> RowMasks | None:
+    """The masks of a plan by row of its logits: those of the spans that want a token, in order."""
+    if masks is None:
+        return None
+    rows = (np.cumsum(plan.spans.wants) - 1)[plan.masked]
+    return RowMasks(rows, np.frombuffer(masks.bits, "<i4").reshape(len(rows), -1).copy())
+
+
+def restrict(logits: torch.Tensor, masks: RowMasks) -> None:
+    """-inf in place for the ids that a row's mask does not allow."""
+    width = logits.shape[1]
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    step = max(1, MASK_CELLS // width)
+    for at in range(0, len(masks.rows), step):
+        bits = upload(masks.bits[at : at + step], logits.device)
+        denied = ((bits[:, :, None] >> shifts) & 1).view(len(bits), -1)[:, :width] == 0
+        rows = upload(masks.rows[at : at + step], logits.device)
+        logits[rows] = logits[rows].masked_fill_(denied, -torch.inf)
 
 
 class SlotEdits:

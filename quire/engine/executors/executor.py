@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
-from quire.core.plan import StepPlan
+from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 
 
@@ -14,6 +14,10 @@ class Executor(Protocol):
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Start a step and return at once. A step that fails as a whole carries its exception in the future."""
+        ...
+
+    def mask(self, masks: StepMasks) -> None:
+        """The masks of the newest plan, which has `masked` spans: its tokens are chosen now."""
         ...
 
     def shutdown(self) -> None:
