@@ -40,11 +40,15 @@ class CancelSeq(msgspec.Struct, tag="cancel_seq"):
     index: int
 
 
+class Hello(msgspec.Struct, tag="hello"):
+    """The first message of a client; the engine answers it with EngineReady once it is loaded."""
+
+
 class Shutdown(msgspec.Struct, tag="shutdown"):
     """Leave the loop and free everything."""
 
 
-Command = Union[Submit, Cancel, CancelSeq, Shutdown]
+Command = Union[Submit, Cancel, CancelSeq, Hello, Shutdown]
 
 
 class SeqDelta(msgspec.Struct, array_like=True):
@@ -110,6 +114,10 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
     """Sent now and then, not with every step."""
 
 
+class ClientCut(msgspec.Struct, tag="cut"):
+    """This client did not read what the engine sent: all requests that it had open were cancelled."""
+
+
 class EngineFailed(msgspec.Struct, tag="failed"):
     """The engine loop ended with an error; every open request is lost."""
 
@@ -128,4 +136,16 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """Sequences that run at once; 0 counts none beyond the queue."""
 
 
-Event = Union[StepOutputs, EngineFailed, EngineReady]
+class Heartbeat(msgspec.Struct, tag="beat"):
+    """Sent to the process that started the engine, some times a second."""
+
+    last_step_age_s: float
+    """As in EngineStats."""
+    steps_in_flight: int
+
+
+Event = Union[StepOutputs, ClientCut, EngineReady]
+"""What an engine sends to its clients."""
+
+Status = Union[EngineReady, EngineFailed, Heartbeat]
+"""What an engine tells the process that started it."""

@@ -60,6 +60,10 @@ class OpenRequest:
         """True once every completion has a finish reason."""
         return self._n_open == 0
 
+    def fresh(self) -> OpenRequest:
+        """The same request before its first output."""
+        return OpenRequest(self.request, self.prompt, self._tokenizer, self._clock, self.request_id)
+
     def take(self, delta: SeqDelta) -> tuple[list[CompletionOutput], Command | None]:
         """Apply one delta: (new parts, what the engine must be told).
 

@@ -71,7 +71,8 @@ class AnswerShape(Protocol):
 
 
 async def answer(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, *, streams: bool) -> None:
-    """Run `job` and answer, in events if it `streams`. Raises what submission or the engine raises, and ClientGone when the client left."""
+    """Run `job` and answer, in events if it `streams`. Raises what submission or the engine raises, and ClientGone when
+    the client left."""
     outbox = Outbox(exchange) if streams else None
     attendant = Attendant(exchange, state.config, outbox)
     if outbox is not None:

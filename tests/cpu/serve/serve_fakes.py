@@ -63,7 +63,7 @@ def reply_to(prompt: list[int], index: int = 0, seed: int | None = None) -> str:
 
 
 class FakeEngine:
-    """Takes the place of `ProcessClient`: one token a sequence every `delay_s`."""
+    """Takes the place of `EngineLink`: one token a sequence every `delay_s`."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -104,7 +104,7 @@ class FakeEngine:
             elif isinstance(command, CancelSeq):
                 self.cancelled.append(f"{command.request_id}#{command.index}")
 
-    async def receive_all(self, take: Callable[[StepOutputs], list[Command]]) -> None:
+    async def receive_all(self, take: Callable[[StepOutputs], list[Command]], cut: Callable[[], None]) -> None:
         while True:
             outputs = await self._outputs.get()
             if outputs is None:
@@ -114,7 +114,7 @@ class FakeEngine:
     def healthy(self) -> bool:
         return self.failure is None and not self.stalled
 
-    async def shutdown(self) -> None:
+    def close(self) -> None:
         for request_id in list(self.running):
             self._drop(request_id)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import math
 import os
@@ -247,18 +248,44 @@ def test_second_ctrl_c_cuts_off(start: Callable[..., Process]) -> None:
     assert not engine.is_running()
 
 
-def test_killed_engine(start: Callable[..., Process]) -> None:
-    process = start()
-    process.wait_ready()
-    body = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:
+BODY = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+def kill_engine_in_a_stream(process: Process) -> dict[str, Any]:
+    """Kills the engine once a stream runs; the stream's last event, which comes soon."""
+    with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=BODY) as answer:
         lines = answer.iter_lines()
         next(lines)
         process.engine().kill()
         began_s = time.monotonic()
         frames = [line for line in lines if line.startswith("data: ")]
         assert time.monotonic() - began_s < 2
-    assert json.loads(frames[-1][6:])["error"]["code"] == "engine_dead"
+    found: dict[str, Any] = json.loads(frames[-1][6:])
+    return found
+
+
+def test_killed_engine_is_started_again(start: Callable[..., Process]) -> None:
+    """The stream ends with an error; what has sent nothing runs again; new requests are refused meanwhile."""
+    process = start()
+    process.wait_ready()
+    whole = {"model": "demo", "prompt": "def add", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    golden = httpx.post(process.base + "/v1/completions", json=whole, timeout=60).json()["choices"]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(httpx.post, process.base + "/v1/completions", json=whole, timeout=60)
+        assert kill_engine_in_a_stream(process)["error"]["code"] == "engine_lost"
+        health = httpx.get(process.base + "/health")
+        assert health.status_code == 503 and health.headers["retry-after"]
+        refused = httpx.post(process.base + "/v1/completions", json=whole)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_lost"
+        assert waiting.result().json()["choices"] == golden
+    process.wait_ready()
+    assert httpx.post(process.base + "/v1/completions", json=whole, timeout=60).json()["choices"] == golden
+
+
+def test_killed_engine_ends_the_server_if_it_may_not_start_again(start: Callable[..., Process]) -> None:
+    process = start("--max-engine-restarts", "0")
+    process.wait_ready()
+    assert kill_engine_in_a_stream(process)["error"]["code"] in {"engine_lost", "engine_dead"}
     assert process.wait(8) == 1
 
 
