@@ -17,7 +17,7 @@ MAX_GRAMMAR_CHARS: Final = 512 * 1024
 MAX_EBNF_CHARS: Final = 128 * 1024
 MAX_REGEX_CHARS: Final = 32 * 1024
 MAX_CHOICES: Final = 10_000
-MAX_NODES: Final = 50_000
+MAX_NODES: Final = 20_000
 """Values in a JSON schema, keys not counted."""
 MAX_DEPTH: Final = 64
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")

@@ -60,8 +60,12 @@ class Intake:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: str | None = None,
     ) -> Request:
-        """Build a checked request. Raises InvalidParameter or ContextLengthExceeded."""
+        """Build a checked request. Raises InvalidParameter or ContextLengthExceeded.
+
+        grammar: what `check_grammar` gave for these parameters; None checks it here.
+        """
         if not isinstance(params, SamplingParams):
             raise InvalidParameter("sampling_params", params, "a SamplingParams")
         params.verify(self.ready.logits_width, self.config.max_logprobs)
@@ -72,7 +76,8 @@ class Intake:
             raise InvalidParameter("priority", priority, "a 32-bit integer")
         token_ids = self.encode(prompt)
         max_tokens = self.max_tokens(len(token_ids), params)
-        grammar = self.check_grammar(params)
+        if grammar is None:
+            grammar = self.check_grammar(params)
         bad_token_seqs = self._bad_token_seqs(params)
         number = next(self.counter)  # after every check: refused requests do not shift the seeds of later ones
         return Request(
@@ -138,7 +143,8 @@ class Intake:
     def check_grammar(self, params: SamplingParams) -> str:
         """The grammar of constrained output, compiled once to see that it can be; empty for free output.
 
-        Takes up to about a second for a large grammar that was not seen lately. Raises RequestError.
+        Takes up to about a second for a large grammar that was not seen lately. Raises RequestError. Safe to call from
+        several threads.
         """
         if params.structured_outputs is None:
             return ""
@@ -146,6 +152,7 @@ class Intake:
             raise RequestError(
                 "this engine was started without a tokenizer: output cannot be constrained", param="structured_outputs"
             )
+        params.verify(self.ready.logits_width, self.config.max_logprobs)
         return self.grammars.checked(params.structured_outputs)
 
     def _check_text_features(self, params: SamplingParams) -> None:

@@ -9,6 +9,7 @@ import time
 
 from quire.core.errors import InvalidParameter, RequestError, shown
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.serve.constraints import constraint_names, structured_outputs
 from quire.serve.conversation import check_tool_choice, conversation_of
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
@@ -23,7 +24,6 @@ from quire.serve.validation import (
     check_labels,
     check_model,
     check_priority,
-    check_response_format,
     check_sequences,
     sampling_params,
     stream_choice,
@@ -37,7 +37,7 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
-    renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
+    renamed = {"prompt": "messages", "logprobs": "top_logprobs", **constraint_names(body)}
     if body.max_completion_tokens is not None:
         renamed["max_tokens"] = "max_completion_tokens"
     try:
@@ -53,7 +53,6 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     """Every check of a conversation, then its prompt. The other endpoints that hold conversations bring theirs here."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
-    check_response_format(body.response_format)
     check_tool_choice(body.tool_choice, body.tools)
     _check_chat_fields(body)
     params = sampling_params(
@@ -62,8 +61,16 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
         max_tokens=_max_tokens(body),
         logprobs=_n_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
+        structured=structured_outputs(body),
     )
     check_sequences(1, params.n, state.limits)
+    prompt = await chat_prompt(state, exchange, body)
+    check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
+    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "")
+
+
+async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest) -> list[int]:
+    """The conversation as token ids, once its own checks have passed."""
     conversation = await state.prompts.parse(
         lambda: conversation_of(
             body,
@@ -72,9 +79,7 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
         ),
         exchange.body_bytes,
     )
-    prompt = await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
-    check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
-    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "")
+    return await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
 
 
 class ChatAnswer:

@@ -10,6 +10,7 @@ import time
 
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.serve.constraints import constraint_names, structured_outputs
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.frames import TextFrames
@@ -23,7 +24,6 @@ from quire.serve.validation import (
     check_labels,
     check_model,
     check_priority,
-    check_response_format,
     check_sequences,
     sampling_params,
     stream_choice,
@@ -47,14 +47,13 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
         shape = TextAnswer(body, exchange.request_id, job.params.n, echoed, names, shows_ids=shows_ids)
         await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
-        raise refusal_of(error) from None
+        raise refusal_of(error, constraint_names(body)) from None
 
 
 async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) -> Job:
     """Every check of the request, then its prompts as token ids."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
-    check_response_format(body.response_format)
     _check_text_fields(body)
     rows = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     params = sampling_params(
@@ -63,6 +62,7 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
         max_tokens=_max_tokens(body),
         logprobs=body.logprobs,
         prompt_logprobs=rows,
+        structured=structured_outputs(body),
     )
     texts = _prompts(body, state.config.max_prompts, state.llm.max_model_len)
     check_sequences(len(texts), params.n, state.limits)

@@ -19,28 +19,32 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
-_LATER = "this server does not constrain output yet."
 _TOOLS = "use tools and tool_choice."
 REASONS = {
     "audio": "this server produces text only.",
     "best_of": "it must equal n.",
+    "context_management": "send the part of the conversation that matters.",
+    "conversation": "conversations are not kept: send all of it as input.",
     "chat_template": "templates come from the server's operator only.",
     "documents": "put the documents into a message.",
     "function_call": _TOOLS,
     "functions": _TOOLS,
-    "guided_choice": _LATER,
-    "guided_grammar": _LATER,
-    "guided_json": _LATER,
-    "guided_regex": _LATER,
     "length_penalty": "beam search is not implemented.",
     "logits_processors": "code in requests is refused.",
+    "encrypted_content": "send the reasoning as content.",
+    "container": "this server runs no code.",
+    "inference_geo": "this server is where it is.",
+    "input_examples": "put examples into the description.",
+    "max_tool_calls": "this server runs no tools.",
+    "mcp_servers": "this server runs no tools.",
     "moderation": "this server does not moderate.",
     "prediction": "predicted outputs are not implemented.",
+    "prefill": "end messages with the beginning of the answer.",
+    "prompt": "templates of prompts are not kept.",
     "prompt_cache_options": "the prefix cache is automatic.",
     "prompt_cache_retention": "the prefix cache keeps pages while there is room.",
     "prompt_embeds": "send text or token ids.",
     "reasoning_effort": "the model's reasoning cannot be controlled here.",
-    "structured_outputs": _LATER,
     "suffix": "text insertion is not implemented.",
     "truncate_prompt_tokens": "shorten the prompt before it is sent.",
     "use_beam_search": "beam search is not implemented.",

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from quire.core.errors import InvalidParameter, shown
 from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
+from quire.core.structured import StructuredOutputsParams
 from quire.serve.refusal import Refusal, bad_request, unsupported
-from quire.serve.schema import JsonObject, SamplingFields
+from quire.serve.schema import SamplingFields
 
 MAX_LABEL_CHARS = 512
 MAX_MODEL_CHARS = 512
@@ -90,12 +91,6 @@ def check_text(name: str, value: str | None, max_chars: int) -> None:
         )
 
 
-def check_response_format(value: JsonObject | None) -> None:
-    """Only plain text is produced."""
-    if value is not None and value != {"type": "text"}:
-        raise unsupported("response_format", 'only {"type": "text"} is; this server does not constrain output yet.')
-
-
 def stream_choice(body: SamplingFields) -> StreamChoice:
     """What `stream` and `stream_options` ask for."""
     options = body.stream_options
@@ -107,7 +102,13 @@ def stream_choice(body: SamplingFields) -> StreamChoice:
 
 
 def sampling_params(
-    body: SamplingFields, limits: Limits, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    body: SamplingFields,
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    structured: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Verified `SamplingParams` of a request. `max_tokens`, `logprobs` and `prompt_logprobs` differ by endpoint."""
     streaming = stream_choice(body).on
@@ -135,6 +136,7 @@ def sampling_params(
         skip_special_tokens=_or(body.skip_special_tokens, True),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         output_kind=OutputKind.DELTA if streaming else OutputKind.FINAL_ONLY,
+        structured_outputs=structured,
     )
     params.verify(limits.logits_width, limits.max_logprobs)
     return params
