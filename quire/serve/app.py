@@ -23,8 +23,10 @@ from quire.serve.assets import FILES, Asset
 from quire.serve.chat import serve_chat
 from quire.serve.completions import serve_completion
 from quire.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
+from quire.serve.messages import serve_count_tokens, serve_messages
 from quire.serve.observation import serve_engine, serve_health, serve_metrics, serve_model, serve_models, serve_version
 from quire.serve.refusal import Refusal, internal_error, refusal_of
+from quire.serve.responses import serve_responses
 from quire.serve.state import ServerState
 from quire.serve.tokens import serve_detokenize, serve_tokenize
 
@@ -42,6 +44,9 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/engine", serve_engine),
     ("POST", "/v1/chat/completions", serve_chat),
     ("POST", "/v1/completions", serve_completion),
+    ("POST", "/v1/responses", serve_responses),
+    ("POST", "/v1/messages", serve_messages),
+    ("POST", "/v1/messages/count_tokens", serve_count_tokens),
     ("POST", "/tokenize", serve_tokenize),
     ("POST", "/detokenize", serve_detokenize),
 ]
@@ -130,7 +135,7 @@ class App:
         plain_header = exchange.dialect.plain_key_header
         given = exchange.header(b"authorization")
         plain = [] if plain_header is None else exchange.header(plain_header)
-        good = 0 < len(given) + len(plain) and len(given) <= 1 and len(plain) <= 1
+        good = len(given) + len(plain) > 0 and len(given) <= 1 and len(plain) <= 1
         for value in given:
             scheme, _, key = value.partition(b" ")
             good &= scheme.lower() == b"bearer" and self._is_key(key)
