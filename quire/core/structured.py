@@ -46,8 +46,10 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     whitespace_pattern: str | None = None
     """A regular expression for white space between the parts of JSON."""
     begins_after: str | None = None
-    """The constraint begins after the first occurrence of this text, for instance the end of a model's reasoning; a
+    """The constraint begins after the first occurrence of this text, for instance the end of a model's reasoning; white
     space may follow it. What comes before is free."""
+    may_begin_with: str | None = None
+    """With `begins_after`: only a text that begins with this is free up to there; any other is constrained at once."""
 
     @property
     def kind(self) -> str:
@@ -72,6 +74,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
             ("regex", MAX_REGEX_CHARS),
             ("whitespace_pattern", MAX_REGEX_CHARS),
             ("begins_after", 1024),
+            ("may_begin_with", 1024),
             ("grammar", MAX_EBNF_CHARS),
             ("json", MAX_GRAMMAR_CHARS),
             ("structural_tag", MAX_GRAMMAR_CHARS),

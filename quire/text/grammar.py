@@ -12,7 +12,7 @@ import collections
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import llguidance
@@ -31,9 +31,10 @@ _LIMITS: Final = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=20_000,
     max_grammar_size=200_000, verbose_errors=False,
 )  # fmt: skip
-_SPACE: Final = r"[\x20\x0A\x0D\x09]{1,64}"
+SPACE_PATTERN: Final = r"[\x20\x0A\x0D\x09]{1,64}"
 """White space between the parts of JSON: enough to indent, too little to be a way of never coming to the point."""
 
+QUOTE: Final = '"'
 MAX_KNOWN: Final = 8192
 """Grammars of which a checker knows that they compile, 16 bytes each."""
 
@@ -199,8 +200,10 @@ def grammar_of(params: StructuredOutputsParams) -> str:
             body = {"lark_grammar": _tags(params)}
     if params.begins_after is None:
         return json.dumps({"grammars": [body]})
+    first = "" if params.may_begin_with is None else quoted(params.may_begin_with)
     lead = (
-        f"start: lead SPACE @body\nlead[lazy]: /(?s:.*)/ {quoted(params.begins_after)}\nSPACE: /[ \\t\\n\\r]{{0,16}}/"
+        f"start: lead{'?' if first else ''} SPACE @body\n"
+        f"lead[lazy]: {first} /(?s:.*)/ {quoted(params.begins_after)}\nSPACE: /[ \\t\\n\\r]{{0,16}}/"
     )
     return json.dumps({"grammars": [{"lark_grammar": lead}, {"name": "body", **body}]})
 
@@ -235,7 +238,7 @@ def _schema(value: JsonObject | str | bool | None, param: str) -> JsonObject | b
 def _with_options(schema: JsonObject | bool, params: StructuredOutputsParams) -> JsonObject | bool:
     if params.disable_additional_properties:
         _close_objects(schema)
-    options: JsonObject = {"whitespace_pattern": params.whitespace_pattern or _SPACE}
+    options: JsonObject = {"whitespace_pattern": params.whitespace_pattern or SPACE_PATTERN}
     if params.disable_any_whitespace:
         options = {"whitespace_flexible": False}
     if isinstance(schema, bool):
@@ -295,10 +298,13 @@ def _tags(params: StructuredOutputsParams) -> str:
     return tagged_text(parts)
 
 
-def tagged_text(parts: Sequence[tuple[str, str, str, str]], *, at_most_one: bool = False) -> str:
+def tagged_text(
+    parts: Sequence[tuple[str, str, str, str]], literal: Callable[[str], str] = quoted, *, at_most_one: bool = False
+) -> str:
     """Lark for free text with constrained parts, each (trigger, begin, grammar, end); begin starts with trigger.
 
-    A trigger in the text must become one of the parts that start with it.
+    A trigger in the text must become one of the parts that start with it. at_most_one: nothing follows the first.
+    literal: how a trigger is written, for those that are tokens of their own.
     """
     lines = []
     heads = {trigger: f"head_{at}" for at, trigger in enumerate(dict.fromkeys(part[0] for part in parts))}
@@ -308,10 +314,12 @@ def tagged_text(parts: Sequence[tuple[str, str, str, str]], *, at_most_one: bool
             for other, begin, grammar, end in parts
             if other == trigger
         ]
-        lines.append(f"{name}[lazy]: /(?s:.*)/ {quoted(trigger)}")
+        written = literal(trigger)
+        lines.append(f"{name}{'[lazy]' if written.startswith(QUOTE) else ''}: /(?s:.*)/ {written}")
         lines.append(f"tag_{name}: {name} ({' | '.join(bodies)})")
     any_tag = f"({' | '.join(f'tag_{name}' for name in heads.values())})"
-    return f"start: {any_tag}{'?' if at_most_one else '*'} rest\nrest: /(?s:.*)/\n" + "\n".join(lines)
+    start = f"{any_tag} | rest" if at_most_one else f"{any_tag}* rest"
+    return f"start: {start}\nrest: /(?s:.*)/\n" + "\n".join(lines)
 
 
 def _literal(text: str) -> str:
