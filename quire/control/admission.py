@@ -17,10 +17,13 @@ from quire.control.seq import Seq, SeqState
 class Admission:
     """One step's admissions.
 
-    committed: the last step whose result has come; prompts: the running sequences that have prompt left.
+    committed: the last step whose result has come; prompts: the running sequences that have prompt left; n_seqs: most
+    sequences that may run, if not as many as there are slots.
     """
 
-    def __init__(self, roster: Roster, draft: StepDraft, committed: int, prompts: list[Seq]) -> None:
+    def __init__(
+        self, roster: Roster, draft: StepDraft, committed: int, prompts: list[Seq], n_seqs: int | None = None
+    ) -> None:
         self.roster = roster
         self.draft = draft
         self.committed = committed
@@ -28,7 +31,7 @@ class Admission:
         config = roster.config
         self.claimed_pages = sum(config.pages_for(seq.prefill_end) - len(seq.pages) for seq in prompts)
         """Pages that running prompts and deferred siblings will take soon."""
-        self.claimed_slots = 0
+        self.claimed_slots = 0 if n_seqs is None else config.max_num_seqs - n_seqs
 
     def run(self) -> None:
         """Admit until tokens, slots or pages run out or the queue's head must wait."""
@@ -46,7 +49,7 @@ class Admission:
             elif not (self._admit(seq) if sibling is None else self._fork(seq, sibling)):
                 break
         for seq in deferred:
-            roster.waiting.push(seq)
+            roster.waiting.push(seq, returned=True)
 
     def _sibling(self, seq: Seq) -> Seq | None:
         """The running sequence of the same request that has the most of the prompt, for a sample that has not begun."""

@@ -14,19 +14,34 @@ from collections import deque
 from quire.control.admission import Admission
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
+from quire.control.deadlines import QUEUE_TIMEOUT, REQUEST_TIMEOUT
 from quire.control.draft import StepDraft
 from quire.control.faults import end_faulted
 from quire.control.gauges import Counters, page_map, read_stats
 from quire.control.preemption import fit_chunk, make_room
+from quire.control.ration import Ration
 from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
 from quire.control.sharing import shared_prefixes
 from quire.core.clock import Clock
-from quire.core.errors import ContextLengthExceeded, EngineError, InvalidParameter, QueueFull, RequestError
+from quire.core.errors import (
+    ContextLengthExceeded,
+    DeviceOutOfMemory,
+    EngineError,
+    InvalidParameter,
+    QueueFull,
+    RequestError,
+)
 from quire.core.events import EngineStats, FinishReason, SeqDelta
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
+
+TOO_LATE = {
+    QUEUE_TIMEOUT: "the request waited longer for its turn than the server allows: try again later",
+    REQUEST_TIMEOUT: "the request took longer than the server allows",
+}
+NO_MEMORY = f"{DeviceOutOfMemory.code}: the device has not enough memory to compute this sequence, even alone"
 
 
 class Scheduler:
@@ -38,6 +53,7 @@ class Scheduler:
         self.roster = Roster(config)
         self.in_flight: deque[StepDraft] = deque()
         """Plans whose results have not come, oldest first."""
+        self.ration = Ration(config.max_num_seqs, config.max_num_batched_tokens)
         self.counters = Counters(progress_s=clock.now_s())
         self._next_step = 0
         self._abandoned = -1
@@ -50,6 +66,18 @@ class Scheduler:
         if not self.has_work():
             self.counters.progress_s = self.clock.now_s()
         self.roster.add(request)
+        if request.terms.queue_limit_s or request.terms.time_limit_s:
+            for seq in self.roster.requests[request.request_id]:
+                self.roster.deadlines.add(seq, self.clock.now_s())
+
+    def expire(self) -> list[SeqDelta]:
+        """End the sequences whose time is over, waiting or running; returns their ends."""
+        deltas: list[SeqDelta] = []
+        for seq, code in self.roster.deadlines.due(self.clock.now_s()):
+            text = f"{code}: {TOO_LATE[code]}"
+            deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=text))
+            self.roster.end(seq, FinishReason.ERROR)
+        return deltas
 
     def _verify(self, request: Request) -> None:
         config, n = self.config, request.params.n
@@ -94,14 +122,14 @@ class Scheduler:
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
-        draft = StepDraft(self._next_step, self.config.max_num_batched_tokens)
+        draft = StepDraft(self._next_step, self.ration.n_tokens)
         prompts = _plan_decodes(roster, draft)
         n_decodes = len(draft.seqs)
         if n_decodes and (prompts or len(roster.waiting)):
             _keep_pace(roster, draft, prompts)
         _plan_prompts(roster, draft, prompts)
         if not draft.is_tight and draft.budget > 0 and roster.free_slots and len(roster.waiting):
-            admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts)
+            admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts, self.ration.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)
         if not draft.seqs:
@@ -130,6 +158,7 @@ class Scheduler:
         commit_step(self.roster, draft, result, self._gained)
         self.in_flight.popleft()
         deltas, self._gained = self._gained, []
+        self.ration.count_step()
         self.counters.count_step(draft.plan.n_tokens, deltas, self.clock.now_s())
         return deltas
 
@@ -147,6 +176,24 @@ class Scheduler:
             if name not in told:
                 deltas.append(SeqDelta(*name, [], FinishReason.ERROR, error=message))
         self.roster = Roster.after(old)
+        self.in_flight.clear()
+        self._abandoned = self._next_step - 1
+        return deltas
+
+    def retry_all(self) -> list[SeqDelta]:
+        """The oldest step in flight found too little memory: nothing of it or of later ones counts.
+
+        Every live sequence computes again, from its known tokens, in smaller steps. When steps cannot be smaller, those
+        that were in this one end with an error, which is returned.
+        """
+        old = self.roster
+        deltas: list[SeqDelta] = []
+        if not self.ration.halve() and self.in_flight:
+            for seq in self.in_flight[0].seqs:
+                if seq.state is not SeqState.ENDED:
+                    deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=NO_MEMORY))
+                    old.end(seq, FinishReason.ERROR, trusted=False)
+        self.roster = Roster.again(old)
         self.in_flight.clear()
         self._abandoned = self._next_step - 1
         return deltas

@@ -149,6 +149,14 @@ class Seq:
         self.left_pages = self.pages
         self._reset()
 
+    def requeue(self) -> None:
+        """Back to WAITING without any K/V, in an engine that has lost all of it; results in flight are void."""
+        if self.state is SeqState.RUNNING:
+            self.change(SeqState.WAITING)
+        self.ignore_through = self.last_step
+        self._reset()
+        self.left_pages, self.copied_page = [], 0
+
     def change(self, state: SeqState) -> None:
         """Go to `state` (InvariantError if that is not legal)."""
         if (self.state, state) not in _LEGAL:

@@ -7,6 +7,17 @@ import msgspec
 from quire.core.sampling import SamplingParams
 
 
+class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """On what terms the server takes a request."""
+
+    tenant: str = ""
+    """Who it is for: tenants share the engine fairly. A label, never shown to others."""
+    queue_limit_s: float = 0.0
+    """Longest wait for its first slot; 0: any."""
+    time_limit_s: float = 0.0
+    """Longest time from its arrival in the engine to its last token; 0: any."""
+
+
 class Request(msgspec.Struct, kw_only=True):
     """One admitted-for-queueing request. `engine/intake` builds it; control turns it into `params.n` sequences."""
 
@@ -30,5 +41,6 @@ class Request(msgspec.Struct, kw_only=True):
     """Lower runs earlier under the priority policy."""
     cache_salt: str = ""
     """Prefix pages are shared only between equal salts."""
+    terms: Terms = Terms()
     arrival_s: float = 0.0
     """Clock reading at arrival."""

@@ -17,7 +17,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import EngineDead, EngineError, EngineLost, InvalidParameter, QueueFull, RequestError, shown
 from quire.core.events import Cancel, Command, EngineReady, EngineStats, FinishReason, StepOutputs, Submit
 from quire.core.outputs import RequestOutput
-from quire.core.request import Request
+from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.frontend import Frontend
 from quire.engine.grammar_queue import GrammarQueue
@@ -108,10 +108,12 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        terms: Terms | None = None,
     ) -> RequestStream:
         """Queue a request.
 
         request_id: the caller's name for it, unique among open requests; outputs carry it and `abort` takes it.
+        terms: who it is for and its time limits; when one passes the reader gets RequestExpired.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, RequestError (an open request has this id),
         RequestQuarantined (the engine died of it), EngineLost (try again) or EngineDead before anything starts.
         """
@@ -124,6 +126,7 @@ class AsyncLLM:
             token_ids = prompt
         grammar = await self._grammars.checked(params) if params.structured_outputs is not None else ""
         request = self._intake.request(token_ids, params, priority=priority, cache_salt=cache_salt, grammar=grammar)
+        request.terms = terms or request.terms
         self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
         opened = OpenRequest(request, text, self.tokenizer, self._intake.clock, request_id)

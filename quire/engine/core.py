@@ -2,7 +2,8 @@
 
 Owns the steps in flight. Does not own policy (`control`), tensors (`compute`), text or sockets.
 Invariants: results are committed in the order in which their plans were made; whatever a step raises ends every
-sequence with an error delta and leaves the loop able to go on, until `MAX_FAILED_STEPS` in a row have failed.
+sequence with an error delta and leaves the loop able to go on, until `MAX_FAILED_STEPS` in a row have failed; only what
+did not fit the device's memory is tried again, in smaller steps.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from quire.core.events import Cancel, CancelSeq, EngineStats, FinishReason, SeqD
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
-from quire.engine.executors.executor import Executor
+from quire.engine.executors.executor import Executor, is_out_of_memory
 from quire.engine.grammars import GrammarDesk
 
 logger = logging.getLogger("quire.engine")
@@ -110,12 +111,20 @@ class EngineCore:
             self._queue_compiled()
         owed, self._owed = self._owed, []
         try:
+            owed += self._expire()
             deltas, record = self._advance()
         except Exception as error:
-            return owed + self._fail(error)
+            return owed + (self._retry(error) if is_out_of_memory(error) else self._fail(error))
         if record is not None and self.on_step is not None:
             self.on_step(record)
         return owed + deltas
+
+    def _expire(self) -> list[SeqDelta]:
+        """Ends of sequences whose time is over."""
+        deltas = self.scheduler.expire()
+        for delta in deltas:
+            self.grammars.drop_seq(delta.request_id, delta.index)
+        return deltas
 
     def check(self) -> None:
         """EngineError if no step can be expected to succeed any more."""
@@ -190,6 +199,22 @@ class EngineCore:
         logger.error("step failed, all requests end with an error", exc_info=error)
         self._n_failed += 1
         self.grammars.clear()
+        self._drain()
+        return self.scheduler.fail_all("engine_error: the engine failed while computing a step")
+
+    def _retry(self, error: Exception) -> list[SeqDelta]:
+        """A step found too little memory: every sequence computes again, in smaller steps; returns ends of those that
+        do not fit even so."""
+        logger.warning("a step did not fit the memory of the device; the next ones are smaller: %s", error)
+        self._drain()
+        deltas = self.scheduler.retry_all()
+        self._n_failed += 1 if deltas else 0
+        for delta in deltas:
+            self.grammars.drop_seq(delta.request_id, delta.index)
+        return deltas
+
+    def _drain(self) -> None:
+        """Wait for the steps in flight, whatever becomes of them."""
         while self._in_flight:
             plan, future, _ = self._in_flight.popleft()
             if plan.masked and plan.step > self._masked_through:
@@ -198,7 +223,6 @@ class EngineCore:
                 self._wait(future)
             except Exception as later:
                 logger.debug("a step in flight failed too: %s", later)
-        return self.scheduler.fail_all("engine_error: the engine failed while computing a step")
 
     def handle(self, command: Submit | Cancel | CancelSeq) -> None:
         """Apply one command. RequestError if a submission is refused, EngineError if taking it failed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
+from quire.core.errors import DeviceOutOfMemory
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 
@@ -23,3 +24,11 @@ class Executor(Protocol):
     def shutdown(self) -> None:
         """Wait for what runs, free the device. Nothing may be submitted afterwards."""
         ...
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True if a step failed for want of memory, on whatever device; torch need not be there to know."""
+    if isinstance(error, (MemoryError, DeviceOutOfMemory)):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return "OutOfMemoryError" in names or "can't allocate memory" in str(error)
