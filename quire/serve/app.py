@@ -8,8 +8,6 @@ what the route says) with a request id; nothing raised by an endpoint reaches th
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import hmac
 import logging
 import re
 import time
@@ -81,8 +79,6 @@ class App:
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
-        key = state.config.api_key
-        self._key_hash = None if key is None else hashlib.sha256(key.encode()).digest()
         self.router = Router(_routes(state), redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +126,8 @@ class App:
 
     def _check_key(self, exchange: Exchange) -> None:
         """Constant time in the key: hashes of equal length are compared."""
-        if self._key_hash is None or exchange.scope["raw_path"] in OPEN_PATHS:
+        keys = self.state.keys
+        if keys.is_open or exchange.scope["raw_path"] in OPEN_PATHS:
             return
         plain_header = exchange.dialect.plain_key_header
         given = exchange.header(b"authorization")
@@ -138,10 +135,13 @@ class App:
         good = len(given) + len(plain) > 0 and len(given) <= 1 and len(plain) <= 1
         for value in given:
             scheme, _, key = value.partition(b" ")
-            good &= scheme.lower() == b"bearer" and self._is_key(key)
-        for key in plain:
-            good &= self._is_key(key)
-        if not good:
+            good &= scheme.lower() == b"bearer"
+            plain.append(key)
+        tenants = {keys.find(key) for key in plain}
+        tenant = tenants.pop() if len(tenants) == 1 else None
+        if good and tenant is not None:
+            exchange.tenant = tenant
+        else:
             or_plain = "" if plain_header is None else f" or '{plain_header.decode()}: KEY'"
             raise Refusal(
                 401,
@@ -149,11 +149,6 @@ class App:
                 code="invalid_api_key",
                 headers=[(b"www-authenticate", b"Bearer")],
             )
-
-    def _is_key(self, given: bytes) -> bool:
-        return self._key_hash is not None and hmac.compare_digest(
-            hashlib.sha256(given.strip()).digest(), self._key_hash
-        )
 
 
 def _routes(state: ServerState) -> list[Route]:

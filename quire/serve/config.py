@@ -35,6 +35,14 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc("Key that clients must send as 'Authorization: Bearer KEY'; QUIRE_API_KEY sets it out of sight of `ps`."),
     ] = None
+    api_key_file: Annotated[
+        str,
+        _doc(
+            'JSON file with more keys, {"keys": [{"key": "...", "name": "...", "requests_per_minute": 60,'
+            ' "tokens_per_minute": 100000}]}; names are tenants, which share the engine fairly and no cached prefixes.'
+            " Read again when it changes."
+        ),
+    ] = ""
     disable_page: Annotated[bool, _doc("Do not serve the web page at /.")] = False
     access_log: Annotated[bool, _doc("Log one line a request (route, status, seconds; never its content).")] = False
     uvicorn_log_level: Annotated[
@@ -60,6 +68,15 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sse_keep_alive: Annotated[
         float, _doc("Seconds of silence after which a stream sends a comment.", gt=0, le=86400)
     ] = 15.0
+    max_queue_seconds: Annotated[
+        float, _doc("Longest time that a request waits for its turn (503 after it); 0: any.", ge=0, le=86400)
+    ] = 0.0
+    request_timeout: Annotated[
+        float, _doc("Longest time that a request takes in the engine (408 after it); 0: any.", ge=0, le=86400)
+    ] = 0.0
+    api_processes: Annotated[
+        int, _doc("Processes that serve HTTP on the port; more than 1 when one core is not enough.", ge=1, le=64)
+    ] = 1
     shutdown_timeout: Annotated[
         float, _doc("Seconds that running requests get to finish after SIGINT or SIGTERM.", ge=0, le=86400)
     ] = 30.0
@@ -69,6 +86,23 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     enable_chat_template_kwargs: Annotated[
         bool, _doc("Let requests pass chat_template_kwargs (plain values under unreserved names) to the chat template.")
     ] = False
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json", "mistral"],
+        _doc(
+            "How the model writes tool calls. auto: as its chat template teaches it, if that is one of these; none: calls"
+            " stay text."
+        ),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool, _doc("Let the model choose whether to call tools; switched off, tool_choice auto is refused.")
+    ] = True
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "deepseek_r1", "qwen3"],
+        _doc(
+            "How the model marks its reasoning, which is then reasoning_content. auto: <think>...</think> if the chat"
+            " template has these marks; deepseek_r1: the same, for templates that do not open the reasoning themselves."
+        ),
+    ] = "auto"
     ssl_certfile: Annotated[str, _doc("PEM file with the certificate; with --ssl-keyfile it turns HTTPS on.")] = ""
     ssl_keyfile: Annotated[str, _doc("PEM file with the private key.")] = ""
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from quire.serve.dialect import dialect_of
+from quire.serve.keys import NOBODY
 from quire.serve.refusal import Headers, Refusal, bad_request, too_large
 
 Scope = MutableMapping[str, Any]
@@ -44,6 +45,8 @@ class Exchange:
         self.dialect = dialect_of(scope["raw_path"])
         self.error_event: Callable[[Refusal], bytes] | None = None
         """How a stream that has begun words its failure, where it is not the dialect's own way."""
+        self.tenant = NOBODY
+        """Whose key came with the request."""
         self.route = "other"
         """The route's path pattern once it is known, for logs and metrics."""
         self.status = 0

@@ -15,15 +15,16 @@ from typing import Protocol
 
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, RequestError
 from quire.core.outputs import RequestOutput
+from quire.core.request import Terms
 from quire.core.sampling import SamplingParams
-from quire.engine.async_llm import AsyncLLM
 from quire.engine.stream import RequestStream
 from quire.serve.delivery import Attendant, Outbox
 from quire.serve.exchange import Exchange
-from quire.serve.metrics import Metrics
+from quire.serve.keys import Tenant
 from quire.serve.refusal import Refusal, internal_error, unavailable
 from quire.serve.schema import JsonObject
 from quire.serve.state import ServerState
+from quire.text.message import MessageReader
 
 FrameSource = Callable[[int, RequestOutput], bytes]
 
@@ -37,6 +38,8 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    reader: Callable[[], MessageReader] | None = None
+    """Makes a reader for the text of each sequence: it has more than content. None: it is content."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,16 +76,17 @@ class AnswerShape(Protocol):
 async def answer(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, *, streams: bool) -> None:
     """Run `job` and answer, in events if it `streams`. Raises what submission or the engine raises, and ClientGone when
     the client left."""
+    exchange.tenant.enter()
     outbox = Outbox(exchange) if streams else None
     attendant = Attendant(exchange, state.config, outbox)
     if outbox is not None:
-        await state.attend(attendant, _stream(state, job, shape, outbox))
+        await state.attend(attendant, _stream(state, exchange.tenant, job, shape, outbox))
     else:
-        await exchange.respond_json(await state.attend(attendant, _collect(state, job, shape)))
+        await exchange.respond_json(await state.attend(attendant, _collect(state, exchange.tenant, job, shape)))
 
 
-async def _collect(state: ServerState, job: Job, shape: AnswerShape) -> JsonObject:
-    async with Generation(state.llm, state.metrics, job) as generation:
+async def _collect(state: ServerState, tenant: Tenant, job: Job, shape: AnswerShape) -> JsonObject:
+    async with Generation(state, tenant, job) as generation:
         outputs = await generation.collect()
     if job.params.prompt_logprobs is None:
         return shape.whole(outputs, generation.usage.plain())
@@ -90,8 +94,8 @@ async def _collect(state: ServerState, job: Job, shape: AnswerShape) -> JsonObje
     return await asyncio.to_thread(shape.whole, outputs, generation.usage.plain())
 
 
-async def _stream(state: ServerState, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
-    async with Generation(state.llm, state.metrics, job) as generation:
+async def _stream(state: ServerState, tenant: Tenant, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
+    async with Generation(state, tenant, job) as generation:
         await generation.deliver(outbox, shape.frames)
     await outbox.finish(shape.closing(generation.usage.plain()))
 
@@ -99,9 +103,11 @@ async def _stream(state: ServerState, job: Job, shape: AnswerShape, outbox: Outb
 class Generation:
     """The open streams of one request. Use as `async with`: leaving it cancels what still runs."""
 
-    def __init__(self, llm: AsyncLLM, metrics: Metrics, job: Job) -> None:
-        self._llm = llm
-        self._metrics = metrics
+    def __init__(self, state: ServerState, tenant: Tenant, job: Job) -> None:
+        self._llm = state.llm
+        self._metrics = state.metrics
+        self._tenant = tenant
+        self._terms = Terms(tenant.name, state.config.max_queue_seconds, state.config.request_timeout)
         self.job = job
         self.usage = Usage()
         self._streams: list[RequestStream] = []
@@ -117,7 +123,8 @@ class Generation:
                     job.params,
                     request_id=f"{job.request_id}-{index}",
                     priority=job.priority,
-                    cache_salt=job.cache_salt,
+                    cache_salt=self._tenant.salted(job.cache_salt),
+                    terms=self._terms,
                 )
                 self._streams.append(stream)
                 self.usage.prompt_tokens += len(prompt)
@@ -183,6 +190,7 @@ class Generation:
     def _account(self, output: RequestOutput, n_tokens: int) -> None:
         self.usage.completion_tokens += n_tokens
         self.usage.cached_tokens += output.num_cached_tokens
+        self._tenant.charge(len(output.prompt_token_ids) + n_tokens)
         self._metrics.observe_request(output.metrics, len(output.prompt_token_ids), n_tokens)
 
     async def _close(self) -> None:

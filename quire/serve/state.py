@@ -15,9 +15,11 @@ from quire.serve.config import ServerConfig
 from quire.serve.decoding import Decoder
 from quire.serve.delivery import Attendant
 from quire.serve.exchange import Exchange
+from quire.serve.keys import KeyRing
 from quire.serve.metrics import Metrics
 from quire.serve.prompts import PromptMaker
 from quire.serve.refusal import Refusal, unavailable
+from quire.serve.tooling import MessageStyle, style_of
 from quire.serve.validation import Limits
 
 T = TypeVar("T")
@@ -29,6 +31,7 @@ class ServerState:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
         self.live: set[Attendant] = set()
         self.draining = False
         self.started_s = time.time()
@@ -37,6 +40,7 @@ class ServerState:
         self._llm: AsyncLLM | None = None
         self._prompts: PromptMaker | None = None
         self._limits: Limits | None = None
+        self._style: MessageStyle | None = None
 
     def attach(self, llm: AsyncLLM) -> None:
         """The engine is loaded: requests can be served from now on."""
@@ -49,6 +53,7 @@ class ServerState:
             has_priorities=llm.config.scheduling_policy == "priority",
             defaults=llm.default_sampling,
         )
+        self._style = style_of(self.config, llm)
         self.metrics.model_name = llm.model_name
 
     @property
@@ -71,6 +76,13 @@ class ServerState:
         if self._limits is None:
             raise _loading()
         return self._limits
+
+    @property
+    def style(self) -> MessageStyle:
+        """How the loaded model writes tool calls and reasoning (503 until then)."""
+        if self._style is None:
+            raise _loading()
+        return self._style
 
     def check_open(self) -> None:
         """503 unless new work is taken."""
