@@ -50,13 +50,17 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     space may follow it. What comes before is free."""
     may_begin_with: str | None = None
     """With `begins_after`: only a text that begins with this is free up to there; any other is constrained at once."""
+    calls: str | None = None
+    """A Lark grammar of tool calls. Alone it is what the text must fit; beside one of `KINDS` the text fits either."""
 
     @property
     def kind(self) -> str:
-        """The one of `KINDS` that is given (InvalidParameter unless it is exactly one)."""
+        """The one of `KINDS` that is given, or `calls` (InvalidParameter unless it is exactly one)."""
         given = [name for name in KINDS if getattr(self, name) is not None]
         if self.json_object is False:
             given.remove("json_object")
+        if not given and self.calls is not None:
+            return "calls"
         if len(given) != 1:
             raise InvalidParameter("structured_outputs", given, f"given with exactly one of {', '.join(KINDS)}")
         return given[0]
@@ -75,6 +79,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
             ("whitespace_pattern", MAX_REGEX_CHARS),
             ("begins_after", 1024),
             ("may_begin_with", 1024),
+            ("calls", 4 * MAX_GRAMMAR_CHARS),
             ("grammar", MAX_EBNF_CHARS),
             ("json", MAX_GRAMMAR_CHARS),
             ("structural_tag", MAX_GRAMMAR_CHARS),

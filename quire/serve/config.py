@@ -89,8 +89,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "llama3_json", "mistral"],
         _doc(
-            "How the model writes tool calls. auto: as its chat template teaches it, if that is one of these; none: calls"
-            " stay text."
+            "How the model writes tool calls. auto: as its chat template teaches it, if that is one of these; none:"
+            " calls stay text."
         ),
     ] = "auto"
     enable_auto_tool_choice: Annotated[

@@ -41,14 +41,16 @@ def structured_outputs(body: SamplingFields) -> StructuredOutputsParams | None:
 
 
 def constraint_names(body: SamplingFields) -> dict[str, str]:
-    """The engine's names of constraints → those that the request used, for errors."""
+    """The engine's names of constraints → those that the request used, for errors. What is left is of tools."""
     if body.response_format is not None:
         schema = "response_format.json_schema.schema"
         return {"structured_outputs": "response_format", "structured_outputs.json": schema}
     for name, field in _GUIDED.items():
         if getattr(body, name) is not None:
             return {"structured_outputs": name, f"structured_outputs.{field}": name}
-    return {}
+    if body.structured_outputs is not None:
+        return {}
+    return {"structured_outputs": "tools", "structured_outputs.calls": "tools"}
 
 
 def _of_guided(body: SamplingFields, name: str) -> StructuredOutputsParams | None:

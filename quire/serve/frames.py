@@ -55,6 +55,20 @@ class ChatFrames(FrameMaker):
         end = b'},"logprobs":' + encode(logprobs) + b',"finish_reason":null}]' + self._suffix
         return b"%b%d%b%b%b" % (self._prefix, index, self._open, encode(text), end)
 
+    def reasoning(self, index: int, text: str) -> bytes:
+        """New reasoning of a choice."""
+        return b'%b%d,"delta":{"reasoning_content":%b%b' % (self._prefix, index, encode(text), self._plain_end)
+
+    def call(self, index: int, call: int, call_id: str, name: str) -> bytes:
+        """A tool call of a choice begins."""
+        begun = {"index": call, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+        return b'%b%d,"delta":{"tool_calls":[%b]%b' % (self._prefix, index, encode(begun), self._plain_end)
+
+    def arguments(self, index: int, call: int, text: str) -> bytes:
+        """More of a tool call's arguments."""
+        more = {"index": call, "function": {"arguments": text}}
+        return b'%b%d,"delta":{"tool_calls":[%b]%b' % (self._prefix, index, encode(more), self._plain_end)
+
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
         """The last chunk of a choice."""
         end = b',"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}]' % (

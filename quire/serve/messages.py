@@ -45,7 +45,7 @@ async def serve_count_tokens(state: ServerState, exchange: Exchange) -> None:
     check_model(body.model, state.limits.model_names)
     translated = await state.prompts.parse(lambda: translate(body), exchange.body_bytes)
     try:
-        prompt = await chat_prompt(state, exchange, translated.chat)
+        _, prompt = await chat_prompt(state, exchange, translated.chat)
     except RequestError as error:
         raise refusal_of(error, translated.names) from None
     except Refusal as refusal:

@@ -196,16 +196,23 @@ def grammar_of(params: StructuredOutputsParams) -> str:
             body = {"lark_grammar": "start: " + " | ".join(map(quoted, dict.fromkeys(params.choice or [])))}
         case "grammar":
             body = {"lark_grammar": _lark(params.grammar or "")}
+        case "calls":
+            body = {"lark_grammar": params.calls or ""}
         case _:
             body = {"lark_grammar": _tags(params)}
-    if params.begins_after is None:
-        return json.dumps({"grammars": [body]})
-    first = "" if params.may_begin_with is None else quoted(params.may_begin_with)
-    lead = (
-        f"start: lead{'?' if first else ''} SPACE @body\n"
-        f"lead[lazy]: {first} /(?s:.*)/ {quoted(params.begins_after)}\nSPACE: /[ \\t\\n\\r]{{0,16}}/"
-    )
-    return json.dumps({"grammars": [{"lark_grammar": lead}, {"name": "body", **body}]})
+    grammars = [body]
+    if params.calls is not None and params.kind != "calls":
+        grammars = [{"lark_grammar": "start: @body | @calls"}, {"name": "body", **body}]
+        grammars.append({"name": "calls", "lark_grammar": params.calls})
+    if params.begins_after is not None:
+        first = "" if params.may_begin_with is None else quoted(params.may_begin_with)
+        lead = (
+            f"start: lead{'?' if first else ''} SPACE @rest\n"
+            f"lead[lazy]: {first} /(?s:.*)/ {quoted(params.begins_after)}\nSPACE: /[ \\t\\n\\r]{{0,16}}/"
+        )
+        grammars[0] = {"name": "rest", **grammars[0]}
+        grammars.insert(0, {"lark_grammar": lead})
+    return json.dumps({"grammars": grammars})
 
 
 def refused(reason: str) -> RequestError:
