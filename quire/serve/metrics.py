@@ -15,72 +15,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from quire.core.events import EngineStats, FinishReason
 from quire.core.outputs import RequestMetrics
+from quire.serve.metric_files import Counts, MetricFiles
 
 TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0,
-)
+)  # fmt: skip
 ITL_BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    40.0,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0,
+)  # fmt: skip
 E2E_BUCKETS = (
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
+    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0,
     960.0,
-)
+)  # fmt: skip
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH")
 
@@ -100,12 +47,26 @@ class Histogram:
         self._counts[bisect.bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def family(self, model_name: str) -> HistogramMetricFamily:
-        """The histogram in Prometheus' form."""
-        totals = list(itertools.accumulate(self._counts))
+    @property
+    def counts(self) -> tuple[list[int], float]:
+        """Counts by bucket, and the sum of the values."""
+        return self._counts, self._sum
+
+    def add(self, counts: list[int], total: float) -> None:
+        """Count what another one has counted."""
+        if len(counts) == len(self._counts):
+            self._counts = [mine + other for mine, other in zip(self._counts, counts, strict=True)]
+            self._sum += total
+
+    def family(self, model_name: str, others: Iterable[Counts]) -> HistogramMetricFamily:
+        """The histogram in Prometheus' form, with what other processes have counted."""
+        whole = Histogram(self.name, self.meaning, self._bounds)
+        for counts, total in (self.counts, *(other.histograms.get(self.name, ([], 0.0)) for other in others)):
+            whole.add(counts, total)
+        totals = list(itertools.accumulate(whole._counts))
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         family = HistogramMetricFamily(f"quire:{self.name}", self.meaning, labels=["model_name"])
-        family.add_metric([model_name], list(zip(names, totals, strict=True)), self._sum)
+        family.add_metric([model_name], list(zip(names, totals, strict=True)), whole._sum)
         return family
 
 
@@ -124,9 +85,28 @@ class Metrics:
         self.prompt_len = Histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
         self.output_len = Histogram("request_generation_tokens", "Generated tokens of a request.", TOKEN_BUCKETS)
         self._answers: dict[tuple[str, str, str], int] = {}
+        self._histograms = (self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len)
+        self._files: MetricFiles | None = None
+        self._others: list[Counts] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._process = ProcessCollector(registry=self._registry)
+
+    def share(self, folder: str, index: int) -> None:
+        """Count together with other processes of this server; figures of one process would mislead."""
+        self._files = MetricFiles(folder, index)
+        before = self._files.own()
+        for histogram in self._histograms:
+            histogram.add(*before.histograms.get(histogram.name, ([], 0.0)))
+        for labels, count in before.answers:
+            self._answers[labels] = self._answers.get(labels, 0) + count
+        self._registry.unregister(self._process)
+
+    def publish(self) -> None:
+        """Show the other processes what was counted here, and look at theirs."""
+        if self._files is not None:
+            histograms = {histogram.name: histogram.counts for histogram in self._histograms}
+            self._others = self._files.exchange(Counts(histograms, list(self._answers.items())))
 
     def count_answer(self, route: str, method: str, status: int) -> None:
         """One HTTP answer; `route` is a pattern from the route table."""
@@ -147,6 +127,7 @@ class Metrics:
     def text(self, stats: EngineStats) -> bytes:
         """The page at /metrics."""
         self.stats = stats
+        self.publish()
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
@@ -170,8 +151,8 @@ class Metrics:
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
         yield self._finished(stats)
-        for histogram in (self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len):
-            yield histogram.family(self.model_name)
+        for histogram in self._histograms:
+            yield histogram.family(self.model_name, self._others)
         yield self._http()
 
     def _gauge(self, name: str, meaning: str, value: float) -> Metric:
@@ -194,6 +175,10 @@ class Metrics:
 
     def _http(self) -> Metric:
         family = CounterMetricFamily("quire:http_requests", "HTTP answers.", labels=["handler", "method", "status"])
-        for labels, count in self._answers.items():
+        answers = dict(self._answers)
+        for other in self._others:
+            for labels, count in other.answers:
+                answers[labels] = answers.get(labels, 0) + count
+        for labels, count in answers.items():
             family.add_metric(labels, count)
         return family
