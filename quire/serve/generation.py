@@ -26,6 +26,10 @@ from quire.serve.schema import JsonObject
 from quire.serve.state import ServerState
 from quire.text.message import MessageReader
 
+EMPTY_MASK = "empty_mask"
+GRAMMAR_CODES = {"invalid_grammar", "grammar_failed", "grammar_too_slow"}
+"""Ends of constrained sequences whose reason is the request's own."""
+
 FrameSource = Callable[[int, RequestOutput], bytes]
 
 
@@ -203,8 +207,14 @@ def _failure(reason: str) -> Exception:
     code, _, text = reason.partition(": ")
     if code == QueueFull.code:
         return QueueFull(text)
-    if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code}:
+    if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code, *GRAMMAR_CODES}:
         return RequestError(text, code=code)
+    if code == EMPTY_MASK:
+        return RequestError(
+            "No token is left to choose: the request's grammar, allowed_token_ids, logit_bias, bad_words and min_tokens "
+            "exclude every one.",
+            code=code,
+        )
     return Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")
 
 

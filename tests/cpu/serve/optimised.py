@@ -73,7 +73,7 @@ def refused_bodies() -> Iterator[tuple[str, dict[str, Any] | bytes]]:
         ("temperature", -1), ("top_p", 2), ("n", 0), ("n", 10**9), ("seed", 2**70), ("max_tokens", -1),
         ("prompt", []), ("prompt", [LOGITS_WIDTH]), ("prompt", [-1]), ("prompt", [1] * (MAX_MODEL_LEN + 1)),
         ("stop", ["x"] * 65), ("logprobs", 10**6), ("logit_bias", {str(LOGITS_WIDTH): 1}), ("priority", 3),
-        ("nonsense", 1), ("guided_json", {}), ("cache_salt", "x" * 300), ("user", "a\nb"),
+        ("nonsense", 1), ("guided_json", {"type": 5}), ("cache_salt", "x" * 300), ("user", "a\nb"),
     ):  # fmt: skip
         yield TEXT, {**text, field: value}
     chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -83,7 +83,7 @@ def refused_bodies() -> Iterator[tuple[str, dict[str, Any] | bytes]]:
     tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
     for field, value in (
         ("messages", []), ("messages", [{"role": "robot", "content": "x"}]), ("tools", [tool]), ("tools", [tool, tool]),
-        ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("parallel_tool_calls", False),
+        ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("tool_choice", "required"),
     ):  # fmt: skip
         yield CHAT, {**chat, field: value}
     for broken in (b"{", b"[" * 100_000, b'{"model": "fake", "prompt": "\xff"}', b"null", b" "):

@@ -260,12 +260,10 @@ UNSUPPORTED = [
     (CHAT, "web_search_options", {}), (CHAT, "reasoning_effort", "low"), (CHAT, "reasoning_effort", -1),
     (CHAT, "store", True),
     (CHAT, "modalities", ["text", "audio"]), (CHAT, "verbosity", "high"), (CHAT, "chat_template", "{{ 1 }}"),
-    (CHAT, "documents", []), (CHAT, "response_format", {"type": "json_object"}),
-    (CHAT, "response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}),
-    (TEXT, "response_format", {"type": "json_object"}), (TEXT, "guided_json", {}), (CHAT, "structured_outputs", {}),
+    (CHAT, "documents", []), (CHAT, "structured_outputs", {}),
     (TEXT, "prompt_embeds", "gASVAAAA"), (TEXT, "use_beam_search", True), (TEXT, "truncate_prompt_tokens", 5),
     (CHAT, "service_tier", "priority"), (CHAT, "stream_options", {"include_usage": True}),
-    (TEXT, "logits_processors", ["os.system"]), (CHAT, "parallel_tool_calls", False),
+    (TEXT, "logits_processors", ["os.system"]),
     (TEXT, "priority", -1), (CHAT, "priority", 1),
 ]  # fmt: skip
 
@@ -377,7 +375,7 @@ def test_tools(http: Any) -> None:
         ([tool("a", parameters=deep)], "tools[0]"),
         ([tool("a", parameters=5)], "tools[0].function.parameters"),
         ([tool("a", parameters={"a": "x" * 2**20})], "tools"),
-        ([tool("a"), tool("b", strict=True)], "tools[1].function.strict"),
+        ([tool("a"), tool("b", strict=True)], "tools"),  # nobody knows how this model writes calls
         ([{"type": "custom", "function": {"name": "a"}}], "tools[0]"),
     ):
         check_error(http.post(CHAT, json={**valid(CHAT), "tools": tools}), 400, param)
