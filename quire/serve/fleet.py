@@ -92,7 +92,8 @@ class Worker:
 class Fleet:
     """The main process of a server with several API processes."""
 
-    def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:
+    def __init__(self, engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, ...]) -> None:
+        self._engine_command = engine_command
         self._engine = engine
         self._server = server
         self._stop = asyncio.Event()
@@ -107,7 +108,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        supervisor = EngineSupervisor(self._engine)
+        supervisor = EngineSupervisor(self._engine, self._engine_command)
         try:
             for index in range(self._server.api_processes):
                 start = WorkerStart(self._engine, self._server, supervisor.address, index, str(supervisor.folder))

@@ -26,6 +26,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, LoadError, QuireError
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.garbage import quiet_gc
+from quire.engine.supervisor import ENGINE_COMMAND
 from quire.serve import logs
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
@@ -44,8 +45,11 @@ CLOSE_S = 3.0
 """Seconds for answers to leave and the engine to stop once no work is left or it was cut off."""
 
 
-def run(engine: EngineConfig, server: ServerConfig) -> int:
-    """Serve until a signal; returns the exit code. Prints errors and the address to stderr and stdout."""
+def run(engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, ...] = ENGINE_COMMAND) -> int:
+    """Serve until a signal; returns the exit code. Prints errors and the address to stderr and stdout.
+
+    engine_command: what Python runs instead of the engine's own module; for tests and benchmarks.
+    """
     hold_standard_files()
     try:
         engine.verify()
@@ -56,8 +60,8 @@ def run(engine: EngineConfig, server: ServerConfig) -> int:
         return fail(error, EXIT_BAD_OPTIONS)
     prepare_process()
     if server.api_processes > 1:
-        return _run_fleet(engine, server, listener)
-    return run_service(Service(server, listener, lambda: AsyncLLM.create(engine)))
+        return _run_fleet(engine, server, listener, engine_command)
+    return run_service(Service(server, listener, lambda: AsyncLLM.create(engine, engine_command)))
 
 
 def run_service(service: Service) -> int:
@@ -71,7 +75,9 @@ def run_service(service: Service) -> int:
     return EXIT_FORCED
 
 
-def _run_fleet(engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> int:
+def _run_fleet(
+    engine: EngineConfig, server: ServerConfig, listener: socket.socket, engine_command: tuple[str, ...]
+) -> int:
     """`listener` has shown that the port is ours; from now on it is shared, and held by a socket that never listens."""
     host, server.port = listener.getsockname()[:2]
     listener.close()
@@ -84,7 +90,7 @@ def _run_fleet(engine: EngineConfig, server: ServerConfig, listener: socket.sock
     address = f"{address_of(server, host, server.port)} with {server.api_processes} processes"
     with holder, contextlib.suppress(KeyboardInterrupt), _runner() as runner:
         try:
-            return runner.run(Fleet(engine, server).run(f"Quire serves at {address} (Ctrl-C stops)"))
+            return runner.run(Fleet(engine, server, engine_command).run(f"Quire serves at {address} (Ctrl-C stops)"))
         except (ConfigError, LoadError) as error:
             return fail(error, EXIT_BAD_OPTIONS)
         except QuireError as error:
