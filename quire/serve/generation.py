@@ -211,8 +211,7 @@ def _failure(reason: str) -> Exception:
         return RequestError(text, code=code)
     if code == EMPTY_MASK:
         return RequestError(
-            "No token is left to choose: the request's grammar, allowed_token_ids, logit_bias, bad_words and min_tokens "
-            "exclude every one.",
+            "No token is left to choose: grammar, allowed_token_ids, bad_words and min_tokens exclude every one.",
             code=code,
         )
     return Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")

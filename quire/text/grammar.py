@@ -31,7 +31,7 @@ _LIMITS: Final = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=20_000,
     max_grammar_size=200_000, verbose_errors=False,
 )  # fmt: skip
-SPACE_PATTERN: Final = r"[\x20\x0A\x0D\x09]{1,64}"
+SPACE_PATTERN: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 """White space between the parts of JSON: enough to indent, too little to be a way of never coming to the point."""
 
 QUOTE: Final = '"'

@@ -1,4 +1,4 @@
-"""Reasoning and tool calls in a text: whatever the chunks, streamed pieces join to the message; hostile text stays text."""
+"""Reasoning and tool calls in a text: streamed pieces join to the message, and hostile text stays text."""
 
 from __future__ import annotations
 
@@ -46,10 +46,36 @@ CALLS = {
     "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]',
 }
 TRICKY = [
-    "<tool_call>", "</tool_call>", "<tool_", "<", "<think>", "</think>", "</th", "[TOOL_CALLS]", "[TOOL", "[", "]",
-    "<|python_tag|>", '{"name": "f", "arguments": {', '{"name":"get_weather","parameters":{', '"x": "}\\"{"', "}", "{", '"',
-    "\\", "\n", " ", "f{", "a.b-c[ARGS]{", ";", ",", "é", "word", '{"name": "nobody", "arguments": {', *CALLS.values(),
-]  # fmt: skip
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_",
+    "<",
+    "<think>",
+    "</think>",
+    "</th",
+    "[TOOL_CALLS]",
+    "[TOOL",
+    "[",
+    "]",
+    "<|python_tag|>",
+    '{"name": "f", "arguments": {',
+    '{"name":"get_weather","parameters":{',
+    '"x": "}\\"{"',
+    "}",
+    "{",
+    '"',
+    "\\",
+    "\n",
+    " ",
+    "f{",
+    "a.b-c[ARGS]{",
+    ";",
+    ",",
+    "é",
+    "word",
+    '{"name": "nobody", "arguments": {',
+    *CALLS.values(),
+]
 texts = st.lists(st.sampled_from(TRICKY), max_size=12).map("".join)
 
 
@@ -94,7 +120,12 @@ def test_one_call(style: str) -> None:
         ("hermes", '<tool_call>{"name":"f","arguments":{}}</tool_call>', 1, None),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>"}}</tool_call>', 1, None),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}\n</tool_call>', 1, None),
-        ("hermes", 'A call is written "<tool_call>" and then JSON.', 0, 'A call is written "<tool_call>" and then JSON.'),
+        (
+            "hermes",
+            'A call is written "<tool_call>" and then JSON.',
+            0,
+            'A call is written "<tool_call>" and then JSON.',
+        ),
         ("hermes", '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>', 0, None),
         ("hermes", '<tool_call>{"name": ', 0, '<tool_call>{"name": '),
         ("hermes", CALLS["llama3_json"], 0, CALLS["llama3_json"]),
@@ -109,7 +140,7 @@ def test_one_call(style: str) -> None:
         ("mistral", "[TOOL_CALLS][TOOL_CALLS]f{}", 1, "[TOOL_CALLS]"),
         ("mistral", "[1, 2]", 0, "[1, 2]"),
     ],
-)  # fmt: skip
+)
 def test_cases(style: str, text: str, calls: int, content: str | None) -> None:
     message = whole(style, text)
     assert len(message.calls) == calls
