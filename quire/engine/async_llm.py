@@ -176,6 +176,11 @@ class AsyncLLM:
             with contextlib.suppress(EngineError):  # without an engine there is nothing to cancel
                 await self._client.send(Cancel([stream.opened.request.request_id]))
 
+    @property
+    def n_open(self) -> int:
+        """Sequences of this process's open requests, whether they run or wait."""
+        return self._n_open
+
     def stats(self) -> EngineStats:
         """Latest snapshot, at most about a second old while the engine is healthy."""
         return self._stats

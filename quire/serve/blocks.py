@@ -1,16 +1,19 @@
 """The model's output as blocks: text, reasoning, calls. What /v1/responses and /v1/messages are made of.
 
-Owns where one block ends and the next begins. Does not own what either API calls them.
-Invariants: the deltas of a block join to its text; a block that was left is never added to; a finished answer has at
-least one block, perhaps an empty text.
+Owns where one block ends and the next begins. Does not own reading the model's text (`text/message.py`) nor what either
+API calls its blocks. Invariants: the deltas of a block join to its text; a block that was left is never added to; a
+finished answer has at least one block, perhaps an empty text.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 
 from quire.core.outputs import CompletionOutput
+from quire.serve.chat import call_id
+from quire.text.message import MessageReader, Piece, PieceKind
 
 
 @enum.unique
@@ -43,20 +46,38 @@ class Change:
 
 
 class Blocks:
-    """Blocks of one completion, in order."""
+    """Blocks of one completion, in order. reader: makes what reads a text that has more than content."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: Callable[[], MessageReader] | None) -> None:
+        self._reader = MessageReader() if reader is None else reader()
         self.all: list[Block] = []
 
     def take(self, part: CompletionOutput) -> list[Change]:
         """What a new part of the output changes."""
-        is_empty_answer = part.finish_reason is not None and not self.all
-        return [self._add(BlockKind.TEXT, part.text)] if part.text or is_empty_answer else []
+        pieces = self._reader.feed(part.text) if part.text else []
+        if part.finish_reason is None:
+            return [self._change(piece) for piece in pieces]
+        changes = [self._change(piece) for piece in (*pieces, *self._reader.finish())]
+        return changes if self.all else [self._begin(Block(BlockKind.TEXT, 0), "")]
 
-    def _add(self, kind: BlockKind, delta: str) -> Change:
-        begins = not self.all or self.all[-1].kind is not kind
-        if begins:
-            self.all.append(Block(kind, len(self.all)))
+    def _change(self, piece: Piece) -> Change:
+        match piece.kind:
+            case PieceKind.CALL:
+                block = Block(BlockKind.CALL, len(self.all), call_id=call_id(), name=piece.text)
+                return self._begin(block, "")
+            case PieceKind.ARGUMENTS:
+                kind = BlockKind.CALL
+            case PieceKind.REASONING:
+                kind = BlockKind.REASONING
+            case PieceKind.CONTENT:
+                kind = BlockKind.TEXT
+        if not self.all or self.all[-1].kind is not kind:
+            return self._begin(Block(kind, len(self.all)), piece.text)
         block = self.all[-1]
-        block.text += delta
-        return Change(block, delta, begins)
+        block.text += piece.text
+        return Change(block, piece.text, begins=False)
+
+    def _begin(self, block: Block, text: str) -> Change:
+        block.text = text
+        self.all.append(block)
+        return Change(block, text, begins=True)

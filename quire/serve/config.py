@@ -83,6 +83,19 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_prompts: Annotated[
         int, _doc("Most prompts in one /v1/completions request, and most sequences (prompts times n).", ge=1)
     ] = 1024
+    data_dir: Annotated[
+        str, _doc("Folder in which files and batches are kept; without it /v1/files and /v1/batches are off.")
+    ] = ""
+    max_file_bytes: Annotated[
+        int, _doc("Longest file that /v1/files takes; a longer one is refused with 413.", ge=1024)
+    ] = 200 * 1024 * 1024
+    max_data_bytes: Annotated[
+        int,
+        _doc("Bytes that all files in --data-dir may have together; an upload beyond is refused with 507.", ge=1024),
+    ] = 10 * 1024**3
+    batch_concurrency: Annotated[
+        int, _doc("Most lines of a batch that run at once; fewer while other requests need the slots.", ge=1)
+    ] = 64
     enable_chat_template_kwargs: Annotated[
         bool, _doc("Let requests pass chat_template_kwargs (plain values under unreserved names) to the chat template.")
     ] = False

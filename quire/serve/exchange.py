@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
@@ -51,6 +51,8 @@ class Exchange:
         """The route's path pattern once it is known, for logs and metrics."""
         self.status = 0
         """Status of the answer, 0 before it starts."""
+        self.is_background = False
+        """True for work that may only use what others leave."""
         self.body_bytes = 0
         """Length of the body once it is read."""
         self._body_read = not self._announces_body()
@@ -67,8 +69,8 @@ class Exchange:
     async def read_body(self, limit: int, timeout_s: float) -> bytes:
         """The whole JSON body. Raises Refusal 408, 413 or 415, ClientGone if the client leaves meanwhile."""
         self._check_media()
-        declared = self.header(b"content-length")
-        if declared and int(declared[0]) > limit:
+        declared = self._declared_length()
+        if declared is not None and declared > limit:
             raise too_large(limit)
         try:
             async with asyncio.timeout(timeout_s):
@@ -78,6 +80,30 @@ class Exchange:
         self._body_read = True
         self.body_bytes = len(body)
         return body
+
+    async def read_chunks(self, limit: int, idle_s: float, total_s: float) -> AsyncIterator[bytes]:
+        """The body as it comes, whatever its type. Raises Refusal 408 when it stops coming or takes too long, 413, or
+        ClientGone."""
+        declared = self._declared_length()
+        if declared is not None and declared > limit:
+            raise too_large(limit)
+        deadline_s = asyncio.get_running_loop().time() + total_s
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout_at(min(deadline_s, asyncio.get_running_loop().time() + idle_s)):
+                    message = await self.receive()
+            except TimeoutError:
+                raise Refusal(408, "The request body did not arrive in time.", code="timeout", close=True) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            self.body_bytes += len(chunk)
+            if self.body_bytes > limit:
+                raise too_large(limit)
+            more = message.get("more_body", False)
+            yield chunk
+        self._body_read = True
 
     async def start(self, status: int, content_type: bytes, headers: Headers, n_bytes: int | None = None) -> None:
         """Send status line and headers; `n_bytes` None means chunks follow."""
@@ -137,9 +163,12 @@ class Exchange:
             raise Refusal(415, "Send content-type: application/json, in UTF-8.", code="unsupported_media_type")
         if any(value.lower() != b"identity" for value in self.header(b"content-encoding")):
             raise Refusal(415, "Send the body without content-encoding.", code="unsupported_media_type")
+
+    def _declared_length(self) -> int | None:
         declared = self.header(b"content-length")
         if any(not value.isdigit() for value in declared):
             raise bad_request("content-length is not a number.", code="invalid_content_length")
+        return int(declared[0]) if declared else None
 
     async def _collect(self, limit: int) -> bytes:
         chunks: list[bytes] = []

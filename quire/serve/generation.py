@@ -29,6 +29,8 @@ from quire.text.message import MessageReader
 EMPTY_MASK = "empty_mask"
 GRAMMAR_CODES = {"invalid_grammar", "grammar_failed", "grammar_too_slow"}
 """Ends of constrained sequences whose reason is the request's own."""
+BACKGROUND_PRIORITY = 2**31 - 1
+"""Behind everything that a client may ask for."""
 
 FrameSource = Callable[[int, RequestOutput], bytes]
 
@@ -81,6 +83,8 @@ async def answer(state: ServerState, exchange: Exchange, job: Job, shape: Answer
     """Run `job` and answer, in events if it `streams`. Raises what submission or the engine raises, and ClientGone when
     the client left."""
     exchange.tenant.enter()
+    if exchange.is_background and state.limits.has_priorities:
+        job = dataclasses.replace(job, priority=BACKGROUND_PRIORITY)
     outbox = Outbox(exchange) if streams else None
     attendant = Attendant(exchange, state.config, outbox)
     if outbox is not None:

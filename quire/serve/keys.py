@@ -137,6 +137,13 @@ class KeyRing:
                 found = tenant
         return found
 
+    def named(self, name: str) -> Tenant | None:
+        """The tenant of this name, for work done later; None if its key is gone."""
+        self._look()
+        if self.is_open:
+            return NOBODY
+        return next((tenant for tenant in self._tenants.values() if tenant.name == name), None)
+
     def _look(self) -> None:
         now_s = time.monotonic()
         if not self._path or now_s - self._looked_s < LOOK_S:

@@ -31,7 +31,8 @@ async def serve_messages(state: ServerState, exchange: Exchange) -> None:
     translated = await state.prompts.parse(lambda: translate(body), exchange.body_bytes)
     try:
         job = await chat_job(state, exchange, translated.chat)
-        await answer(state, exchange, job, MessageAnswer(body.model, exchange.request_id), streams=bool(body.stream))
+        shape = MessageAnswer(body.model, exchange.request_id, job.reader)
+        await answer(state, exchange, job, shape, streams=bool(body.stream))
     except RequestError as error:
         raise refusal_of(error, translated.names) from None
     except Refusal as refusal:

@@ -6,20 +6,23 @@ Invariant: blocks begin and stop in order of their index, each once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.serve.blocks import Block, BlockKind, Blocks, Change
 from quire.serve.frames import encode
 from quire.serve.schema import JsonObject
+from quire.text.message import MessageReader
 
 
 class MessageAnswer:
     """One message, whole or as events."""
 
-    def __init__(self, model: str, request_id: str) -> None:
+    def __init__(self, model: str, request_id: str, reader: Callable[[], MessageReader] | None) -> None:
         self._head: JsonObject = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": model}
-        self._blocks = Blocks()
+        self._blocks = Blocks(reader)
         self._last: CompletionOutput | None = None
         self._is_begun = False
 

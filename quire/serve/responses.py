@@ -32,7 +32,8 @@ async def serve_responses(state: ServerState, exchange: Exchange) -> None:
     try:
         job = await chat_job(state, exchange, chat)
         tokens = TokenNames(state.llm.tokenizer, False)
-        shape = ResponseAnswer(body, job.params, exchange.request_id, tokens, shows_logprobs=bool(chat.logprobs))
+        shows = bool(chat.logprobs)
+        shape = ResponseAnswer(body, job.params, exchange.request_id, tokens, job.reader, shows_logprobs=shows)
         exchange.error_event = shape.failure
         await answer(state, exchange, job, shape, streams=bool(body.stream))
     except RequestError as error:

@@ -7,6 +7,7 @@ Invariants: events are numbered from 0 without a gap; every item and part that w
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling import SamplingParams
@@ -16,6 +17,7 @@ from quire.serve.logprobs import Row, TokenNames, chat_logprobs
 from quire.serve.refusal import Refusal
 from quire.serve.responses_schema import ResponsesRequest
 from quire.serve.schema import JsonObject
+from quire.text.message import MessageReader
 
 _PREFIXES = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
 
@@ -29,6 +31,7 @@ class ResponseAnswer:
         params: SamplingParams,
         request_id: str,
         names: TokenNames,
+        reader: Callable[[], MessageReader] | None,
         *,
         shows_logprobs: bool,
     ) -> None:
@@ -37,7 +40,7 @@ class ResponseAnswer:
         self._n_top = body.top_logprobs or 0
         self._shows_logprobs = shows_logprobs
         self._head = _head(body, params, request_id)
-        self._blocks = Blocks()
+        self._blocks = Blocks(reader)
         self._rows: dict[int, list[Row]] = {}
         """Logprobs of each text block."""
         self._new_rows: list[Row] = []

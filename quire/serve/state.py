@@ -6,11 +6,13 @@ Owns the answer to "can this server take a request now?". Invariant: `live` hold
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quire.engine.async_llm import AsyncLLM
+from quire.serve.batch_store import BatchStore, StoreThread
 from quire.serve.config import ServerConfig
 from quire.serve.decoding import Decoder
 from quire.serve.delivery import Attendant
@@ -37,6 +39,13 @@ class ServerState:
         self.started_s = time.time()
         self.engine_lost = asyncio.Event()
         """Set when a request finds the engine dead."""
+        self.store = StoreThread(BatchStore(pathlib.Path(config.data_dir))) if config.data_dir else None
+        """Files and batches; None when the operator keeps none."""
+        self.batch_news = asyncio.Event()
+        """Set when a batch was made or is to be cancelled."""
+        self.at_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """Work that runs beside the requests, from the time that the engine is loaded."""
+        self._beside: list[asyncio.Task[None]] = []
         self._llm: AsyncLLM | None = None
         self._prompts: PromptMaker | None = None
         self._limits: Limits | None = None
@@ -55,6 +64,7 @@ class ServerState:
         )
         self._style = style_of(self.config, llm)
         self.metrics.model_name = llm.model_name
+        self._beside = [asyncio.create_task(work()) for work in self.at_start]
 
     @property
     def llm(self) -> AsyncLLM:
@@ -111,7 +121,11 @@ class ServerState:
             self.live.discard(attendant)
 
     def close(self) -> None:
-        """Drop waiting text work."""
+        """Drop waiting text work and what runs beside the requests; let go of the disk."""
+        for task in self._beside:
+            task.cancel()
+        if self.store is not None:
+            self.store.close()
         if self._prompts is not None:
             self._prompts.close()
 

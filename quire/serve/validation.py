@@ -71,15 +71,20 @@ def check_labels(body: SamplingFields) -> None:
     """Fields without effect on the answer: only their size is checked."""
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         check_text(name, getattr(body, name), MAX_LABEL_CHARS)
-    for key, value in (body.metadata or {}).items():
-        if len(body.metadata or {}) > MAX_METADATA or len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_LABEL_CHARS:
+    check_metadata(body.metadata)
+    if body.service_tier not in (None, "auto", "default"):
+        raise unsupported("service_tier", f"only auto and default are, not {shown(body.service_tier)}.")
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """400 for labels that are too many or too long."""
+    for key, value in (metadata or {}).items():
+        if len(metadata or {}) > MAX_METADATA or len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_LABEL_CHARS:
             raise bad_request(
                 f"metadata may have at most {MAX_METADATA} keys of at most {MAX_METADATA_KEY_CHARS} characters "
                 f"with values of at most {MAX_LABEL_CHARS} characters.",
                 "metadata",
             )
-    if body.service_tier not in (None, "auto", "default"):
-        raise unsupported("service_tier", f"only auto and default are, not {shown(body.service_tier)}.")
 
 
 def check_text(name: str, value: str | None, max_chars: int) -> None:
