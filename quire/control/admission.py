@@ -83,6 +83,8 @@ class Admission:
         if self._pages_wanted(seq) - len(found.pages) > available:
             return False
         roster.waiting.pop()
+        if seq.request.label and seq.n_admissions == 0 and cache.enabled:
+            seq.miss = cache.tree.explain(seq.request.cache_salt, seq.tokens)
         cached = len(found.pages) * config.page_size
         roster.admit(seq, cache.hold(seq, found), cached)
         length = min(len(seq.tokens) - cached, draft.budget, config.long_prefill_token_threshold or draft.budget)

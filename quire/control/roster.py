@@ -13,6 +13,7 @@ import operator
 from quire.control.cache import PageCache
 from quire.control.config import SchedulerConfig
 from quire.control.deadlines import Deadlines
+from quire.control.history import History
 from quire.control.queue import WaitQueue
 from quire.control.seq import Seq, SeqState
 from quire.control.slot_params import slot_params
@@ -39,6 +40,7 @@ class Roster:
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.n_submitted = 0
         self.preemptions = 0
+        self.history: History | None = None
         self._arrivals = 0
 
     @classmethod
@@ -52,7 +54,7 @@ class Roster:
         roster.finished = dict(failed.finished)
         roster.n_submitted, roster.preemptions = failed.n_submitted, failed.preemptions
         roster.finished[FinishReason.ERROR.value] += failed.n_submitted - sum(failed.finished.values())
-        roster._arrivals = failed._arrivals
+        roster._arrivals, roster.history = failed._arrivals, failed.history
         return roster
 
     @classmethod
@@ -62,6 +64,7 @@ class Roster:
         roster.closed = list(range(failed.config.max_num_seqs))
         roster.finished, roster.n_submitted = dict(failed.finished), failed.n_submitted
         roster.preemptions = failed.preemptions + len(failed.running)
+        roster.history = failed.history
         roster._arrivals, roster.deadlines, roster.requests = failed._arrivals, failed.deadlines, failed.requests
         for seqs in failed.requests.values():
             for seq in seqs:
@@ -110,6 +113,8 @@ class Roster:
         siblings = self.requests[seq.request.request_id]
         if all(sibling.state is SeqState.ENDED for sibling in siblings):
             del self.requests[seq.request.request_id]
+            if self.history is not None:
+                self.history.end(siblings, reason.value)
 
     def _vacate(self, seq: Seq, state: SeqState, trusted: bool) -> None:
         del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]

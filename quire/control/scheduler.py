@@ -18,6 +18,7 @@ from quire.control.deadlines import QUEUE_TIMEOUT, REQUEST_TIMEOUT
 from quire.control.draft import StepDraft
 from quire.control.faults import end_faulted
 from quire.control.gauges import Counters, page_map, read_stats
+from quire.control.history import History
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.ration import Ration
 from quire.control.roster import Roster
@@ -55,6 +56,7 @@ class Scheduler:
         """Plans whose results have not come, oldest first."""
         self.ration = Ration(config.max_num_seqs, config.max_num_batched_tokens)
         self.counters = Counters(progress_s=clock.now_s())
+        self.history = self.roster.history = History(clock)
         self._next_step = 0
         self._abandoned = -1
         self._gained: list[SeqDelta] = []
@@ -65,6 +67,7 @@ class Scheduler:
         self._verify(request)
         if not self.has_work():
             self.counters.progress_s = self.clock.now_s()
+        self.history.arrive(request, len(self.roster.waiting))
         self.roster.add(request)
         if request.terms.queue_limit_s or request.terms.time_limit_s:
             for seq in self.roster.requests[request.request_id]:
@@ -132,8 +135,11 @@ class Scheduler:
             admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts, self.ration.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)
+            self.history.admit(admission.admitted)
         if not draft.seqs:
             return None
+        if len(draft.seqs) > n_decodes:
+            self.history.chunk(draft, n_decodes)
         plan = draft.plan
         plan.n_tokens = sum(plan.spans.lengths)
         plan.closed, roster.closed = roster.closed, []
@@ -159,6 +165,7 @@ class Scheduler:
         self.in_flight.popleft()
         deltas, self._gained = self._gained, []
         self.ration.count_step()
+        self.history.step(draft, deltas)
         self.counters.count_step(draft.plan.n_tokens, deltas, self.clock.now_s())
         return deltas
 
@@ -175,6 +182,8 @@ class Scheduler:
         for name in [(seq.request.request_id, seq.index) for seq in live]:
             if name not in told:
                 deltas.append(SeqDelta(*name, [], FinishReason.ERROR, error=message))
+        for seqs in old.requests.values():
+            self.history.end(seqs, FinishReason.ERROR.value)
         self.roster = Roster.after(old)
         self.in_flight.clear()
         self._abandoned = self._next_step - 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 
-from quire.control.node import Node
+from quire.control.node import Miss, Node
 from quire.core.errors import EngineError
 from quire.core.plan import SlotParams
 from quire.core.request import Request
@@ -60,6 +60,7 @@ class Seq:
         "left_pages",
         "limit",
         "min_tokens",
+        "miss",
         "n_admissions",
         "n_tree_pages",
         "node",
@@ -99,6 +100,8 @@ class Seq:
         """Prompt tokens found in the cache at the first admission."""
         self.copied_page = 0
         """The page whose first rows it copied when it last entered; 0: none."""
+        self.miss: Miss | None = None
+        """Why the rest of its prompt was not in the cache at its first admission, for a request with a history."""
         self.prompt_rows: list[TokenLogprobs | None] | None = None
         """Prompt logprobs by position - 1, until they are delivered; None when not asked or delivered."""
         if request.params.prompt_logprobs is not None and index == 0:

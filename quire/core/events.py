@@ -44,11 +44,19 @@ class Hello(msgspec.Struct, tag="hello"):
     """The first message of a client; the engine answers it with EngineReady once it is loaded."""
 
 
+class Explain(msgspec.Struct, tag="explain"):
+    """Ask why requests took as long as they did; the answer is one Explained with the same ticket."""
+
+    ticket: int
+    label: str
+    """Of the requests: the part of their labels before the last hyphen."""
+
+
 class Shutdown(msgspec.Struct, tag="shutdown"):
     """Leave the loop and free everything."""
 
 
-Command = Union[Submit, Cancel, CancelSeq, Hello, Shutdown]
+Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown]
 
 
 class SeqDelta(msgspec.Struct, array_like=True):
@@ -114,6 +122,66 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
     """Sent now and then, not with every step."""
 
 
+class Chunk(msgspec.Struct, array_like=True):
+    """A part of a prompt that one step computed. Times are seconds since the request's arrival."""
+
+    step: int
+    time_s: float
+    start: int
+    length: int
+    n_others: int
+    """Sequences that shared the step."""
+
+
+class StepGroup(msgspec.Struct, array_like=True):
+    """Some steps in a row that a request lived through."""
+
+    time_s: float
+    """When the last of them was committed, since the request's arrival."""
+    n_steps: int
+    mean_seqs: float
+    """Sequences in a step."""
+    n_prompt_tokens: int
+    """Prompt tokens that these steps computed, whoever's: they make steps long."""
+
+
+class Explanation(msgspec.Struct):
+    """Where the time of one request went. Times are seconds since its arrival; None: not yet, or never."""
+
+    label: str
+    tenant: str
+    prompt_len: int
+    n: int
+    admitted_s: float | None = None
+    """It got its first slot: until then it waited."""
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    end: str = ""
+    """Finish reason; empty while it lives."""
+    n_waiting_before: int = 0
+    """Sequences that waited when it came."""
+    n_cached: int = 0
+    """Prompt tokens found in the prefix cache."""
+    miss_position: int | None = None
+    """First prompt position at which the best cached path differs."""
+    miss_wanted: int | None = None
+    """The prompt's token there."""
+    miss_cached: int | None = None
+    """The cache's token there; None: the cached path ends there."""
+    chunks: list[Chunk] = []
+    n_outputs: int = 0
+    n_preemptions: int = 0
+    steps: list[StepGroup] = []
+    """What it lived through, in at most some tens of groups."""
+
+
+class Explained(msgspec.Struct, tag="explained"):
+    """Answer to Explain; empty for a label that is unknown or forgotten."""
+
+    ticket: int
+    found: list[Explanation] = []
+
+
 class ClientCut(msgspec.Struct, tag="cut"):
     """This client did not read what the engine sent: all requests that it had open were cancelled."""
 
@@ -144,7 +212,7 @@ class Heartbeat(msgspec.Struct, tag="beat"):
     steps_in_flight: int
 
 
-Event = Union[StepOutputs, ClientCut, EngineReady]
+Event = Union[StepOutputs, ClientCut, Explained, EngineReady]
 """What an engine sends to its clients."""
 
 Status = Union[EngineReady, EngineFailed, Heartbeat]

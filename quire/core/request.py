@@ -42,5 +42,7 @@ class Request(msgspec.Struct, kw_only=True):
     cache_salt: str = ""
     """Prefix pages are shared only between equal salts."""
     terms: Terms = Terms()
+    label: str = ""
+    """The server's name for it, by which its history is found; empty: none is kept."""
     arrival_s: float = 0.0
     """Clock reading at arrival."""

@@ -11,11 +11,24 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import secrets
 from collections.abc import AsyncIterator
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import EngineDead, EngineError, EngineLost, InvalidParameter, QueueFull, RequestError, shown
-from quire.core.events import Cancel, Command, EngineReady, EngineStats, FinishReason, StepOutputs, Submit
+from quire.core.events import (
+    Cancel,
+    Command,
+    EngineReady,
+    EngineStats,
+    Event,
+    Explain,
+    Explained,
+    Explanation,
+    FinishReason,
+    StepOutputs,
+    Submit,
+)
 from quire.core.outputs import RequestOutput
 from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
@@ -32,6 +45,7 @@ logger = logging.getLogger("quire.engine")
 
 LONG_PROMPT_CHARS = 2048
 """Longer prompts are tokenized in a thread, off the event loop."""
+EXPLAIN_S = 5.0
 CLIENT_BITS = 40
 """Each client of an engine numbers its requests from its index times 2 to this power, lest they share seeds."""
 CUT = "this process did not read what the engine sent, which has cancelled its requests: send the request again"
@@ -64,6 +78,8 @@ class AsyncLLM:
         """The caller's id of each open request → the engine's."""
         self._n_open = 0
         """Sequences of open requests."""
+        self._asked: dict[int, asyncio.Future[list[Explanation]]] = {}
+        """Tickets of `explain` → what waits for the answers."""
         self._failure: str | None = None
         self._is_recovering = False
         self.n_engines_lost = 0
@@ -127,6 +143,7 @@ class AsyncLLM:
         grammar = await self._grammars.checked(params) if params.structured_outputs is not None else ""
         request = self._intake.request(token_ids, params, priority=priority, cache_salt=cache_salt, grammar=grammar)
         request.terms = terms or request.terms
+        request.label = request_id or ""
         self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
         opened = OpenRequest(request, text, self.tokenizer, self._intake.clock, request_id)
@@ -180,6 +197,20 @@ class AsyncLLM:
     def n_open(self) -> int:
         """Sequences of this process's open requests, whether they run or wait."""
         return self._n_open
+
+    async def explain(self, label: str) -> list[Explanation]:
+        """Where the time went of the requests whose ids are `label`, a hyphen and more; empty if none is remembered.
+
+        Raises EngineLost or EngineDead without an engine, TimeoutError if it does not answer.
+        """
+        ticket = secrets.randbits(62)
+        asked = self._asked[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            await self._client.send(Explain(ticket, label))
+            async with asyncio.timeout(EXPLAIN_S):
+                return await asked
+        finally:
+            self._asked.pop(ticket, None)
 
     def stats(self) -> EngineStats:
         """Latest snapshot, at most about a second old while the engine is healthy."""
@@ -241,7 +272,7 @@ class AsyncLLM:
         try:
             while True:
                 try:
-                    await self._client.receive_all(self._take, self._cut)
+                    await self._client.receive_all(self._take, self._hear)
                 except EngineLost:
                     await self._recover()
         except EngineDead as error:
@@ -279,8 +310,13 @@ class AsyncLLM:
                 await self._send(stream.opened.request)
         self._replay.go_on()
 
-    def _cut(self) -> None:
-        """The engine has cancelled what was open here."""
+    def _hear(self, event: Event) -> None:
+        """Anything but outputs: the answer to `explain`, or the news that the engine has cancelled what was open."""
+        if isinstance(event, Explained):
+            asked = self._asked.pop(event.ticket, None)
+            if asked is not None and not asked.done():
+                asked.set_result(event.found)
+            return
         for stream in list(self._streams.values()):
             self._forget(stream)
             stream.fail(EngineLost(CUT))

@@ -15,7 +15,7 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from quire.core.errors import EngineDead, EngineError, EngineLost
-from quire.core.events import ClientCut, Command, EngineReady, EngineStats, Event, Hello, StepOutputs
+from quire.core.events import Command, EngineReady, EngineStats, Event, Hello, StepOutputs
 from quire.engine.progress import makes_progress
 from quire.engine.wire import decode_event, encode
 
@@ -53,10 +53,10 @@ class EngineLink:
             raise EngineLost("the engine is being started again: try again later")
         await self._socket.send(encode(commands))
 
-    async def receive_all(self, take: Callable[[StepOutputs], list[Command]], cut: Callable[[], None]) -> None:
-        """Hand every message to `take` and send the commands that it answers with; `cut` is called when the engine has
-        cancelled all requests of this process. Raises EngineLost when the engine is gone."""
-        await self._until_lost(self._take_all(take, cut))
+    async def receive_all(self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], None]) -> None:
+        """Hand all outputs to `take` and send the commands that it answers with, and every other event to `other`.
+        Raises EngineLost when the engine is gone."""
+        await self._until_lost(self._take_all(take, other))
 
     def healthy(self) -> bool:
         """True while an engine is there, its loop reports, and steps end (or there is nothing to do)."""
@@ -109,18 +109,16 @@ class EngineLink:
         while event != zmq.EVENT_DISCONNECTED:
             event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
 
-    async def _take_all(self, take: Callable[[StepOutputs], list[Command]], cut: Callable[[], None]) -> None:
+    async def _take_all(self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], None]) -> None:
         while True:
             event = await self._receive()
-            if isinstance(event, ClientCut):
-                cut()
-            elif isinstance(event, StepOutputs):
+            if isinstance(event, StepOutputs):
                 self._stats = event.stats or self._stats
                 commands = take(event)
                 if commands:
                     await self.send(*commands)
             else:
-                raise EngineError(f"the engine sent {type(event).__name__} while it ran")
+                other(event)
 
     async def _receive(self) -> Event:
         if self._socket is None:

@@ -11,7 +11,20 @@ import logging
 
 import zmq
 
-from quire.core.events import Cancel, CancelSeq, ClientCut, Command, EngineReady, Hello, SeqDelta, StepOutputs, Submit
+from quire.core.events import (
+    Cancel,
+    CancelSeq,
+    ClientCut,
+    Command,
+    EngineReady,
+    Explain,
+    Explained,
+    Explanation,
+    Hello,
+    SeqDelta,
+    StepOutputs,
+    Submit,
+)
 from quire.engine.commands import read_commands
 from quire.engine.wire import encode
 
@@ -45,6 +58,7 @@ class Port:
         self._clients: dict[bytes, _Client] = {}
         self._owners: dict[str, bytes] = {}
         self._orphans: list[str] = []
+        self._askers: dict[int, bytes] = {}
 
     @staticmethod
     def bind(address: str) -> zmq.Socket:
@@ -90,6 +104,12 @@ class Port:
             elif self._send(identity, encode(ClientCut())):
                 client.is_cut = False
 
+    def answer(self, question: Explain, found: list[Explanation]) -> None:
+        """To the client that has asked."""
+        identity = self._askers.pop(question.ticket, None)
+        if identity is not None:
+            self._send(identity, encode(Explained(question.ticket, found)))
+
     def take_orphans(self) -> list[str]:
         """Requests whose client is gone or was cut off since the last call: they are to be cancelled."""
         orphans, self._orphans = self._orphans, []
@@ -111,6 +131,8 @@ class Port:
                     self._owners.pop(request_id, None)
             case CancelSeq(request_id, _):
                 self._count_end(identity, request_id)
+            case Explain(ticket, _):
+                self._askers[ticket] = identity
             case Hello():
                 self._send(identity, self._ready)
                 return False

@@ -30,6 +30,7 @@ from quire.core.events import (
     Command,
     EngineFailed,
     EngineReady,
+    Explain,
     Heartbeat,
     SeqDelta,
     Shutdown,
@@ -114,9 +115,12 @@ class EngineLoop:
             timeout_s = 0.0
 
     def _handle(self, command: Command) -> list[SeqDelta]:
-        """The only place that knows Shutdown; the core knows the rest. Returns the end of a request not taken."""
+        """Shutdown and Explain are known only here; the core knows the rest. Returns the end of a request not taken."""
         if isinstance(command, Shutdown):
             self.closing = True
+            return []
+        if isinstance(command, Explain):
+            self._port.answer(command, self._core.scheduler.history.explain(command.label))
             return []
         try:
             self._core.handle(command)

@@ -23,6 +23,7 @@ from quire.serve.batches import serve_batch, serve_batch_cancel, serve_batch_cre
 from quire.serve.chat import serve_chat
 from quire.serve.completions import serve_completion
 from quire.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
+from quire.serve.explanation import serve_explanation
 from quire.serve.files import (
     serve_file,
     serve_file_content,
@@ -49,6 +50,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/models", serve_models),
     ("GET", "/v1/models/{model:path}", serve_model),
     ("GET", "/v1/engine", serve_engine),
+    ("GET", "/v1/requests/{request_id}/explain", serve_explanation),
     ("POST", "/v1/chat/completions", serve_chat),
     ("POST", "/v1/completions", serve_completion),
     ("POST", "/v1/responses", serve_responses),

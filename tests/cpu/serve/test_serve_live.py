@@ -248,6 +248,30 @@ def test_second_ctrl_c_cuts_off(start: Callable[..., Process]) -> None:
     assert not engine.is_running()
 
 
+def test_an_explanation_says_where_the_time_went(live: Process) -> None:
+    text = "The pages of this book are numbered from the first to the last, and none is missing. " * 8
+    asked = []
+    for prompt in (text, text + "But", text[:200] + "quite different" + text[200:]):
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 20, "ignore_eos": True, "user": "me"}
+        asked.append(httpx.post(live.base + "/v1/completions", json=body))
+    parts = []
+    for answer in asked:
+        for name in (answer.json()["id"], answer.headers["x-request-id"]):
+            told = httpx.get(f"{live.base}/v1/requests/{name}/explain")
+            assert told.status_code == 200, told.text
+        [part] = told.json()["parts"]
+        times = [0, part["admitted_s"], part["first_token_s"], part["ended_s"]]
+        assert times == sorted(times) and [phase["name"] for phase in part["phases"]] == ["queue", "prompt", "output"]
+        assert sum(chunk["length"] for chunk in part["chunks"]) == part["prompt_len"] - part["n_cached"]
+        assert sum(group["n_steps"] for group in part["steps"]) == len(part["chunks"]) + 19
+        assert part["n_outputs"] == 20 and part["end"] == "length" and len(part["reasons"]) >= 3
+        parts.append(part)
+    assert parts[0]["n_cached"] < parts[1]["n_cached"]
+    assert parts[2]["miss_wanted"] != parts[2]["miss_cached"] and "differs at token" in str(parts[2]["reasons"])
+    for name in ("cmpl-" + "0" * 24, "..", "a" * 5000, "cmpl-" + "0" * 23):
+        assert httpx.get(f"{live.base}/v1/requests/{name}/explain").status_code in (404, 431)
+
+
 BODY = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 
