@@ -32,7 +32,15 @@ from quire.serve.files import (
     serve_files,
 )
 from quire.serve.messages import serve_count_tokens, serve_messages
-from quire.serve.observation import serve_engine, serve_health, serve_metrics, serve_model, serve_models, serve_version
+from quire.serve.observation import (
+    serve_engine,
+    serve_health,
+    serve_load,
+    serve_metrics,
+    serve_model,
+    serve_models,
+    serve_version,
+)
 from quire.serve.refusal import Refusal, internal_error, refusal_of
 from quire.serve.responses import serve_responses
 from quire.serve.state import ServerState
@@ -51,6 +59,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/models/{model:path}", serve_model),
     ("GET", "/v1/engine", serve_engine),
     ("GET", "/v1/requests/{request_id}/explain", serve_explanation),
+    ("GET", "/v1/load", serve_load),
     ("POST", "/v1/chat/completions", serve_chat),
     ("POST", "/v1/completions", serve_completion),
     ("POST", "/v1/responses", serve_responses),
@@ -73,7 +82,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
 OPEN_PATHS = frozenset({b"/health", *(path.encode() for path in FILES)})
 """Raw paths that need no key: they hold nothing of a model or a user."""
 
-QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", *FILES})
+QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", "/v1/load", *FILES})
 """Polled routes and files, left out of the access log."""
 
 _HOST = re.compile(rb"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")

@@ -6,10 +6,14 @@ Invariant: choice `index` is prompt index times n plus the completion's own inde
 
 from __future__ import annotations
 
+import dataclasses
 import time
+
+import msgspec
 
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.core.sampling import MAX_N
 from quire.serve.constraints import constraint_names, structured_outputs
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
@@ -44,7 +48,7 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
         names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
         shows_ids = state.llm.tokenizer is None if body.return_token_ids is None else body.return_token_ids
         echoed = await _echoed(state, body, job)
-        shape = TextAnswer(body, exchange.request_id, job.params.n, echoed, names, shows_ids=shows_ids)
+        shape = TextAnswer(body, exchange.request_id, _or_one(body.n), echoed, names, shows_ids=shows_ids)
         await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
         raise refusal_of(error, constraint_names(body)) from None
@@ -64,6 +68,9 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
         prompt_logprobs=rows,
         structured=structured_outputs(body),
     )
+    if body.best_of is not None and body.best_of > params.n:
+        # The sums of logprobs by which completions are compared come with the logprobs.
+        params = msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
     texts = _prompts(body, state.config.max_prompts, state.llm.max_model_len)
     check_sequences(len(texts), params.n, state.limits)
     special = True if body.add_special_tokens is None else body.add_special_tokens
@@ -109,9 +116,11 @@ def _max_tokens(body: CompletionRequest) -> int:
 
 
 def _check_text_fields(body: CompletionRequest) -> None:
-    n = 1 if body.n is None else body.n
-    if body.best_of is not None and body.best_of != n:
-        raise unsupported("best_of", f"it must equal n = {n}; choose among n completions yourself.")
+    n, best_of = _or_one(body.n), body.best_of
+    if best_of is not None and not n <= best_of <= MAX_N:
+        raise InvalidParameter("best_of", best_of, f"an integer from n = {n} to {MAX_N}")
+    if best_of is not None and best_of > n and body.stream:
+        raise unsupported("best_of", f"not above n = {n} together with stream: the best is known at the end only.")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream; echo with logprobs is.")
     if (
@@ -125,6 +134,10 @@ def _check_text_fields(body: CompletionRequest) -> None:
         )
 
 
+def _or_one(n: int | None) -> int:
+    return 1 if n is None else n
+
+
 async def _echoed(state: ServerState, body: CompletionRequest, job: Job) -> list[str]:
     """The prompts as text, when `echo` asks for them."""
     prompt = body.prompt
@@ -135,6 +148,14 @@ async def _echoed(state: ServerState, body: CompletionRequest, job: Job) -> list
     if prompt and all(isinstance(text, str) for text in prompt):
         return [text for text in prompt if isinstance(text, str)]
     return await state.prompts.decode(job.prompts, "prompt")
+
+
+def best(parts: list[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The n completions with the largest mean logprob a token, best first and numbered anew; all, if there are n."""
+    if len(parts) <= n:
+        return parts
+    ranked = sorted(parts, key=lambda part: -(part.cumulative_logprob or 0.0) / max(len(part.token_ids), 1))
+    return [dataclasses.replace(part, index=index) for index, part in enumerate(ranked[:n])]
 
 
 class TextAnswer:
@@ -163,7 +184,11 @@ class TextAnswer:
 
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
         """The answer of a request that is not streamed."""
-        choices = [self._choice(at, output, part) for at, output in enumerate(outputs) for part in output.outputs]
+        choices = [
+            self._choice(at, output, part)
+            for at, output in enumerate(outputs)
+            for part in best(output.outputs, self._n)
+        ]
         return {
             "id": self._id,
             "object": "text_completion",
@@ -216,7 +241,7 @@ class TextAnswer:
             text = self._echoed[at] + text
             if self._body.logprobs is not None:
                 pieces.append(columns.piece(output.prompt_token_ids, output.prompt_logprobs or [None]))
-        if self._shows_output and part.logprobs is not None:
+        if self._shows_output and self._body.logprobs is not None and part.logprobs is not None:
             rows: list[Row | None] = list(part.logprobs)
             pieces.append(columns.piece(part.token_ids, rows))
         return text, joined(pieces) if pieces else None

@@ -22,7 +22,6 @@ _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 _TOOLS = "use tools and tool_choice."
 REASONS = {
     "audio": "this server produces text only.",
-    "best_of": "it must equal n.",
     "context_management": "send the part of the conversation that matters.",
     "conversation": "conversations are not kept: send all of it as input.",
     "chat_template": "templates come from the server's operator only.",

@@ -21,6 +21,7 @@ from quire.serve.keys import KeyRing
 from quire.serve.metrics import Metrics
 from quire.serve.prompts import PromptMaker
 from quire.serve.refusal import Refusal, unavailable
+from quire.serve.speed import Speed
 from quire.serve.tooling import MessageStyle, style_of
 from quire.serve.validation import Limits
 
@@ -37,6 +38,8 @@ class ServerState:
         self.live: set[Attendant] = set()
         self.draining = False
         self.started_s = time.time()
+        self.speed = Speed()
+        """Of generation, for /v1/load."""
         self.engine_lost = asyncio.Event()
         """Set when a request finds the engine dead."""
         self.store = StoreThread(BatchStore(pathlib.Path(config.data_dir))) if config.data_dir else None

@@ -261,7 +261,7 @@ def test_unknown_fields_are_named(http: Any, path: str) -> None:
 
 
 UNSUPPORTED = [
-    (TEXT, "suffix", "x"), (TEXT, "best_of", 5), (CHAT, "audio", {"voice": "a", "format": "mp3"}),
+    (TEXT, "suffix", "x"), (TEXT, "best_of", 129), (CHAT, "audio", {"voice": "a", "format": "mp3"}),
     (CHAT, "functions", [{"name": "f"}]), (CHAT, "function_call", "auto"), (CHAT, "prediction", {"type": "content"}),
     (CHAT, "web_search_options", {}), (CHAT, "reasoning_effort", "low"), (CHAT, "reasoning_effort", -1),
     (CHAT, "store", True),
@@ -350,6 +350,9 @@ def test_combinations(http: Any) -> None:
         (TEXT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         (CHAT, {"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         (TEXT, {"n": 2, "best_of": 1}, "best_of"),
+        (TEXT, {"best_of": 0}, "best_of"),
+        (TEXT, {"best_of": 2, "stream": True}, "best_of"),
+        (TEXT, {"prompt": ["x"] * 64, "best_of": 128}, "prompt"),
         (CHAT, {"stream": True, "stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
         (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
         (CHAT, {"continue_final_message": True}, "continue_final_message"),
