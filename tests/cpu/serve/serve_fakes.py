@@ -210,7 +210,7 @@ async def make_llm(engine: FakeEngine, defaults: dict[str, float] | None = None,
     """An `AsyncLLM` over `engine`."""
     tokenizer = byte_tokenizer()
     frontend = Frontend(
-        config=EngineConfig(served_model_name=["fake", "fake-alias"], max_num_waiting=64, **options),
+        config=EngineConfig(served_model_name=["fake", "fake-alias"], **{"max_num_waiting": 64, **options}),
         model_name="fake",
         tokenizer=tokenizer,
         chat_template=ChatTemplate({"default": TEMPLATE}, {}),

@@ -118,7 +118,7 @@ def test_time_limits_are_answers(server: Any, code: str, status: int, stream: bo
 
 
 def test_health_and_metrics_are_quick_while_the_queue_is_full(make_server: Any) -> None:
-    server = make_server(engine_options={"max_num_seqs": 64})
+    server = make_server()
     server.engine.held = True
     with concurrent.futures.ThreadPoolExecutor(80) as pool:
         waiting = [pool.submit(ask, server) for _ in range(64)]
