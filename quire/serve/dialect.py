@@ -57,7 +57,10 @@ def _openai_event(refusal: Refusal, _request_id: str) -> bytes:
 def _anthropic_body(refusal: Refusal, request_id: str) -> bytes:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
     default = "api_error" if refusal.status >= 500 else "invalid_request_error"
-    error = {"type": _ANTHROPIC_KINDS.get(refusal.status, default), "message": refusal.message}
+    message = refusal.message
+    if refusal.param is not None and refusal.param not in message:  # there is no other place for the field's name
+        message = f"{refusal.param}: {message}"
+    error = {"type": _ANTHROPIC_KINDS.get(refusal.status, default), "message": message}
     return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
 

@@ -37,6 +37,7 @@ from quire.serve.schema import (
 
 MAX_MESSAGES = 4096
 MAX_TEMPERATURE = 1.0
+FORMAT = "output_config.format"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 Names = dict[str, str]
@@ -46,6 +47,12 @@ def translate(body: CountTokensRequest) -> Translated:
     """Raises a 400 Refusal that names the field at fault."""
     _check_fields(body)
     names: Names = {"prompt": "messages", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+    names |= {"response_format": FORMAT, "response_format.json_schema": FORMAT}
+    names |= {
+        "structured_outputs.json": f"{FORMAT}.schema",
+        "structured_outputs": FORMAT if _is_shaped(body) else "tools",
+    }
+    names |= {"structured_outputs.calls": "tools"}
     messages = _messages(body, names)
     choice = body.tool_choice
     chat = ChatRequest(
@@ -53,6 +60,7 @@ def translate(body: CountTokensRequest) -> Translated:
         messages=messages,
         tools=[_tool(tool, index, names) for index, tool in enumerate(body.tools or [])] or None,
         tool_choice=None if choice is None else _tool_choice(choice),
+        response_format=_response_format(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         add_generation_prompt=not isinstance(messages[-1], AssistantMessage),
         continue_final_message=isinstance(messages[-1], AssistantMessage),
@@ -79,10 +87,8 @@ def _add_sampling(chat: ChatRequest, body: MessagesRequest, names: Names) -> Non
 def _check_fields(body: CountTokensRequest) -> None:
     if body.thinking is not None and body.thinking.get("type") not in ("disabled", "adaptive"):
         raise unsupported("thinking", "the length of the model's reasoning cannot be controlled here.")
-    if body.output_config:
-        raise unsupported(
-            "output_config", "neither effort nor format can be set on this path; chat has response_format."
-        )
+    if body.output_config is not None and body.output_config.effort is not None:
+        raise unsupported("output_config.effort", "the model's reasoning cannot be controlled here.")
     for tool in body.tools or []:
         if tool.type not in (None, "custom"):
             raise unsupported("tools", f"this server runs no tools of its own; {shown(tool.type)} is one.")
@@ -149,6 +155,21 @@ def _call(block: ToolUseBlock, where: str) -> ToolCall:
     if not arguments.lstrip().startswith(b"{"):
         raise bad_request(f"{where}.content: the input of a tool_use must be an object.", f"{where}.content")
     return ToolCall(id=block.id, function=FunctionCall(block.name, arguments.decode()))
+
+
+def _is_shaped(body: CountTokensRequest) -> bool:
+    return body.output_config is not None and body.output_config.format is not None
+
+
+def _response_format(body: CountTokensRequest) -> JsonObject | None:
+    """A JSON schema without a name here."""
+    shape = None if body.output_config is None else body.output_config.format
+    if shape is None:
+        return None
+    if shape.get("type") != "json_schema":
+        raise unsupported(FORMAT, f"only the type json_schema is, not {shown(shape.get('type'))}.")
+    schema = {key: value for key, value in shape.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "output", "strict": True, **schema}}
 
 
 def _text(content: str | list[TextBlock]) -> str | list[TextPart]:

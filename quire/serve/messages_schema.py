@@ -86,6 +86,13 @@ class MessageMetadata(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     user_id: str | None = None
 
 
+class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text of the answer looks like."""
+
+    format: JsonObject | None = None
+    effort: str | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens: what a conversation is, without how it is to be continued."""
 
@@ -96,7 +103,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     tool_choice: ToolChoice | None = None
     thinking: JsonObject | None = None
     cache_control: JsonObject | None = None
-    output_config: JsonObject | None = None
+    output_config: OutputConfig | None = None
     # Known, not honoured: see `decoding.REASONS`.
     context_management: None = None
     mcp_servers: None = None

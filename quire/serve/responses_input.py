@@ -59,7 +59,10 @@ def translate(body: ResponsesRequest) -> Translated:
     """Raises a 400 Refusal that names the field or item at fault."""
     _check_fields(body)
     names = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "prompt": "input"}
-    names |= {"messages": "input", "response_format": "text.format", "verbosity": "text.verbosity"}
+    names |= {"messages": "input", "verbosity": "text.verbosity", "response_format": "text.format"}
+    names |= {"response_format.json_schema": "text.format", "structured_outputs.json": "text.format.schema"}
+    is_shaped = body.text is not None and body.text.format is not None
+    names |= {"structured_outputs": "text.format" if is_shaped else "tools", "structured_outputs.calls": "tools"}
     text = body.text
     chat = ChatRequest(
         model=body.model,

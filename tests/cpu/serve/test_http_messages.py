@@ -9,6 +9,7 @@ import httpx
 import pytest
 from serve_fakes import ASSISTANT, USER, reply_to
 from test_http_hostile import check_error, http  # noqa: F401
+from test_http_tools import CALL, hermes, shared_hermes  # noqa: F401
 
 PATH = "/v1/messages"
 HI: Any = [{"role": "user", "content": "Hi"}]
@@ -88,6 +89,44 @@ def test_the_last_assistant_turn_is_continued(server: Any, client: anthropic.Ant
     assert shown_prompt(server) == "user:Hi\nassistant:Good"
 
 
+def blocks(message: Any) -> list[Any]:
+    return [block.model_dump(include={"type", "text", "thinking", "name", "input"}) for block in message.content]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 7, 1000])
+def test_reasoning_text_and_calls(hermes: Any, n_tokens: int) -> None:  # noqa: F811
+    client = anthropic.Anthropic(base_url=hermes.base, api_key="unused", max_retries=0)
+    hermes.engine.text, hermes.engine.tokens_a_step = f"<think>Hm.</think>Let me see.{CALL}{CALL}", n_tokens
+    options: Any = {"model": "fake", "messages": HI, "max_tokens": 1000, "tools": [TOOL]}
+    whole = client.messages.create(**options)
+    with client.messages.stream(**options) as stream:
+        final = stream.get_final_message()
+    call = {"type": "tool_use", "name": "add", "input": {"a": 1, "b": "</tool_call>"}}
+    expected = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Let me see."}, call, call]
+    assert blocks(whole) == blocks(final) == expected
+    assert whole.stop_reason == final.stop_reason == "tool_use" and whole.usage == final.usage
+    assert len({block.id for block in final.content[2:]}) == 2
+    again = [*HI, {"role": "assistant", "content": whole.model_dump(exclude_none=True)["content"]}]
+    results = [{"type": "tool_result", "tool_use_id": block.id, "content": "3"} for block in whole.content[2:]]
+    client.messages.create(**{**options, "messages": [*again, {"role": "user", "content": results}]})
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "add"}])
+def test_forced_calls_are_constrained(hermes: Any, choice: Any) -> None:  # noqa: F811
+    client = anthropic.Anthropic(base_url=hermes.base, api_key="unused", max_retries=0)
+    hermes.engine.text = CALL
+    one = {**choice, "disable_parallel_tool_use": True}
+    client.messages.create(model="fake", messages=HI, max_tokens=1000, tools=[TOOL], tool_choice=one)
+    assert hermes.engine.submitted[-1].grammar
+
+
+def test_a_schema_for_the_text(server: Any, client: anthropic.Anthropic) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form: Any = {"format": {"type": "json_schema", "schema": schema}}
+    client.messages.create(model="fake", messages=HI, max_tokens=5, output_config=form)
+    assert server.engine.submitted[-1].grammar
+
+
 def test_count_tokens(server: Any, client: anthropic.Anthropic) -> None:
     n = client.messages.count_tokens(model="fake", messages=HI, system="Be brief.", tools=[TOOL]).input_tokens
     answer = client.messages.create(model="fake", messages=HI, system="Be brief.", tools=[TOOL], max_tokens=1)
@@ -146,7 +185,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
     ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice"),
-    ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"output_config": {"a": 1}}, "output_config"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"output_config": {"a": 1}}, "output_config.a"),
+    ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": 5}}}, "output_config.format.schema"),
+    ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "hiccup"}}}}, "output_config.format"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
     ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
     ({"mcp_servers": []}, "mcp_servers"), ({"container": "x"}, "container"), ({"service_tier": "fast"}, "service_tier"),

@@ -10,6 +10,7 @@ import openai
 import pytest
 from serve_fakes import ASSISTANT, USER, reply_to
 from test_http_hostile import check_error, http  # noqa: F401
+from test_http_tools import CALL, hermes, shared_hermes  # noqa: F401
 
 PATH = "/v1/responses"
 
@@ -87,6 +88,54 @@ def test_calls_and_results_join_to_one_turn(server: Any, client: openai.OpenAI) 
     assert text == "tools:add,user:2 + 3?\nassistant:Let me see.\ntool:5\ntool:6\n"
 
 
+TOOL: Any = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": None}
+
+
+def items(response: Any) -> list[Any]:
+    """What the client shows of each item, but for its ids and what the client adds."""
+    kept = {"type", "content", "name", "arguments", "status"}
+    return [item.model_dump(include=kept, exclude_none=True) for item in response.output]
+
+
+@pytest.mark.parametrize("n_tokens", [1, 7, 1000])
+def test_reasoning_text_and_calls(hermes: Any, n_tokens: int) -> None:  # noqa: F811
+    client = openai.OpenAI(base_url=hermes.base + "/v1", api_key="unused", max_retries=0)
+    hermes.engine.text, hermes.engine.tokens_a_step = f"<think>Hm.</think>Let me see.{CALL}{CALL}", n_tokens
+    whole = client.responses.create(model="fake", input="Hi", tools=[TOOL])
+    with client.responses.stream(model="fake", input="Hi", tools=[TOOL]) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert items(whole) == items(final) and whole.output_text == final.output_text == "Let me see."
+    assert whole.output[0].content[0].text == "Hm."  # type: ignore[union-attr]
+    calls = [item for item in final.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == [{"a": 1, "b": "</tool_call>"}] * 2
+    assert len({call.call_id for call in calls}) == 2
+    for call in calls:
+        told = [event.delta for event in events if getattr(event, "item_id", "") == call.id and hasattr(event, "delta")]
+        assert "".join(told) == call.arguments
+    back: Any = [{"role": "user", "content": "Hi"}, *(item.model_dump(exclude_none=True) for item in whole.output)]
+    back += [{"type": "function_call_output", "call_id": item.call_id, "output": "3"}
+             for item in whole.output if item.type == "function_call"]  # fmt: skip
+    client.responses.create(model="fake", input=back, tools=[TOOL])
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
+def test_forced_calls_are_constrained(hermes: Any, choice: Any) -> None:  # noqa: F811
+    client = openai.OpenAI(base_url=hermes.base + "/v1", api_key="unused", max_retries=0)
+    hermes.engine.text = CALL
+    client.responses.create(model="fake", input="Hi", tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+    assert hermes.engine.submitted[-1].grammar
+
+
+def test_a_schema_for_the_text(server: Any, client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form: Any = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
+    answer = client.responses.create(model="fake", input="Hi", text=form, max_output_tokens=5)
+    assert server.engine.submitted[-1].grammar and answer.text is not None and answer.text.format.type == "json_schema"
+
+
 def test_logprobs(server: Any, client: openai.OpenAI) -> None:
     include: Any = ["message.output_text.logprobs"]
     whole = client.responses.create(model="fake", input="Hi", include=include, top_logprobs=2, max_output_tokens=6)
@@ -148,6 +197,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "a b", "parameters": {}}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 5}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "hiccup"}}}}, "text.format"),
+    ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ({"tool_choice": "required"}, "tool_choice"), ({"tool_choice": {"type": "file_search"}}, "tool_choice"),
     ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
     ({"input": json.loads("[" * 100 + "]" * 100)}, "input[0]"),
