@@ -65,7 +65,7 @@ class Frontend:
         end_ids = list(self.generation.eos_token_ids)
         grammars = None
         if self.tokenizer is not None:
-            grammars = GrammarChecker(GrammarCompiler(self.tokenizer, self.ready.logits_width, end_ids))
+            grammars = GrammarChecker(GrammarCompiler(self.tokenizer, self.ready.logits_width, end_ids, cache_bytes=0))
         return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock, grammars)
 
 

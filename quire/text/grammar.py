@@ -9,6 +9,7 @@ by fuel, not by trust; nothing is fetched; no error shows more than a piece of t
 from __future__ import annotations
 
 import collections
+import dataclasses
 import hashlib
 import json
 import threading
@@ -24,7 +25,11 @@ from quire.core.structured import StructuredOutputsParams, check_json
 from quire.text.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 128 << 20
-"""Of compiled grammars, by `_cost`."""
+"""Of compiled grammars, estimated."""
+MAX_CACHED_BYTES: Final = 32 << 20
+"""Of one grammar: beyond it is compiled afresh, since the states that it met while it was used are never forgotten."""
+_USE_COST: Final = 64 << 10
+"""What one use may add to them."""
 _BASE_COST: Final = 200 << 10
 """Bytes of a small compiled grammar, measured; the rest grows with its text."""
 _LIMITS: Final = llguidance.LLParserLimits(
@@ -74,16 +79,27 @@ class Matcher:
         return _first_line(self._inner.get_error()) if self._inner.is_error() else ""
 
 
+@dataclasses.dataclass(slots=True)
+class _Cached:
+    """A compiled grammar, and what it takes, estimated."""
+
+    matcher: Matcher
+    n_bytes: int
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer, logits_width: int, end_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, logits_width: int, end_token_ids: Sequence[int], cache_bytes: int = CACHE_BYTES
+    ) -> None:
         self._tokenizer = tokenizer
         self._width = logits_width
         self._end_ids = sorted({*end_token_ids}) or [one for one in (tokenizer.eos_id,) if one is not None]
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._cache: collections.OrderedDict[str, Matcher] = collections.OrderedDict()
+        self._cache: collections.OrderedDict[str, _Cached] = collections.OrderedDict()
+        self._cache_bytes = cache_bytes
         self._cached_bytes = 0
 
     def cached(self, grammar: str) -> Matcher | None:
@@ -92,8 +108,14 @@ class GrammarCompiler:
             found = self._cache.get(grammar)
             if found is None:
                 return None
+            found.n_bytes += _USE_COST
+            self._cached_bytes += _USE_COST
             self._cache.move_to_end(grammar)
-            return found.copy()
+            matcher = found.matcher.copy()
+            if found.n_bytes > MAX_CACHED_BYTES:
+                self._forget(grammar)
+            self._shrink()
+            return matcher
 
     def compile(self, grammar: str) -> Matcher:
         """A fresh matcher at the beginning of a grammar made by `grammar_of`. RequestError if it is of no use."""
@@ -105,12 +127,17 @@ class GrammarCompiler:
         self._check(matcher)
         with self._lock:
             if grammar not in self._cache:
-                self._cache[grammar] = matcher.copy()
-                self._cached_bytes += _cost(grammar)
-            while self._cached_bytes > CACHE_BYTES and len(self._cache) > 1:
-                oldest, _ = self._cache.popitem(last=False)
-                self._cached_bytes -= _cost(oldest)
+                self._cache[grammar] = _Cached(matcher.copy(), _BASE_COST + 16 * len(grammar))
+                self._cached_bytes += self._cache[grammar].n_bytes
+            self._shrink()
         return matcher
+
+    def _forget(self, grammar: str) -> None:
+        self._cached_bytes -= self._cache.pop(grammar).n_bytes
+
+    def _shrink(self) -> None:
+        while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+            self._forget(next(iter(self._cache)))
 
     def _check(self, matcher: Matcher) -> None:
         """Refuse what does not compile, what is too much for one mask, and what has no text at all."""
@@ -331,10 +358,6 @@ def tagged_text(
 
 def _literal(text: str) -> str:
     return quoted(text) if text else ""
-
-
-def _cost(grammar: str) -> int:
-    return _BASE_COST + 16 * len(grammar)
 
 
 def _first_line(text: str) -> str:
