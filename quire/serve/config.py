@@ -77,6 +77,10 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     api_processes: Annotated[
         int, _doc("Processes that serve HTTP on the port; more than 1 when one core is not enough.", ge=1, le=64)
     ] = 1
+    record: Annotated[
+        str, _doc("File to which a line of JSON is added for each request that ends, for `quire bench replay`.")
+    ] = ""
+    record_prompts: Annotated[bool, _doc("Put token ids of prompts into the record, not only their lengths.")] = False
     shutdown_timeout: Annotated[
         float, _doc("Seconds that running requests get to finish after SIGINT or SIGTERM.", ge=0, le=86400)
     ] = 30.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -115,6 +116,9 @@ class Generation:
         self._llm = state.llm
         self._metrics = state.metrics
         self._tenant = tenant
+        self._recorder = state.recorder
+        self._began_s = time.monotonic()
+        self._n_complete = 0
         self._terms = Terms(tenant.name, state.config.max_queue_seconds, state.config.request_timeout)
         self.job = job
         self.usage = Usage()
@@ -141,6 +145,10 @@ class Generation:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._close()
+        if self._recorder.is_on:
+            job, n_output = self.job, self.usage.completion_tokens
+            seconds, is_complete = time.monotonic() - self._began_s, self._n_complete == len(job.prompts)
+            self._recorder.note(job.prompts, job.params, n_output, seconds, is_complete=is_complete)
 
     async def collect(self) -> list[RequestOutput]:
         """The final output of each prompt, in order."""
@@ -198,6 +206,7 @@ class Generation:
     def _account(self, output: RequestOutput, n_tokens: int) -> None:
         self.usage.completion_tokens += n_tokens
         self.usage.cached_tokens += output.num_cached_tokens
+        self._n_complete += 1
         self._tenant.charge(len(output.prompt_token_ids) + n_tokens)
         self._metrics.observe_request(output.metrics, len(output.prompt_token_ids), n_tokens)
 

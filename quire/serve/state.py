@@ -20,6 +20,7 @@ from quire.serve.exchange import Exchange
 from quire.serve.keys import KeyRing
 from quire.serve.metrics import Metrics
 from quire.serve.prompts import PromptMaker
+from quire.serve.recorder import Recorder
 from quire.serve.refusal import Refusal, unavailable
 from quire.serve.speed import Speed
 from quire.serve.tooling import MessageStyle, style_of
@@ -35,6 +36,7 @@ class ServerState:
         self.config = config
         self.metrics = Metrics()
         self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
+        self.recorder = Recorder(config.record, config.record_prompts)
         self.live: set[Attendant] = set()
         self.draining = False
         self.started_s = time.time()
