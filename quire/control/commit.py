@@ -93,7 +93,7 @@ def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | Non
 
 def _complete_first(seq: Seq, delta: SeqDelta) -> None:
     """What only the first delta of a sequence carries."""
-    delta.n_cached = seq.first_cached
+    delta.n_cached, delta.queued_s = seq.first_cached, seq.queued_s
     if seq.prompt_rows is not None:
         rows = [row for row in seq.prompt_rows if row is not None]
         if len(rows) != seq.prompt_len - 1:

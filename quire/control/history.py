@@ -66,7 +66,7 @@ class History:
         for seq in admitted:
             record = self._live.get(seq.request.request_id)
             if record is not None and record.found.admitted_s is None:
-                record.found.admitted_s = self._clock.now_s() - record.arrival_s
+                seq.queued_s = record.found.admitted_s = self._clock.now_s() - record.arrival_s
                 record.first_step = seq.last_step
                 record.found.n_cached = seq.first_cached
                 if seq.miss is not None:

@@ -71,6 +71,7 @@ class Seq:
         "prompt_len",
         "prompt_rows",
         "prompt_step",
+        "queued_s",
         "request",
         "room",
         "slot",
@@ -100,6 +101,8 @@ class Seq:
         """Prompt tokens found in the cache at the first admission."""
         self.copied_page = 0
         """The page whose first rows it copied when it last entered; 0: none."""
+        self.queued_s = 0.0
+        """Seconds until its first admission, for a request with a history."""
         self.miss: Miss | None = None
         """Why the rest of its prompt was not in the cache at its first admission, for a request with a history."""
         self.prompt_rows: list[TokenLogprobs | None] | None = None

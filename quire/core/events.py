@@ -78,6 +78,8 @@ class SeqDelta(msgspec.Struct, array_like=True):
     """Rows for prompt tokens 1 .. prompt_len-1, once, with the first delta of sequence 0, when asked."""
     n_cached: int = 0
     """Prompt tokens found in the prefix cache (meaningful in the first delta)."""
+    queued_s: float = 0.0
+    """Seconds that it waited for its first slot (meaningful in the first delta, of requests with a label)."""
 
 
 class EngineStats(msgspec.Struct):

@@ -42,6 +42,8 @@ class RequestMetrics:
     arrival_s: float = 0.0
     first_token_s: float | None = None
     finished_s: float | None = None
+    queued_s: float = 0.0
+    """How long it waited for its first slot, if the engine says so."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -104,7 +104,7 @@ class OpenRequest:
             return [], None
         now_s = self._clock.now_s()
         if delta.token_ids and self.metrics.first_token_s is None:
-            self.metrics.first_token_s = now_s
+            self.metrics.first_token_s, self.metrics.queued_s = now_s, delta.queued_s
         if delta.index == 0:
             self.n_cached = max(self.n_cached, delta.n_cached)
             if delta.prompt_logprobs is not None:

@@ -207,6 +207,7 @@ class Generation:
         self.usage.completion_tokens += n_tokens
         self.usage.cached_tokens += output.num_cached_tokens
         self._n_complete += 1
+        self._metrics.observe_params(self.job.params.n, self.job.params.max_tokens)
         self._tenant.charge(len(output.prompt_token_ids) + n_tokens)
         self._metrics.observe_request(output.metrics, len(output.prompt_token_ids), n_tokens)
 

@@ -84,8 +84,21 @@ class Metrics:
         self.e2e = Histogram("e2e_request_latency_seconds", "Seconds from arrival to the last token.", E2E_BUCKETS)
         self.prompt_len = Histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
         self.output_len = Histogram("request_generation_tokens", "Generated tokens of a request.", TOKEN_BUCKETS)
+        self.queue = Histogram("request_queue_time_seconds", "Seconds in the queue.", E2E_BUCKETS)
+        self.prefill = Histogram(
+            "request_prefill_time_seconds", "Seconds from the slot to the first token.", E2E_BUCKETS
+        )
+        self.decode = Histogram("request_decode_time_seconds", "Seconds from the first to the last token.", E2E_BUCKETS)
+        self.inference = Histogram("request_inference_time_seconds", "Seconds with a slot.", E2E_BUCKETS)
+        self.params_n = Histogram("request_params_n", "Samples asked for.", (1, 2, 5, 10, 20))
+        self.max_tokens = Histogram("request_params_max_tokens", "max_tokens asked for.", TOKEN_BUCKETS)
+        self.engine_restarts = 0
+        self.open_streams = 0
         self._answers: dict[tuple[str, str, str], int] = {}
-        self._histograms = (self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len)
+        self._histograms = (
+            *(self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len),
+            *(self.queue, self.prefill, self.decode, self.inference, self.params_n, self.max_tokens),
+        )
         self._files: MetricFiles | None = None
         self._others: list[Counts] = []
         self._registry = CollectorRegistry()
@@ -113,12 +126,22 @@ class Metrics:
         key = (route, method if method in METHODS else "other", str(status))
         self._answers[key] = self._answers.get(key, 0) + 1
 
+    def observe_params(self, n: int, max_tokens: int | None) -> None:
+        """What a request asked for."""
+        self.params_n.observe(n)
+        if max_tokens is not None:
+            self.max_tokens.observe(max_tokens)
+
     def observe_request(self, times: RequestMetrics, prompt_len: int, output_len: int) -> None:
         """A request that came to its end."""
         self.prompt_len.observe(prompt_len)
         self.output_len.observe(output_len)
         if times.first_token_s is None or times.finished_s is None:
             return
+        self.queue.observe(times.queued_s)
+        self.prefill.observe(max(0.0, times.first_token_s - times.arrival_s - times.queued_s))
+        self.decode.observe(times.finished_s - times.first_token_s)
+        self.inference.observe(max(0.0, times.finished_s - times.arrival_s - times.queued_s))
         self.ttft.observe(times.first_token_s - times.arrival_s)
         self.e2e.observe(times.finished_s - times.arrival_s)
         if output_len > 1:
@@ -150,6 +173,12 @@ class Metrics:
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
+        yield self._counter("engine_restarts", "Engines that were lost and started again.", self.engine_restarts)
+        yield self._gauge("http_requests_live", "Requests of this process that are being answered.", self.open_streams)
+        yield self._gauge("num_pages_cached", "KV pages that only the prefix cache holds.", stats.n_pages_cached)
+        yield self._gauge(
+            "last_step_age_seconds", "Seconds since a step ended while work waits.", stats.last_step_age_s
+        )
         yield self._finished(stats)
         for histogram in self._histograms:
             yield histogram.family(self.model_name, self._others)

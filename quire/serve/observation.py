@@ -25,6 +25,7 @@ async def serve_health(state: ServerState, exchange: Exchange) -> None:
 
 async def serve_metrics(state: ServerState, exchange: Exchange) -> None:
     """Prometheus text."""
+    state.metrics.engine_restarts, state.metrics.open_streams = state.llm.n_engines_lost, len(state.live)
     await exchange.respond(200, state.metrics.text(state.llm.stats()), PROMETHEUS)
 
 

@@ -2,7 +2,7 @@
 
 Owns the form of the lines and the file. Does not own what is repeated (`bench/replay.py`).
 Invariants: without --record-prompts no content of a request is written: only lengths, and marks of equal beginnings
-that say nothing without this process's secret; a disk that is full costs lines, never a request; nothing waits for the disk.
+that say nothing without this process's secret; a disk that is full costs lines, never a request, and none waits for it.
 """
 
 from __future__ import annotations
