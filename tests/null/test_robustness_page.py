@@ -18,7 +18,7 @@ def rows() -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def tests_by_file() -> dict[str, set[str]]:
+def known_tests() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for path in ROOT.glob("tests/**/test_*.py"):
         names = re.findall(r"^(?:async )?def test_(\w+)\(", path.read_text(), re.M)
@@ -34,7 +34,7 @@ def test_every_case_stands_there_once() -> None:
 
 
 def test_the_tests_exist() -> None:
-    known = tests_by_file()
+    known = known_tests()
     for case, _, tests, result in rows():
         assert tests or REASON.search(result), f"{case} has neither a test nor a reason"
         for test in tests.split():

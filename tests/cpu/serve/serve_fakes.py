@@ -19,11 +19,16 @@ from quire.core.errors import EngineDead
 from quire.core.events import (
     Cancel,
     CancelSeq,
+    Chunk,
     Command,
     EngineReady,
     EngineStats,
+    Explain,
+    Explained,
+    Explanation,
     FinishReason,
     SeqDelta,
+    StepGroup,
     StepOutputs,
     Submit,
 )
@@ -84,7 +89,7 @@ class FakeEngine:
         self.tokens_made: dict[str, int] = {}
         self.failure: str | None = None
         self._tokenizer = byte_tokenizer()
-        self._outputs: asyncio.Queue[StepOutputs | None] = asyncio.Queue()
+        self._outputs: asyncio.Queue[StepOutputs | Explained | None] = asyncio.Queue()
         self._n_prompt_tokens = self._n_generated = 0
         self._finished: dict[str, int] = {}
 
@@ -101,18 +106,37 @@ class FakeEngine:
                 for request_id in command.request_ids:
                     self.cancelled.append(request_id)
                     self._drop(request_id)
+            elif isinstance(command, Explain):
+                self._outputs.put_nowait(Explained(command.ticket, self._explain(command.label)))
             elif isinstance(command, CancelSeq):
                 self.cancelled.append(f"{command.request_id}#{command.index}")
 
-    async def receive_all(self, take: Callable[[StepOutputs], list[Command]], cut: Callable[[], None]) -> None:
+    async def receive_all(
+        self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Explained], None]
+    ) -> None:
         while True:
             outputs = await self._outputs.get()
             if outputs is None:
                 raise EngineDead(self.failure or "gone")
-            await self.send(*take(outputs))
+            if isinstance(outputs, Explained):
+                other(outputs)
+            else:
+                await self.send(*take(outputs))
 
     def healthy(self) -> bool:
         return self.failure is None and not self.stalled
+
+    def _explain(self, label: str) -> list[Explanation]:
+        """Made-up times of the request that has this label."""
+        asked = [request for request in self.submitted if request.label.startswith(f"{label}-")]
+        return [
+            Explanation(
+                request.label, request.terms.tenant, len(request.prompt_token_ids), 1, admitted_s=0.25,
+                first_token_s=0.5, ended_s=2.0, end="length", n_waiting_before=7, miss_position=1, miss_wanted=65,
+                miss_cached=66, chunks=[Chunk(3, 0.3, 0, 8, 4)], n_outputs=9, steps=[StepGroup(1.0, 10, 4.0, 300)],
+            )
+            for request in asked
+        ]  # fmt: skip
 
     def close(self) -> None:
         for request_id in list(self.running):
