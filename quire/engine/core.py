@@ -151,7 +151,7 @@ class EngineCore:
         deltas = self.scheduler.commit(result)
         if self.grammars.n_live:
             self.grammars.follow(deltas, self.scheduler)
-            self._mask_oldest()
+        self._mask_oldest()
         times.committed_s = now_s()
         self._n_failed = 0
         return deltas, self._record(plan, result, times) if self.on_step is not None else None

@@ -11,11 +11,13 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
 from quire.core.errors import RequestError
-from quire.core.events import SeqDelta
+from quire.core.events import Cancel, SeqDelta, Submit
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.engine import grammars
+from quire.engine.core import EngineCore
+from quire.engine.executors.null import NullExecutor
 from quire.engine.grammars import GrammarDesk
 from quire.text.grammar import GrammarCompiler, grammar_of
 from quire.text.tokenizer import HfTokenizer
@@ -122,6 +124,29 @@ def test_requests_that_leave_take_their_matchers_along(compiler: GrammarCompiler
     assert desk.n_live == 2
     desk.drop("r1")
     assert desk.n_live == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_cancelled_at_any_step_under_the_strict_device(compiler: GrammarCompiler, depth: int) -> None:
+    """The null device refuses a plan behind one without its masks, and masks that nobody waits for."""
+    for n_steps in range(8):
+        clock = VirtualClock()
+        config = SchedulerConfig(
+            n_pages=65, page_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=64, pipeline_depth=depth
+        )
+        device = NullExecutor(n_pages=65, page_size=4, max_num_seqs=8, max_model_len=64, vocab_size=WIDTH, clock=clock)
+        core = EngineCore(Scheduler(config, clock), device, clock, depth, GrammarDesk(compiler), WIDTH)
+        free = Request(request_id="free", prompt_token_ids=[7], params=SamplingParams(), max_tokens=20, seed=1)
+        core.handle(Submit(free))
+        core.handle(Submit(request(0, "(ab|c)*d")))
+        core.handle(Submit(request(1, "[a-z ]{3,}")))
+        deltas = [delta for _ in range(n_steps) for delta in core.step()]
+        core.handle(Cancel(["r0", "r1"]))
+        while core.has_work():
+            deltas += core.step()
+        assert core.grammars.n_live == core.grammars.n_compiling == 0
+        assert all(delta.error is None for delta in deltas)
+        assert sum(len(delta.token_ids) for delta in deltas if delta.request_id == "free") == 20
 
 
 def test_without_a_tokenizer_nothing_is_constrained() -> None:
