@@ -17,7 +17,7 @@ from quire.control.config import SchedulerConfig
 from quire.control.deadlines import QUEUE_TIMEOUT, REQUEST_TIMEOUT
 from quire.control.draft import StepDraft
 from quire.control.faults import end_faulted
-from quire.control.gauges import Counters, page_map, read_stats
+from quire.control.gauges import Counters, page_map, read_stats, tree_shape
 from quire.control.history import History
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.ration import Ration
@@ -216,7 +216,7 @@ class Scheduler:
         age_s = self.clock.now_s() - self.counters.progress_s if self.has_work() else 0.0
         stats = read_stats(self.roster, self.counters, len(self.in_flight), age_s)
         if with_map:
-            stats.page_map = page_map(self.roster)
+            stats.page_map, stats.tree = page_map(self.roster), tree_shape(self.roster.cache.tree)
         return stats
 
 

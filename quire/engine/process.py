@@ -82,7 +82,7 @@ class EngineLoop:
         self._port = port
         self._status = status
         self._next_stats_s = self._next_map_s = 0.0
-        self._page_map = b""
+        self._pictures: tuple[bytes, list[tuple[int, int, int]]] = (b"", [])
         self._throughput = ThroughputLog(time.monotonic()) if log_stats else None
         self.closing = False
 
@@ -140,8 +140,8 @@ class EngineLoop:
         with_map = now_s >= self._next_map_s
         stats = self._core.stats(with_map=with_map)
         if with_map:
-            self._page_map, self._next_map_s = stats.page_map, now_s + MAP_PERIOD_S
-        stats.page_map = self._page_map
+            self._pictures, self._next_map_s = (stats.page_map, stats.tree), now_s + MAP_PERIOD_S
+        stats.page_map, stats.tree = self._pictures
         self._port.broadcast(StepOutputs([], stats))
         self._status.say(Heartbeat(stats.last_step_age_s, stats.steps_in_flight))
         if self._throughput is not None:

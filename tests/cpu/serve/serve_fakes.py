@@ -159,6 +159,7 @@ class FakeEngine:
             generation_tokens=self._n_generated,
             prefix_queries=self._n_prompt_tokens,
             finished=dict(self._finished),
+            tree=[(-1, 4, n), (0, 2, n), (0, 3, 0), (-1, 1, 0)],
             page_map=bytes([2] * n + [1] * 4 + [0] * (60 - n)),
         )
 

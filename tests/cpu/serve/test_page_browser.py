@@ -211,6 +211,8 @@ def test_engine_view(page: Page, server: Any) -> None:
         painted + "const s = new Set(); for (let i = 0; i < d.length; i += 4) s.add(d[i]); return s.size", page["map"]
     )
     assert colours >= 3, "free and cached pages differ from the ground"
+    assert page["tree-note"].text.startswith("Prefix tree: 4 nodes")
+    assert page["tree"].size["height"] == 2 * 15, "two levels"
 
 
 def test_engine_troubles_are_seen(make_server: Any, driver: Any) -> None:
