@@ -4,9 +4,9 @@
 
 The bundled model on the CPU. Clients stream, complete, chat, leave, read slowly and send nonsense; each second one
 that is a process of its own is killed. The engine is killed once, and stopped (SIGSTOP) once for `--pause` seconds, as
-is the server. A canary request must always bring the same bytes. At the end every sequence and page must be free, every file
-descriptor back, and memory flat: its median in the last quarter against the second. Prints one JSON object; exit code 1
-if something is wrong.
+is the server. A canary request must always bring the same bytes. At the end every sequence and page must be
+free, every file descriptor back, and memory flat: its median in the last quarter against the second. Prints one JSON
+object; exit code 1 if something is wrong.
 """
 
 from __future__ import annotations
