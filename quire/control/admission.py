@@ -78,7 +78,7 @@ class Admission:
         """Enter with what the tree has of its tokens, and a first chunk of the rest."""
         roster, draft, config = self.roster, self.draft, self.roster.config
         cache = roster.cache
-        found = NO_MATCH if seq.prompt_rows is not None else cache.match(seq)  # prompt logprobs need every row computed
+        found = NO_MATCH if seq.needs_every_row else cache.match(seq)
         available = cache.n_available - found.n_unlocked - self.claimed_pages
         if self._pages_wanted(seq) - len(found.pages) > available:
             return False

@@ -15,6 +15,7 @@ from quire.control.roster import Roster
 from quire.control.seq import InvariantError, Seq
 from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
+from quire.core.request import Pooling
 from quire.core.result import StepResult, TokenLogprobs
 
 
@@ -35,6 +36,8 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
                 if not seq.computed <= end <= seq.planned:
                     raise InvariantError(f"computed {seq.computed} to {end} of {seq.planned} planned tokens")
                 seq.computed = end
+                if seq.request.pooling is not None:
+                    _pool(roster, seq, result.pooled.get(i), deltas)
             if i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
@@ -70,6 +73,21 @@ def verify(draft: StepDraft, result: StepResult) -> None:
             n_rows, start = len(result.prompt_logprobs[i]), spans.starts[i]
             if seq.prompt_rows is None or start + n_rows > len(seq.prompt_rows):
                 raise EngineError(f"step {step} brought {n_rows} prompt logprobs at {start} that nobody asked for")
+
+
+def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[SeqDelta]) -> None:
+    """Add what a span gave to the vector of its prompt; the end if it was the last of the prompt."""
+    if states is not None:
+        seq.pooled = [a + b for a, b in zip(seq.pooled, states, strict=True)] if seq.pooled else states
+    if seq.computed < seq.prompt_len:
+        return
+    if not seq.pooled:
+        raise EngineError("the prompt of a request for a vector is computed, and its states gave none")
+    is_mean = seq.request.pooling is Pooling.MEAN
+    vector = [value / seq.prompt_len for value in seq.pooled] if is_mean else seq.pooled
+    name = (seq.request.request_id, seq.index)
+    deltas.append(SeqDelta(*name, [], FinishReason.STOP, n_cached=seq.first_cached, pooled=vector))
+    roster.end(seq, FinishReason.STOP)
 
 
 def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:

@@ -14,7 +14,7 @@ import enum
 from quire.control.node import Miss, Node
 from quire.core.errors import EngineError
 from quire.core.plan import SlotParams
-from quire.core.request import Request
+from quire.core.request import Pooling, Request
 from quire.core.result import TokenLogprobs
 
 NEVER = 1 << 62
@@ -67,6 +67,7 @@ class Seq:
         "pages",
         "params",
         "planned",
+        "pooled",
         "prefill_end",
         "prompt_len",
         "prompt_rows",
@@ -130,6 +131,13 @@ class Seq:
         self.cached = self.computed = self.planned = self.prefill_end = 0
         self.prompt_step = NEVER
         """The step that plans the last of its prompt."""
+        self.pooled: list[float] = []
+        """Sum of the states of its tokens computed so far, or the last one's, for a request with `pooling`."""
+
+    @property
+    def needs_every_row(self) -> bool:
+        """True if every token of the prompt must be computed: for its logprobs, or for the mean of its states."""
+        return self.prompt_rows is not None or self.request.pooling is Pooling.MEAN
 
     @property
     def n_outputs(self) -> int:

@@ -80,6 +80,8 @@ class SeqDelta(msgspec.Struct, array_like=True):
     """Prompt tokens found in the prefix cache (meaningful in the first delta)."""
     queued_s: float = 0.0
     """Seconds that it waited for its first slot (meaningful in the first delta, of requests with a label)."""
+    pooled: list[float] | None = None
+    """[hidden_size]: what a request with `pooling` wants, in its only delta."""
 
 
 class EngineStats(msgspec.Struct):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.core.request import Pooling
+
 
 class SlotParams(msgspec.Struct, array_like=True):
     """The token-level part of `SamplingParams`, fixed for the life of a slot."""
@@ -34,6 +36,8 @@ class SlotParams(msgspec.Struct, array_like=True):
     """Ids that may not be chosen before position `masked_until`."""
     masked_until: int
     """First position (prompt included) at which `masked_end_ids` may appear: prompt_len + min_tokens."""
+    pooling: Pooling | None = None
+    """Spans of the slot want no token, but what their states give to the vector of the prompt."""
 
 
 class SlotOpen(msgspec.Struct, array_like=True):

@@ -30,7 +30,7 @@ from quire.core.events import (
     Submit,
 )
 from quire.core.outputs import RequestOutput
-from quire.core.request import Request, Terms
+from quire.core.request import Pooling, Request, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.frontend import Frontend
 from quire.engine.grammar_queue import GrammarQueue
@@ -125,11 +125,13 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         terms: Terms | None = None,
+        pooling: Pooling | None = None,
     ) -> RequestStream:
         """Queue a request.
 
         request_id: the caller's name for it, unique among open requests; outputs carry it and `abort` takes it.
         terms: who it is for and its time limits; when one passes the reader gets RequestExpired.
+        pooling: a vector of the prompt is wanted instead of tokens, with `pooling_params()`.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, RequestError (an open request has this id),
         RequestQuarantined (the engine died of it), EngineLost (try again) or EngineDead before anything starts.
         """
@@ -141,7 +143,9 @@ class AsyncLLM:
         else:
             token_ids = prompt
         grammar = await self._grammars.checked(params) if params.structured_outputs is not None else ""
-        request = self._intake.request(token_ids, params, priority=priority, cache_salt=cache_salt, grammar=grammar)
+        request = self._intake.request(
+            token_ids, params, priority=priority, cache_salt=cache_salt, grammar=grammar, pooling=pooling
+        )
         request.terms = terms or request.terms
         request.label = request_id or ""
         self._check_admission(request_id)  # others may have come meanwhile

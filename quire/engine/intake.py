@@ -17,7 +17,7 @@ from quire.config.engine import EngineConfig
 from quire.core.clock import Clock
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.events import EngineReady
-from quire.core.request import Request
+from quire.core.request import Pooling, Request
 from quire.core.sampling import SamplingParams
 from quire.text.grammar import GrammarChecker
 from quire.text.tokenizer import HfTokenizer
@@ -61,9 +61,11 @@ class Intake:
         priority: int = 0,
         cache_salt: str = "",
         grammar: str | None = None,
+        pooling: Pooling | None = None,
     ) -> Request:
         """Build a checked request. Raises InvalidParameter or ContextLengthExceeded.
 
+        pooling: a vector of the prompt is wanted instead of tokens.
         grammar: what `check_grammar` gave for these parameters; None checks it here.
         """
         if not isinstance(params, SamplingParams):
@@ -74,6 +76,8 @@ class Intake:
             raise InvalidParameter("cache_salt", cache_salt, f"a string of at most {MAX_SALT_CHARS} characters")
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidParameter("priority", priority, "a 32-bit integer")
+        if pooling is not None and (params.n != 1 or params.max_tokens != 1):
+            raise InvalidParameter("pooling", pooling.value, "given with n = 1 and max_tokens = 1 (`pooling_params()`)")
         token_ids = self.encode(prompt)
         max_tokens = self.max_tokens(len(token_ids), params)
         if grammar is None:
@@ -88,6 +92,7 @@ class Intake:
             seed=derived_seed(self.config.seed, number) if params.seed is None else params.seed,
             end_token_ids=[] if params.ignore_eos else self.end_token_ids,
             bad_token_seqs=bad_token_seqs,
+            pooling=pooling,
             grammar=grammar,
             priority=priority,
             cache_salt=cache_salt,

@@ -22,6 +22,7 @@ from quire.serve.batch_worker import BatchWorker
 from quire.serve.batches import serve_batch, serve_batch_cancel, serve_batch_create, serve_batches
 from quire.serve.chat import serve_chat
 from quire.serve.completions import serve_completion
+from quire.serve.embeddings import serve_embeddings
 from quire.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
 from quire.serve.explanation import serve_explanation
 from quire.serve.files import (
@@ -62,6 +63,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/load", serve_load),
     ("POST", "/v1/chat/completions", serve_chat),
     ("POST", "/v1/completions", serve_completion),
+    ("POST", "/v1/embeddings", serve_embeddings),
     ("POST", "/v1/responses", serve_responses),
     ("POST", "/v1/messages", serve_messages),
     ("POST", "/v1/messages/count_tokens", serve_count_tokens),

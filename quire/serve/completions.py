@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
+from quire.core.errors import InvalidParameter, RequestError
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling import MAX_N
 from quire.serve.constraints import constraint_names, structured_outputs
@@ -20,7 +20,8 @@ from quire.serve.exchange import Exchange
 from quire.serve.frames import TextFrames
 from quire.serve.generation import Job, answer
 from quire.serve.logprobs import Row, TextLogprobs, TokenNames, joined, prompt_rows
-from quire.serve.refusal import bad_request, refusal_of, unsupported
+from quire.serve.prompts import prompts_of
+from quire.serve.refusal import refusal_of, unsupported
 from quire.serve.schema import CompletionRequest, JsonObject
 from quire.serve.state import ServerState
 from quire.serve.validation import (
@@ -71,41 +72,11 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     if body.best_of is not None and body.best_of > params.n:
         # The sums of logprobs by which completions are compared come with the logprobs.
         params = msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
-    texts = _prompts(body, state.config.max_prompts, state.llm.max_model_len)
+    texts = prompts_of(body.prompt, "prompt", state.config.max_prompts, state.llm.max_model_len)
     check_sequences(len(texts), params.n, state.limits)
-    special = True if body.add_special_tokens is None else body.add_special_tokens
-    prompts = [text for text in texts if isinstance(text, list)]
-    if not prompts:
-        strings = [text for text in texts if isinstance(text, str)]
-        prompts = await state.prompts.encode(strings, add_special_tokens=special, param="prompt")
+    prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
     check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
     return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "")
-
-
-def _prompts(body: CompletionRequest, most: int, limit_tokens: int) -> list[str | list[int]]:
-    """The four forms of `prompt` as a list: a text, texts, token ids, or lists of token ids."""
-    prompt = body.prompt
-    if prompt is None:
-        raise bad_request("prompt is missing.", "prompt", "missing_required_parameter")
-    if len(prompt) > max(limit_tokens, most) and not isinstance(prompt, str):
-        code = "context_length_exceeded" if isinstance(prompt[0], int) else "invalid_value"
-        raise bad_request(f"prompt has {len(prompt)} entries, more than can be served.", "prompt", code)
-    if isinstance(prompt, str):
-        found: list[str | list[int]] = [prompt]
-    elif all(isinstance(item, int) for item in prompt):
-        found = [[item for item in prompt if isinstance(item, int)]]
-    elif any(isinstance(item, int) for item in prompt) or len({type(item) for item in prompt}) > 1:
-        raise bad_request("prompt mixes texts, token ids and lists of token ids: use one kind.", "prompt")
-    else:
-        found = [item for item in prompt if not isinstance(item, int)]
-    if len(found) > most:
-        raise bad_request(f"prompt has {len(found)} entries; one request may have {most}.", "prompt")
-    if not all(found):
-        raise bad_request("prompt is empty: give at least one token.", "prompt")
-    longest = max((len(item) for item in found if isinstance(item, list)), default=0)
-    if longest > limit_tokens:
-        raise ContextLengthExceeded(f"prompt has {longest} tokens; the context holds {limit_tokens}", param="prompt")
-    return found
 
 
 def _max_tokens(body: CompletionRequest) -> int:

@@ -25,6 +25,7 @@ REASONS = {
     "context_management": "send the part of the conversation that matters.",
     "conversation": "conversations are not kept: send all of it as input.",
     "chat_template": "templates come from the server's operator only.",
+    "dimensions": "vectors have the model's own size.",
     "documents": "put the documents into a message.",
     "function_call": _TOOLS,
     "functions": _TOOLS,

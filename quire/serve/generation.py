@@ -16,7 +16,7 @@ from typing import Protocol
 
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, RequestError
 from quire.core.outputs import RequestOutput
-from quire.core.request import Terms
+from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.stream import RequestStream
 from quire.serve.delivery import Attendant, Outbox
@@ -47,6 +47,8 @@ class Job:
     cache_salt: str
     reader: Callable[[], MessageReader] | None = None
     """Makes a reader for the text of each sequence: it has more than content. None: it is content."""
+    pooling: Pooling | None = None
+    """A vector of each prompt is wanted instead of text."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -97,9 +99,9 @@ async def answer(state: ServerState, exchange: Exchange, job: Job, shape: Answer
 async def _collect(state: ServerState, tenant: Tenant, job: Job, shape: AnswerShape) -> JsonObject:
     async with Generation(state, tenant, job) as generation:
         outputs = await generation.collect()
-    if job.params.prompt_logprobs is None:
+    if job.params.prompt_logprobs is None and job.pooling is None:
         return shape.whole(outputs, generation.usage.plain())
-    # Rows for every prompt token take long to lay out; other streams go on meanwhile.
+    # Rows for every prompt token, or vectors, take long to lay out; other streams go on meanwhile.
     return await asyncio.to_thread(shape.whole, outputs, generation.usage.plain())
 
 
@@ -137,6 +139,7 @@ class Generation:
                     priority=job.priority,
                     cache_salt=self._tenant.salted(job.cache_salt),
                     terms=self._terms,
+                    pooling=job.pooling,
                 )
                 self._streams.append(stream)
                 self.usage.prompt_tokens += len(prompt)

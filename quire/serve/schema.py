@@ -86,6 +86,23 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     suffix: None = None
 
 
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    model: str
+    input: str | list[str | int | list[int]] | None = None
+    encoding_format: str | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    # Known, not honoured: see `decoding.REASONS`.
+    dimensions: None = None
+    truncate_prompt_tokens: None = None
+
+
 class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
     """A piece of a message's text."""
 

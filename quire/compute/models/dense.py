@@ -18,6 +18,7 @@ from quire.compute.quant import Quantize, QuantScheme
 from quire.config.arch import ModelArch
 from quire.kernels.attention import Variant
 from quire.kernels.gemm import Norm
+from quire.kernels.norm import rms_norm
 
 BLOCK_NAMES = (
     # name in the checkpoint after "model.layers.{i}.", attribute of Block, part of a fused layer
@@ -133,6 +134,10 @@ class DenseModel:
         if out is None:
             out = torch.empty(len(hidden), self.arch.vocab_size, dtype=torch.float32, device=hidden.device)
         return self.head(hidden, norm=self.norm.pair, out=out)
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [m, hidden], rows of what `forward` returned → the same after the final norm, float32."""
+        return rms_norm(hidden, self.norm.weight, self.norm.eps).float()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name in a checkpoint, contiguous view of the parameter that takes it), before anything is packed."""

@@ -7,6 +7,7 @@ Invariant: `launch` never waits for the device; only `LaunchedStep.result` does.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 
 import numpy as np
@@ -20,9 +21,10 @@ from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.sample.edits import RowMasks, mask_rows
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
-from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
+from quire.compute.sample.sampler import FAULT_CODES, NON_FINITE, Sampled, Sampler
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
+from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.kernels.attention.plan import SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
@@ -40,12 +42,32 @@ class PromptRows:
 
 
 @dataclasses.dataclass(slots=True)
+class PooledRows:
+    """What spans give to the vectors of their prompts, on its way to the host."""
+
+    spans: list[int]
+    states: torch.Tensor
+    """float32 [len(spans), hidden]."""
+
+    def read(self, states: torch.Tensor, slots: list[int]) -> tuple[dict[int, list[float]], list[Fault]]:
+        """Lines by span, and faults of the slots (by span) whose states are not finite."""
+        found, faults = {}, []
+        for span, line in zip(self.spans, states.tolist(), strict=True):
+            if all(map(math.isfinite, line)):
+                found[span] = line
+            else:
+                faults.append(Fault(slots[span], FAULT_CODES[NON_FINITE]))
+        return found, faults
+
+
+@dataclasses.dataclass(slots=True)
 class Forward:
     """What the model made of a step's rows: the tokens, if they are chosen already, else the logits for that."""
 
     sampled: Sampled | None
     logits: torch.Tensor | None
     prompt: list[PromptRows]
+    pooled: PooledRows | None
 
 
 class LaunchedStep:
@@ -71,6 +93,9 @@ class LaunchedStep:
         if self._download is None:
             raise EngineError(f"step {self._plan.step} has no masks yet")
         token_ids, status, *rest = self._download.wait()
+        pooled, faults = {}, []
+        if self._forward.pooled is not None:
+            pooled, faults = self._forward.pooled.read(rest.pop(), self._plan.spans.slots)
         statuses = status.tolist()
         good = [code not in FAULT_CODES for code in statuses]
         slots = self._batch.sampled_slots.tolist()
@@ -82,7 +107,9 @@ class LaunchedStep:
             n_new=[int(fine) for fine in good],
             logprobs={int(kept[row]): line for row, line in logprobs.items() if good[row]},
             prompt_logprobs=prompt,
-            faults=[
+            pooled=pooled,
+            faults=faults
+            + [
                 Fault(slot, FAULT_CODES[code])
                 for slot, code in zip(slots, statuses, strict=True)
                 if code in FAULT_CODES
@@ -169,7 +196,8 @@ class Runner:
         if sampled is None:
             sampled = self._sample(batch, forward.logits, mask_rows(plan, masks))
         fetched = Fetched(sampled.logprobs, forward.prompt)
-        return fetched, self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
+        states = [] if forward.pooled is None else [forward.pooled.states]
+        return fetched, self._device.download([sampled.token_ids, sampled.status, *fetched.tensors(), *states])
 
     def warm_up(self, n_tokens: int) -> None:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
@@ -211,10 +239,10 @@ class Runner:
         is_plain = not plan.masked and self._sampler.is_plain(slots, positions)
         controls = self._sampler.controls(slots, positions) if is_plain else None
         hidden, choice = graphs.run(bodies, batch, cells, writes, shared, controls)
-        prompt = self._prompt_logprobs(plan, batch, hidden)
+        prompt, pooled = self._prompt_logprobs(plan, batch, hidden), self._pooled(plan, batch, hidden)
         if is_plain:
-            return Forward(Sampled(choice.token_ids, choice.status, None), None, prompt)
-        return Forward(None, self._logits(hidden[self._device.upload(batch.sampled_rows)]), prompt)
+            return Forward(Sampled(choice.token_ids, choice.status, None), None, prompt, pooled)
+        return Forward(None, self._logits(hidden[self._device.upload(batch.sampled_rows)]), prompt, pooled)
 
     def _run(
         self,
@@ -232,12 +260,13 @@ class Runner:
         )
         token_ids = self._tables.tokens[rows[0], rows[1]]
         n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
-        wants_all = n_sampled in (0, n_rows) or self._wants_prompt_logprobs(plan)
+        wants_all = n_sampled in (0, n_rows) or self._wants_prompt(plan)
         wanted = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
         context = PagedContext(self._pool, attn_plan, rows[2])
         hidden = self._model.forward(token_ids, rows[1], context, None if wants_all else wanted)
-        prompt = self._prompt_logprobs(plan, batch, hidden)
-        return Forward(None, self._logits(hidden[wanted] if wants_all and wanted is not None else hidden), prompt)
+        prompt, pooled = self._prompt_logprobs(plan, batch, hidden), self._pooled(plan, batch, hidden)
+        logits = self._logits(hidden[wanted] if wants_all and wanted is not None else hidden)
+        return Forward(None, logits, prompt, pooled)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if len(hidden) == 0:
@@ -251,8 +280,25 @@ class Runner:
         tokens[where[0], where[1]] = sampled.token_ids
         return sampled
 
-    def _wants_prompt_logprobs(self, plan: StepPlan) -> bool:
-        return any(self._opened[slot].params.prompt_logprobs >= 0 for slot in plan.spans.slots)
+    def _wants_prompt(self, plan: StepPlan) -> bool:
+        """Whether rows are wanted besides those that tokens are sampled from."""
+        params = [self._opened[slot].params for slot in plan.spans.slots]
+        return any(one.prompt_logprobs >= 0 or one.pooling is not None for one in params)
+
+    def _pooled(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> PooledRows | None:
+        spans, parts = [], []
+        for span, slot in enumerate(plan.spans.slots):
+            opened = self._opened[slot]
+            end = plan.spans.starts[span] + plan.spans.lengths[span]
+            rows = hidden[batch.q_indptr[span] : batch.q_indptr[span + 1]]
+            if opened.params.pooling is Pooling.MEAN:
+                parts.append(self._model.states(rows).sum(0))
+            elif opened.params.pooling is Pooling.LAST and end == opened.prompt_len:
+                parts.append(self._model.states(rows[-1:])[0])
+            else:
+                continue
+            spans.append(span)
+        return PooledRows(spans, torch.stack(parts)) if spans else None
 
     def _prompt_logprobs(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> list[PromptRows]:
         found = []

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from quire.core.clock import VirtualClock
 from quire.core.errors import EngineError
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, StepMasks, StepPlan
+from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.planner.cost import CostModel
 
@@ -187,6 +188,8 @@ class NullExecutor:
                 heard = slot.tokens[start + 1 : min(start + length + 1, slot.prompt_len)]
                 n_top = slot.params.prompt_logprobs
                 result.prompt_logprobs[row] = [null_logprobs(token, n_top, self.vocab_size) for token in heard]
+            if slot.params.pooling is not None and code is None:
+                code = self._pool(slot, row, start, length, result)
             if wants:
                 is_finite = NON_FINITE not in self._rows_of(slot, start + length)
                 code = self._sample(
@@ -195,6 +198,17 @@ class NullExecutor:
                 )  # fmt: skip
             if code is not None:
                 result.faults.append(Fault(number, code))
+
+    def _pool(self, slot: _Slot, row: int, start: int, length: int, result: StepResult) -> str | None:
+        """The states of a token are its id and its position, so that sums and last ones can be told."""
+        end = start + length
+        if NON_FINITE in self._rows_of(slot, end):
+            return "non_finite_logits"
+        if slot.params.pooling is Pooling.MEAN:
+            result.pooled[row] = [float(sum(slot.tokens[start:end])), float(sum(range(start, end)))]
+        elif end == slot.prompt_len:
+            result.pooled[row] = [float(slot.tokens[end - 1]), float(end - 1)]
+        return None
 
     def _rows_of(self, slot: _Slot, end: int) -> bytes:
         """K/V of the first `end` tokens, read through the page table."""

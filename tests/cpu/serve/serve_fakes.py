@@ -173,6 +173,9 @@ class FakeEngine:
     async def _run(self, request: Request) -> None:
         while self.held:
             await asyncio.sleep(0.005)
+        if request.pooling is not None:
+            self._pool(request)
+            return
         replies = [self._tokens(request, index) for index in range(request.params.n)]
         made = 0
         while any(made < len(reply) for reply in replies):
@@ -196,6 +199,15 @@ class FakeEngine:
         self.running.pop(request.request_id, None)
         self._finished["length"] = self._finished.get("length", 0) + len(replies)
         self._outputs.put_nowait(StepOutputs([], self.stats()))
+
+    def _pool(self, request: Request) -> None:
+        """The vector of a prompt: its first three token ids, or 1 where there are fewer."""
+        self.running.pop(request.request_id, None)
+        vector = [float(token) for token in [*request.prompt_token_ids, 1, 1][:3]]
+        delta = SeqDelta(request.request_id, 0, [], FinishReason.STOP, pooled=vector)
+        if self.fault(request):
+            delta = SeqDelta(request.request_id, 0, [], FinishReason.ERROR, error=self.fault_text)
+        self._outputs.put_nowait(StepOutputs([delta], self.stats()))
 
     def _tokens(self, request: Request, index: int) -> list[int]:
         seed = request.params.seed

@@ -40,6 +40,7 @@ OTHER_BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"model": "fake", "input": "x", "max_output_tokens": 2},
     "/v1/messages": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "fake", "messages": [{"role": "user", "content": "x"}]},
+    "/v1/embeddings": {"model": "fake", "input": "x"},
     "/v1/batches": {"input_file_id": "file-x", "endpoint": TEXT, "completion_window": "24h"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},

@@ -18,7 +18,7 @@ from quire.core.clock import VirtualClock
 from quire.core.errors import ContextLengthExceeded
 from quire.core.events import SeqDelta
 from quire.core.plan import StepMasks, StepPlan
-from quire.core.request import Request
+from quire.core.request import Pooling, Request, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NON_FINITE, NullExecutor
@@ -88,6 +88,16 @@ requests = st.builds(
 )  # fmt: skip
 
 
+pooled_requests = st.builds(
+    lambda prompt, pooling, salt, priority: Request(
+        request_id="", prompt_token_ids=prompt, params=pooling_params(), max_tokens=1, seed=0, pooling=pooling,
+        priority=priority, cache_salt=salt,
+    ),
+    prompts, st.sampled_from(Pooling), st.sampled_from(["", "b"]), st.integers(0, 2),
+)  # fmt: skip
+any_requests = st.one_of(requests, requests, requests, requests, requests, pooled_requests)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """See the module."""
 
@@ -106,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
-    @rule(burst=st.lists(requests, min_size=1, max_size=5))
+    @rule(burst=st.lists(any_requests, min_size=1, max_size=5))
     def submit(self, burst: list[Request]) -> None:
         for request in burst:
             self._submit(request)
