@@ -69,10 +69,24 @@ def verify(draft: StepDraft, result: StepResult) -> None:
             if count and live and seq.params.logprobs >= 0 and token_at not in result.logprobs:
                 raise EngineError(f"step {step} brought a token without the logprobs that its request asked for")
             token_at += count
+        if (
+            live
+            and slot not in faulted
+            and (i in result.pooled) != _wants_states(seq, spans.starts[i] + spans.lengths[i])
+        ):
+            raise EngineError(
+                f"step {step} did not bring what slot {slot} gives to the vector of its prompt, and no more"
+            )
         if live and i in result.prompt_logprobs:
             n_rows, start = len(result.prompt_logprobs[i]), spans.starts[i]
             if seq.prompt_rows is None or start + n_rows > len(seq.prompt_rows):
                 raise EngineError(f"step {step} brought {n_rows} prompt logprobs at {start} that nobody asked for")
+
+
+def _wants_states(seq: Seq, end: int) -> bool:
+    """Whether a span that ends at `end` gives something to the vector of its prompt."""
+    pooling = seq.request.pooling
+    return pooling is Pooling.MEAN or (pooling is Pooling.LAST and end == seq.prompt_len)
 
 
 def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[SeqDelta]) -> None:
@@ -81,12 +95,11 @@ def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[Seq
         seq.pooled = [a + b for a, b in zip(seq.pooled, states, strict=True)] if seq.pooled else states
     if seq.computed < seq.prompt_len:
         return
-    if not seq.pooled:
-        raise EngineError("the prompt of a request for a vector is computed, and its states gave none")
     is_mean = seq.request.pooling is Pooling.MEAN
     vector = [value / seq.prompt_len for value in seq.pooled] if is_mean else seq.pooled
-    name = (seq.request.request_id, seq.index)
-    deltas.append(SeqDelta(*name, [], FinishReason.STOP, n_cached=seq.first_cached, pooled=vector))
+    delta = SeqDelta(seq.request.request_id, seq.index, [], FinishReason.STOP, pooled=vector)
+    delta.n_cached, delta.queued_s = seq.first_cached, seq.queued_s
+    deltas.append(delta)
     roster.end(seq, FinishReason.STOP)
 
 
