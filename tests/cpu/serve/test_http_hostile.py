@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -161,6 +162,14 @@ def test_wrong_methods(http: Any, path: str) -> None:
         answer = http.request(wrong, re.sub(r"{.*?}", "fake", path), json={})
         check_error(answer, 405)
         assert allowed <= {method.strip() for method in answer.headers["allow"].split(",")}
+
+
+def test_every_route_is_in_the_documentation() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "api.md").read_text()
+    for method, path, _ in ROUTES:
+        written = path.replace(":path", "")
+        lines = [line for line in page.splitlines() if line.startswith(f"| {method} |")]
+        assert any(f"`{written}`" in line for line in lines), f"docs/api.md does not list {method} {written}"
 
 
 def test_unknown_paths(http: Any) -> None:
