@@ -19,6 +19,7 @@ from quire.config.arch import ModelArch
 from quire.kernels import gemm
 from quire.kernels.attention import Variant
 from quire.kernels.gemm import Norm
+from quire.kernels.norm import rms_norm
 
 BLOCK_NAMES = (
     # name in the checkpoint after "model.layers.{i}.", attribute of Block, part of a fused layer
@@ -146,6 +147,10 @@ class DenseModel:
             self.head.kernel(norm=True, wide=True),
         ]
         gemm.build(layers, self.dtype, self.embed.weight.device, max_rows)
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [m, hidden], rows of what `forward` returned → the same after the final norm, float32."""
+        return rms_norm(hidden, self.norm.weight, self.norm.eps).float()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name in a checkpoint, contiguous view of the parameter that takes it), before anything is packed."""

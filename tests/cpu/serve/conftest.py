@@ -33,8 +33,8 @@ def make_server() -> Iterator[Callable[..., LiveServer]]:
 
 
 @pytest.fixture(scope="session")
-def shared_server() -> Iterator[LiveServer]:
-    config = ServerConfig(port=0)
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    config = ServerConfig(port=0, data_dir=str(tmp_path_factory.mktemp("data")))
     config.verify()
     server = LiveServer(config).start()
     yield server
