@@ -17,9 +17,12 @@ from serve_fakes import LOGITS_WIDTH, MAX_MODEL_LEN, reply_to
 
 from quire.serve.app import OPEN_PATHS, ROUTES
 from quire.serve.assets import FILES
+from quire.serve.batches import BatchRequest
 from quire.serve.decoding import Decoder
+from quire.serve.messages_schema import CountTokensRequest, MessagesRequest
 from quire.serve.refusal import Refusal
-from quire.serve.schema import ChatRequest, CompletionRequest
+from quire.serve.responses_schema import ResponsesRequest
+from quire.serve.schema import ChatRequest, CompletionRequest, EmbeddingRequest
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NO_JSON = {"/v1/files", "/v1/batches/{batch_id}/cancel"}
@@ -577,6 +580,36 @@ def test_any_json_is_answered_or_refused(open_client: httpx.Client, path: str, f
         check_error(answer, answer.status_code)
 
 
+BODIES = {
+    "/v1/responses": ResponsesRequest, "/v1/messages": MessagesRequest, "/v1/embeddings": EmbeddingRequest,
+    "/v1/messages/count_tokens": CountTokensRequest, "/v1/batches": BatchRequest,
+}  # fmt: skip
+parts = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "x", "user", "assistant", "text", "auto"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["type", "role", "content", "text", "id", "call_id", "name", "input", "output", "arguments", "tool_use_id"]
+        ),
+        inner | st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "input_text"])
+        | st.sampled_from(["output_text", "tool_use", "tool_result", "thinking"]),
+        max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), path=st.sampled_from(sorted(BODIES)))
+def test_any_items_and_blocks_are_answered_or_refused(open_client: httpx.Client, path: str, data: Any) -> None:
+    names = st.sampled_from(BODIES[path].__struct_fields__)
+    fields = data.draw(st.dictionaries(names, parts | json_values, max_size=3))
+    answer = open_client.post(path, content=json.dumps({**valid(path), **fields}).encode(), headers=JSON_HEADERS)
+    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        check_error(answer, answer.status_code)
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.binary(max_size=200)
@@ -584,7 +617,7 @@ def test_any_json_is_answered_or_refused(open_client: httpx.Client, path: str, f
     | json_values.map(lambda value: json.dumps(value).encode())
 )
 def test_decoder_refuses_or_returns(body: bytes) -> None:
-    for kind in (ChatRequest, CompletionRequest):
+    for kind in (ChatRequest, CompletionRequest, *BODIES.values()):
         try:
             assert isinstance(Decoder(kind).decode(body), kind)
         except Refusal as refusal:
