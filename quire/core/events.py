@@ -115,8 +115,8 @@ class EngineStats(msgspec.Struct):
     steps_in_flight: int = 0
     """Steps handed to compute whose results have not been committed."""
     tree: list[tuple[int, int, int]] = []
-    """Nodes of the prefix tree for the live view, parents first, at most some hundred: (index of the parent or -1, pages,
-    sequences that hold it). Shapes only: whose prefixes they are, and what they say, is not told."""
+    """Nodes of the prefix tree for the live view, parents first, at most some hundred: (index of the parent or -1,
+    pages, sequences that hold it). Shapes only: whose prefixes they are, and what they say, is not told."""
     page_map: bytes = b""
     """One byte a page for the live view, at most 4,096: 0 free, 1 cached, else held (2 + owner slot modulo 254)."""
 
