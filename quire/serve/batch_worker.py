@@ -128,10 +128,20 @@ class BatchWorker:
                 task.add_done_callback(running.discard)
             while running and not job.stopped:
                 await asyncio.wait(running, timeout=POLL_S)
+            if not job.stopped:
+                await self._fill_in(job)
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+    async def _fill_in(self, job: _BatchJob) -> None:
+        """An error for lines that have no output although all was tried: a bug of ours must not lose a line."""
+        done = await self._stored(lambda disk: disk.done_lines(job.batch.id))
+        for number in sorted(set(range(job.batch.request_counts.total)) - done):
+            logger.error("line %d of %s came to no end", number, job.batch.id)
+            output = failed(None, "internal_error", f"The server failed while it handled line {number + 1}.")
+            await self._keep(job, number, output, is_error=True)
 
     async def _line(self, job: _BatchJob, number: int, data: bytes, is_double: bool) -> None:
         """One line to its output."""

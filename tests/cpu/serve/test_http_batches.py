@@ -169,6 +169,40 @@ def test_draining_ends_nothing(batching: Any) -> None:
     assert ended(client, batch.id).request_counts.completed == 300
 
 
+def test_one_of_several_processes_runs_the_batches(make_server: Any, tmp_path: Path) -> None:
+    servers = [make_server(data_dir=str(tmp_path)) for _ in range(2)]
+    clients = [client_of(server) for server in servers]
+    batches = [start(client, b"".join(line(f"{i}") for i in range(20))) for client in clients * 2]
+    for batch in batches:
+        assert ended(clients[0], batch.id).request_counts.completed == 20
+        assert ended(clients[1], batch.id).status == "completed"
+    ran = [server for server in servers if server.engine.submitted]
+    assert len(ran) == 1 and len(ran[0].engine.submitted) == 80
+    first, other = ran[0], next(server for server in servers if server is not ran[0])
+    first.call(first.state.close)
+    first.stop()
+    last = start(client_of(other), line("a"))
+    until(lambda: client_of(other).batches.retrieve(last.id).status, lambda status: status == "completed", 20)
+    assert len(other.engine.submitted) == 1
+
+
+def test_a_line_that_comes_to_no_end_is_an_error(batching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(data: bytes, *more: Any) -> Any:
+        if b"bad" in data:
+            raise RuntimeError("a bug")
+        return real(data, *more)
+
+    from quire.serve import batch_worker
+
+    real = batch_worker.read_line
+    monkeypatch.setattr(batch_worker, "read_line", read)
+    client = client_of(batching)
+    done = ended(client, start(client, line("good") + line("bad") + line("fine")).id)
+    assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
+    row = json.loads(client.files.content(done.error_file_id).text)
+    assert row["error"]["code"] == "internal_error" and "line 2" in row["error"]["message"]
+
+
 def test_batches_leave_room(batching: Any) -> None:
     client = client_of(batching)
     batching.engine.held = True
