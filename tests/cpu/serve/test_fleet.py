@@ -105,6 +105,7 @@ def test_a_killed_worker_ends_only_its_own_requests(fleet: FleetProcess) -> None
 
 
 def test_counters_are_of_all_and_never_go_back(fleet: FleetProcess) -> None:
+    time.sleep(0.5)  # what each worker counted before is told to the others twice a second
     before, last = counted(fleet), 0
     for _ in range(12):
         fleet.canary()
