@@ -74,14 +74,20 @@ template <class T> void prepare_block(const QuireLinear& a, const Activations& x
     else interleave<uint64_t>(rows, x.stride, x.stride / 8, n, block);
 }
 
-// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32.
-void tile_values(const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values) {
+// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32. next: the tile that will follow.
+void tile_values(
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values, int64_t next) {
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
+    const uint8_t* after = (const uint8_t*)w.data + next * tile_bytes(w);
     const int64_t k = padded_k(w);
+    const auto lines = [&](auto format) {
+        using Format = decltype(format);
+        lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)values, after);
+    };
     if (w.format == QUIRE_INT4) {
-        nibbles_sums(data, (const bf16*)w.scales + tile * TILE * x.n_groups, x, first, n_rows, values);
+        nibbles_sums(data, (const bf16*)w.scales + tile * TILE * x.n_groups, x, first, n_rows, values, after);
     } else if (w.format == QUIRE_INT8) {
-        lines_sums<ByteLines>(data, k / ByteLines::K, x, first, n_rows, (char*)values);
+        lines(ByteLines());
         const float* scales = (const float*)w.scales + tile * TILE;
         for (int64_t r = 0; r < n_rows; r++)
             for (int c = 0; c < TILE; c += W) {
@@ -89,11 +95,11 @@ void tile_values(const QuireMatrix& w, const Activations& x, int64_t tile, int64
                 store(at, to_float(load_bits<vi>(at)) * load(scales + c) * x.scales[first + r]);
             }
     } else if (w.format == QUIRE_BF16) {
-        lines_sums<Bf16Lines>(data, k / Bf16Lines::K, x, first, n_rows, (char*)values);
+        lines(Bf16Lines());
     } else if (w.format == QUIRE_F16) {
-        lines_sums<WideLines<f16>>(data, k, x, first, n_rows, (char*)values);
+        lines(WideLines<f16>());
     } else {
-        lines_sums<WideLines<float>>(data, k, x, first, n_rows, (char*)values);
+        lines(WideLines<float>());
     }
 }
 
@@ -115,8 +121,13 @@ void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t 
     const Scratch scratch({size, size});
     float *values = (float*)scratch.piece(0), *ups = (float*)scratch.piece(1);
     const T* bias = w.bias == nullptr ? nullptr : (const T*)w.bias + c0;
-    tile_values(w, x, tile, first, n_rows, values);
-    if (a.then == QUIRE_SILU_MUL) tile_values(w, x, tile + n_out / TILE, first, n_rows, ups);
+    if (a.then == QUIRE_SILU_MUL) {
+        const int64_t other = tile + n_out / TILE;
+        tile_values(w, x, tile, first, n_rows, values, other);
+        tile_values(w, x, other, first, n_rows, ups, tile + 1);
+    } else {
+        tile_values(w, x, tile, first, n_rows, values, tile + 1);
+    }
     for (int64_t r = 0; r < n_rows; r++) {
         const float* row = values + r * TILE;
         T* out = (T*)a.out + (first + r) * a.out_row + c0;
@@ -137,10 +148,10 @@ void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t 
     }
 }
 
-// How many tasks are some 10 microseconds of work, which is worth waking a thread.
+// How many tasks are some microseconds of work. A few in a row where one prefetches for the next.
 int64_t tasks_a_chunk(int64_t bytes, int64_t n_rows) {
-    const int64_t chunk = 200000 * 8 / (bytes * (8 + n_rows));
-    return chunk > 0 ? chunk : 1;
+    const int64_t chunk = 60000 * 8 / (bytes * (8 + n_rows)), least = n_rows > TILE_ROWS && n_rows <= FEW_ROWS ? 3 : 1;
+    return chunk > least ? chunk : least;
 }
 
 template <class T> void run(const QuireLinear& a) {

@@ -79,20 +79,20 @@ template <class Format, class T> void pack_floats(const T* x, int64_t count, cha
     memset(to + count * sizeof(Stored), 0, stride - count * sizeof(Stored));
 }
 
-// sums[r][c] += weight c times row r over n_lines lines. Prefetches PREFETCHES cache lines of `next` each 256 bytes.
-template <class Format, int R, int PREFETCHES>
-void lines_block(const uint8_t* w, int64_t n_lines, const char* x, char* sums, const uint8_t* next) {
+// sums[r][c] += weight c times row r over n_lines lines. Prefetches from `hint` on.
+template <class Format, int R, class Prefetch>
+void lines_block(const uint8_t* w, int64_t n_lines, const char* x, char* sums, const uint8_t* hint) {
     using Sum = typename Format::Sum;
-    constexpr int LINE = TILE * Format::LANE_BYTES, SHARE = PREFETCHES * LINE / 256, HINTS = SHARE > 0 ? SHARE : 1;
+    constexpr int LINE = TILE * Format::LANE_BYTES, SHARE = Prefetch::COUNT * LINE / 256, HINTS = SHARE > 0 ? SHARE : 1;
     for (int c = 0; c < TILE; c += VECTORS * W) {
         Sum acc[R][VECTORS];
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = load_bits<Sum>(sums + (r * TILE + c + v * W) * 4);
-        const uint8_t *at = w + c * Format::LANE_BYTES, *hint = next;
+        const uint8_t* at = w + c * Format::LANE_BYTES;
         const char* values = x;
         for (int64_t line = 0; line < n_lines; line++, at += LINE, values += R * Format::X_BYTES, hint += HINTS * 64) {
             decltype(Format::weights(at)) weights[VECTORS];
-            UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(hint + p * 64);
+            UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(hint + p * 64, 0, Prefetch::LOCALITY);
             UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = Format::weights(at + v * W * Format::LANE_BYTES);
             UNROLL for (int r = 0; r < R; r++) {
                 const auto value = Format::activations(values + r * Format::X_BYTES);
@@ -104,24 +104,26 @@ void lines_block(const uint8_t* w, int64_t n_lines, const char* x, char* sums, c
     }
 }
 
-// sums [n_rows, TILE] of a tile, for the rows from `first` on.
+// sums [n_rows, TILE] of a tile, for the rows from `first` on. next: the tile that will follow.
 template <class Format>
-void lines_sums(const uint8_t* w, int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows, char* sums) {
+void lines_sums(
+    const uint8_t* w, int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows, char* sums,
+    const uint8_t* next) {
     constexpr int LINE = TILE * Format::LANE_BYTES;
     for (int64_t r = 0; r < n_rows; r++)
         for (int c = 0; c < TILE; c += W) store_bits(sums + (r * TILE + c) * 4, Format::start(x, first + r));
-    with_prefetches(n_rows, [&](auto prefetches) {
-        const int64_t step = lines_at_once(n_rows, n_lines, LINE);
-        for (int64_t line = 0; line < n_lines; line += step) {
-            const int64_t count = n_lines - line < step ? n_lines - line : step;
-            const uint8_t* block = w + line * LINE;
-            row_blocks(n_rows, [&](int64_t row, auto n, int64_t b) {
-                const uint8_t* next = prefetched<prefetches>(block, block + count * LINE, b);
-                const char* values = x.data + (first + row) * x.stride + line * n * Format::X_BYTES;
-                lines_block<Format, n, prefetches>(block, count, values, sums + row * TILE * 4, next);
+    const int64_t step = lines_at_once(n_rows, n_lines, LINE);
+    for (int64_t line = 0; line < n_lines; line += step) {
+        const bool last = line + step >= n_lines;
+        const int64_t count = last ? n_lines - line : step;
+        const uint8_t *block = w + line * LINE, *after = last ? next : block + count * LINE;
+        row_blocks(n_rows, [&](int64_t row, auto n, int64_t b) {
+            const char* values = x.data + (first + row) * x.stride + line * n * Format::X_BYTES;
+            with_prefetch(n_rows, b, block, count * LINE, after, [&](auto prefetch, const uint8_t* hint) {
+                lines_block<Format, n, decltype(prefetch)>(block, count, values, sums + row * TILE * 4, hint);
             });
-        }
-    });
+        });
+    }
 }
 
 }  // namespace quire

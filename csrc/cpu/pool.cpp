@@ -30,8 +30,9 @@ constexpr int64_t SPIN_NS = 40000;        // a worker sleeps after so long witho
 constexpr int64_t CALL_EVERY_NS = 100000;
 constexpr int64_t LOST_CORE_NS = 20000;   // between two looks at the clock: something else ran
 constexpr int64_t CALLER_SPIN_NS = 50000;  // the caller sleeps after so long a wait for begun chunks
-constexpr int64_t STALL_NS = 100000, STALL_CHUNKS = 4;  // a wait beyond both is a lost core
+constexpr int64_t STALL_NS = 30000, STALL_CHUNKS = 4;  // a wait beyond both is a lost core
 constexpr int64_t ALONE_TIMES = 10, MOST_ALONE_NS = 100000000;
+constexpr int64_t RELAPSE_TIMES = 4;  // another stall that soon, in times alone, doubles the time alone
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -119,8 +120,14 @@ class Pool {
             now = now_ns();
         }
         const int64_t lost = now - waiting;
-        if (lost > STALL_NS && lost > STALL_CHUNKS * own_ns)
-            alone_until = now + (lost * ALONE_TIMES < MOST_ALONE_NS ? lost * ALONE_TIMES : MOST_ALONE_NS);
+        if (lost > STALL_NS && lost > STALL_CHUNKS * own_ns) work_alone(now, lost);
+    }
+
+    void work_alone(int64_t now, int64_t lost) {
+        const bool relapse = now - alone_until < RELAPSE_TIMES * alone_ns;
+        alone_ns = relapse && 2 * alone_ns > ALONE_TIMES * lost ? 2 * alone_ns : ALONE_TIMES * lost;
+        if (alone_ns > MOST_ALONE_NS) alone_ns = MOST_ALONE_NS;
+        alone_until = now + alone_ns;
     }
 
     // Runs chunks while there are any; true if one was found within SPIN_NS and the core was not taken away.
@@ -178,7 +185,7 @@ class Pool {
     alignas(64) Bell all_done;
     std::atomic<bool> taken{false};
     int n_workers = 0;
-    int64_t owner = 0, alone_until = 0, called = 0;
+    int64_t owner = 0, alone_until = 0, alone_ns = 0, called = 0;
 };
 
 // Never destroyed: its threads may still look at it when the process ends.

