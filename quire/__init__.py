@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire.core.errors import QuireError
     from quire.core.outputs import CompletionOutput, RequestOutput
     from quire.core.sampling import SamplingParams
+    from quire.core.structured import StructuredOutputsParams
     from quire.engine.async_llm import AsyncLLM
     from quire.engine.llm import LLM
 
@@ -23,6 +24,7 @@ _PLACES = {
     "LLM": "quire.engine.llm",
     "AsyncLLM": "quire.engine.async_llm",
     "SamplingParams": "quire.core.sampling",
+    "StructuredOutputsParams": "quire.core.structured",
     "RequestOutput": "quire.core.outputs",
     "CompletionOutput": "quire.core.outputs",
     "EngineConfig": "quire.config.engine",
@@ -37,6 +39,7 @@ __all__ = [
     "QuireError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -37,7 +37,7 @@ struct QuireAttnArgs {
                                 // or ragged rows [n_keys, n_kv_heads, head_dim]; any strides, last dimension contiguous
     void* out;                  // [n, n_q_heads, head_dim], contiguous
     float* lse;                 // [n, n_q_heads], natural logarithm, or null
-    const QuireTile *small_lines, *large_lines;
+    const QuireTile *small_lines, *large_lines;  // null: none. Small lines are launched first, and nothing between
     const int32_t* queue;       // [n_workers + 1]: worker w runs small lines queue[w] .. queue[w + 1] - 1, in order
     const int32_t* rows;        // [.., 2], see QuireTile::gathered
     const int32_t* pages;       // flat page table

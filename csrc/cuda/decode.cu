@@ -3,12 +3,15 @@
 // One block per worker. A producer warp reads the page table ahead of time and keeps a ring of stages full by tensor
 // copies, across the borders of lines; consumer warps share a stage by keys (and by rows beyond 16). Each computes
 // S^T = K Q^T and O^T += V^T P^T with keys in the long side of the matrix instruction, so that few rows waste little,
-// under its own running maximum, which moves only when a score passes it by 2^8. At the end of a line the warps'
-// sums meet in shared memory in a fixed order. A second kernel contracts the parts of lines that were split.
+// under its own running maximum, which moves only when a score passes it by 2^8. At the end of a line the consumers
+// leave their sums in shared memory and go on; writer warps add them in a fixed order and bring q of the next line
+// meanwhile, so that a line of few keys costs little beyond its keys. A second kernel contracts the parts of lines that
+// were split.
 //
 // Compiled for one variant (see plain_variant.h), with QUIRE_HEAD_DIM 64, 96, 128, 192 or 256, QUIRE_BF16 0 or 1,
 // QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line) and QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse.
-// Page sizes are multiples of 8. QUIRE_KEYS, QUIRE_WARPS, QUIRE_WARP_ROWS and QUIRE_STAGES override the usual sizes.
+// Page sizes are multiples of 8. QUIRE_KEYS, QUIRE_WARPS, QUIRE_WARP_ROWS,
+// QUIRE_STAGES and QUIRE_WRITERS override the usual sizes.
 //
 // Both kernels may start before the previous kernel of the stream has ended, and wait for it (programmatic dependent
 // launch). The merge kernel reads `merges` and `parts` before it waits: a kernel launched between the two must wait for
@@ -37,8 +40,12 @@ constexpr bool HOOKED = (Variant::has_logits || Variant::has_mask) && ROWS <= 16
 #ifndef QUIRE_WARP_ROWS
 #define QUIRE_WARP_ROWS (ROWS < 16 || DIM > 192 || (DIM > 128 && ROWS > 16) ? 8 : 16)
 #endif
+#ifndef QUIRE_WRITERS
+#define QUIRE_WRITERS 2
+#endif
 constexpr int KEYS = QUIRE_KEYS;                  // of a stage
 constexpr int WARPS = QUIRE_WARPS;                // consumers
+constexpr int WRITERS = QUIRE_WRITERS;            // warps that load q and write results
 constexpr int WARP_ROWS = QUIRE_WARP_ROWS;        // packed rows of a consumer
 constexpr int ROW_WARPS = ROWS / WARP_ROWS;       // consumers side by side in rows ..
 constexpr int KEY_WARPS = WARPS / ROW_WARPS;      // .. and in keys
@@ -51,29 +58,38 @@ constexpr int DIM_TILES = DIM / 16;
 constexpr int CHUNKS = (DIM + 63) / 64;
 constexpr bool MAY_PACK = DIM == 96 && LAYOUT != RAGGED;
 static_assert(ROW_WARPS * WARP_ROWS == ROWS && KEY_WARPS * ROW_WARPS == WARPS, "warps do not cover the rows");
-static_assert(KEY_TILES * KEY_WARPS * 16 == KEYS && DIM % 16 == 0, "warps do not cover the keys");
+static_assert(KEY_TILES * KEY_WARPS * 16 == KEYS && DIM % 32 == 0, "warps do not cover the keys");
 
 constexpr int HALF_BYTES = KEYS * CHUNKS * 128;   // keys, or values, of a stage
 constexpr int STAGE_BYTES = 2 * HALF_BYTES;
 constexpr int MAX_BOXES = KEYS / 8;               // copies of a half
-// The warps' sums meet in rounds of ROUND_DIM dimensions, to keep their meeting place small.
-constexpr int ROUNDS_WANTED = (KEY_WARPS * ROWS * DIM + (DIM > 192 ? 4096 : 8192) - 1) / (DIM > 192 ? 4096 : 8192);
+constexpr int QUERIES = ROWS <= 16 ? 2 : 1;       // q of lines in flight
+constexpr int Q_ROW_BYTES = DIM * 2 + 16;         // in shared memory: rows begin in different banks
+constexpr int Q_BYTES = ROWS * Q_ROW_BYTES;
+// Results of lines on their way to the writers. A line's sums pass in rounds of ROUND_DIM dimensions, which keeps their
+// meeting place small.
+constexpr int RESULTS = 2;
+// The consumers write a worker's last line themselves: 0.3 us sooner. With more rows this costs 8 % of short lines.
+constexpr bool FINISH = ROWS < 16;
+constexpr int ROUNDS_WANTED = (KEY_WARPS * ROWS * DIM + 4095) / 4096;
 constexpr int ROUNDS = ROUNDS_WANTED < 2 ? 1 : (ROUNDS_WANTED == 2 || DIM_TILES % 4 ? 2 : 4);
 constexpr int ROUND_DIM = DIM / ROUNDS;
 constexpr int SUM_STRIDE = ROUND_DIM + (ROUND_DIM % 16 == 0 ? 4 : 12);  // 4 mod 16: no bank conflicts
 static_assert(SUM_STRIDE % 16 == 4 && DIM_TILES % ROUNDS == 0, "uneven rounds");
 
-constexpr int SUMS_BYTES = KEY_WARPS * ROWS * SUM_STRIDE * 4;
-constexpr int STATES_BYTES = KEY_WARPS * ROWS * 8;
+constexpr int SUMS = KEY_WARPS * ROWS * SUM_STRIDE, STATES = KEY_WARPS * ROWS;  // of a result
+constexpr int RESULT_BYTES = SUMS * 4 + STATES * 8;
+constexpr int LINE_BARRIERS = 2 * RESULTS + 2;    // besides those of the stages
+constexpr int FIXED_BYTES = RESULTS * RESULT_BYTES + QUERIES * Q_BYTES + LINE_BARRIERS * 8;
 // Less the alignment of the ring, and room for a block of the merge kernel, which waits beside this one for its end.
 constexpr int SHARED_LIMIT = 232448 - 1024 - 13312;
-constexpr int STAGES_FIT = (SHARED_LIMIT - SUMS_BYTES - STATES_BYTES) / (STAGE_BYTES + 16 + 4 * MAX_BOXES);
+constexpr int STAGES_FIT = (SHARED_LIMIT - FIXED_BYTES) / (STAGE_BYTES + 16 + 4 * MAX_BOXES);
 constexpr int STAGES_ENOUGH = (128 * 1024 + STAGE_BYTES - 1) / STAGE_BYTES;
 #ifndef QUIRE_STAGES
 #define QUIRE_STAGES (STAGES_FIT < STAGES_ENOUGH ? STAGES_FIT : STAGES_ENOUGH)
 #endif
 constexpr int STAGES = QUIRE_STAGES;
-constexpr int SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) + SUMS_BYTES + STATES_BYTES;
+constexpr int SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) + FIXED_BYTES;
 static_assert(STAGES >= 2 && STAGES <= STAGES_FIT, "the ring does not fit");
 
 constexpr float FLOOR = -1e30f;      // running maximum before the first key
@@ -87,30 +103,39 @@ struct BoxShape {  // of one copy: keys of a page, or of the ragged rows
 
 struct Shared {
     uint32_t ring, filled, drained;  // stages; barriers, 8 bytes for each stage
-    float* sums;                     // [KEY_WARPS][ROWS][SUM_STRIDE]
-    float2* states;                  // [KEY_WARPS][ROWS] (maximum, sum of weights)
+    uint32_t queries, q_filled;      // [QUERIES][ROWS][Q_ROW_BYTES]; its barriers
+    uint32_t written, read;          // barriers of results
+    float* sums;                     // [RESULTS][KEY_WARPS][ROWS][SUM_STRIDE]
+    float2* states;                  // [RESULTS][KEY_WARPS][ROWS] (maximum, sum of weights)
     int* box_positions;              // [STAGES][MAX_BOXES]; block-sparse: position of a box's first key
 };
 
 __device__ __forceinline__ Shared shared_layout() {
     extern __shared__ char raw[];
     char* ring = raw + ((1024 - shared_address(raw) % 1024) % 1024);
-    char* barriers = ring + STAGES * STAGE_BYTES;
-    char* sums = barriers + STAGES * 16;
-    char* states = sums + SUMS_BYTES;
+    char* queries = ring + STAGES * STAGE_BYTES;
+    char* sums = queries + QUERIES * Q_BYTES;
+    char* states = sums + RESULTS * SUMS * 4;
+    char* barriers = states + RESULTS * STATES * 8;
+    const uint32_t of_stages = shared_address(barriers), of_lines = of_stages + STAGES * 16;
     return {shared_address(ring),
-            shared_address(barriers),
-            shared_address(barriers) + STAGES * 8,
+            of_stages,
+            of_stages + STAGES * 8,
+            shared_address(queries),
+            of_lines + RESULTS * 16,
+            of_lines,
+            of_lines + RESULTS * 8,
             reinterpret_cast<float*>(sums),
             reinterpret_cast<float2*>(states),
-            reinterpret_cast<int*>(states + STATES_BYTES)};
+            reinterpret_cast<int*>(barriers + STAGES * 16 + LINE_BARRIERS * 8)};
 }
 
-struct Slot {  // a place in the ring, and the parity of its current use
-    int stage = 0;
+template <int N>
+struct Slot {  // a place in a ring of N, and the parity of its current use
+    int at = 0;
     uint32_t parity = 0;
     __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        if (++at == N) at = 0, parity ^= 1;
     }
 };
 
@@ -122,7 +147,7 @@ __device__ __forceinline__ QuireTile load_tile(const QuireTile* tiles, int index
         QuireTile tile;
     } both;
     const int4* from = reinterpret_cast<const int4*>(tiles + index);
-    for (int i = 0; i < 3; ++i) both.words[i] = __ldg(from + i);
+    for (int i = 0; i < 3; ++i) both.words[i] = load_here(from + i);  // __ldg would move to where a field is used
     return both.tile;
 }
 
@@ -173,9 +198,11 @@ struct Row {
     int q_row, q_pos, q_head;
 };
 
-__device__ __forceinline__ Row packed_row(const QuireTile& tile, int row, int group, const QuireAttnArgs& args) {
-    const int token = min(row / group, tile.n_tokens - 1);
-    const int q_head = tile.kv_head * group + row % group;
+// A token beyond the last one stands for it: hooks are asked about real rows only.
+__device__ __forceinline__ Row find_row(const QuireTile& tile, int token, int head, int group,
+                                        const QuireAttnArgs& args) {
+    token = min(token, tile.n_tokens - 1);
+    const int q_head = tile.kv_head * group + head;
     if (!tile.gathered) return {tile.row + token, tile.position + token, q_head};
     const int2 found = __ldg(reinterpret_cast<const int2*>(args.rows) + tile.row + token);
     return {found.x, found.y, q_head};
@@ -211,12 +238,12 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t to, ui
 // Lanes hold the places of 32 boxes, those of the blocks that come next; the 32 after them are looked up meanwhile.
 __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap& k_map, const CUtensorMap& v_map,
                                         const Shared& shared, int first, int last, const BoxShape& shape) {
+    QuireTile coming = load_tile(args.small_lines, first);
     const int lane = threadIdx.x % 32, n_boxes = KEYS / shape.rows, n_ahead = 32 / n_boxes;
     const int box_bytes = shape.bytes(), of_block = lane % n_boxes;
     const bool is_value = lane >= n_boxes;
     const uint32_t offset = is_value * HALF_BYTES + of_block * box_bytes;
-    Slot slot;
-    QuireTile coming = load_tile(args.small_lines, first);
+    Slot<STAGES> slot;
     Line line{};
     int index = first - 1, block = 0;
     Box box{};
@@ -240,20 +267,88 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
             const Box chosen{__shfl_sync(~0u, box.page, held_by), __shfl_sync(~0u, box.row, held_by),
                              LAYOUT == SPARSE ? __shfl_sync(~0u, box.position, held_by) : 0};
             const int n_copied = min(n_boxes, (line.end - line.block_start(i) + shape.rows - 1) / shape.rows);
-            const uint32_t filled = shared.filled + slot.stage * 8;
-            barrier_wait(shared.drained + slot.stage * 8, slot.parity ^ 1);
+            const uint32_t filled = shared.filled + slot.at * 8;
+            barrier_wait(shared.drained + slot.at * 8, slot.parity ^ 1);
             if (LAYOUT == SPARSE && lane < n_boxes)
-                shared.box_positions[slot.stage * MAX_BOXES + lane] = chosen.position;
+                shared.box_positions[slot.at * MAX_BOXES + lane] = chosen.position;
             __syncwarp();
             if (lane == 0) barrier_expect(filled, 2 * n_copied * box_bytes);
             __syncwarp();
             if (lane < 2 * n_boxes && of_block < n_copied)
-                copy_box(is_value ? v_map : k_map, shared.ring + slot.stage * STAGE_BYTES + offset, filled, chosen,
+                copy_box(is_value ? v_map : k_map, shared.ring + slot.at * STAGE_BYTES + offset, filled, chosen,
                          line.tile.kv_head, shape);
             slot.advance();
         }
         if (next_index >= last) return;
         line = next_line, index = next_index, block = next_block, box = next_box, live = true;
+    }
+}
+
+// ---- results -------------------------------------------------------------------------------------------------------
+
+struct Weights {  // of the key warps' sums, normalised; base-2 lse
+    float of[KEY_WARPS], lse;
+};
+
+__device__ __forceinline__ Weights contract_states(const float2* states) {  // of one row
+    Weights weights;
+    if (!Variant::softmax) {
+        for (int w = 0; w < KEY_WARPS; ++w) weights.of[w] = 1.f;
+        weights.lse = 0.f;
+        return weights;
+    }
+    float top = FLOOR, total = 0.f;
+    for (int w = 0; w < KEY_WARPS; ++w) top = fmaxf(top, states[w * ROWS].x);
+    for (int w = 0; w < KEY_WARPS; ++w) {
+        weights.of[w] = exp2_fast(states[w * ROWS].x - top);
+        total += weights.of[w] * states[w * ROWS].y;
+    }
+    for (int w = 0; w < KEY_WARPS; ++w) weights.of[w] *= total > 0.f ? 1.f / total : 0.f;
+    weights.lse = total > 0.f ? top + log2f(total) : -INFINITY;
+    return weights;
+}
+
+// Four dimensions of one row of the result, and its lse (base 2) beside the first.
+__device__ __forceinline__ void write_out(float4 o, float lse, const Site& first, const QuireAttnArgs& args) {
+    const float natural = lse * LN2;
+    float values[4] = {o.x, o.y, o.z, o.w};
+    if (Variant::has_output) {
+        for (int i = 0; i < 4; ++i) {
+            Site site = first;
+            site.dim += i;
+            values[i] = Variant::output(values[i], site, natural, args);
+        }
+    }
+    const int64_t row = static_cast<int64_t>(first.q_row) * args.n_q_heads + first.q_head;
+    *reinterpret_cast<uint2*>(static_cast<Element*>(args.out) + row * DIM + first.dim) =
+        make_uint2(pack(values[0], values[1]), pack(values[2], values[3]));
+    if (Variant::softmax && first.dim == 0 && args.lse != nullptr) args.lse[row] = natural;
+}
+
+// By N_THREADS threads, of which this is number `thread`.
+template <int N_THREADS>
+__device__ __forceinline__ void write_round(int thread, const float* sums, const float2* states, const QuireTile& tile,
+                                            int round, int group, const QuireAttnArgs& args) {
+    constexpr int ROUND_CELLS = ROUND_DIM / 4;
+    const int n_cells = tile.n_tokens * group * ROUND_CELLS;
+    for (int cell = thread; cell < n_cells; cell += N_THREADS) {
+        const int row = cell / ROUND_CELLS, dim = cell % ROUND_CELLS * 4;
+        const Weights weights = contract_states(states + row);
+        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int w = 0; w < KEY_WARPS; ++w) {
+            const float4 x = *reinterpret_cast<const float4*>(sums + (w * ROWS + row) * SUM_STRIDE + dim);
+            o.x += weights.of[w] * x.x, o.y += weights.of[w] * x.y;
+            o.z += weights.of[w] * x.z, o.w += weights.of[w] * x.w;
+        }
+        const int from = round * ROUND_DIM + dim;
+        if (tile.partial >= 0) {
+            const int64_t to = tile.partial + row;
+            *reinterpret_cast<float4*>(args.partial_out + to * DIM + from) = o;
+            if (from == 0) args.partial_lse[to] = weights.lse;
+        } else {
+            const Row found = find_row(tile, row / group, row % group, group, args);
+            write_out(o, weights.lse, {found.q_row, found.q_pos, 0, found.q_head, tile.kv_head, from}, args);
+        }
     }
 }
 
@@ -265,13 +360,18 @@ struct Consumer {
     uint32_t q[DIM_TILES][ROW_TILES][2];     // Q^T
     float o[DIM_TILES][ROW_TILES][4];        // O^T: dimension lane / 4 (+ 8), row 2 (lane % 4) (+ 1)
     float top[ROW_TILES][2], sum[ROW_TILES][2];  // maximum (base 2); this lane's share of the sum of weights
+    int tokens[ROW_TILES][2], heads[ROW_TILES][2];  // of a line, of a group
     Row rows[ROW_TILES][2];
     int first_position, last_position;
     int n_tiles;                             // of 8 packed rows that the line has here
 
-    __device__ __forceinline__ void place(const BoxShape& shape);
+    __device__ __forceinline__ void place(const BoxShape& shape, int group);
     __device__ __forceinline__ uint32_t cell(uint32_t from, int d) const;
-    __device__ __forceinline__ void start_line(const Line& line, int group, const QuireAttnArgs& args);
+    __device__ __forceinline__ void start_line(const QuireTile& tile, uint32_t queries, int group,
+                                               const QuireAttnArgs& args);
+    __device__ __forceinline__ void stage(const Line& line, int start, const Slot<STAGES>& slot, const Shared& shared,
+                                          const BoxShape& shape, const QuireAttnArgs& args);
+    __device__ __forceinline__ void add_lanes();
     template <int TILES>
     __device__ __forceinline__ void block(const Line& line, int start, uint32_t stage, const int* positions,
                                           const BoxShape& shape, bool whole, const QuireAttnArgs& args) {
@@ -285,15 +385,20 @@ struct Consumer {
                                              const BoxShape& shape, const QuireAttnArgs& args);
     template <int TILES>
     __device__ __forceinline__ void raise_tops(const float (&s)[KEY_TILES][TILES][4]);
-    __device__ __forceinline__ void share_state(const Shared& shared);
-    __device__ __forceinline__ void share_sums(const Shared& shared, int round);
+    __device__ __forceinline__ void share_round(float* sums, float2* states, int round) const;
 };
 
-__device__ __forceinline__ void Consumer::place(const BoxShape& shape) {
+__device__ __forceinline__ void Consumer::place(const BoxShape& shape, int group) {
     const int warp = threadIdx.x / 32;
     lane = threadIdx.x % 32;
     key_at = warp / ROW_WARPS * KEY_TILES * 16;
     row_at = warp % ROW_WARPS * WARP_ROWS;
+    for (int r = 0; r < ROW_TILES; ++r) {
+        for (int c = 0; c < 2; ++c) {
+            const int row = row_at + r * 8 + lane % 4 * 2 + c;
+            tokens[r][c] = row / group, heads[r][c] = row % group;
+        }
+    }
     const bool packed = MAY_PACK && shape.packed;
     chunk_bytes = packed ? 128 : shape.rows * 128;
     const auto row_offset = [&](int key) {
@@ -314,22 +419,23 @@ __device__ __forceinline__ uint32_t Consumer::cell(uint32_t from, int d) const {
     return plain ^ (plain / 8 & 0x70);
 }
 
-__device__ __forceinline__ void Consumer::start_line(const Line& line, int group, const QuireAttnArgs& args) {
-    const int n_rows = line.tile.n_tokens * group;
+__device__ __forceinline__ void Consumer::start_line(const QuireTile& tile, uint32_t queries, int group,
+                                                     const QuireAttnArgs& args) {
+    n_tiles = min(max((tile.n_tokens * group - row_at + 7) / 8, 0), ROW_TILES);
+    const uint32_t from = queries + (row_at + lane % 8) * Q_ROW_BYTES + lane / 8 * 16;
     for (int r = 0; r < ROW_TILES; ++r) {
-        const int row = row_at + r * 8 + lane / 4;
-        const Row found = packed_row(line.tile, row, group, args);
-        const int64_t from = found.q_row * args.q_row + found.q_head * args.q_head;
-        const Element* q_from = static_cast<const Element*>(args.q) + from;
-        const uint32_t* words = reinterpret_cast<const uint32_t*>(q_from) + lane % 4;
-        for (int d = 0; d < DIM_TILES; ++d)
-            for (int h = 0; h < 2; ++h) q[d][r][h] = row < n_rows ? __ldg(words + d * 8 + h * 4) : 0;
+        if (r >= n_tiles) continue;
+        for (int d = 0; d < DIM_TILES; d += 2) {
+            uint32_t found[4];
+            load_matrices(found, from + r * 8 * Q_ROW_BYTES + d * 32);
+            for (int i = 0; i < 4; ++i) q[d + i / 2][r][i % 2] = found[i];
+        }
     }
-    n_tiles = min(max((n_rows - row_at + 7) / 8, 0), ROW_TILES);
-    first_position = 0x7fffffff, last_position = 0;
+    first_position = tile.position, last_position = tile.position + tile.n_tokens - 1;
+    if (tile.gathered) first_position = 0x7fffffff, last_position = 0;
     for (int r = 0; r < ROW_TILES; ++r) {
         for (int c = 0; c < 2; ++c) {
-            rows[r][c] = packed_row(line.tile, row_at + r * 8 + lane % 4 * 2 + c, group, args);
+            rows[r][c] = find_row(tile, tokens[r][c], heads[r][c], group, args);
             first_position = min(first_position, rows[r][c].q_pos);
             last_position = max(last_position, rows[r][c].q_pos);
             top[r][c] = Variant::softmax ? FLOOR : 0.f;
@@ -338,8 +444,38 @@ __device__ __forceinline__ void Consumer::start_line(const Line& line, int group
         for (int d = 0; d < DIM_TILES; ++d)
             for (int e = 0; e < 4; ++e) o[d][r][e] = 0.f;
     }
-    first_position = __reduce_min_sync(~0u, first_position);
-    last_position = __reduce_max_sync(~0u, last_position);
+    if (tile.gathered) {
+        first_position = __reduce_min_sync(~0u, first_position);
+        last_position = __reduce_max_sync(~0u, last_position);
+    }
+}
+
+// Adds what the stage holds to the sums, and gives the stage back.
+__device__ __forceinline__ void Consumer::stage(const Line& line, int start, const Slot<STAGES>& slot,
+                                                const Shared& shared, const BoxShape& shape,
+                                                const QuireAttnArgs& args) {
+    const uint32_t from = shared.ring + slot.at * STAGE_BYTES;
+    const int* positions = shared.box_positions + slot.at * MAX_BOXES;
+    bool whole = !Variant::has_mask && line.holds_block(start);
+    barrier_wait(shared.filled + slot.at * 8, slot.parity);
+    if (start + key_at < line.end) {  // else nothing was loaded for this warp
+        int low = start, high = start + KEYS - 1;
+        if (LAYOUT == SPARSE) low = positions[0], high = positions[KEYS / shape.rows - 1] + shape.rows - 1;
+        if (Variant::causal) whole = whole && high <= first_position;
+        if (Variant::window && args.window > 0)
+            whole = whole && (low > last_position - args.window || high < args.n_first);
+        if (n_tiles == 1) block<1>(line, start, from, positions, shape, whole, args);
+        if (ROW_TILES > 1 && n_tiles == 2) block<ROW_TILES>(line, start, from, positions, shape, whole, args);
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared.drained + slot.at * 8);
+}
+
+// The sums of weights of all lanes.
+__device__ __forceinline__ void Consumer::add_lanes() {
+    for (int r = 0; r < ROW_TILES; ++r)
+        for (int c = 0; c < 2; ++c)
+            for (int step = 4; step < 32; step *= 2) sum[r][c] += __shfl_xor_sync(~0u, sum[r][c], step);
 }
 
 // Moves maxima that a score passes by too much, and what was summed under them.
@@ -437,23 +573,17 @@ __device__ __forceinline__ void Consumer::block_of(const Line& line, int start, 
     }
 }
 
-__device__ __forceinline__ void Consumer::share_state(const Shared& shared) {
+// One round of the warp's results, as one of the KEY_WARPS that have results of these rows; its sums are whole already.
+__device__ __forceinline__ void Consumer::share_round(float* sums, float2* states, int round) const {
     const int key_warp = threadIdx.x / 32 / ROW_WARPS;
+    float* to = sums + key_warp * ROWS * SUM_STRIDE;
     for (int r = 0; r < ROW_TILES; ++r) {
+        if (r >= n_tiles) continue;
         for (int c = 0; c < 2; ++c) {
-            float total = sum[r][c];
-            for (int step = 4; step < 32; step *= 2) total += __shfl_xor_sync(~0u, total, step);
             const int row = row_at + r * 8 + lane % 4 * 2 + c;
-            if (lane < 4) shared.states[key_warp * ROWS + row] = make_float2(top[r][c], total);
+            if (lane < 4) states[key_warp * ROWS + row] = make_float2(top[r][c], sum[r][c]);
         }
-    }
-}
-
-__device__ __forceinline__ void Consumer::share_sums(const Shared& shared, int round) {
-    float* to = shared.sums + threadIdx.x / 32 / ROW_WARPS * ROWS * SUM_STRIDE;
-#pragma unroll
-    for (int i = 0; i < DIM_TILES / ROUNDS; ++i) {
-        for (int r = 0; r < ROW_TILES; ++r) {
+        for (int i = 0; i < DIM_TILES / ROUNDS; ++i) {
             for (int e = 0; e < 4; ++e) {
                 const int row = row_at + r * 8 + lane % 4 * 2 + e % 2;
                 to[row * SUM_STRIDE + i * 16 + e / 2 * 8 + lane / 4] = o[round * (DIM_TILES / ROUNDS) + i][r][e];
@@ -462,114 +592,97 @@ __device__ __forceinline__ void Consumer::share_sums(const Shared& shared, int r
     }
 }
 
-// ---- results -------------------------------------------------------------------------------------------------------
-
-struct Weights {  // of the key warps' sums, normalised; base-2 lse
-    float of[KEY_WARPS], lse;
-};
-
-__device__ __forceinline__ Weights contract_states(const float2* states) {  // of one row
-    Weights weights;
-    if (!Variant::softmax) {
-        for (int w = 0; w < KEY_WARPS; ++w) weights.of[w] = 1.f;
-        weights.lse = 0.f;
-        return weights;
-    }
-    float top = FLOOR, total = 0.f;
-    for (int w = 0; w < KEY_WARPS; ++w) top = fmaxf(top, states[w * ROWS].x);
-    for (int w = 0; w < KEY_WARPS; ++w) {
-        weights.of[w] = exp2_fast(states[w * ROWS].x - top);
-        total += weights.of[w] * states[w * ROWS].y;
-    }
-    for (int w = 0; w < KEY_WARPS; ++w) weights.of[w] *= total > 0.f ? 1.f / total : 0.f;
-    weights.lse = total > 0.f ? top + log2f(total) : -INFINITY;
-    return weights;
-}
-
-// Four dimensions of one row of the result, and its lse (base 2) beside the first.
-__device__ __forceinline__ void write_out(float4 o, float lse, const Site& first, const QuireAttnArgs& args) {
-    const float natural = lse * LN2;
-    float values[4] = {o.x, o.y, o.z, o.w};
-    if (Variant::has_output) {
-        for (int i = 0; i < 4; ++i) {
-            Site site = first;
-            site.dim += i;
-            values[i] = Variant::output(values[i], site, natural, args);
-        }
-    }
-    const int64_t row = static_cast<int64_t>(first.q_row) * args.n_q_heads + first.q_head;
-    *reinterpret_cast<uint2*>(static_cast<Element*>(args.out) + row * DIM + first.dim) =
-        make_uint2(pack(values[0], values[1]), pack(values[2], values[3]));
-    if (Variant::softmax && first.dim == 0 && args.lse != nullptr) args.lse[row] = natural;
-}
-
-__device__ __forceinline__ void write_round(const Shared& shared, const Line& line, int round, int group,
-                                            const QuireAttnArgs& args) {
-    constexpr int ROUND_CELLS = ROUND_DIM / 4;
-    const int n_cells = line.tile.n_tokens * group * ROUND_CELLS;
-    for (int cell = threadIdx.x; cell < n_cells; cell += WARPS * 32) {
-        const int row = cell / ROUND_CELLS, dim = cell % ROUND_CELLS * 4;
-        const Weights weights = contract_states(shared.states + row);
-        float4 o = make_float4(0.f, 0.f, 0.f, 0.f);
-        for (int w = 0; w < KEY_WARPS; ++w) {
-            const float4 x = *reinterpret_cast<const float4*>(shared.sums + (w * ROWS + row) * SUM_STRIDE + dim);
-            o.x += weights.of[w] * x.x, o.y += weights.of[w] * x.y;
-            o.z += weights.of[w] * x.z, o.w += weights.of[w] * x.w;
-        }
-        const int from = round * ROUND_DIM + dim;
-        if (line.tile.partial >= 0) {
-            const int64_t to = line.tile.partial + row;
-            *reinterpret_cast<float4*>(args.partial_out + to * DIM + from) = o;
-            if (from == 0) args.partial_lse[to] = weights.lse;
-        } else {
-            const Row found = packed_row(line.tile, row, group, args);
-            write_out(o, weights.lse, {found.q_row, found.q_pos, 0, found.q_head, line.tile.kv_head, from}, args);
-        }
-    }
-}
-
 __device__ __forceinline__ void consume(const QuireAttnArgs& args, const Shared& shared, int first, int last,
                                         const BoxShape& shape) {
+    QuireTile coming = load_tile(args.small_lines, first);
     const int group = args.n_q_heads / args.n_kv_heads;
     Consumer warp;
-    warp.place(shape);
-    Slot slot;
-    QuireTile coming = load_tile(args.small_lines, first);
+    warp.place(shape, group);
+    Slot<STAGES> slot;
+    Slot<QUERIES> query;
+    Slot<RESULTS> result;
     for (int index = first; index < last; ++index) {
         const Line line = make_line(coming, args, shape);
         if (index + 1 < last) coming = load_tile(args.small_lines, index + 1);
         if (line.tile.n_tokens == 0) continue;
-        warp.start_line(line, group, args);
-        for (int i = 0; i < line.n_blocks; ++i) {
-            const int start = line.block_start(i);
-            const uint32_t stage = shared.ring + slot.stage * STAGE_BYTES;
-            const int* positions = shared.box_positions + slot.stage * MAX_BOXES;
-            bool whole = !Variant::has_mask && line.holds_block(start);
-            barrier_wait(shared.filled + slot.stage * 8, slot.parity);
-            int low = start, high = start + KEYS - 1;
-            if (LAYOUT == SPARSE) low = positions[0], high = positions[KEYS / shape.rows - 1] + shape.rows - 1;
-            if (Variant::causal) whole = whole && high <= warp.first_position;
-            if (Variant::window && args.window > 0)
-                whole = whole && (low > warp.last_position - args.window || high < args.n_first);
-            if (warp.n_tiles == 1) warp.block<1>(line, start, stage, positions, shape, whole, args);
-            if (ROW_TILES > 1 && warp.n_tiles == 2)
-                warp.block<ROW_TILES>(line, start, stage, positions, shape, whole, args);
-            __syncwarp();
-            if (warp.lane == 0) barrier_arrive(shared.drained + slot.stage * 8);
-            slot.advance();
-        }
-        warp.share_state(shared);
+        barrier_wait(shared.q_filled + query.at * 8, query.parity);
+        warp.start_line(line.tile, shared.queries + query.at * Q_BYTES, group, args);
+        query.advance();
+        for (int i = 0; i < line.n_blocks; ++i, slot.advance())
+            warp.stage(line, line.block_start(i), slot, shared, shape, args);
+        warp.add_lanes();
+        const bool finish = FINISH && index + 1 == last;
 #pragma unroll
-        for (int round = 0; round < ROUNDS; ++round) {
-            warp.share_sums(shared, round);
-            named_sync(1, WARPS * 32);
-            write_round(shared, line, round, group, args);
-            named_sync(1, WARPS * 32);
+        for (int round = 0; round < ROUNDS; ++round, result.advance()) {
+            float* sums = shared.sums + result.at * SUMS;
+            float2* states = shared.states + result.at * STATES;
+            if (!finish || round < RESULTS) barrier_wait(shared.read + result.at * 8, result.parity ^ 1);
+            warp.share_round(sums, states, round);
+            if (finish) {
+                named_sync(1, WARPS * 32);
+                write_round<WARPS * 32>(threadIdx.x, sums, states, line.tile, round, group, args);
+            } else {
+                __syncwarp();
+                if (warp.lane == 0) barrier_arrive(shared.written + result.at * 8);
+            }
         }
     }
 }
 
-__global__ void __launch_bounds__(WARPS * 32 + 32, 1)
+// ---- writers -------------------------------------------------------------------------------------------------------
+
+// Rows up to the next multiple of 8 are zero: what they would weigh moves the maxima of the others.
+__device__ __forceinline__ void load_queries(const QuireTile& tile, uint32_t queries, uint32_t barrier, int group,
+                                             const QuireAttnArgs& args) {
+    constexpr int Q_CELLS = DIM / 8;
+    const int n_rows = tile.n_tokens * group;
+    for (int cell = threadIdx.x - WARPS * 32; cell < (n_rows + 7) / 8 * 8 * Q_CELLS; cell += WRITERS * 32) {
+        const int row = cell / Q_CELLS, of_row = cell % Q_CELLS;
+        const Row found = find_row(tile, row / group, row % group, group, args);
+        const int64_t at = found.q_row * args.q_row + found.q_head * args.q_head;
+        const Element* from = static_cast<const Element*>(args.q) + at;
+        copy_16_bytes(queries + row * Q_ROW_BYTES + of_row * 16, from + of_row * 8, row < n_rows);
+    }
+    barrier_arrive_after_copies(barrier);
+}
+
+// q of a line is loaded once the results of the line that had its place are there: its consumers have read it then.
+__device__ __forceinline__ void write(const QuireAttnArgs& args, const Shared& shared, int first, int last) {
+    const int group = args.n_q_heads / args.n_kv_heads;
+    Slot<QUERIES> query;
+    Slot<RESULTS> result;
+    QuireTile next{};
+    int index = first - 1;  // of `next`
+    const auto find_next = [&] {  // lines without rows have no q and no results
+        for (next.n_tokens = 0; next.n_tokens == 0 && ++index < last;) next = load_tile(args.small_lines, index);
+    };
+    const auto load_next = [&] {
+        if (next.n_tokens == 0) return;
+        load_queries(next, shared.queries + query.at * Q_BYTES, shared.q_filled + query.at * 8, group, args);
+        query.advance();
+    };
+    find_next();
+    load_next();
+    while (next.n_tokens > 0 && !(FINISH && index + 1 == last)) {
+        const QuireTile tile = next;
+        find_next();
+        if (QUERIES > 1) load_next();
+#pragma unroll
+        for (int round = 0; round < ROUNDS; ++round) {
+            barrier_wait(shared.written + result.at * 8, result.parity);
+            write_round<WRITERS * 32>(threadIdx.x - WARPS * 32, shared.sums + result.at * SUMS,
+                                      shared.states + result.at * STATES, tile, round, group, args);
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(shared.read + result.at * 8);
+            result.advance();
+        }
+        if (QUERIES == 1) load_next();
+    }
+}
+
+constexpr int BLOCK_THREADS = (WARPS + WRITERS + 1) * 32;  // consumers, writers, the producer
+
+__global__ void __launch_bounds__(BLOCK_THREADS, 1)
     small_lines_kernel(const __grid_constant__ QuireAttnArgs args, const __grid_constant__ CUtensorMap k_map,
                        const __grid_constant__ CUtensorMap v_map, const __grid_constant__ BoxShape shape) {
     const Shared shared = shared_layout();
@@ -581,6 +694,11 @@ __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
             barrier_init(shared.filled + i * 8, 1);
             barrier_init(shared.drained + i * 8, WARPS);
         }
+        for (int i = 0; i < QUERIES; ++i) barrier_init(shared.q_filled + i * 8, WRITERS * 32);
+        for (int i = 0; i < RESULTS; ++i) {
+            barrier_init(shared.written + i * 8, WARPS);
+            barrier_init(shared.read + i * 8, WRITERS);
+        }
         barrier_init_fence();
     }
     __syncthreads();
@@ -588,18 +706,21 @@ __global__ void __launch_bounds__(WARPS * 32 + 32, 1)
     let_next_grid_start();
     const int first = load_here(args.queue + blockIdx.x), last = load_here(args.queue + blockIdx.x + 1);
     if (first >= last) return;
-    if (warp == WARPS)
-        produce(args, k_map, v_map, shared, first, last, shape);
-    else
+    if (warp < WARPS)
         consume(args, shared, first, last, shape);
+    else if (warp < WARPS + WRITERS)
+        write(args, shared, first, last);
+    else
+        produce(args, k_map, v_map, shared, first, last, shape);
 }
 
 // ---- contraction of parts ------------------------------------------------------------------------------------------
 
 constexpr int CELLS = DIM / 4;      // of a row: four dimensions each
-constexpr int MERGE_BLOCKS = 4;  // of a multiprocessor, at most
 constexpr int MERGE_THREADS = 512;
-constexpr int FLIGHT = 5;           // parts loaded together
+constexpr int FEW_MERGES = 4;       // of a multiprocessor: up to as many, each has a block
+constexpr int CELL_THREADS = 256, CELL_BLOCKS = 5;  // of a multiprocessor
+constexpr int FLIGHT = 5, CELL_FLIGHT = 3;  // parts loaded together, by merge_kernel and by merge_cells_kernel
 
 struct Sum {  // of weighted parts, relative to 2^top
     float4 o;
@@ -617,7 +738,7 @@ struct Sum {  // of weighted parts, relative to 2^top
 };
 
 // Parts first, first + step .. of one cell; `found` holds the rows of the first FLIGHT of them, -1 beyond the last.
-template <class Load>
+template <int FLIGHT, class Load>
 __device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[FLIGHT], const Load& load_parts,
                                          int first, int step, int head, int dim, const QuireAttnArgs& args) {
     Sum sum{make_float4(0.f, 0.f, 0.f, 0.f), FLOOR, 0.f};
@@ -638,17 +759,27 @@ __device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[F
     return sum;
 }
 
-// A block merges one row and KV head after another. Threads beyond its cells share the parts: slice s takes parts s,
-// s + n_slices .., and the slices are added in order. The plan is read before the grid that writes the parts has ended.
+__device__ __forceinline__ QuireMerge load_merge(int index, const QuireAttnArgs& args) {
+    if (index >= args.n_merges) return {0, 0, 0, 0};
+    const int4 words = load_here(reinterpret_cast<const int4*>(args.merges) + index);
+    return {words.x, words.y, words.z, words.w};
+}
+
+__device__ __forceinline__ void write_merged(const Sum& sum, const QuireMerge& merge, int group, int head, int dim,
+                                             const QuireAttnArgs& args) {
+    const float scale = !Variant::softmax ? 1.f : sum.total > 0.f ? 1.f / sum.total : 0.f;
+    const float4 o = make_float4(sum.o.x * scale, sum.o.y * scale, sum.o.z * scale, sum.o.w * scale);
+    const float lse = sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY;
+    write_out(o, lse, {merge.row, -1, 0, merge.kv_head * group + head, merge.kv_head, dim}, args);
+}
+
+// Few merges: a block for each row and KV head. Threads beyond its cells share the parts: slice s takes parts s,
+// s + n_slices .., and the slices are added in order. Both kernels read the plan before the grid that writes the parts
+// has ended.
 __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
     __shared__ float4 slice_sums[MERGE_THREADS];
     __shared__ float2 slice_states[MERGE_THREADS];
-    const auto load_merge = [&](int index) {
-        const int4 words = load_here(reinterpret_cast<const int4*>(args.merges) + index);
-        return QuireMerge{words.x, words.y, words.z, words.w};
-    };
-    int index = blockIdx.x;
-    QuireMerge merge = load_merge(index);
+    const QuireMerge merge = load_merge(blockIdx.x, args);
     const int group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
     const int width = min(n_cells, MERGE_THREADS), n_slices = MERGE_THREADS / width;
     const int slice = threadIdx.x / width;
@@ -662,7 +793,8 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
     load_parts(found, slice);
     let_next_grid_start();  // a product reads its weights while the last lines are still computed
     wait_for_previous_grid();
-    for (int base = 0; merge.n_parts > 0;) {
+    for (int base = 0; merge.n_parts > 0 && base < n_cells; base += width) {
+        if (base > 0) load_parts(found, slice);
         const int cell = min(base + static_cast<int>(threadIdx.x) % width, n_cells - 1);
         const int head = cell / CELLS, dim = cell % CELLS * 4;
         Sum sum = sum_parts(merge, found, load_parts, slice, n_slices, head, dim, args);
@@ -677,18 +809,37 @@ __global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_const
             more.lift(high);
             sum.add(more.o, 1.f, more.total);
         }
-        const float scale = !Variant::softmax ? 1.f : sum.total > 0.f ? 1.f / sum.total : 0.f;
-        const float4 o = make_float4(sum.o.x * scale, sum.o.y * scale, sum.o.z * scale, sum.o.w * scale);
-        const float lse = sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY;
-        if (slice == 0) write_out(o, lse, {merge.row, -1, 0, merge.kv_head * group + head, merge.kv_head, dim}, args);
+        if (slice == 0) write_merged(sum, merge, group, head, dim, args);
         __syncthreads();
-        base += width;
-        if (base >= n_cells) {  // the next merge of this block; those without parts come last
-            base = 0, index += gridDim.x;
-            if (index >= args.n_merges) return;
-            merge = load_merge(index);
-        }
-        load_parts(found, slice);
+    }
+}
+
+// Many merges: a thread for each cell, which finds the plan of its next two merges meanwhile. Those without parts come
+// last.
+__global__ void __launch_bounds__(CELL_THREADS, CELL_BLOCKS)
+    merge_cells_kernel(const __grid_constant__ QuireAttnArgs args) {
+    const uint32_t group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
+    uint32_t at = blockIdx.x * CELL_THREADS + threadIdx.x;
+    const uint32_t step = gridDim.x * CELL_THREADS;
+    QuireMerge merge = load_merge(at / n_cells, args), next = load_merge((at + step) / n_cells, args);
+    const auto load_parts = [&](int (&found)[CELL_FLIGHT], const QuireMerge& of, int from) {
+        for (int i = 0; i < CELL_FLIGHT; ++i)
+            found[i] = from + i < of.n_parts ? load_here(args.parts + of.parts_at + from + i) : -1;
+    };
+    int found[CELL_FLIGHT];
+    load_parts(found, merge, 0);
+    let_next_grid_start();
+    wait_for_previous_grid();
+    while (merge.n_parts > 0) {
+        int next_found[CELL_FLIGHT];
+        load_parts(next_found, next, 0);
+        const QuireMerge third = load_merge((at + 2 * step) / n_cells, args);
+        const uint32_t cell = at % n_cells, head = cell / CELLS, dim = cell % CELLS * 4;
+        const auto load_more = [&](int (&to)[CELL_FLIGHT], int from) { load_parts(to, merge, from); };
+        const Sum sum = sum_parts(merge, found, load_more, 0, 1, head, dim, args);
+        write_merged(sum, merge, group, head, dim, args);
+        at += step, merge = next, next = third;
+        for (int i = 0; i < CELL_FLIGHT; ++i) found[i] = next_found[i];
     }
 }
 
@@ -758,14 +909,14 @@ extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
         error = encode_side(&v_map, args->v, args->v_page, args->v_head, args->v_token, *args, shape);
     if (error == cudaSuccess) error = allow_shared_memory();
     if (error != cudaSuccess) return error;
-    constexpr int n_threads = WARPS * 32 + 32;
-    return launch(small_lines_kernel, args->n_workers, n_threads, SHARED_BYTES, stream, *args, k_map, v_map, shape);
+    return launch(small_lines_kernel, args->n_workers, BLOCK_THREADS, SHARED_BYTES, stream, *args, k_map, v_map, shape);
 }
 
 extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
     if (!fits(*args) || args->n_merges < 0) return cudaErrorInvalidValue;
     if (args->n_merges == 0) return cudaSuccess;
-    const int n_blocks = std::min(args->n_merges, MERGE_BLOCKS * args->n_workers);
-    return launch(merge_kernel, n_blocks, MERGE_THREADS, 0, stream, *args);
+    if (args->n_merges <= FEW_MERGES * args->n_workers)
+        return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
+    return launch(merge_cells_kernel, CELL_BLOCKS * args->n_workers, CELL_THREADS, 0, stream, *args);
 }

@@ -13,7 +13,7 @@
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16, 32, 64), QUIRE_CLUSTER (1, 2, 4, 8 blocks), QUIRE_GROUPS (warpgroups),
 // QUIRE_TURNS, QUIRE_RESIDENT, QUIRE_NORM (needs QUIRE_RESIDENT), QUIRE_RESIDUAL, QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE
 // (results are stored as fp32).
-#include "wgmma.h"
+#include "gemm.h"
 
 struct QuireGemmArgs {  // _Args in quire/kernels/gemm/hopper.py
     const void* x;
@@ -42,7 +42,6 @@ constexpr int OUT_ROWS = QUIRE_SILU ? ROWS / 2 : ROWS;  // of y in a tile; SiLU:
 constexpr int SHARE = TEAM / CLUSTER;                // threads of a team whose sums one block finishes
 constexpr int QUADS = TOKENS / 8;                    // sums of a thread come in fours: 2 rows (8 apart) x 2 tokens
 constexpr int SENDERS = SHARE < 32 ? 1 : SHARE / 32; // warps of a team that hand over to one block
-constexpr int CHUNK = 64;                            // columns: a row of 128 bytes
 constexpr int CHUNKS = ROWS == 64 ? 2 : 1;           // of a stage
 constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128;  // of a chunk
 constexpr int STAGE_BYTES = CHUNKS * (W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES));
@@ -71,43 +70,6 @@ struct Layout {
 };
 
 __host__ __device__ inline int tiles_of(int n) { return ((QUIRE_SILU ? n / 2 : n) + OUT_ROWS - 1) / OUT_ROWS; }
-
-// ---- clusters --------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
-    uint32_t there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
-__device__ __forceinline__ void store_there(uint32_t address, float4 x) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z),
-                 "f"(x.w)
-                 : "memory");
-}
-__device__ __forceinline__ void store_there(uint32_t address, float x) {
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
-}
-__device__ __forceinline__ void arrive_there(uint32_t barrier) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ bool try_cluster(uint32_t barrier, uint32_t parity) {
-    uint32_t done;
-    asm volatile(
-        "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-    return done != 0;
-}
-__device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) {  // what other blocks have stored, too
-    const long long start = clock64();
-    while (!try_cluster(barrier, parity)) {
-        if (clock64() - start > 4000000000ll) __trap();
-    }
-}
 
 // ---- arithmetic ------------------------------------------------------------------------------------------------------
 
@@ -140,31 +102,6 @@ __device__ __forceinline__ void product(float (&d)[TOKENS / 2], Operand a, Opera
 #endif
 }
 
-__device__ __forceinline__ float widen(Element x) { return float(x); }
-__device__ __forceinline__ float rounded(float x) { return float(Element(x)); }
-__device__ __forceinline__ float low(uint32_t pair) { return widen(reinterpret_cast<const Element*>(&pair)[0]); }
-__device__ __forceinline__ float high(uint32_t pair) { return widen(reinterpret_cast<const Element*>(&pair)[1]); }
-
-__device__ __forceinline__ uint4 load16(const void* from) {  // not moved over the wait for the previous grid
-    uint4 x;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(from)
-                 : "memory");
-    return x;
-}
-__device__ __forceinline__ uint4 read16(uint32_t address) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(address)
-                 : "memory");
-    return x;
-}
-__device__ __forceinline__ void write16(uint32_t address, uint4 x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
-}
 __device__ __forceinline__ float square_sum(uint32_t pair) { return low(pair) * low(pair) + high(pair) * high(pair); }
 __device__ __forceinline__ uint32_t normed(uint32_t pair, float scale, uint32_t weight) {
     return pack(rounded(low(pair) * scale) * low(weight), rounded(high(pair) * scale) * high(weight));
@@ -394,7 +331,7 @@ struct Block {
             if (++at_stage == a.n_stages) at_stage = 0, turn++;
         }
         products_wait<0>();
-        pin(d);
+        quire::pin(d);
         if (lane == 0) {
             const int last = (first + n_units - 1) % a.n_stages;
             if (last != before) barrier_arrive(empty(before));
@@ -409,15 +346,29 @@ struct Block {
     __device__ int token_of(int t, int v) const { return v * 8 + t % 4 * 2; }
     __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
 
-    __device__ float residual_at(int row, int token) const {
-        if (row >= n_out() || token >= a.m) return 0.0f;
-        return widen(static_cast<const Element*>(a.residual)[token * a.residual_row + row]);
+    // Loaded before the product and not touched until after it: a conversion would wait for the load.
+    struct Added {
+        uint32_t bits[4];  // of a quad of the residual
+        __device__ float at(int i) const { return QUIRE_RESIDUAL ? low(bits[i]) : 0.0f; }
+    };
+    __device__ uint32_t residual_bits(int row, int token) const {
+        uint16_t x = 0;
+        if (row < n_out() && token < a.m) {
+            const Element* from = static_cast<const Element*>(a.residual) + token * a.residual_row + row;
+            asm volatile("ld.global.u16 %0, [%1];" : "=h"(x) : "l"(from) : "memory");
+        }
+        return x;
     }
-    __device__ float4 residual_quad(int row, int token) const {
-        if (!QUIRE_RESIDUAL) return make_float4(0, 0, 0, 0);
-        const float x = residual_at(row, token), y = residual_at(row, token + 1);
-        if (QUIRE_SILU) return make_float4(x, y, 0, 0);
-        return make_float4(x, y, residual_at(row + 8, token), residual_at(row + 8, token + 1));
+    __device__ Added residual_quad(int row, int token) const {
+        Added added = {};
+        if (!QUIRE_RESIDUAL) return added;
+#pragma unroll
+        for (int i = 0; i < (QUIRE_SILU ? 2 : 4); i++) added.bits[i] = residual_bits(row + i / 2 * 8, token + i % 2);
+        return added;
+    }
+    template <int N> static __device__ void pin(Added (&added)[N]) {
+#pragma unroll
+        for (int i = 0; i < N * 4; i++) asm volatile("" : "+r"(added[i / 4].bits[i % 4])::"memory");
     }
     __device__ float biased(float sum, int w_row) const {
         return rounded(QUIRE_BIAS && w_row < a.n ? sum + widen(static_cast<const Element*>(a.bias)[w_row]) : sum);
@@ -426,7 +377,7 @@ struct Block {
     __device__ void store(float sum, float up, float added, int row, int token) const {
         if (row >= n_out() || token >= a.m) return;
         float y = biased(sum, row);
-        if (QUIRE_SILU) y = rounded(rounded(y / (1.0f + __expf(-y))) * biased(up, a.n / 2 + row));
+        if (QUIRE_SILU) y = rounded(rounded(silu(y)) * biased(up, a.n / 2 + row));
         if (QUIRE_RESIDUAL) y = rounded(y + added);
 #if QUIRE_WIDE
         static_cast<float*>(a.y)[token * a.y_row + row] = y;
@@ -434,12 +385,12 @@ struct Block {
         static_cast<Element*>(a.y)[token * a.y_row + row] = Element(y);
 #endif
     }
-    __device__ void store_quad(float4 sums, float4 added, int row, int token) const {
-        store(sums.x, sums.z, added.x, row, token);
-        store(sums.y, sums.w, added.y, row, token + 1);
+    __device__ void store_quad(float4 sums, const Added& added, int row, int token) const {
+        store(sums.x, sums.z, added.at(0), row, token);
+        store(sums.y, sums.w, added.at(1), row, token + 1);
         if (QUIRE_SILU) return;
-        store(sums.z, 0.0f, added.z, row + 8, token);
-        store(sums.w, 0.0f, added.w, row + 8, token + 1);
+        store(sums.z, 0.0f, added.at(2), row + 8, token);
+        store(sums.w, 0.0f, added.at(3), row + 8, token + 1);
     }
     static __device__ float4 quad(const float (&d)[TOKENS / 2], int v) {
         return make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]);
@@ -449,10 +400,11 @@ struct Block {
     __device__ void pass(int index) const {
         const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
         float d[TOKENS / 2];
-        float4 added[QUADS];
+        Added added[QUADS];
 #pragma unroll
         for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
         multiply_pass(d, index);
+        if (QUIRE_RESIDUAL) pin(added);
 #pragma unroll
         for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
     }
@@ -487,10 +439,11 @@ struct Block {
         const int slot = t % SHARE, source = rank * SHARE + slot, row = first_row(index) + row_of(source);
         const uint32_t ready = shared_address(&barriers()->sums[team]), read = shared_address(&barriers()->read[team]);
         float d[TOKENS / 2];
-        float4 added[N];
+        Added added[N];
 #pragma unroll
         for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
         multiply_pass(d, index);
+        if (QUIRE_RESIDUAL) pin(added);
         if (turn > 0) wait_cluster(read, (turn - 1) & 1);
         hand_over(d, team);
         wait_cluster(ready, turn & 1);
@@ -537,15 +490,7 @@ __global__ void __launch_bounds__(THREADS) gemm(const __grid_constant__ CUtensor
 
 int launch(const QuireGemmArgs& a, cudaStream_t stream) {
     CUtensorMap w_map, x_map = {};
-    const uint64_t k = a.k, n = a.n;
-#if QUIRE_SILU  // 8 rows of gate and the same 8 of up in turn
-    const uint64_t w_sizes[] = {k, 8, 2, n / 16}, w_strides[] = {k * 2, n * k, k * 16};
-    const uint32_t w_box[] = {CHUNK, 8, 2, OUT_ROWS / 8};
-#else
-    const uint64_t w_sizes[] = {k, n}, w_strides[] = {k * 2};
-    const uint32_t w_box[] = {CHUNK, ROWS};
-#endif
-    cudaError_t error = encode_map(&w_map, a.w, QUIRE_SILU ? 4 : 2, w_sizes, w_strides, w_box);
+    cudaError_t error = encode_weights(&w_map, a.w, a.n, a.k, QUIRE_SILU, ROWS);
     if (error == cudaSuccess && !QUIRE_RESIDENT) {
         const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.m)}, x_strides[] = {uint64_t(a.x_row) * 2};
         const uint32_t x_box[] = {CHUNK, TOKENS};

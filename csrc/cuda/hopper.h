@@ -125,6 +125,16 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, ui
         : "memory");
 }
 
+// ---- copies of 16 bytes --------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool real) {  // zeros unless real
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
+}
+// Counts as this thread's arrival once its copies of 16 bytes are there.
+__device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // ---- programmatic dependent launch ---------------------------------------------------------------------------------
 
 __device__ __forceinline__ void wait_for_previous_grid() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -212,7 +222,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {  // two elemen
 // L2 reads 128 bytes at a time unless told: with 256 a stream of small boxes loses 8 % of an H200's bandwidth.
 inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, const uint64_t* sizes,
                               const uint64_t* stride_bytes, const uint32_t* box,
-                              CUtensorMapL2promotion unit = CU_TENSOR_MAP_L2_PROMOTION_L2_128B) {
+                              CUtensorMapL2promotion unit = CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                              CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
     static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
     if (encode == nullptr) {
         void* found = nullptr;
@@ -232,7 +243,7 @@ inline cudaError_t encode_map(CUtensorMap* map, const void* base, int rank, cons
     const CUresult result =
         encode(map, type, rank, const_cast<void*>(base), reinterpret_cast<const cuuint64_t*>(sizes),
                reinterpret_cast<const cuuint64_t*>(stride_bytes), box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, unit, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               swizzle, unit, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

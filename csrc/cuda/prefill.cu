@@ -220,10 +220,6 @@ __device__ __forceinline__ void load_blocks(const QuireAttnArgs& args, const CUt
     }
 }
 
-__device__ __forceinline__ void copy_16_bytes(uint32_t to, const void* from, bool real) {  // zeros unless real
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
-}
-
 // Loads q of items, N_LOADERS threads; rows beyond an item's are zero. A thread keeps its column of 16-byte cells and
 // walks down the rows. Few warps do this one after the other: every instruction of the loop counts.
 struct QueryLoader {
@@ -681,6 +677,7 @@ __global__ void __launch_bounds__(N_THREADS, 1)
         registers_up<232>();
         consume(args, warpgroup - 1, shared);
     }
+    wait_for_previous_grid();  // who waits for this grid waits for the small lines, too
 }
 
 // ---- host ----------------------------------------------------------------------------------------------------------
@@ -733,8 +730,18 @@ cudaError_t launch(const QuireAttnArgs& args, cudaStream_t stream) {
     error = cudaFuncSetAttribute(attention_large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
     if (error != cudaSuccess) return error;
     const int n_items = args.n_large * args.n_kv_heads;
-    attention_large<<<n_items < n_sm ? n_items : n_sm, N_THREADS, SHARED_BYTES, stream>>>(args, k_map, v_map, box_rows);
-    return cudaGetLastError();
+    // Behind small lines it starts where they are done, on what was there before them: their kernel waited for that.
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(n_items < n_sm ? n_items : n_sm);
+    config.blockDim = dim3(N_THREADS);
+    config.dynamicSmemBytes = SHARED_BYTES;
+    config.stream = stream;
+    config.attrs = &overlap;
+    config.numAttrs = args.small_lines != nullptr;
+    return cudaLaunchKernelEx(&config, attention_large, args, k_map, v_map, box_rows);
 }
 
 }  // namespace quire

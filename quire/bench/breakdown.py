@@ -26,6 +26,8 @@ KINDS = (
 """Kind → names of its kernels, the first match counts: ours in CUDA (by the type of their arguments) and Triton, those
 of cuBLAS and other libraries, and torch's operators and ours on a CPU. Whatever matches nothing is `OTHER`."""
 OTHER, GAPS, OTHER_HOST = "other kernels", "gaps", "other"
+WHOLE, WHOLE_NAME = "native step", "quire_run_tape"
+"""A CPU's step in one native call, which no profiler looks into; a part only where there is one."""
 PHASES = (
     ("schedule", "schedule_s", "submit_s"),
     ("submit", "submit_s", "submitted_s"),
@@ -91,7 +93,9 @@ class Breakdown:
 
 
 def kind_of(name: str) -> str:
-    """'attention', 'linear' or `OTHER`."""
+    """'attention', 'linear', `WHOLE` or `OTHER`."""
+    if name == WHOLE_NAME:
+        return WHOLE
     return next((kind for kind, pattern in KINDS if pattern.search(name)), OTHER)
 
 
@@ -103,7 +107,8 @@ def breakdown(capture: Capture) -> Breakdown:
     names_s: collections.Counter[str] = collections.Counter()
     calls: collections.Counter[str] = collections.Counter()
     for kernel, seconds in own_times(capture):
-        device_s[kind_of(kernel.name)] += seconds
+        kind = kind_of(kernel.name)
+        device_s[kind] = device_s.get(kind, 0.0) + seconds
         names_s[kernel.name] += seconds  # type: ignore[assignment]  # Counter adds floats as well
         calls[kernel.name] += 1
     device_s[GAPS] = window_s - sum(device_s.values())

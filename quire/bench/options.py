@@ -122,6 +122,23 @@ class ServeBenchOptions(DatasetOptions, kw_only=True):
     ] = 1000
 
 
+class ReplayOptions(ReportOptions, kw_only=True):
+    """Options of `quire bench replay FILE`."""
+
+    base_url: Annotated[str, _doc("Address of an OpenAI-compatible server that takes token ids.")] = (
+        "http://127.0.0.1:8000"
+    )
+    model: Annotated[str, _doc("Model name in the requests; default: the first that /v1/models lists.")] = ""
+    api_key: Annotated[str, _doc("Bearer key; default: QUIRE_API_KEY.")] = ""
+    speed: Annotated[float, _doc("2 sends the requests in half the recorded time.", gt=0)] = 1.0
+    max_requests: Annotated[int, _doc("Only the first of them; 0: all.", ge=0)] = 0
+    temperature: Annotated[float, _doc("Sampling temperature.", ge=0, le=100)] = 0.0
+    ready_check_timeout_sec: Annotated[float, _doc("Longest wait for the server to answer /v1/models.", ge=0)] = 60.0
+    vocab_size: Annotated[
+        int, _doc("Prompts recorded without content are made of ids below this; the server's must be as large.", ge=64)
+    ] = 1000
+
+
 class KernelBenchOptions(msgspec.Struct, kw_only=True):
     """Options of `quire bench kernels`."""
 

@@ -1,4 +1,4 @@
-"""`quire bench latency | throughput | serve | kernels`: options in; a table, a JSON report and a plot out."""
+"""`quire bench latency | throughput | serve | replay | kernels`: options in; a table, a JSON report and a plot out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from quire.bench import limit
-from quire.bench.options import KernelBenchOptions, LatencyOptions, ReportOptions, ServeBenchOptions, ThroughputOptions
+from quire.bench.options import (
+    KernelBenchOptions,
+    LatencyOptions,
+    ReplayOptions,
+    ReportOptions,
+    ServeBenchOptions,
+    ThroughputOptions,
+)
 from quire.bench.plot import check_plot_path, write_plot
 from quire.bench.report import build_report, check_report_path, write_report
 from quire.bench.timeline import Timeline, from_requests
@@ -29,6 +36,7 @@ KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "latency": (LatencyOptions, "Time of one batch of equal requests, in this process."),
     "throughput": (ThroughputOptions, "Tokens a second of many requests, in this process."),
     "serve": (ServeBenchOptions, "Latencies and throughput of a running OpenAI-compatible server."),
+    "replay": (ReplayOptions, "Traffic that `quire serve --record FILE` wrote, again, with its timing."),
     "kernels": (KernelBenchOptions, "Each op and implementation: error, time against its limit, and against peers."),
 }
 
@@ -36,15 +44,18 @@ KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benchmarks and their flags."""
     runs: dict[str, Callable[[argparse.Namespace], int]] = {
-        "latency": run_latency, "throughput": run_throughput, "serve": run_serve, "kernels": run_kernels,
+        "latency": run_latency, "throughput": run_throughput, "serve": run_serve, "replay": run_replay,
+        "kernels": run_kernels,
     }  # fmt: skip
     kinds = parser.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     for name, (options, meaning) in KINDS.items():
         in_process = name in ("latency", "throughput")
-        usage = f"quire bench {name} {'[MODEL] ' if in_process else ''}[options]"
+        usage = f"quire bench {name} {'[MODEL] ' if in_process else 'FILE ' if name == 'replay' else ''}[options]"
         kind = kinds.add_parser(name, help=meaning, description=meaning, usage=usage)
         kind.set_defaults(measure=runs[name])
         add_flags(kind, options, title="benchmark options")
+        if name == "replay":
+            kind.add_argument("record", metavar="FILE", help="The record.")
         if in_process:
             add_engine_flags(kind)
 
@@ -115,6 +126,22 @@ def run_serve(namespace: argparse.Namespace) -> int:
     results = serving_metrics(run.traces, run.duration_s, options.metric_percentiles, goodput)
     _print_table(f"Serving {run.model}", results)
     _write("serve", options, None, results, from_requests(run.traces))
+    return 1 if results["failed"] else 0
+
+
+def run_replay(namespace: argparse.Namespace) -> int:
+    """`quire bench replay FILE`; exit code 1 if a request failed."""
+    options = read_flags(namespace, ReplayOptions)
+    _check_paths(options)
+    import uvloop
+
+    from quire.bench.replay import replay
+    from quire.bench.serving import serving_metrics
+
+    run = uvloop.run(replay(namespace.record, options))
+    results = serving_metrics(run.traces, run.duration_s)
+    _print_table(f"Replay to {run.model}", results)
+    _write("replay", options, None, results, from_requests(run.traces))
     return 1 if results["failed"] else 0
 
 

@@ -19,11 +19,13 @@ COMMANDS = {
     "serve": "Serve a model over HTTP, with the OpenAI API and a page to talk to it.",
     "chat": "Talk to a model in this terminal.",
     "generate": "Complete a prompt and print the text.",
+    "run-batch": "Answer a file of requests in OpenAI's batch format, without a server.",
     "bench": "Measure latency, throughput, a running server, or the kernels.",
     "kernels": "List the kernels, or explain which one runs and why.",
     "doctor": "Say what this machine has and what is wrong with it.",
 }
-"""Subcommand → help line. Its module is `quire.cli.<name>` with `configure(parser)` and `run(namespace) -> int`."""
+"""Subcommand → help line. Its module, `quire.cli.<name>` with _ for -, has `configure(parser)` and
+`run(namespace) -> int`."""
 
 
 def run(arguments: list[str]) -> int:
@@ -47,7 +49,7 @@ def _run(arguments: list[str]) -> int:
     for name, meaning in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=meaning, description=meaning)
         if name == command:
-            module = importlib.import_module(f"quire.cli.{name}")
+            module = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
             module.configure(subparser)
             subparser.set_defaults(run=module.run)
     if command and not command.startswith("-") and command not in COMMANDS:

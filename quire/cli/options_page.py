@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from quire.bench.options import KernelBenchOptions, LatencyOptions, ServeBenchOptions, ThroughputOptions
+from quire.bench.options import KernelBenchOptions, LatencyOptions, ReplayOptions, ServeBenchOptions, ThroughputOptions
 from quire.cli.sampling import SamplingFlags
 from quire.config.engine import EngineConfig
 from quire.config.flags import options_table
@@ -23,6 +23,7 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Latency benchmark", "Of `quire bench latency`.", LatencyOptions),
     ("Throughput benchmark", "Of `quire bench throughput`.", ThroughputOptions),
     ("Serving benchmark", "Of `quire bench serve`.", ServeBenchOptions),
+    ("Replay", "Of `quire bench replay FILE`.", ReplayOptions),
     ("Kernel benchmark", "Of `quire bench kernels`.", KernelBenchOptions),
 )  # fmt: skip
 

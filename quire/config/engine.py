@@ -70,6 +70,23 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_num_waiting: Annotated[
         int, _doc("Most sequences that wait, a request with n counts n; a server refuses more with 429.", ge=1)
     ] = 8192
+    max_engine_restarts: Annotated[
+        int,
+        _doc(
+            "Most times in ten minutes that a server starts its engine again after it was killed, crashed or hung;"
+            " 0: the server ends with its engine.",
+            ge=0,
+            le=100,
+        ),
+    ] = 3
+    engine_stall_timeout: Annotated[
+        float,
+        _doc(
+            "Seconds without progress after which an engine counts as hung: its stacks go to the log and it is started"
+            " again; 0 chooses by device.",
+            ge=0,
+        ),
+    ] = 0.0
     long_prefill_token_threshold: Annotated[
         int, _doc("Most tokens of one prompt in one step; 0 means only the step's own budget.", ge=0)
     ] = 0

@@ -17,10 +17,13 @@ from quire.control.seq import Seq, SeqState
 class Admission:
     """One step's admissions.
 
-    committed: the last step whose result has come; prompts: the running sequences that have prompt left.
+    committed: the last step whose result has come; prompts: the running sequences that have prompt left; n_seqs: most
+    sequences that may run, if not as many as there are slots.
     """
 
-    def __init__(self, roster: Roster, draft: StepDraft, committed: int, prompts: list[Seq]) -> None:
+    def __init__(
+        self, roster: Roster, draft: StepDraft, committed: int, prompts: list[Seq], n_seqs: int | None = None
+    ) -> None:
         self.roster = roster
         self.draft = draft
         self.committed = committed
@@ -28,7 +31,7 @@ class Admission:
         config = roster.config
         self.claimed_pages = sum(config.pages_for(seq.prefill_end) - len(seq.pages) for seq in prompts)
         """Pages that running prompts and deferred siblings will take soon."""
-        self.claimed_slots = 0
+        self.claimed_slots = 0 if n_seqs is None else config.max_num_seqs - n_seqs
 
     def run(self) -> None:
         """Admit until tokens, slots or pages run out or the queue's head must wait."""
@@ -46,7 +49,7 @@ class Admission:
             elif not (self._admit(seq) if sibling is None else self._fork(seq, sibling)):
                 break
         for seq in deferred:
-            roster.waiting.push(seq)
+            roster.waiting.push(seq, returned=True)
 
     def _sibling(self, seq: Seq) -> Seq | None:
         """The running sequence of the same request that has the most of the prompt, for a sample that has not begun."""
@@ -75,11 +78,13 @@ class Admission:
         """Enter with what the tree has of its tokens, and a first chunk of the rest."""
         roster, draft, config = self.roster, self.draft, self.roster.config
         cache = roster.cache
-        found = NO_MATCH if seq.prompt_rows is not None else cache.match(seq)  # prompt logprobs need every row computed
+        found = NO_MATCH if seq.needs_every_row else cache.match(seq)
         available = cache.n_available - found.n_unlocked - self.claimed_pages
         if self._pages_wanted(seq) - len(found.pages) > available:
             return False
         roster.waiting.pop()
+        if seq.request.label and seq.n_admissions == 0 and cache.enabled:
+            seq.miss = cache.tree.explain(seq.request.cache_salt, seq.tokens)
         cached = len(found.pages) * config.page_size
         roster.admit(seq, cache.hold(seq, found), cached)
         length = min(len(seq.tokens) - cached, draft.budget, config.long_prefill_token_threshold or draft.budget)

@@ -15,6 +15,7 @@ from quire.control.roster import Roster
 from quire.control.seq import InvariantError, Seq
 from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
+from quire.core.request import Pooling
 from quire.core.result import StepResult, TokenLogprobs
 
 
@@ -35,6 +36,8 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
                 if not seq.computed <= end <= seq.planned:
                     raise InvariantError(f"computed {seq.computed} to {end} of {seq.planned} planned tokens")
                 seq.computed = end
+                if seq.request.pooling is not None:
+                    _pool(roster, seq, result.pooled.get(i), deltas)
             if i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
@@ -66,10 +69,38 @@ def verify(draft: StepDraft, result: StepResult) -> None:
             if count and live and seq.params.logprobs >= 0 and token_at not in result.logprobs:
                 raise EngineError(f"step {step} brought a token without the logprobs that its request asked for")
             token_at += count
+        if (
+            live
+            and slot not in faulted
+            and (i in result.pooled) != _wants_states(seq, spans.starts[i] + spans.lengths[i])
+        ):
+            raise EngineError(
+                f"step {step} did not bring what slot {slot} gives to the vector of its prompt, and no more"
+            )
         if live and i in result.prompt_logprobs:
             n_rows, start = len(result.prompt_logprobs[i]), spans.starts[i]
             if seq.prompt_rows is None or start + n_rows > len(seq.prompt_rows):
                 raise EngineError(f"step {step} brought {n_rows} prompt logprobs at {start} that nobody asked for")
+
+
+def _wants_states(seq: Seq, end: int) -> bool:
+    """Whether a span that ends at `end` gives something to the vector of its prompt."""
+    pooling = seq.request.pooling
+    return pooling is Pooling.MEAN or (pooling is Pooling.LAST and end == seq.prompt_len)
+
+
+def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[SeqDelta]) -> None:
+    """Add what a span gave to the vector of its prompt; the end if it was the last of the prompt."""
+    if states is not None:
+        seq.pooled = [a + b for a, b in zip(seq.pooled, states, strict=True)] if seq.pooled else states
+    if seq.computed < seq.prompt_len:
+        return
+    is_mean = seq.request.pooling is Pooling.MEAN
+    vector = [value / seq.prompt_len for value in seq.pooled] if is_mean else seq.pooled
+    delta = SeqDelta(seq.request.request_id, seq.index, [], FinishReason.STOP, pooled=vector)
+    delta.n_cached, delta.queued_s = seq.first_cached, seq.queued_s
+    deltas.append(delta)
+    roster.end(seq, FinishReason.STOP)
 
 
 def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:
@@ -93,7 +124,7 @@ def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | Non
 
 def _complete_first(seq: Seq, delta: SeqDelta) -> None:
     """What only the first delta of a sequence carries."""
-    delta.n_cached = seq.first_cached
+    delta.n_cached, delta.queued_s = seq.first_cached, seq.queued_s
     if seq.prompt_rows is not None:
         rows = [row for row in seq.prompt_rows if row is not None]
         if len(rows) != seq.prompt_len - 1:

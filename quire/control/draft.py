@@ -22,12 +22,16 @@ class StepDraft:
         self.seqs: list[Seq] = []
 
     def span(self, seq: Seq, length: int) -> None:
-        """Compute the next `length` tokens of `seq`; it wants a token if these are the last that are known."""
+        """Compute the next `length` tokens of `seq`; it wants a token if these are the last that are known, unless it
+        wants a vector of its prompt instead."""
         start = seq.planned
         seq.plan(length, self.step)
         if seq.planned >= seq.prompt_len and seq.prompt_step == NEVER:
             seq.prompt_step = self.step
-        self.plan.spans.add(seq.slot, start, length, seq.planned == seq.prefill_end)
+        wants = seq.planned == seq.prefill_end and seq.request.pooling is None
+        if wants and seq.is_masked:
+            self.plan.masked.append(len(self.seqs))
+        self.plan.spans.add(seq.slot, start, length, wants)
         self.seqs.append(seq)
         self.budget -= length
 

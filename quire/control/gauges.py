@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
+from quire.control.node import Node
 from quire.control.roster import Roster
 from quire.control.seq import Seq
+from quire.control.tree import PrefixTree
 from quire.core.events import EngineStats, SeqDelta
 
 MAX_MAP_CELLS = 4096
+MAX_TREE_NODES = 240
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,6 +72,22 @@ def read_stats(roster: Roster, counters: Counters, n_in_flight: int, age_s: floa
         last_step_age_s=age_s,
         steps_in_flight=n_in_flight,
     )
+
+
+def tree_shape(tree: PrefixTree) -> list[tuple[int, int, int]]:
+    """The upper part of the prefix tree, level by level: (index of the parent or -1, pages, locks)."""
+    shape: list[tuple[int, int, int]] = []
+    level: list[tuple[int, Node]] = [(-1, root) for root in itertools.islice(tree.roots.values(), MAX_TREE_NODES)]
+    while level and len(shape) < MAX_TREE_NODES:
+        below: list[tuple[int, Node]] = []
+        for parent, node in level:
+            room = MAX_TREE_NODES - len(shape) - len(below)
+            if node.pages:
+                shape.append((parent, len(node.pages), node.lock))
+                parent = len(shape) - 1
+            below += [(parent, child) for child in itertools.islice(node.children.values(), max(0, room))]
+        level = below
+    return shape[:MAX_TREE_NODES]
 
 
 def page_map(roster: Roster) -> bytes:

@@ -12,6 +12,8 @@ import operator
 
 from quire.control.cache import PageCache
 from quire.control.config import SchedulerConfig
+from quire.control.deadlines import Deadlines
+from quire.control.history import History
 from quire.control.queue import WaitQueue
 from quire.control.seq import Seq, SeqState
 from quire.control.slot_params import slot_params
@@ -30,6 +32,7 @@ class Roster:
         self.requests: dict[str, list[Seq]] = {}
         """Request id → all its sequences, while one of them is live."""
         self.waiting = WaitQueue()
+        self.deadlines = Deadlines()
         self.running: list[Seq] = []
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.closed: list[int] = []
@@ -37,6 +40,7 @@ class Roster:
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.n_submitted = 0
         self.preemptions = 0
+        self.history: History | None = None
         self._arrivals = 0
 
     @classmethod
@@ -50,7 +54,23 @@ class Roster:
         roster.finished = dict(failed.finished)
         roster.n_submitted, roster.preemptions = failed.n_submitted, failed.preemptions
         roster.finished[FinishReason.ERROR.value] += failed.n_submitted - sum(failed.finished.values())
-        roster._arrivals = failed._arrivals
+        roster._arrivals, roster.history = failed._arrivals, failed.history
+        return roster
+
+    @classmethod
+    def again(cls, failed: Roster) -> Roster:
+        """A roster in which every live sequence of `failed` waits, without pages; its counters go on."""
+        roster = cls(failed.config)
+        roster.closed = list(range(failed.config.max_num_seqs))
+        roster.finished, roster.n_submitted = dict(failed.finished), failed.n_submitted
+        roster.preemptions = failed.preemptions + len(failed.running)
+        roster.history = failed.history
+        roster._arrivals, roster.deadlines, roster.requests = failed._arrivals, failed.deadlines, failed.requests
+        for seqs in failed.requests.values():
+            for seq in seqs:
+                if seq.state is not SeqState.ENDED:
+                    seq.requeue()
+                    roster.waiting.push(seq, returned=seq.n_admissions > 0)
         return roster
 
     def add(self, request: Request) -> None:
@@ -77,13 +97,14 @@ class Roster:
         trusted: its full pages stay in the tree and its results in flight still count; otherwise both are dropped.
         """
         self._vacate(seq, SeqState.WAITING, trusted)
-        self.waiting.push(seq)
+        self.waiting.push(seq, returned=True)
         self.preemptions += 1
 
     def end(self, seq: Seq, reason: FinishReason, *, trusted: bool = True) -> None:
         """RUNNING or WAITING → ENDED. Nothing follows for it; the request goes with its last sequence."""
         if seq.state is SeqState.RUNNING:
             self._vacate(seq, SeqState.ENDED, trusted)
+            self.waiting.charge(seq)
         else:
             seq.change(SeqState.ENDED)
             self.waiting.forget()
@@ -92,6 +113,8 @@ class Roster:
         siblings = self.requests[seq.request.request_id]
         if all(sibling.state is SeqState.ENDED for sibling in siblings):
             del self.requests[seq.request.request_id]
+            if self.history is not None:
+                self.history.end(siblings, reason.value)
 
     def _vacate(self, seq: Seq, state: SeqState, trusted: bool) -> None:
         del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]

@@ -14,19 +14,35 @@ from collections import deque
 from quire.control.admission import Admission
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
+from quire.control.deadlines import QUEUE_TIMEOUT, REQUEST_TIMEOUT
 from quire.control.draft import StepDraft
 from quire.control.faults import end_faulted
-from quire.control.gauges import Counters, page_map, read_stats
+from quire.control.gauges import Counters, page_map, read_stats, tree_shape
+from quire.control.history import History
 from quire.control.preemption import fit_chunk, make_room
+from quire.control.ration import Ration
 from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
 from quire.control.sharing import shared_prefixes
 from quire.core.clock import Clock
-from quire.core.errors import ContextLengthExceeded, EngineError, InvalidParameter, QueueFull, RequestError
+from quire.core.errors import (
+    ContextLengthExceeded,
+    DeviceOutOfMemory,
+    EngineError,
+    InvalidParameter,
+    QueueFull,
+    RequestError,
+)
 from quire.core.events import EngineStats, FinishReason, SeqDelta
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
+
+TOO_LATE = {
+    QUEUE_TIMEOUT: "the request waited longer for its turn than the server allows: try again later",
+    REQUEST_TIMEOUT: "the request took longer than the server allows",
+}
+NO_MEMORY = f"{DeviceOutOfMemory.code}: the device has not enough memory to compute this sequence, even alone"
 
 
 class Scheduler:
@@ -38,7 +54,9 @@ class Scheduler:
         self.roster = Roster(config)
         self.in_flight: deque[StepDraft] = deque()
         """Plans whose results have not come, oldest first."""
+        self.ration = Ration(config.max_num_seqs, config.max_num_batched_tokens)
         self.counters = Counters(progress_s=clock.now_s())
+        self.history = self.roster.history = History(clock)
         self._next_step = 0
         self._abandoned = -1
         self._gained: list[SeqDelta] = []
@@ -49,7 +67,20 @@ class Scheduler:
         self._verify(request)
         if not self.has_work():
             self.counters.progress_s = self.clock.now_s()
+        self.history.arrive(request, len(self.roster.waiting))
         self.roster.add(request)
+        if request.terms.queue_limit_s or request.terms.time_limit_s:
+            for seq in self.roster.requests[request.request_id]:
+                self.roster.deadlines.add(seq, self.clock.now_s())
+
+    def expire(self) -> list[SeqDelta]:
+        """End the sequences whose time is over, waiting or running; returns their ends."""
+        deltas: list[SeqDelta] = []
+        for seq, code in self.roster.deadlines.due(self.clock.now_s()):
+            text = f"{code}: {TOO_LATE[code]}"
+            deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=text))
+            self.roster.end(seq, FinishReason.ERROR)
+        return deltas
 
     def _verify(self, request: Request) -> None:
         config, n = self.config, request.params.n
@@ -81,29 +112,34 @@ class Scheduler:
             if seq.state is not SeqState.ENDED:
                 self.roster.end(seq, FinishReason.ABORT)
 
-    def cancel_seq(self, request_id: str, index: int) -> None:
+    def cancel_seq(self, request_id: str, index: int, reason: FinishReason = FinishReason.STOP) -> None:
         """End one sequence of a request (its stop string was seen), if it is live. No delta follows for it."""
         seqs = self.roster.requests.get(request_id, [])
         if 0 <= index < len(seqs) and seqs[index].state is not SeqState.ENDED:
-            self.roster.end(seqs[index], FinishReason.STOP)
+            self.roster.end(seqs[index], reason)
 
     def schedule(self) -> StepPlan | None:
         """The next step, to be executed after all earlier ones; None when nothing can be planned now."""
         roster = self.roster
         if len(self.in_flight) >= self.config.pipeline_depth or not (roster.running or len(roster.waiting)):
             return None
-        draft = StepDraft(self._next_step, self.config.max_num_batched_tokens)
+        if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
+            return None  # its masks come when the steps before it are committed, and the next plan after them
+        draft = StepDraft(self._next_step, self.ration.n_tokens)
         prompts = _plan_decodes(roster, draft)
         n_decodes = len(draft.seqs)
         if n_decodes and (prompts or len(roster.waiting)):
             _keep_pace(roster, draft, prompts)
         _plan_prompts(roster, draft, prompts)
         if not draft.is_tight and draft.budget > 0 and roster.free_slots and len(roster.waiting):
-            admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts)
+            admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts, self.ration.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)
+            self.history.admit(admission.admitted)
         if not draft.seqs:
             return None
+        if len(draft.seqs) > n_decodes:
+            self.history.chunk(draft, n_decodes)
         plan = draft.plan
         plan.n_tokens = sum(plan.spans.lengths)
         plan.closed, roster.closed = roster.closed, []
@@ -128,6 +164,8 @@ class Scheduler:
         commit_step(self.roster, draft, result, self._gained)
         self.in_flight.popleft()
         deltas, self._gained = self._gained, []
+        self.ration.count_step()
+        self.history.step(draft, deltas)
         self.counters.count_step(draft.plan.n_tokens, deltas, self.clock.now_s())
         return deltas
 
@@ -144,7 +182,27 @@ class Scheduler:
         for name in [(seq.request.request_id, seq.index) for seq in live]:
             if name not in told:
                 deltas.append(SeqDelta(*name, [], FinishReason.ERROR, error=message))
+        for seqs in old.requests.values():
+            self.history.end(seqs, FinishReason.ERROR.value)
         self.roster = Roster.after(old)
+        self.in_flight.clear()
+        self._abandoned = self._next_step - 1
+        return deltas
+
+    def retry_all(self) -> list[SeqDelta]:
+        """The oldest step in flight found too little memory: nothing of it or of later ones counts.
+
+        Every live sequence computes again, from its known tokens, in smaller steps. When steps cannot be smaller, those
+        that were in this one end with an error, which is returned.
+        """
+        old = self.roster
+        deltas: list[SeqDelta] = []
+        if not self.ration.halve() and self.in_flight:
+            for seq in self.in_flight[0].seqs:
+                if seq.state is not SeqState.ENDED:
+                    deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=NO_MEMORY))
+                    old.end(seq, FinishReason.ERROR, trusted=False)
+        self.roster = Roster.again(old)
         self.in_flight.clear()
         self._abandoned = self._next_step - 1
         return deltas
@@ -158,7 +216,7 @@ class Scheduler:
         age_s = self.clock.now_s() - self.counters.progress_s if self.has_work() else 0.0
         stats = read_stats(self.roster, self.counters, len(self.in_flight), age_s)
         if with_map:
-            stats.page_map = page_map(self.roster)
+            stats.page_map, stats.tree = page_map(self.roster), tree_shape(self.roster.cache.tree)
         return stats
 
 
@@ -166,7 +224,7 @@ def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
     """One token for each running sequence whose known tokens are all planned; returns the others. The hot loop."""
     prompts: list[Seq] = []
     spans, seqs, step = draft.plan.spans, draft.seqs, draft.step
-    slots, starts = spans.slots, spans.starts
+    slots, starts, masked = spans.slots, spans.starts, draft.plan.masked
     for seq in roster.running:  # in key order; preemption shortens the list at its end only
         start = seq.planned
         if start < seq.prefill_end:
@@ -174,6 +232,8 @@ def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
         elif start < seq.limit and (start < seq.room or make_room(roster, draft, seq)):
             seq.planned = start + 1
             seq.last_step = step
+            if seq.is_masked:
+                masked.append(len(seqs))
             slots.append(seq.slot)
             starts.append(start)
             seqs.append(seq)

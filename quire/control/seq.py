@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import enum
 
-from quire.control.node import Node
+from quire.control.node import Miss, Node
 from quire.core.errors import EngineError
 from quire.core.plan import SlotParams
-from quire.core.request import Request
+from quire.core.request import Pooling, Request
 from quire.core.result import TokenLogprobs
 
 NEVER = 1 << 62
@@ -54,21 +54,25 @@ class Seq:
         "first_cached",
         "ignore_through",
         "index",
+        "is_masked",
         "key",
         "last_step",
         "left_pages",
         "limit",
         "min_tokens",
+        "miss",
         "n_admissions",
         "n_tree_pages",
         "node",
         "pages",
         "params",
         "planned",
+        "pooled",
         "prefill_end",
         "prompt_len",
         "prompt_rows",
         "prompt_step",
+        "queued_s",
         "request",
         "room",
         "slot",
@@ -90,12 +94,18 @@ class Seq:
         """Tokens whose K/V must be computed for the longest output (the last output's is not needed)."""
         self.stop_ids = frozenset(request.end_token_ids).union(request.params.stop_token_ids)
         self.min_tokens = request.params.min_tokens
+        self.is_masked = bool(request.grammar)
+        """Its tokens are chosen under masks, which the engine sends after the plan."""
         self.state = SeqState.WAITING
         self.n_admissions = 0
         self.first_cached = 0
         """Prompt tokens found in the cache at the first admission."""
         self.copied_page = 0
         """The page whose first rows it copied when it last entered; 0: none."""
+        self.queued_s = 0.0
+        """Seconds until its first admission, for a request with a history."""
+        self.miss: Miss | None = None
+        """Why the rest of its prompt was not in the cache at its first admission, for a request with a history."""
         self.prompt_rows: list[TokenLogprobs | None] | None = None
         """Prompt logprobs by position - 1, until they are delivered; None when not asked or delivered."""
         if request.params.prompt_logprobs is not None and index == 0:
@@ -121,6 +131,13 @@ class Seq:
         self.cached = self.computed = self.planned = self.prefill_end = 0
         self.prompt_step = NEVER
         """The step that plans the last of its prompt."""
+        self.pooled: list[float] = []
+        """Sum of the states of its tokens computed so far, or the last one's, for a request with `pooling`."""
+
+    @property
+    def needs_every_row(self) -> bool:
+        """True if every token of the prompt must be computed: for its logprobs, or for the mean of its states."""
+        return self.prompt_rows is not None or self.request.pooling is Pooling.MEAN
 
     @property
     def n_outputs(self) -> int:
@@ -145,6 +162,14 @@ class Seq:
         self.change(state)
         self.left_pages = self.pages
         self._reset()
+
+    def requeue(self) -> None:
+        """Back to WAITING without any K/V, in an engine that has lost all of it; results in flight are void."""
+        if self.state is SeqState.RUNNING:
+            self.change(SeqState.WAITING)
+        self.ignore_through = self.last_step
+        self._reset()
+        self.left_pages, self.copied_page = [], 0
 
     def change(self, state: SeqState) -> None:
         """Go to `state` (InvariantError if that is not legal)."""

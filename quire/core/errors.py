@@ -3,11 +3,11 @@
 ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
 │   ├── InvalidParameter          one named field has a bad value
 │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
-│   └── QueueFull                 too many requests wait (HTTP 429)
+│   ├── QueueFull, RequestExpired, RequestQuarantined (HTTP 429, 503 or 408, 400)
 ├── ConfigError                   an option, config.json field or machine limit does not fit
 ├── LoadError                     a checkpoint file is missing, damaged or does not match
 └── EngineError                   the engine failed while it ran (HTTP 5xx)
-    └── EngineDead                the engine process is gone
+    ├── DeviceOutOfMemory, EngineLost (another one is being started), EngineDead
 """
 
 from __future__ import annotations
@@ -84,6 +84,18 @@ class QueueFull(RequestError):
     code = "overloaded"
 
 
+class RequestExpired(RequestError):
+    """A limit on its time passed: code `queue_timeout` while it waited, `request_timeout` while it ran."""
+
+    code = "request_timeout"
+
+
+class RequestQuarantined(RequestError):
+    """The engine died each time that it ran this request; it is not run again."""
+
+    code = "request_quarantined"
+
+
 class ConfigError(QuireError):
     """A start-up option or a field of config.json cannot be honoured."""
 
@@ -100,6 +112,18 @@ class EngineError(QuireError):
     """The engine failed while running."""
 
     code = "engine_error"
+
+
+class DeviceOutOfMemory(EngineError):
+    """A step asked for more memory than the device has; nothing of it counts, and smaller steps may succeed."""
+
+    code = "device_out_of_memory"
+
+
+class EngineLost(EngineError):
+    """The engine process ended while it ran this request; another one is being started."""
+
+    code = "engine_lost"
 
 
 class EngineDead(EngineError):

@@ -40,11 +40,23 @@ class CancelSeq(msgspec.Struct, tag="cancel_seq"):
     index: int
 
 
+class Hello(msgspec.Struct, tag="hello"):
+    """The first message of a client; the engine answers it with EngineReady once it is loaded."""
+
+
+class Explain(msgspec.Struct, tag="explain"):
+    """Ask why requests took as long as they did; the answer is one Explained with the same ticket."""
+
+    ticket: int
+    label: str
+    """Of the requests: the part of their labels before the last hyphen."""
+
+
 class Shutdown(msgspec.Struct, tag="shutdown"):
     """Leave the loop and free everything."""
 
 
-Command = Union[Submit, Cancel, CancelSeq, Shutdown]
+Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown]
 
 
 class SeqDelta(msgspec.Struct, array_like=True):
@@ -66,6 +78,10 @@ class SeqDelta(msgspec.Struct, array_like=True):
     """Rows for prompt tokens 1 .. prompt_len-1, once, with the first delta of sequence 0, when asked."""
     n_cached: int = 0
     """Prompt tokens found in the prefix cache (meaningful in the first delta)."""
+    queued_s: float = 0.0
+    """Seconds that it waited for its first slot (meaningful in the first delta, of requests with a label)."""
+    pooled: list[float] | None = None
+    """[hidden_size]: what a request with `pooling` wants, in its only delta."""
 
 
 class EngineStats(msgspec.Struct):
@@ -98,6 +114,9 @@ class EngineStats(msgspec.Struct):
     """Seconds since the last step ended while work was waiting; 0 when idle."""
     steps_in_flight: int = 0
     """Steps handed to compute whose results have not been committed."""
+    tree: list[tuple[int, int, int]] = []
+    """Nodes of the prefix tree for the live view, parents first, at most some hundred: (index of the parent or -1,
+    pages, sequences that hold it). Shapes only: whose prefixes they are, and what they say, is not told."""
     page_map: bytes = b""
     """One byte a page for the live view, at most 4,096: 0 free, 1 cached, else held (2 + owner slot modulo 254)."""
 
@@ -108,6 +127,70 @@ class StepOutputs(msgspec.Struct, tag="outputs"):
     deltas: list[SeqDelta] = []
     stats: EngineStats | None = None
     """Sent now and then, not with every step."""
+
+
+class Chunk(msgspec.Struct, array_like=True):
+    """A part of a prompt that one step computed. Times are seconds since the request's arrival."""
+
+    step: int
+    time_s: float
+    start: int
+    length: int
+    n_others: int
+    """Sequences that shared the step."""
+
+
+class StepGroup(msgspec.Struct, array_like=True):
+    """Some steps in a row that a request lived through."""
+
+    time_s: float
+    """When the last of them was committed, since the request's arrival."""
+    n_steps: int
+    mean_seqs: float
+    """Sequences in a step."""
+    n_prompt_tokens: int
+    """Prompt tokens that these steps computed, whoever's: they make steps long."""
+
+
+class Explanation(msgspec.Struct):
+    """Where the time of one request went. Times are seconds since its arrival; None: not yet, or never."""
+
+    label: str
+    tenant: str
+    prompt_len: int
+    n: int
+    admitted_s: float | None = None
+    """It got its first slot: until then it waited."""
+    first_token_s: float | None = None
+    ended_s: float | None = None
+    end: str = ""
+    """Finish reason; empty while it lives."""
+    n_waiting_before: int = 0
+    """Sequences that waited when it came."""
+    n_cached: int = 0
+    """Prompt tokens found in the prefix cache."""
+    miss_position: int | None = None
+    """First prompt position at which the best cached path differs."""
+    miss_wanted: int | None = None
+    """The prompt's token there."""
+    miss_cached: int | None = None
+    """The cache's token there; None: the cached path ends there."""
+    chunks: list[Chunk] = []
+    n_outputs: int = 0
+    n_preemptions: int = 0
+    steps: list[StepGroup] = []
+    """What it lived through, in at most some tens of groups."""
+
+
+class Explained(msgspec.Struct, tag="explained"):
+    """Answer to Explain; empty for a label that is unknown or forgotten."""
+
+    ticket: int
+    found: list[Explanation] = []
+
+
+class ClientCut(msgspec.Struct, tag="cut"):
+    """This client did not read what the engine sent: all requests that it had open were cancelled."""
 
 
 class EngineFailed(msgspec.Struct, tag="failed"):
@@ -128,4 +211,16 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """Sequences that run at once; 0 counts none beyond the queue."""
 
 
-Event = Union[StepOutputs, EngineFailed, EngineReady]
+class Heartbeat(msgspec.Struct, tag="beat"):
+    """Sent to the process that started the engine, some times a second."""
+
+    last_step_age_s: float
+    """As in EngineStats."""
+    steps_in_flight: int
+
+
+Event = Union[StepOutputs, ClientCut, Explained, EngineReady]
+"""What an engine sends to its clients."""
+
+Status = Union[EngineReady, EngineFailed, Heartbeat]
+"""What an engine tells the process that started it."""

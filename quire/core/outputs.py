@@ -42,6 +42,8 @@ class RequestMetrics:
     arrival_s: float = 0.0
     first_token_s: float | None = None
     finished_s: float | None = None
+    queued_s: float = 0.0
+    """How long it waited for its first slot, if the engine says so."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -55,5 +57,7 @@ class RequestOutput:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     """One entry a prompt token, the first is None."""
+    pooled: list[float] | None = None
+    """[hidden_size]: the vector of the prompt, not normalised, when it was asked for instead of tokens."""
     num_cached_tokens: int = 0
     metrics: RequestMetrics = dataclasses.field(default_factory=RequestMetrics)

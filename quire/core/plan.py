@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.core.request import Pooling
+
 
 class SlotParams(msgspec.Struct, array_like=True):
     """The token-level part of `SamplingParams`, fixed for the life of a slot."""
@@ -34,6 +36,8 @@ class SlotParams(msgspec.Struct, array_like=True):
     """Ids that may not be chosen before position `masked_until`."""
     masked_until: int
     """First position (prompt included) at which `masked_end_ids` may appear: prompt_len + min_tokens."""
+    pooling: Pooling | None = None
+    """Spans of the slot want no token, but what their states give to the vector of the prompt."""
 
 
 class SlotOpen(msgspec.Struct, array_like=True):
@@ -105,3 +109,16 @@ class StepPlan(msgspec.Struct):
     copies: list[PageCopy] = []
     shared_prefixes: list[tuple[list[int], int]] = []
     """Hint for composable formats: (slots, number of leading pages they share)."""
+    masked: list[int] = []
+    """Spans, in order, whose token is chosen under a mask that follows in `StepMasks`. The forward pass does not wait
+    for it, the choice of the step's tokens does."""
+
+
+class StepMasks(msgspec.Struct, array_like=True):
+    """The masks of a plan with `masked` spans. They follow when every earlier step is committed: a mask depends on the
+    token before, which the host learns while the step computes. No later plan is submitted in between."""
+
+    step: int
+    bits: bytes
+    """int32 [len(masked), ceil(logits width / 32)], little-endian: token t of row i is allowed if bit t % 32 of word
+    [i, t // 32] is set."""

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
-from quire.core.sampling import SamplingParams
+from quire.core.sampling import OutputKind, SamplingParams
+
+
+class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
+    """On what terms the server takes a request."""
+
+    tenant: str = ""
+    """Who it is for: tenants share the engine fairly. A label, never shown to others."""
+    queue_limit_s: float = 0.0
+    """Longest wait for its first slot; 0: any."""
+    time_limit_s: float = 0.0
+    """Longest time from its arrival in the engine to its last token; 0: any."""
+
+
+@enum.unique
+class Pooling(enum.Enum):
+    """How the final normed states of a prompt become one vector."""
+
+    LAST = "last"
+    """The state of the last token, which has seen all others."""
+    MEAN = "mean"
+    """The mean over all tokens. Every state must be computed, so the prefix cache is not looked at."""
 
 
 class Request(msgspec.Struct, kw_only=True):
@@ -24,9 +47,21 @@ class Request(msgspec.Struct, kw_only=True):
     """The model's end tokens, empty when `ignore_eos`."""
     bad_token_seqs: list[list[int]] = []
     """`params.bad_words` encoded: a sequence may not be completed."""
+    grammar: str = ""
+    """What the output must look like, in the words of `text/grammar`; empty: it is free."""
+    pooling: Pooling | None = None
+    """The request wants one vector of its prompt instead of tokens; n and max_tokens are 1 then."""
     priority: int = 0
     """Lower runs earlier under the priority policy."""
     cache_salt: str = ""
     """Prefix pages are shared only between equal salts."""
+    terms: Terms = Terms()
+    label: str = ""
+    """The server's name for it, by which its history is found; empty: none is kept."""
     arrival_s: float = 0.0
     """Clock reading at arrival."""
+
+
+def pooling_params() -> SamplingParams:
+    """What a request with `pooling` has as its parameters: it makes no token, and one result at its end."""
+    return SamplingParams(max_tokens=1, temperature=0.0, detokenize=False, output_kind=OutputKind.FINAL_ONLY)

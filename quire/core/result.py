@@ -45,5 +45,8 @@ class StepResult(msgspec.Struct):
     """Index into `tokens` → logprobs, for slots that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """Index of a span → rows for the tokens at start+1 .. start+length that belong to the prompt."""
+    pooled: dict[int, list[float]] = {}
+    """Index of a span whose slot has `pooling` → [hidden_size]: MEAN, the sum of its tokens' states; LAST, the state of
+    the prompt's last token, for the span that has it."""
     faults: list[Fault] = []
     timings: StepTimings = msgspec.field(default_factory=StepTimings)

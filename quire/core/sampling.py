@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from quire.core.errors import InvalidParameter
+from quire.core.structured import StructuredOutputsParams
 
 MAX_N: Final = 128
 MAX_STOP_STRINGS: Final = 64
@@ -84,6 +85,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     """Keep the stop string that was found."""
     output_kind: OutputKind = OutputKind.CUMULATIVE
     """What a stream yields."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """What the text must look like. End tokens are allowed exactly where the text is complete; it ends by itself where
+    nothing can follow, whatever `min_tokens` says."""
 
     def __post_init__(self) -> None:
         for name in _STRING_LISTS:
@@ -119,6 +123,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
                 raise InvalidParameter(name, getattr(self, name), "True or False")
         if not isinstance(self.output_kind, OutputKind):
             raise InvalidParameter("output_kind", self.output_kind, "an OutputKind")
+        if self.structured_outputs is not None:
+            _verify_structured(self)
 
 
 _STRING_LISTS: Final = ("stop", "bad_words")
@@ -196,6 +202,17 @@ def _verify_lists(params: SamplingParams, logits_width: int) -> None:
         for bias in params.logit_bias.values():
             if not _is_number(bias) or not -100 <= bias <= 100:
                 raise InvalidParameter("logit_bias", bias, "a finite number in [-100, 100] for each token id")
+
+
+def _verify_structured(params: SamplingParams) -> None:
+    structured = params.structured_outputs
+    if not isinstance(structured, StructuredOutputsParams):
+        raise InvalidParameter("structured_outputs", structured, "a StructuredOutputsParams")
+    structured.verify()
+    if params.ignore_eos:
+        raise InvalidParameter(
+            "ignore_eos", True, "False with structured_outputs, whose end is where the text is complete"
+        )
 
 
 def _check_strings(name: str, values: list[str], limit: int) -> None:

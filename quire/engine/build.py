@@ -25,6 +25,7 @@ from quire.compute.weights.hub import find_checkpoint
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch, read_arch
 from quire.config.engine import EngineConfig
+from quire.config.generation import read_generation
 from quire.config.resolve import Limits, resolve
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
@@ -37,11 +38,14 @@ from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.frontend import load_tokenizer
+from quire.engine.grammars import GrammarDesk
 from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 from quire.planner.pace import Pace, pace_for
 from quire.planner.shape import n_weights
+from quire.text.grammar import GrammarCompiler
+from quire.text.tokenizer import HfTokenizer
 
 logger = logging.getLogger("quire.engine")
 
@@ -75,6 +79,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     n_tokens = None if tokenizer is None else len(tokenizer)
     sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=n_tokens)
+    if device.name == "cuda":
+        model.build_kernels(limits.max_num_batched_tokens)
     graphs = None
     if isinstance(device, cuda.CudaDevice) and graph_sizes:
         graphs = StepGraphs(
@@ -88,7 +94,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
     min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
     pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
-    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, min_shared, pace)
+    desk = _grammar_desk(tokenizer, folder, arch)
+    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, desk, arch.vocab_size, min_shared, pace)
     return core, _ready(config, limits, arch, device.name, n_pages)
 
 
@@ -136,6 +143,12 @@ def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) 
     return pace_for(arch, hardware, limits.max_stall_factor, weight_itemsize, ITEMSIZES[limits.dtype])
 
 
+def _grammar_desk(tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch) -> GrammarDesk:
+    if tokenizer is None:
+        return GrammarDesk(None)
+    return GrammarDesk(GrammarCompiler(tokenizer, arch.vocab_size, read_generation(folder, arch).eos_token_ids))
+
+
 def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple[EngineCore, EngineReady]:
     """The whole engine without a model, on the virtual clock of an H200."""
     limits = resolve(config, arch, "null", is_server=is_server)
@@ -150,7 +163,9 @@ def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple
         clock=clock,
         cost=CostModel(shape=arch, hardware=hardware_named("h200")),
     )
-    core = _assemble(config, limits, executor, clock, n_pages, pace=_pace(limits, arch, "null", 2))
+    desk = GrammarDesk(None)  # what it says means nothing anyway
+    pace = _pace(limits, arch, "null", 2)
+    core = _assemble(config, limits, executor, clock, n_pages, desk, arch.vocab_size, pace=pace)
     return core, _ready(config, limits, arch, "null", n_pages)
 
 
@@ -160,6 +175,8 @@ def _assemble(
     executor: Executor,
     clock: Clock,
     n_pages: int,
+    grammars: GrammarDesk,
+    logits_width: int,
     min_shared_tokens: int = 0,
     pace: Pace | None = None,
 ) -> EngineCore:
@@ -181,7 +198,7 @@ def _assemble(
         ),
         clock,
     )
-    return EngineCore(scheduler, executor, clock, config.pipeline_depth)
+    return EngineCore(scheduler, executor, clock, config.pipeline_depth, grammars, logits_width)
 
 
 def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int) -> EngineReady:

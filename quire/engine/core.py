@@ -2,7 +2,8 @@
 
 Owns the steps in flight. Does not own policy (`control`), tensors (`compute`), text or sockets.
 Invariants: results are committed in the order in which their plans were made; whatever a step raises ends every
-sequence with an error delta and leaves the loop able to go on, until `MAX_FAILED_STEPS` in a row have failed.
+sequence with an error delta and leaves the loop able to go on, until `MAX_FAILED_STEPS` in a row have failed; only what
+did not fit the device's memory is tried again, in smaller steps.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from collections.abc import Callable
 
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock
-from quire.core.errors import EngineError, RequestError
-from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
-from quire.core.plan import Spans, StepPlan
+from quire.core.errors import EngineError, QuireError, RequestError
+from quire.core.events import Cancel, CancelSeq, EngineStats, FinishReason, SeqDelta, Submit
+from quire.core.plan import Spans, StepMasks, StepPlan
+from quire.core.request import Request
 from quire.core.result import StepResult
-from quire.engine.executors.executor import Executor
+from quire.engine.executors.executor import Executor, is_out_of_memory
+from quire.engine.grammars import GrammarDesk
 
 logger = logging.getLogger("quire.engine")
 
 MAX_FAILED_STEPS = 3
 """Failed steps in a row after which the engine gives up: the device has an error that stays."""
+COMPILE_WAIT_S = 0.005
+"""How long an engine with nothing else to do waits for a grammar before it looks for commands again."""
 WAIT_SLICE_S = 0.25
 """`on_wait` is called this often while a step computes (not on CUDA, whose wait cannot be divided)."""
 
@@ -71,12 +76,25 @@ InFlight = tuple[StepPlan, concurrent.futures.Future[StepResult], HostTimes]
 class EngineCore:
     """One scheduler, one executor, at most `depth` steps between them."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Clock, depth: int) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        depth: int,
+        grammars: GrammarDesk | None = None,
+        logits_width: int = 0,
+    ) -> None:
+        """logits_width: for masks; needed only with grammars."""
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.on_step: Callable[[StepRecord], None] | None = None
         self.on_wait: Callable[[], None] | None = None
+        self.grammars = grammars or GrammarDesk(None)
+        self._mask_bytes = -(-logits_width // 32) * 4
+        self._masked_through = -1
+        """The last step that was given its masks."""
         self._depth = depth
         self._in_flight: collections.deque[InFlight] = collections.deque()
         self._n_failed = 0
@@ -89,14 +107,24 @@ class EngineCore:
         EngineError once `MAX_FAILED_STEPS` in a row have failed.
         """
         self.check()
+        if self.grammars.n_compiling:
+            self._queue_compiled()
         owed, self._owed = self._owed, []
         try:
+            owed += self._expire()
             deltas, record = self._advance()
         except Exception as error:
-            return owed + self._fail(error)
+            return owed + (self._retry(error) if is_out_of_memory(error) else self._fail(error))
         if record is not None and self.on_step is not None:
             self.on_step(record)
         return owed + deltas
+
+    def _expire(self) -> list[SeqDelta]:
+        """Ends of sequences whose time is over."""
+        deltas = self.scheduler.expire()
+        for delta in deltas:
+            self.grammars.drop_seq(delta.request_id, delta.index)
+        return deltas
 
     def check(self) -> None:
         """EngineError if no step can be expected to succeed any more."""
@@ -113,6 +141,7 @@ class EngineCore:
             times.submit_s = now_s()
             self._in_flight.append((plan, self.executor.submit(plan), times))
             times.submitted_s = now_s()
+        self._mask_oldest()
         if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
             return [], None
         plan, future, times = self._in_flight.popleft()
@@ -120,9 +149,41 @@ class EngineCore:
         result = self._wait(future)
         times.commit_s = now_s()
         deltas = self.scheduler.commit(result)
+        if self.grammars.n_live:
+            self.grammars.follow(deltas, self.scheduler)
+        self._mask_oldest()
         times.committed_s = now_s()
         self._n_failed = 0
         return deltas, self._record(plan, result, times) if self.on_step is not None else None
+
+    def _mask_oldest(self) -> None:
+        """Give the oldest step in flight, before which all is committed, the masks that it waits for."""
+        plan = self._in_flight[0][0] if self._in_flight else None
+        if plan is not None and plan.masked and plan.step > self._masked_through:
+            self._masked_through = plan.step
+            self.executor.mask(self.grammars.masks(plan, self.scheduler.in_flight[0].seqs, self._mask_bytes))
+
+    def _queue_compiled(self) -> None:
+        """Queue the requests whose grammar is compiled by now."""
+        is_idle = not self._in_flight and not self.scheduler.has_work()
+        for request, error in self.grammars.ready(COMPILE_WAIT_S if is_idle else 0.0):
+            try:
+                if error is not None:
+                    raise error
+                self._submit(request)
+            except QuireError as refusal:
+                text = f"{refusal.code}: {refusal.message}"
+                self._owed += [
+                    SeqDelta(request.request_id, index, [], FinishReason.ERROR, error=text)
+                    for index in range(request.params.n)
+                ]
+
+    def _submit(self, request: Request) -> None:
+        try:
+            self.scheduler.submit(request)
+        except RequestError:
+            self.grammars.drop(request.request_id)
+            raise
 
     def _wait(self, future: concurrent.futures.Future[StepResult]) -> StepResult:
         while not future.done():
@@ -137,13 +198,31 @@ class EngineCore:
         """A whole step failed: nothing in flight can be trusted, so every sequence ends with an error."""
         logger.error("step failed, all requests end with an error", exc_info=error)
         self._n_failed += 1
+        self.grammars.clear()
+        self._drain()
+        return self.scheduler.fail_all("engine_error: the engine failed while computing a step")
+
+    def _retry(self, error: Exception) -> list[SeqDelta]:
+        """A step found too little memory: every sequence computes again, in smaller steps; returns ends of those that
+        do not fit even so."""
+        logger.warning("a step did not fit the memory of the device; the next ones are smaller: %s", error)
+        self._drain()
+        deltas = self.scheduler.retry_all()
+        self._n_failed += 1 if deltas else 0
+        for delta in deltas:
+            self.grammars.drop_seq(delta.request_id, delta.index)
+        return deltas
+
+    def _drain(self) -> None:
+        """Wait for the steps in flight, whatever becomes of them."""
         while self._in_flight:
-            _, future, _ = self._in_flight.popleft()
+            plan, future, _ = self._in_flight.popleft()
+            if plan.masked and plan.step > self._masked_through:
+                self.executor.mask(StepMasks(plan.step, b"\xff" * (self._mask_bytes * len(plan.masked))))
             try:
                 self._wait(future)
             except Exception as later:
                 logger.debug("a step in flight failed too: %s", later)
-        return self.scheduler.fail_all("engine_error: the engine failed while computing a step")
 
     def handle(self, command: Submit | Cancel | CancelSeq) -> None:
         """Apply one command. RequestError if a submission is refused, EngineError if taking it failed."""
@@ -163,16 +242,19 @@ class EngineCore:
     def _apply(self, command: Submit | Cancel | CancelSeq) -> None:
         match command:
             case Submit(request):
-                self.scheduler.submit(request)
+                if not request.grammar or self.grammars.admit(request):
+                    self._submit(request)
             case Cancel(request_ids):
                 for request_id in request_ids:
                     self.scheduler.cancel(request_id)
+                    self.grammars.drop(request_id)
             case CancelSeq(request_id, index):
                 self.scheduler.cancel_seq(request_id, index)
+                self.grammars.drop_seq(request_id, index)
 
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
-        return bool(self._in_flight or self._owed) or self.scheduler.has_work()
+        return bool(self._in_flight or self._owed or self.grammars.n_compiling) or self.scheduler.has_work()
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""
@@ -181,6 +263,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Stop the executor; steps in flight are dropped."""
         self._in_flight.clear()
+        self.grammars.shutdown()
         self.executor.shutdown()
 
     def _record(self, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:

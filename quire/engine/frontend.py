@@ -16,6 +16,7 @@ from quire.core.clock import Clock, MonotonicClock
 from quire.core.events import EngineReady
 from quire.engine.intake import Intake
 from quire.text.chat_template import ChatTemplate
+from quire.text.grammar import GrammarChecker, GrammarCompiler
 from quire.text.tokenizer import HfTokenizer
 
 
@@ -61,7 +62,11 @@ class Frontend:
     @property
     def intake(self) -> Intake:
         """Checks against this model and engine."""
-        return Intake(self.config, self.ready, self.tokenizer, list(self.generation.eos_token_ids), self.clock)
+        end_ids = list(self.generation.eos_token_ids)
+        grammars = None
+        if self.tokenizer is not None:
+            grammars = GrammarChecker(GrammarCompiler(self.tokenizer, self.ready.logits_width, end_ids, cache_bytes=0))
+        return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock, grammars)
 
 
 def load_tokenizer(config: EngineConfig, folder: pathlib.Path, arch: ModelArch) -> HfTokenizer | None:

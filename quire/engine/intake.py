@@ -17,8 +17,9 @@ from quire.config.engine import EngineConfig
 from quire.core.clock import Clock
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.events import EngineReady
-from quire.core.request import Request
+from quire.core.request import Pooling, Request
 from quire.core.sampling import SamplingParams
+from quire.text.grammar import GrammarChecker
 from quire.text.tokenizer import HfTokenizer
 
 MAX_CHARS_PER_TOKEN = 64
@@ -49,6 +50,7 @@ class Intake:
     tokenizer: HfTokenizer | None
     end_token_ids: list[int]
     clock: Clock
+    grammars: GrammarChecker | None = None
     counter: itertools.count = dataclasses.field(default_factory=itertools.count)
 
     def request(
@@ -58,8 +60,14 @@ class Intake:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        grammar: str | None = None,
+        pooling: Pooling | None = None,
     ) -> Request:
-        """Build a checked request. Raises InvalidParameter or ContextLengthExceeded."""
+        """Build a checked request. Raises InvalidParameter or ContextLengthExceeded.
+
+        pooling: a vector of the prompt is wanted instead of tokens.
+        grammar: what `check_grammar` gave for these parameters; None checks it here.
+        """
         if not isinstance(params, SamplingParams):
             raise InvalidParameter("sampling_params", params, "a SamplingParams")
         params.verify(self.ready.logits_width, self.config.max_logprobs)
@@ -68,8 +76,12 @@ class Intake:
             raise InvalidParameter("cache_salt", cache_salt, f"a string of at most {MAX_SALT_CHARS} characters")
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidParameter("priority", priority, "a 32-bit integer")
+        if pooling is not None and (params.n != 1 or params.max_tokens != 1):
+            raise InvalidParameter("pooling", pooling.value, "given with n = 1 and max_tokens = 1 (`pooling_params()`)")
         token_ids = self.encode(prompt)
         max_tokens = self.max_tokens(len(token_ids), params)
+        if grammar is None:
+            grammar = self.check_grammar(params)
         bad_token_seqs = self._bad_token_seqs(params)
         number = next(self.counter)  # after every check: refused requests do not shift the seeds of later ones
         return Request(
@@ -80,6 +92,8 @@ class Intake:
             seed=derived_seed(self.config.seed, number) if params.seed is None else params.seed,
             end_token_ids=[] if params.ignore_eos else self.end_token_ids,
             bad_token_seqs=bad_token_seqs,
+            pooling=pooling,
+            grammar=grammar,
             priority=priority,
             cache_salt=cache_salt,
             arrival_s=self.clock.now_s(),
@@ -130,6 +144,21 @@ class Intake:
         if params.min_tokens > wanted:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most max_tokens = {wanted}")
         return wanted
+
+    def check_grammar(self, params: SamplingParams) -> str:
+        """The grammar of constrained output, compiled once to see that it can be; empty for free output.
+
+        Takes up to about a second for a large grammar that was not seen lately. Raises RequestError. Safe to call from
+        several threads.
+        """
+        if params.structured_outputs is None:
+            return ""
+        if self.grammars is None:
+            raise RequestError(
+                "this engine was started without a tokenizer: output cannot be constrained", param="structured_outputs"
+            )
+        params.verify(self.ready.logits_width, self.config.max_logprobs)
+        return self.grammars.checked(params.structured_outputs)
 
     def _check_text_features(self, params: SamplingParams) -> None:
         if self.tokenizer is not None and params.detokenize:

@@ -19,10 +19,12 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, InvalidParameter, QueueFull
 from quire.core.events import Cancel, EngineStats, Submit
 from quire.core.outputs import RequestOutput
+from quire.core.request import Pooling, pooling_params
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.build import build_engine
 from quire.engine.core import StepRecord
 from quire.engine.frontend import Frontend
+from quire.engine.garbage import gc_kept_quiet
 from quire.engine.intake import Prompt
 from quire.engine.outflow import OpenRequest, PartBuffer
 
@@ -84,6 +86,20 @@ class LLM:
                 "sampling_params", f"{len(params)} values", f"one, or one for each of the {len(items)} prompts"
             )
         opened = [self._prepare(item, one) for item, one in zip(items, params, strict=True)]
+        try:
+            self._run(opened, use_tqdm)
+        finally:
+            self._cancel(opened)
+        return [self._final(one) for one in opened]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt | dict[str, Any]] | dict[str, Any],
+        pooling: Pooling = Pooling.LAST,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """`generate` of one vector a prompt instead of tokens: `pooled` of the outputs, not normalised."""
+        opened = [self._prepare(item, pooling_params(), pooling) for item in _as_list(prompts)]
         try:
             self._run(opened, use_tqdm)
         finally:
@@ -157,7 +173,9 @@ class LLM:
         """Free the engine's thread and memory; the object cannot be used afterwards."""
         self.engine.shutdown()
 
-    def _prepare(self, item: Prompt | dict[str, Any], params: SamplingParams) -> OpenRequest:
+    def _prepare(
+        self, item: Prompt | dict[str, Any], params: SamplingParams, pooling: Pooling | None = None
+    ) -> OpenRequest:
         prompt: Prompt
         if isinstance(item, dict):
             if not {"prompt_token_ids", "prompt"} & set(item):
@@ -168,7 +186,7 @@ class LLM:
             prompt = item.get("prompt", "") if given is None else given
         else:
             prompt = item
-        request = self._intake.request(prompt, params)
+        request = self._intake.request(prompt, params, pooling=pooling)
         return OpenRequest(
             request, prompt if isinstance(prompt, str) else None, self._frontend.tokenizer, self._intake.clock
         )
@@ -188,7 +206,8 @@ class LLM:
     def _run(self, opened: list[OpenRequest], use_tqdm: bool) -> None:
         waiting = collections.deque(opened)
         unfinished = {one.request.request_id for one in opened}
-        with tqdm(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
+        bar = tqdm(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True)
+        with bar, gc_kept_quiet():
             n_tokens, n_finished = 0, 0
             while unfinished:
                 self._feed(waiting)

@@ -43,6 +43,7 @@ class OpenRequest:
         self.completions = [CompletionOutput(index=i, text="", token_ids=[]) for i in range(params.n)]
         self.n_cached = 0
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.pooled: list[float] | None = None
         self._tokenizer = tokenizer
         self._clock = clock
         self._n_open = params.n
@@ -59,6 +60,10 @@ class OpenRequest:
     def finished(self) -> bool:
         """True once every completion has a finish reason."""
         return self._n_open == 0
+
+    def fresh(self) -> OpenRequest:
+        """The same request before its first output."""
+        return OpenRequest(self.request, self.prompt, self._tokenizer, self._clock, self.request_id)
 
     def take(self, delta: SeqDelta) -> tuple[list[CompletionOutput], Command | None]:
         """Apply one delta: (new parts, what the engine must be told).
@@ -100,9 +105,10 @@ class OpenRequest:
             return [], None
         now_s = self._clock.now_s()
         if delta.token_ids and self.metrics.first_token_s is None:
-            self.metrics.first_token_s = now_s
+            self.metrics.first_token_s, self.metrics.queued_s = now_s, delta.queued_s
         if delta.index == 0:
             self.n_cached = max(self.n_cached, delta.n_cached)
+            self.pooled = delta.pooled
             if delta.prompt_logprobs is not None:
                 self.prompt_logprobs = self._prompt_logprobs(delta.prompt_logprobs)
         part = self._advance(completion, delta)
@@ -159,6 +165,7 @@ class OpenRequest:
             outputs=parts,
             finished=self.finished,
             prompt_logprobs=self.prompt_logprobs,
+            pooled=self.pooled,
             num_cached_tokens=self.n_cached,
             metrics=self.metrics,
         )

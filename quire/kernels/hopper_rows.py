@@ -12,7 +12,7 @@ import functools
 import torch
 
 from quire.kernels import jit
-from quire.kernels.attention.hopper import FLAGS, machine_obstacle
+from quire.kernels.hopper import FLAGS, machine_obstacle
 
 DTYPES = (torch.bfloat16, torch.float16)
 WIDTH = 8

@@ -8,8 +8,6 @@ what the route says) with a request id; nothing raised by an endpoint reaches th
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import hmac
 import logging
 import re
 import time
@@ -20,11 +18,32 @@ from starlette.routing import Route, Router
 
 from quire.core.errors import EngineDead, QuireError
 from quire.serve.assets import FILES, Asset
+from quire.serve.batch_worker import BatchWorker
+from quire.serve.batches import serve_batch, serve_batch_cancel, serve_batch_create, serve_batches
 from quire.serve.chat import serve_chat
 from quire.serve.completions import serve_completion
+from quire.serve.embeddings import serve_embeddings
 from quire.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
-from quire.serve.observation import serve_engine, serve_health, serve_metrics, serve_model, serve_models, serve_version
+from quire.serve.explanation import serve_explanation
+from quire.serve.files import (
+    serve_file,
+    serve_file_content,
+    serve_file_delete,
+    serve_file_upload,
+    serve_files,
+)
+from quire.serve.messages import serve_count_tokens, serve_messages
+from quire.serve.observation import (
+    serve_engine,
+    serve_health,
+    serve_load,
+    serve_metrics,
+    serve_model,
+    serve_models,
+    serve_version,
+)
 from quire.serve.refusal import Refusal, internal_error, refusal_of
+from quire.serve.responses import serve_responses
 from quire.serve.state import ServerState
 from quire.serve.tokens import serve_detokenize, serve_tokenize
 
@@ -40,8 +59,23 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/models", serve_models),
     ("GET", "/v1/models/{model:path}", serve_model),
     ("GET", "/v1/engine", serve_engine),
+    ("GET", "/v1/requests/{request_id}/explain", serve_explanation),
+    ("GET", "/v1/load", serve_load),
     ("POST", "/v1/chat/completions", serve_chat),
     ("POST", "/v1/completions", serve_completion),
+    ("POST", "/v1/embeddings", serve_embeddings),
+    ("POST", "/v1/responses", serve_responses),
+    ("POST", "/v1/messages", serve_messages),
+    ("POST", "/v1/messages/count_tokens", serve_count_tokens),
+    ("POST", "/v1/files", serve_file_upload),
+    ("GET", "/v1/files", serve_files),
+    ("GET", "/v1/files/{file_id}", serve_file),
+    ("DELETE", "/v1/files/{file_id}", serve_file_delete),
+    ("GET", "/v1/files/{file_id}/content", serve_file_content),
+    ("POST", "/v1/batches", serve_batch_create),
+    ("GET", "/v1/batches", serve_batches),
+    ("GET", "/v1/batches/{batch_id}", serve_batch),
+    ("POST", "/v1/batches/{batch_id}/cancel", serve_batch_cancel),
     ("POST", "/tokenize", serve_tokenize),
     ("POST", "/detokenize", serve_detokenize),
 ]
@@ -50,7 +84,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
 OPEN_PATHS = frozenset({b"/health", *(path.encode() for path in FILES)})
 """Raw paths that need no key: they hold nothing of a model or a user."""
 
-QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", *FILES})
+QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", "/v1/load", *FILES})
 """Polled routes and files, left out of the access log."""
 
 _HOST = re.compile(rb"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
@@ -58,17 +92,18 @@ _HOST = re.compile(rb"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A route's handler as an ASGI application."""
+    """A route's handlers, by method, as an ASGI application."""
 
     state: ServerState
     route: str
-    handler: Handler
+    handlers: dict[str, Handler]
 
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         """Run the handler on the exchange that the gate made."""
         exchange: Exchange = scope["quire.exchange"]
         exchange.route = self.route
-        await self.handler(self.state, exchange)
+        method = exchange.scope["method"]
+        await self.handlers["GET" if method == "HEAD" else method](self.state, exchange)
 
 
 class App:
@@ -76,8 +111,9 @@ class App:
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
-        key = state.config.api_key
-        self._key_hash = None if key is None else hashlib.sha256(key.encode()).digest()
+        if state.store is not None:
+            worker = BatchWorker(state, self.answer_inside, state.store)
+            state.at_start.append(worker.run)
         self.router = Router(_routes(state), redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,8 +121,6 @@ class App:
         if scope["type"] != "http":
             raise RuntimeError(f"only http is served, not {scope['type']}")
         exchange = Exchange(scope, receive, send)
-        scope["quire.exchange"] = exchange
-        scope["app"] = self
         began_s = time.monotonic()
         refusal = await self._run(exchange)
         if refusal is not None:
@@ -96,11 +130,20 @@ class App:
             line = (scope["method"], exchange.route, exchange.status, time.monotonic() - began_s, exchange.request_id)
             access_logger.info("%s %s %d %.3f s req_%s", *line)
 
-    async def _run(self, exchange: Exchange) -> Refusal | None:
+    async def answer_inside(self, exchange: Exchange) -> None:
+        """Answer a request that this server asks itself, whose sender was checked before."""
+        refusal = await self._run(exchange, is_inside=True)
+        if refusal is not None:
+            await exchange.refuse(refusal)
+
+    async def _run(self, exchange: Exchange, *, is_inside: bool = False) -> Refusal | None:
         """Check and route; what goes wrong comes back as the answer to give."""
+        exchange.scope["quire.exchange"] = exchange
+        exchange.scope["app"] = self
         try:
-            self._check_host(exchange)
-            self._check_key(exchange)
+            if not is_inside:
+                self._check_host(exchange)
+                self._check_key(exchange)
             await self.router(exchange.scope, exchange.receive, exchange.send)
         except Refusal as refusal:
             return refusal
@@ -125,15 +168,26 @@ class App:
 
     def _check_key(self, exchange: Exchange) -> None:
         """Constant time in the key: hashes of equal length are compared."""
-        if self._key_hash is None or exchange.scope["raw_path"] in OPEN_PATHS:
+        keys = self.state.keys
+        if keys.is_open or exchange.scope["raw_path"] in OPEN_PATHS:
             return
+        plain_header = exchange.dialect.plain_key_header
         given = exchange.header(b"authorization")
-        scheme, _, key = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        equal = hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._key_hash)
-        if scheme.lower() != b"bearer" or not equal:
+        plain = [] if plain_header is None else exchange.header(plain_header)
+        good = len(given) + len(plain) > 0 and len(given) <= 1 and len(plain) <= 1
+        for value in given:
+            scheme, _, key = value.partition(b" ")
+            good &= scheme.lower() == b"bearer"
+            plain.append(key)
+        tenants = {keys.find(key) for key in plain}
+        tenant = tenants.pop() if len(tenants) == 1 else None
+        if good and tenant is not None:
+            exchange.tenant = tenant
+        else:
+            or_plain = "" if plain_header is None else f" or '{plain_header.decode()}: KEY'"
             raise Refusal(
                 401,
-                "This server needs an API key: send 'Authorization: Bearer KEY'.",
+                f"This server needs an API key: send 'Authorization: Bearer KEY'{or_plain}.",
                 code="invalid_api_key",
                 headers=[(b"www-authenticate", b"Bearer")],
             )
@@ -143,7 +197,10 @@ def _routes(state: ServerState) -> list[Route]:
     table: list[tuple[str, str, Handler]] = list(ROUTES)
     if not state.config.disable_page:
         table += [("GET", path, Asset.load(name, media_type)) for path, (name, media_type) in FILES.items()]
-    return [Route(path, Endpoint(state, path, handler), methods=[method]) for method, path, handler in table]
+    by_path: dict[str, dict[str, Handler]] = {}
+    for method, path, handler in table:
+        by_path.setdefault(path, {})[method] = handler
+    return [Route(path, Endpoint(state, path, handlers), methods=list(handlers)) for path, handlers in by_path.items()]
 
 
 async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -19,6 +19,8 @@ FILES = {
     "/page/quire.js": ("quire.js", JAVASCRIPT),
     "/page/client.js": ("client.js", JAVASCRIPT),
     "/page/engine.js": ("engine.js", JAVASCRIPT),
+    "/page/tree.js": ("tree.js", JAVASCRIPT),
+    "/page/waterfall.js": ("waterfall.js", JAVASCRIPT),
     "/page/icon.svg": ("icon.svg", b"image/svg+xml"),
 }
 """Path → file and media type. Nothing else of the folder is reachable."""

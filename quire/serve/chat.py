@@ -5,11 +5,14 @@ Does not own shared checks (`validation.py`), conversations (`conversation.py`) 
 
 from __future__ import annotations
 
+import secrets
 import time
+from collections.abc import Callable
 
 from quire.core.errors import InvalidParameter, RequestError, shown
 from quire.core.outputs import CompletionOutput, RequestOutput
-from quire.serve.conversation import check_tool_choice, conversation_of
+from quire.serve.constraints import constraint_names, structured_outputs
+from quire.serve.conversation import Conversation, check_tool_choice, conversation_of
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.frames import ChatFrames
@@ -18,16 +21,17 @@ from quire.serve.logprobs import TokenNames, chat_logprobs, prompt_rows
 from quire.serve.refusal import bad_request, refusal_of, unsupported
 from quire.serve.schema import ChatRequest, JsonObject
 from quire.serve.state import ServerState
+from quire.serve.tooling import reading_of
 from quire.serve.validation import (
     check_cells,
     check_labels,
     check_model,
     check_priority,
-    check_response_format,
     check_sequences,
     sampling_params,
     stream_choice,
 )
+from quire.text.message import Call, MessageReader, Piece, PieceKind
 
 _DECODER = Decoder(ChatRequest)
 
@@ -37,22 +41,22 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
-    renamed = {"prompt": "messages", "logprobs": "top_logprobs"}
+    renamed = {"prompt": "messages", "logprobs": "top_logprobs", **constraint_names(body)}
     if body.max_completion_tokens is not None:
         renamed["max_tokens"] = "max_completion_tokens"
     try:
-        job = await _job(state, exchange, body)
+        job = await chat_job(state, exchange, body)
         names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
-        await answer(state, exchange, job, stream_choice(body), ChatAnswer(body, exchange.request_id, names))
+        shape = ChatAnswer(body, exchange.request_id, names, job.reader)
+        await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
         raise refusal_of(error, renamed) from None
 
 
-async def _job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job:
-    """Every check of the request, then its prompt."""
+async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job:
+    """Every check of a conversation, then its prompt. The other endpoints that hold conversations bring theirs here."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
-    check_response_format(body.response_format)
     check_tool_choice(body.tool_choice, body.tools)
     _check_chat_fields(body)
     params = sampling_params(
@@ -61,8 +65,25 @@ async def _job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job
         max_tokens=_max_tokens(body),
         logprobs=_n_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
+        structured=structured_outputs(body),
     )
     check_sequences(1, params.n, state.limits)
+    conversation, prompt = await chat_prompt(state, exchange, body)
+    check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
+    reading = await state.prompts.parse(
+        lambda: reading_of(
+            body, state.style, state.llm.tokenizer, conversation.tools, prompt, params.structured_outputs
+        ),
+        exchange.body_bytes,
+    )
+    params.structured_outputs = reading.structured
+    params.skip_special_tokens &= not reading.shows_special
+    params.verify(state.limits.logits_width, state.limits.max_logprobs)
+    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", reading.reader)
+
+
+async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest) -> tuple[Conversation, list[int]]:
+    """The conversation and its token ids, once its own checks have passed."""
     conversation = await state.prompts.parse(
         lambda: conversation_of(
             body,
@@ -71,15 +92,16 @@ async def _job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job
         ),
         exchange.body_bytes,
     )
-    prompt = await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
-    check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
-    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "")
+    special = bool(body.add_special_tokens)
+    return conversation, await state.prompts.encode_conversation(conversation, add_special_tokens=special)
 
 
 class ChatAnswer:
     """The shape of one chat answer, whole or in chunks."""
 
-    def __init__(self, body: ChatRequest, request_id: str, names: TokenNames) -> None:
+    def __init__(
+        self, body: ChatRequest, request_id: str, names: TokenNames, reader: Callable[[], MessageReader] | None = None
+    ) -> None:
         self._body = body
         self._id = f"chatcmpl-{request_id}"
         self._created = int(time.time())
@@ -87,20 +109,13 @@ class ChatAnswer:
         self._names = names
         self._frames = ChatFrames(self._id, self._created, body.model, stream_choice(body).include_usage)
         self._begun: set[int] = set()
+        self._reader = reader
+        self._readers: dict[int, MessageReader] = {}
 
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
         """The answer of a request that is not streamed."""
         body, output = self._body, outputs[0]
-        choices = [
-            {
-                "index": part.index,
-                "message": {"role": "assistant", "content": part.text, "refusal": None},
-                "logprobs": chat_logprobs(part.logprobs or [], self._n_top, self._names) if body.logprobs else None,
-                "finish_reason": part.finish_reason,
-                "stop_reason": part.stop_reason,
-            }
-            for part in output.outputs
-        ]
+        choices = [self._choice(part) for part in output.outputs]
         found: JsonObject = {
             "id": self._id,
             "object": "chat.completion",
@@ -117,11 +132,33 @@ class ChatAnswer:
         """Chunks for what is new."""
         return b"".join([self._part(part) for part in output.outputs])
 
-    def usage_frame(self, usage: JsonObject) -> bytes:
-        """The chunk with the counts."""
-        return self._frames.usage(usage)
+    def closing(self, usage: JsonObject) -> bytes:
+        """The counts, if asked for, and the end."""
+        return self._frames.closing(usage)
+
+    def _choice(self, part: CompletionOutput) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": part.text, "refusal": None}
+        reason = part.finish_reason
+        if self._reader is not None:
+            whole = self._reader().whole(part.text)
+            message["content"] = whole.content if whole.calls else whole.content or ""
+            if whole.reasoning is not None:
+                message["reasoning_content"] = whole.reasoning
+            if whole.calls:
+                message["tool_calls"] = [_call(one) for one in whole.calls]
+                reason = called(reason)
+        rows = chat_logprobs(part.logprobs or [], self._n_top, self._names) if self._body.logprobs else None
+        return {
+            "index": part.index,
+            "message": message,
+            "logprobs": rows,
+            "finish_reason": reason,
+            "stop_reason": part.stop_reason,
+        }
 
     def _part(self, part: CompletionOutput) -> bytes:
+        if self._reader is not None:
+            return self._read_part(self._reader, part)
         index, frames = part.index, b""
         if index not in self._begun:
             self._begun.add(index)
@@ -133,6 +170,50 @@ class ChatAnswer:
         if part.finish_reason is not None:
             frames += self._frames.finish(index, part.finish_reason, part.stop_reason)
         return frames
+
+    def _read_part(self, make: Callable[[], MessageReader], part: CompletionOutput) -> bytes:
+        """The same where the text has more than content. Logprobs of all its tokens come with content, maybe empty."""
+        index, frames = part.index, []
+        if index not in self._readers:
+            self._readers[index] = make()
+            frames.append(self._frames.role(index))
+        reader = self._readers[index]
+        pieces = reader.feed(part.text)
+        if part.finish_reason is not None:
+            pieces += reader.finish()
+        if self._body.logprobs and part.logprobs:
+            rows = chat_logprobs(part.logprobs, self._n_top, self._names)
+            frames.append(self._frames.text(index, "", rows))
+        frames += [self._piece(index, piece) for piece in pieces]
+        if part.finish_reason is not None:
+            reason = called(part.finish_reason) if reader.n_calls else part.finish_reason
+            frames.append(self._frames.finish(index, reason, part.stop_reason))
+        return b"".join(frames)
+
+    def _piece(self, index: int, piece: Piece) -> bytes:
+        match piece.kind:
+            case PieceKind.CONTENT:
+                return self._frames.text(index, piece.text)
+            case PieceKind.REASONING:
+                return self._frames.reasoning(index, piece.text)
+            case PieceKind.CALL:
+                return self._frames.call(index, piece.call, call_id(), piece.text)
+            case PieceKind.ARGUMENTS:
+                return self._frames.arguments(index, piece.call, piece.text)
+
+
+def call_id() -> str:
+    """A fresh id of a tool call. Its last nine characters are letters and digits, as Mistral's templates want them."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def called(reason: str | None) -> str | None:
+    """The finish reason of a message with calls."""
+    return "tool_calls" if reason == "stop" else reason
+
+
+def _call(call: Call) -> JsonObject:
+    return {"id": call_id(), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
@@ -164,7 +245,5 @@ def _check_chat_fields(body: ChatRequest) -> None:
         raise unsupported("modalities", 'only ["text"] is.')
     if body.verbosity not in (None, "medium"):
         raise unsupported("verbosity", "the model's verbosity cannot be controlled here.")
-    if body.parallel_tool_calls is False:
-        raise unsupported("parallel_tool_calls", "calls are not constrained: leave it out or send true.")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream.")

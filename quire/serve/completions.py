@@ -6,16 +6,22 @@ Invariant: choice `index` is prompt index times n plus the completion's own inde
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
+import msgspec
+
+from quire.core.errors import InvalidParameter, RequestError
 from quire.core.outputs import CompletionOutput, RequestOutput
+from quire.core.sampling import MAX_N
+from quire.serve.constraints import constraint_names, structured_outputs
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.frames import TextFrames
 from quire.serve.generation import Job, answer
 from quire.serve.logprobs import Row, TextLogprobs, TokenNames, joined, prompt_rows
-from quire.serve.refusal import bad_request, refusal_of, unsupported
+from quire.serve.prompts import prompts_of
+from quire.serve.refusal import refusal_of, unsupported
 from quire.serve.schema import CompletionRequest, JsonObject
 from quire.serve.state import ServerState
 from quire.serve.validation import (
@@ -23,7 +29,6 @@ from quire.serve.validation import (
     check_labels,
     check_model,
     check_priority,
-    check_response_format,
     check_sequences,
     sampling_params,
     stream_choice,
@@ -44,17 +49,16 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
         names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
         shows_ids = state.llm.tokenizer is None if body.return_token_ids is None else body.return_token_ids
         echoed = await _echoed(state, body, job)
-        shape = TextAnswer(body, exchange.request_id, job.params.n, echoed, names, shows_ids=shows_ids)
-        await answer(state, exchange, job, stream_choice(body), shape)
+        shape = TextAnswer(body, exchange.request_id, _or_one(body.n), echoed, names, shows_ids=shows_ids)
+        await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
-        raise refusal_of(error) from None
+        raise refusal_of(error, constraint_names(body)) from None
 
 
 async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) -> Job:
     """Every check of the request, then its prompts as token ids."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
-    check_response_format(body.response_format)
     _check_text_fields(body)
     rows = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     params = sampling_params(
@@ -63,42 +67,16 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
         max_tokens=_max_tokens(body),
         logprobs=body.logprobs,
         prompt_logprobs=rows,
+        structured=structured_outputs(body),
     )
-    texts = _prompts(body, state.config.max_prompts, state.llm.max_model_len)
+    if body.best_of is not None and body.best_of > params.n:
+        # The sums of logprobs by which completions are compared come with the logprobs.
+        params = msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
+    texts = prompts_of(body.prompt, "prompt", state.config.max_prompts, state.llm.max_model_len)
     check_sequences(len(texts), params.n, state.limits)
-    special = True if body.add_special_tokens is None else body.add_special_tokens
-    prompts = [text for text in texts if isinstance(text, list)]
-    if not prompts:
-        strings = [text for text in texts if isinstance(text, str)]
-        prompts = await state.prompts.encode(strings, add_special_tokens=special, param="prompt")
+    prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
     check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
     return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "")
-
-
-def _prompts(body: CompletionRequest, most: int, limit_tokens: int) -> list[str | list[int]]:
-    """The four forms of `prompt` as a list: a text, texts, token ids, or lists of token ids."""
-    prompt = body.prompt
-    if prompt is None:
-        raise bad_request("prompt is missing.", "prompt", "missing_required_parameter")
-    if len(prompt) > max(limit_tokens, most) and not isinstance(prompt, str):
-        code = "context_length_exceeded" if isinstance(prompt[0], int) else "invalid_value"
-        raise bad_request(f"prompt has {len(prompt)} entries, more than can be served.", "prompt", code)
-    if isinstance(prompt, str):
-        found: list[str | list[int]] = [prompt]
-    elif all(isinstance(item, int) for item in prompt):
-        found = [[item for item in prompt if isinstance(item, int)]]
-    elif any(isinstance(item, int) for item in prompt) or len({type(item) for item in prompt}) > 1:
-        raise bad_request("prompt mixes texts, token ids and lists of token ids: use one kind.", "prompt")
-    else:
-        found = [item for item in prompt if not isinstance(item, int)]
-    if len(found) > most:
-        raise bad_request(f"prompt has {len(found)} entries; one request may have {most}.", "prompt")
-    if not all(found):
-        raise bad_request("prompt is empty: give at least one token.", "prompt")
-    longest = max((len(item) for item in found if isinstance(item, list)), default=0)
-    if longest > limit_tokens:
-        raise ContextLengthExceeded(f"prompt has {longest} tokens; the context holds {limit_tokens}", param="prompt")
-    return found
 
 
 def _max_tokens(body: CompletionRequest) -> int:
@@ -109,9 +87,11 @@ def _max_tokens(body: CompletionRequest) -> int:
 
 
 def _check_text_fields(body: CompletionRequest) -> None:
-    n = 1 if body.n is None else body.n
-    if body.best_of is not None and body.best_of != n:
-        raise unsupported("best_of", f"it must equal n = {n}; choose among n completions yourself.")
+    n, best_of = _or_one(body.n), body.best_of
+    if best_of is not None and not n <= best_of <= MAX_N:
+        raise InvalidParameter("best_of", best_of, f"an integer from n = {n} to {MAX_N}")
+    if best_of is not None and best_of > n and body.stream:
+        raise unsupported("best_of", f"not above n = {n} together with stream: the best is known at the end only.")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream; echo with logprobs is.")
     if (
@@ -125,6 +105,10 @@ def _check_text_fields(body: CompletionRequest) -> None:
         )
 
 
+def _or_one(n: int | None) -> int:
+    return 1 if n is None else n
+
+
 async def _echoed(state: ServerState, body: CompletionRequest, job: Job) -> list[str]:
     """The prompts as text, when `echo` asks for them."""
     prompt = body.prompt
@@ -135,6 +119,14 @@ async def _echoed(state: ServerState, body: CompletionRequest, job: Job) -> list
     if prompt and all(isinstance(text, str) for text in prompt):
         return [text for text in prompt if isinstance(text, str)]
     return await state.prompts.decode(job.prompts, "prompt")
+
+
+def best(parts: list[CompletionOutput], n: int) -> list[CompletionOutput]:
+    """The n completions with the largest mean logprob a token, best first and numbered anew; all, if there are n."""
+    if len(parts) <= n:
+        return parts
+    ranked = sorted(parts, key=lambda part: -(part.cumulative_logprob or 0.0) / max(len(part.token_ids), 1))
+    return [dataclasses.replace(part, index=index) for index, part in enumerate(ranked[:n])]
 
 
 class TextAnswer:
@@ -163,7 +155,11 @@ class TextAnswer:
 
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
         """The answer of a request that is not streamed."""
-        choices = [self._choice(at, output, part) for at, output in enumerate(outputs) for part in output.outputs]
+        choices = [
+            self._choice(at, output, part)
+            for at, output in enumerate(outputs)
+            for part in best(output.outputs, self._n)
+        ]
         return {
             "id": self._id,
             "object": "text_completion",
@@ -177,9 +173,9 @@ class TextAnswer:
         """Chunks for what is new; the first of a choice repeats the prompt when asked."""
         return b"".join([self._part(prompt_index, output, part) for part in output.outputs])
 
-    def usage_frame(self, usage: JsonObject) -> bytes:
-        """The chunk with the counts."""
-        return self._frames.usage(self._shown_usage(usage))
+    def closing(self, usage: JsonObject) -> bytes:
+        """The counts, if asked for, and the end."""
+        return self._frames.closing(self._shown_usage(usage))
 
     def _choice(self, at: int, output: RequestOutput, part: CompletionOutput) -> JsonObject:
         text, logprobs = self._content(at, output, part)
@@ -216,7 +212,7 @@ class TextAnswer:
             text = self._echoed[at] + text
             if self._body.logprobs is not None:
                 pieces.append(columns.piece(output.prompt_token_ids, output.prompt_logprobs or [None]))
-        if self._shows_output and part.logprobs is not None:
+        if self._shows_output and self._body.logprobs is not None and part.logprobs is not None:
             rows: list[Row | None] = list(part.logprobs)
             pieces.append(columns.piece(part.token_ids, rows))
         return text, joined(pieces) if pieces else None

@@ -35,6 +35,14 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str | None,
         _doc("Key that clients must send as 'Authorization: Bearer KEY'; QUIRE_API_KEY sets it out of sight of `ps`."),
     ] = None
+    api_key_file: Annotated[
+        str,
+        _doc(
+            'JSON file with more keys, {"keys": [{"key": "...", "name": "...", "requests_per_minute": 60,'
+            ' "tokens_per_minute": 100000}]}; names are tenants, which share the engine fairly and no cached prefixes.'
+            " Read again when it changes."
+        ),
+    ] = ""
     disable_page: Annotated[bool, _doc("Do not serve the web page at /.")] = False
     access_log: Annotated[bool, _doc("Log one line a request (route, status, seconds; never its content).")] = False
     uvicorn_log_level: Annotated[
@@ -60,15 +68,58 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     sse_keep_alive: Annotated[
         float, _doc("Seconds of silence after which a stream sends a comment.", gt=0, le=86400)
     ] = 15.0
+    max_queue_seconds: Annotated[
+        float, _doc("Longest time that a request waits for its turn (503 after it); 0: any.", ge=0, le=86400)
+    ] = 0.0
+    request_timeout: Annotated[
+        float, _doc("Longest time that a request takes in the engine (408 after it); 0: any.", ge=0, le=86400)
+    ] = 0.0
+    api_processes: Annotated[
+        int, _doc("Processes that serve HTTP on the port; more than 1 when one core is not enough.", ge=1, le=64)
+    ] = 1
+    record: Annotated[
+        str, _doc("File to which a line of JSON is added for each request that ends, for `quire bench replay`.")
+    ] = ""
+    record_prompts: Annotated[bool, _doc("Put token ids of prompts into the record, not only their lengths.")] = False
     shutdown_timeout: Annotated[
         float, _doc("Seconds that running requests get to finish after SIGINT or SIGTERM.", ge=0, le=86400)
     ] = 30.0
     max_prompts: Annotated[
         int, _doc("Most prompts in one /v1/completions request, and most sequences (prompts times n).", ge=1)
     ] = 1024
+    data_dir: Annotated[
+        str, _doc("Folder in which files and batches are kept; without it /v1/files and /v1/batches are off.")
+    ] = ""
+    max_file_bytes: Annotated[
+        int, _doc("Longest file that /v1/files takes; a longer one is refused with 413.", ge=1024)
+    ] = 200 * 1024 * 1024
+    max_data_bytes: Annotated[
+        int,
+        _doc("Bytes that all files in --data-dir may have together; an upload beyond is refused with 507.", ge=1024),
+    ] = 10 * 1024**3
+    batch_concurrency: Annotated[
+        int, _doc("Most lines of a batch that run at once; fewer while other requests need the slots.", ge=1)
+    ] = 64
     enable_chat_template_kwargs: Annotated[
         bool, _doc("Let requests pass chat_template_kwargs (plain values under unreserved names) to the chat template.")
     ] = False
+    tool_call_parser: Annotated[
+        Literal["auto", "none", "hermes", "llama3_json", "mistral"],
+        _doc(
+            "How the model writes tool calls. auto: as its chat template teaches it, if that is one of these; none:"
+            " calls stay text."
+        ),
+    ] = "auto"
+    enable_auto_tool_choice: Annotated[
+        bool, _doc("Let the model choose whether to call tools; switched off, tool_choice auto is refused.")
+    ] = True
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "deepseek_r1", "qwen3"],
+        _doc(
+            "How the model marks its reasoning, which is then reasoning_content. auto: <think>...</think> if the chat"
+            " template has these marks; deepseek_r1: the same, for templates that do not open the reasoning themselves."
+        ),
+    ] = "auto"
     ssl_certfile: Annotated[str, _doc("PEM file with the certificate; with --ssl-keyfile it turns HTTPS on.")] = ""
     ssl_keyfile: Annotated[str, _doc("PEM file with the private key.")] = ""
 

@@ -115,27 +115,23 @@ def tools_of(tools: list[Tool] | None) -> list[JsonObject] | None:
         if name in seen:
             raise bad_request(f"{where}.function.name = {shown(name)} is used twice.", f"{where}.function.name")
         seen.add(name)
-        if tool.function.strict:
-            raise unsupported(
-                f"{where}.function.strict", "calls are not constrained to the schema: leave strict out or send false."
-            )
         plain.append({"type": "function", "function": _plain_function(tool, where)})
     return plain
 
 
 def check_tool_choice(choice: str | JsonObject | None, tools: list[Tool] | None) -> None:
-    """`auto` and `none` are honoured; forcing a call is refused by name until output can be constrained."""
+    """`auto`, `none`, `required`, and a function by name."""
     if choice is None or choice == "none":
         return
     if not tools:
         raise bad_request("tool_choice is only allowed when tools are given.", "tool_choice")
-    if choice == "auto":
-        return
-    if isinstance(choice, str) and choice != "required":
-        raise bad_request(f"tool_choice = {shown(choice)} is not allowed: it must be auto or none.", "tool_choice")
     if isinstance(choice, dict):
         _check_named_tool(choice, tools)
-    raise unsupported("tool_choice", "only auto and none are; this server does not force calls yet.")
+    elif choice not in ("auto", "required"):
+        raise bad_request(
+            f"tool_choice = {shown(choice)} is not allowed: it must be auto, none, required or a function.",
+            "tool_choice",
+        )
 
 
 def check_depth(value: object, param: str) -> None:
@@ -190,9 +186,11 @@ def _plain_function(tool: Tool, where: str) -> JsonObject:
 
 
 def _check_named_tool(choice: JsonObject, tools: list[Tool]) -> None:
+    if choice.get("type") != "function":
+        raise unsupported("tool_choice.type", f"only function is, not {shown(choice.get('type'))}.")
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
-    if name not in {tool.function.name for tool in tools}:
+    if not isinstance(name, str) or name not in {tool.function.name for tool in tools}:
         raise bad_request("tool_choice names a function that is not in tools.", "tool_choice")
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 import msgspec
 
+from quire.serve.dialect import dialect_of
+from quire.serve.keys import NOBODY
 from quire.serve.refusal import Headers, Refusal, bad_request, too_large
 
 Scope = MutableMapping[str, Any]
@@ -40,10 +42,17 @@ class Exchange:
         self.receive = receive
         self.send = send
         self.request_id = secrets.token_hex(12)
+        self.dialect = dialect_of(scope["raw_path"])
+        self.error_event: Callable[[Refusal], bytes] | None = None
+        """How a stream that has begun words its failure, where it is not the dialect's own way."""
+        self.tenant = NOBODY
+        """Whose key came with the request."""
         self.route = "other"
         """The route's path pattern once it is known, for logs and metrics."""
         self.status = 0
         """Status of the answer, 0 before it starts."""
+        self.is_background = False
+        """True for work that may only use what others leave."""
         self.body_bytes = 0
         """Length of the body once it is read."""
         self._body_read = not self._announces_body()
@@ -60,8 +69,8 @@ class Exchange:
     async def read_body(self, limit: int, timeout_s: float) -> bytes:
         """The whole JSON body. Raises Refusal 408, 413 or 415, ClientGone if the client leaves meanwhile."""
         self._check_media()
-        declared = self.header(b"content-length")
-        if declared and int(declared[0]) > limit:
+        declared = self._declared_length()
+        if declared is not None and declared > limit:
             raise too_large(limit)
         try:
             async with asyncio.timeout(timeout_s):
@@ -72,10 +81,36 @@ class Exchange:
         self.body_bytes = len(body)
         return body
 
+    async def read_chunks(self, limit: int, idle_s: float, total_s: float) -> AsyncIterator[bytes]:
+        """The body as it comes, whatever its type. Raises Refusal 408 when it stops coming or takes too long, 413, or
+        ClientGone."""
+        declared = self._declared_length()
+        if declared is not None and declared > limit:
+            raise too_large(limit)
+        deadline_s = asyncio.get_running_loop().time() + total_s
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout_at(min(deadline_s, asyncio.get_running_loop().time() + idle_s)):
+                    message = await self.receive()
+            except TimeoutError:
+                raise Refusal(408, "The request body did not arrive in time.", code="timeout", close=True) from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            chunk = message.get("body", b"")
+            self.body_bytes += len(chunk)
+            if self.body_bytes > limit:
+                raise too_large(limit)
+            more = message.get("more_body", False)
+            yield chunk
+        self._body_read = True
+
     async def start(self, status: int, content_type: bytes, headers: Headers, n_bytes: int | None = None) -> None:
         """Send status line and headers; `n_bytes` None means chunks follow."""
         self.status = status
-        all_headers = [(b"content-type", content_type), (b"x-request-id", b"req_" + self.request_id.encode())]
+        request_id = f"req_{self.request_id}"
+        all_headers = [(b"content-type", content_type), (b"x-request-id", request_id.encode())]
+        all_headers += self.dialect.answer_headers(request_id)
         label = self.header(b"x-request-id")
         if len(label) == 1 and _LABEL.fullmatch(label[0]):
             all_headers.append((b"x-client-request-id", label[0]))
@@ -102,10 +137,14 @@ class Exchange:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Answer with an error: a status if nothing was sent yet, else as the last event of the stream."""
-        if self.started:
-            await self.write(b"data: " + refusal.body() + b"\n\n", more=False)
+        request_id = f"req_{self.request_id}"
+        if not self.started:
+            body = self.dialect.error_body(refusal, request_id)
+            await self.respond(refusal.status, body, headers=refusal.headers())
+        elif self.error_event is not None:
+            await self.write(self.error_event(refusal), more=False)
         else:
-            await self.respond(refusal.status, refusal.body(), headers=refusal.headers())
+            await self.write(self.dialect.error_event(refusal, request_id), more=False)
 
     async def abort(self) -> None:
         """Cut the connection, dropping what the client has not read."""
@@ -124,9 +163,12 @@ class Exchange:
             raise Refusal(415, "Send content-type: application/json, in UTF-8.", code="unsupported_media_type")
         if any(value.lower() != b"identity" for value in self.header(b"content-encoding")):
             raise Refusal(415, "Send the body without content-encoding.", code="unsupported_media_type")
+
+    def _declared_length(self) -> int | None:
         declared = self.header(b"content-length")
         if any(not value.isdigit() for value in declared):
             raise bad_request("content-length is not a number.", code="invalid_content_length")
+        return int(declared[0]) if declared else None
 
     async def _collect(self, limit: int) -> bytes:
         chunks: list[bytes] = []

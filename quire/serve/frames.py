@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 encode = msgspec.json.encode
+DONE = b"data: [DONE]\n\n"
 
 
 def event(value: Any) -> bytes:
@@ -23,12 +24,14 @@ class FrameMaker:
 
     def __init__(self, head: dict[str, Any], with_usage: bool) -> None:
         self._head = head
+        self._with_usage = with_usage
         self._prefix = b"data: " + encode(head)[:-1] + b',"choices":[{"index":'
         self._suffix = (b',"usage":null' if with_usage else b"") + b"}\n\n"
 
-    def usage(self, usage: dict[str, Any]) -> bytes:
-        """The chunk without choices that carries the counts."""
-        return event({**self._head, "choices": [], "usage": usage})
+    def closing(self, usage: dict[str, Any]) -> bytes:
+        """The chunk without choices that carries the counts, if they were asked for, and the mark of the end."""
+        counts = event({**self._head, "choices": [], "usage": usage}) if self._with_usage else b""
+        return counts + DONE
 
 
 class ChatFrames(FrameMaker):
@@ -51,6 +54,20 @@ class ChatFrames(FrameMaker):
             return b"%b%d%b%b%b" % (self._prefix, index, self._open, encode(text), self._plain_end)
         end = b'},"logprobs":' + encode(logprobs) + b',"finish_reason":null}]' + self._suffix
         return b"%b%d%b%b%b" % (self._prefix, index, self._open, encode(text), end)
+
+    def reasoning(self, index: int, text: str) -> bytes:
+        """New reasoning of a choice."""
+        return b'%b%d,"delta":{"reasoning_content":%b%b' % (self._prefix, index, encode(text), self._plain_end)
+
+    def call(self, index: int, call: int, call_id: str, name: str) -> bytes:
+        """A tool call of a choice begins."""
+        begun = {"index": call, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+        return b'%b%d,"delta":{"tool_calls":[%b]%b' % (self._prefix, index, encode(begun), self._plain_end)
+
+    def arguments(self, index: int, call: int, text: str) -> bytes:
+        """More of a tool call's arguments."""
+        more = {"index": call, "function": {"arguments": text}}
+        return b'%b%d,"delta":{"tool_calls":[%b]%b' % (self._prefix, index, encode(more), self._plain_end)
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:
         """The last chunk of a choice."""

@@ -1,6 +1,6 @@
 """Running the sequences of one HTTP request: submit every prompt, then collect the results or turn them into events.
 
-Shared by chat and text completions. Owns submission, cancelling, metrics and usage; does not own the shape of answers.
+Shared by every generating endpoint. Owns submission, cancelling, metrics and usage; does not own the shape of answers.
 Invariants: prompts are submitted all or none; every stream is closed whatever happens; a choice that ended with `error`
 or `abort` fails the whole request.
 """
@@ -10,22 +10,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, RequestError
 from quire.core.outputs import RequestOutput
+from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
-from quire.engine.async_llm import AsyncLLM, RequestStream
+from quire.engine.stream import RequestStream
 from quire.serve.delivery import Attendant, Outbox
 from quire.serve.exchange import Exchange
-from quire.serve.metrics import Metrics
+from quire.serve.keys import Tenant
 from quire.serve.refusal import Refusal, internal_error, unavailable
 from quire.serve.schema import JsonObject
 from quire.serve.state import ServerState
-from quire.serve.validation import StreamChoice
+from quire.text.message import MessageReader
 
-DONE = b"data: [DONE]\n\n"
+EMPTY_MASK = "empty_mask"
+GRAMMAR_CODES = {"invalid_grammar", "grammar_failed", "grammar_too_slow"}
+"""Ends of constrained sequences whose reason is the request's own."""
+BACKGROUND_PRIORITY = 2**31 - 1
+"""Behind everything that a client may ask for."""
 
 FrameSource = Callable[[int, RequestOutput], bytes]
 
@@ -39,6 +45,10 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    reader: Callable[[], MessageReader] | None = None
+    """Makes a reader for the text of each sequence: it has more than content. None: it is content."""
+    pooling: Pooling | None = None
+    """A vector of each prompt is wanted instead of text."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,42 +78,50 @@ class AnswerShape(Protocol):
     def frames(self, prompt_index: int, output: RequestOutput) -> bytes:
         """Events for new output, possibly none."""
 
-    def usage_frame(self, usage: JsonObject) -> bytes:
-        """The event that carries the counts."""
+    def closing(self, usage: JsonObject) -> bytes:
+        """The last events of a stream that came to its end."""
 
 
-async def answer(state: ServerState, exchange: Exchange, job: Job, choice: StreamChoice, shape: AnswerShape) -> None:
-    """Run `job` and answer. Raises what submission or the engine raises, and ClientGone when the client left."""
-    outbox = Outbox(exchange) if choice.on else None
+async def answer(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, *, streams: bool) -> None:
+    """Run `job` and answer, in events if it `streams`. Raises what submission or the engine raises, and ClientGone when
+    the client left."""
+    exchange.tenant.enter()
+    if exchange.is_background and state.limits.has_priorities:
+        job = dataclasses.replace(job, priority=BACKGROUND_PRIORITY)
+    outbox = Outbox(exchange) if streams else None
     attendant = Attendant(exchange, state.config, outbox)
     if outbox is not None:
-        await state.attend(attendant, _stream(state, job, choice, shape, outbox))
+        await state.attend(attendant, _stream(state, exchange.tenant, job, shape, outbox))
     else:
-        await exchange.respond_json(await state.attend(attendant, _collect(state, job, shape)))
+        await exchange.respond_json(await state.attend(attendant, _collect(state, exchange.tenant, job, shape)))
 
 
-async def _collect(state: ServerState, job: Job, shape: AnswerShape) -> JsonObject:
-    async with Generation(state.llm, state.metrics, job) as generation:
+async def _collect(state: ServerState, tenant: Tenant, job: Job, shape: AnswerShape) -> JsonObject:
+    async with Generation(state, tenant, job) as generation:
         outputs = await generation.collect()
-    if job.params.prompt_logprobs is None:
+    if job.params.prompt_logprobs is None and job.pooling is None:
         return shape.whole(outputs, generation.usage.plain())
-    # Rows for every prompt token take long to lay out; other streams go on meanwhile.
+    # Rows for every prompt token, or vectors, take long to lay out; other streams go on meanwhile.
     return await asyncio.to_thread(shape.whole, outputs, generation.usage.plain())
 
 
-async def _stream(state: ServerState, job: Job, choice: StreamChoice, shape: AnswerShape, outbox: Outbox) -> None:
-    async with Generation(state.llm, state.metrics, job) as generation:
+async def _stream(state: ServerState, tenant: Tenant, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
+    async with Generation(state, tenant, job) as generation:
         await generation.deliver(outbox, shape.frames)
-    usage = shape.usage_frame(generation.usage.plain()) if choice.include_usage else b""
-    await outbox.finish(usage + DONE)
+    await outbox.finish(shape.closing(generation.usage.plain()))
 
 
 class Generation:
     """The open streams of one request. Use as `async with`: leaving it cancels what still runs."""
 
-    def __init__(self, llm: AsyncLLM, metrics: Metrics, job: Job) -> None:
-        self._llm = llm
-        self._metrics = metrics
+    def __init__(self, state: ServerState, tenant: Tenant, job: Job) -> None:
+        self._llm = state.llm
+        self._metrics = state.metrics
+        self._tenant = tenant
+        self._recorder = state.recorder
+        self._began_s = time.monotonic()
+        self._n_complete = 0
+        self._terms = Terms(tenant.name, state.config.max_queue_seconds, state.config.request_timeout)
         self.job = job
         self.usage = Usage()
         self._streams: list[RequestStream] = []
@@ -119,7 +137,9 @@ class Generation:
                     job.params,
                     request_id=f"{job.request_id}-{index}",
                     priority=job.priority,
-                    cache_salt=job.cache_salt,
+                    cache_salt=self._tenant.salted(job.cache_salt),
+                    terms=self._terms,
+                    pooling=job.pooling,
                 )
                 self._streams.append(stream)
                 self.usage.prompt_tokens += len(prompt)
@@ -128,6 +148,10 @@ class Generation:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._close()
+        if self._recorder.is_on:
+            job, n_output = self.job, self.usage.completion_tokens
+            seconds, is_complete = time.monotonic() - self._began_s, self._n_complete == len(job.prompts)
+            self._recorder.note(job.prompts, job.params, n_output, seconds, is_complete=is_complete)
 
     async def collect(self) -> list[RequestOutput]:
         """The final output of each prompt, in order."""
@@ -185,6 +209,9 @@ class Generation:
     def _account(self, output: RequestOutput, n_tokens: int) -> None:
         self.usage.completion_tokens += n_tokens
         self.usage.cached_tokens += output.num_cached_tokens
+        self._n_complete += 1
+        self._metrics.observe_params(self.job.params.n, self.job.params.max_tokens)
+        self._tenant.charge(len(output.prompt_token_ids) + n_tokens)
         self._metrics.observe_request(output.metrics, len(output.prompt_token_ids), n_tokens)
 
     async def _close(self) -> None:
@@ -197,8 +224,13 @@ def _failure(reason: str) -> Exception:
     code, _, text = reason.partition(": ")
     if code == QueueFull.code:
         return QueueFull(text)
-    if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code}:
+    if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code, *GRAMMAR_CODES}:
         return RequestError(text, code=code)
+    if code == EMPTY_MASK:
+        return RequestError(
+            "No token is left to choose: grammar, allowed_token_ids, bad_words and min_tokens exclude every one.",
+            code=code,
+        )
     return Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")
 
 

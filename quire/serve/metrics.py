@@ -15,72 +15,19 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from quire.core.events import EngineStats, FinishReason
 from quire.core.outputs import RequestMetrics
+from quire.serve.metric_files import Counts, MetricFiles
 
 TTFT_BUCKETS = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    7.5,
-    10.0,
-    20.0,
-    40.0,
-    80.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0,
-)
+)  # fmt: skip
 ITL_BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    40.0,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0,
+)  # fmt: skip
 E2E_BUCKETS = (
-    0.05,
-    0.1,
-    0.3,
-    0.5,
-    0.8,
-    1.0,
-    1.5,
-    2.0,
-    2.5,
-    5.0,
-    10.0,
-    15.0,
-    20.0,
-    30.0,
-    40.0,
-    60.0,
-    120.0,
-    240.0,
-    480.0,
+    0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0,
     960.0,
-)
+)  # fmt: skip
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH")
 
@@ -100,12 +47,26 @@ class Histogram:
         self._counts[bisect.bisect_left(self._bounds, value)] += times
         self._sum += value * times
 
-    def family(self, model_name: str) -> HistogramMetricFamily:
-        """The histogram in Prometheus' form."""
-        totals = list(itertools.accumulate(self._counts))
+    @property
+    def counts(self) -> tuple[list[int], float]:
+        """Counts by bucket, and the sum of the values."""
+        return self._counts, self._sum
+
+    def add(self, counts: list[int], total: float) -> None:
+        """Count what another one has counted."""
+        if len(counts) == len(self._counts):
+            self._counts = [mine + other for mine, other in zip(self._counts, counts, strict=True)]
+            self._sum += total
+
+    def family(self, model_name: str, others: Iterable[Counts]) -> HistogramMetricFamily:
+        """The histogram in Prometheus' form, with what other processes have counted."""
+        whole = Histogram(self.name, self.meaning, self._bounds)
+        for counts, total in (self.counts, *(other.histograms.get(self.name, ([], 0.0)) for other in others)):
+            whole.add(counts, total)
+        totals = list(itertools.accumulate(whole._counts))
         names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         family = HistogramMetricFamily(f"quire:{self.name}", self.meaning, labels=["model_name"])
-        family.add_metric([model_name], list(zip(names, totals, strict=True)), self._sum)
+        family.add_metric([model_name], list(zip(names, totals, strict=True)), whole._sum)
         return family
 
 
@@ -123,15 +84,53 @@ class Metrics:
         self.e2e = Histogram("e2e_request_latency_seconds", "Seconds from arrival to the last token.", E2E_BUCKETS)
         self.prompt_len = Histogram("request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS)
         self.output_len = Histogram("request_generation_tokens", "Generated tokens of a request.", TOKEN_BUCKETS)
+        self.queue = Histogram("request_queue_time_seconds", "Seconds in the queue.", E2E_BUCKETS)
+        self.prefill = Histogram(
+            "request_prefill_time_seconds", "Seconds from the slot to the first token.", E2E_BUCKETS
+        )
+        self.decode = Histogram("request_decode_time_seconds", "Seconds from the first to the last token.", E2E_BUCKETS)
+        self.inference = Histogram("request_inference_time_seconds", "Seconds with a slot.", E2E_BUCKETS)
+        self.params_n = Histogram("request_params_n", "Samples asked for.", (1, 2, 5, 10, 20))
+        self.max_tokens = Histogram("request_params_max_tokens", "max_tokens asked for.", TOKEN_BUCKETS)
+        self.engine_restarts = 0
+        self.open_streams = 0
         self._answers: dict[tuple[str, str, str], int] = {}
+        self._histograms = (
+            *(self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len),
+            *(self.queue, self.prefill, self.decode, self.inference, self.params_n, self.max_tokens),
+        )
+        self._files: MetricFiles | None = None
+        self._others: list[Counts] = []
         self._registry = CollectorRegistry()
         self._registry.register(self)
-        ProcessCollector(registry=self._registry)
+        self._process = ProcessCollector(registry=self._registry)
+
+    def share(self, folder: str, index: int) -> None:
+        """Count together with other processes of this server; figures of one process would mislead."""
+        self._files = MetricFiles(folder, index)
+        before = self._files.own()
+        for histogram in self._histograms:
+            histogram.add(*before.histograms.get(histogram.name, ([], 0.0)))
+        for labels, count in before.answers:
+            self._answers[labels] = self._answers.get(labels, 0) + count
+        self._registry.unregister(self._process)
+
+    def publish(self) -> None:
+        """Show the other processes what was counted here, and look at theirs."""
+        if self._files is not None:
+            histograms = {histogram.name: histogram.counts for histogram in self._histograms}
+            self._others = self._files.exchange(Counts(histograms, list(self._answers.items())))
 
     def count_answer(self, route: str, method: str, status: int) -> None:
         """One HTTP answer; `route` is a pattern from the route table."""
         key = (route, method if method in METHODS else "other", str(status))
         self._answers[key] = self._answers.get(key, 0) + 1
+
+    def observe_params(self, n: int, max_tokens: int | None) -> None:
+        """What a request asked for."""
+        self.params_n.observe(n)
+        if max_tokens is not None:
+            self.max_tokens.observe(max_tokens)
 
     def observe_request(self, times: RequestMetrics, prompt_len: int, output_len: int) -> None:
         """A request that came to its end."""
@@ -139,6 +138,10 @@ class Metrics:
         self.output_len.observe(output_len)
         if times.first_token_s is None or times.finished_s is None:
             return
+        self.queue.observe(times.queued_s)
+        self.prefill.observe(max(0.0, times.first_token_s - times.arrival_s - times.queued_s))
+        self.decode.observe(times.finished_s - times.first_token_s)
+        self.inference.observe(max(0.0, times.finished_s - times.arrival_s - times.queued_s))
         self.ttft.observe(times.first_token_s - times.arrival_s)
         self.e2e.observe(times.finished_s - times.arrival_s)
         if output_len > 1:
@@ -147,6 +150,7 @@ class Metrics:
     def text(self, stats: EngineStats) -> bytes:
         """The page at /metrics."""
         self.stats = stats
+        self.publish()
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
@@ -169,9 +173,15 @@ class Metrics:
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
+        yield self._counter("engine_restarts", "Engines that were lost and started again.", self.engine_restarts)
+        yield self._gauge("http_requests_live", "Requests of this process that are being answered.", self.open_streams)
+        yield self._gauge("num_pages_cached", "KV pages that only the prefix cache holds.", stats.n_pages_cached)
+        yield self._gauge(
+            "last_step_age_seconds", "Seconds since a step ended while work waits.", stats.last_step_age_s
+        )
         yield self._finished(stats)
-        for histogram in (self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len):
-            yield histogram.family(self.model_name)
+        for histogram in self._histograms:
+            yield histogram.family(self.model_name, self._others)
         yield self._http()
 
     def _gauge(self, name: str, meaning: str, value: float) -> Metric:
@@ -194,6 +204,10 @@ class Metrics:
 
     def _http(self) -> Metric:
         family = CounterMetricFamily("quire:http_requests", "HTTP answers.", labels=["handler", "method", "status"])
-        for labels, count in self._answers.items():
+        answers = dict(self._answers)
+        for other in self._others:
+            for labels, count in other.answers:
+                answers[labels] = answers.get(labels, 0) + count
+        for labels, count in answers.items():
             family.add_metric(labels, count)
         return family

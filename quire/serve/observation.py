@@ -25,6 +25,7 @@ async def serve_health(state: ServerState, exchange: Exchange) -> None:
 
 async def serve_metrics(state: ServerState, exchange: Exchange) -> None:
     """Prometheus text."""
+    state.metrics.engine_restarts, state.metrics.open_streams = state.llm.n_engines_lost, len(state.live)
     await exchange.respond(200, state.metrics.text(state.llm.stats()), PROMETHEUS)
 
 
@@ -60,6 +61,23 @@ async def serve_engine(state: ServerState, exchange: Exchange) -> None:
             "engine": msgspec.to_builtins(llm.ready),
             "default_sampling": llm.default_sampling,
             "stats": stats,
+        }
+    )
+
+
+async def serve_load(state: ServerState, exchange: Exchange) -> None:
+    """Figures by which a balancer chooses a server: small, and cheap to ask for often."""
+    llm, stats = state.llm, state.llm.stats()
+    await exchange.respond_json(
+        {
+            "healthy": llm.healthy() and not state.draining,
+            "num_requests_running": stats.n_running,
+            "num_requests_waiting": stats.n_waiting,
+            "max_num_seqs": llm.ready.max_num_seqs,
+            "kv_pages_total": stats.n_pages,
+            "kv_pages_free": stats.n_pages_free,
+            "kv_cache_usage_perc": 1.0 - stats.n_pages_free / stats.n_pages if stats.n_pages else 0.0,
+            "tokens_per_second": state.speed.tokens_per_s(stats.generation_tokens, time.monotonic()),
         }
     )
 

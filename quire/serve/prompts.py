@@ -11,7 +11,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import TypeVar
 
-from quire.core.errors import InvalidParameter, QueueFull
+from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.intake import check_length
 from quire.serve.conversation import Conversation
@@ -56,6 +56,17 @@ class PromptMaker:
             return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
 
         return await self._run(work, sum(map(len, texts)) > SHORT_CHARS, param)
+
+    async def encode_all(
+        self, prompts: list[str | list[int]], *, add_special_tokens: bool | None, param: str
+    ) -> list[list[int]]:
+        """What `prompts_of` gave, as token ids. add_special_tokens: None means yes."""
+        token_ids = [prompt for prompt in prompts if isinstance(prompt, list)]
+        if token_ids:
+            return token_ids
+        special = True if add_special_tokens is None else add_special_tokens
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        return await self.encode(texts, add_special_tokens=special, param=param)
 
     async def decode(self, sequences: list[list[int]], param: str) -> list[str]:
         """Texts of token ids, special tokens included. Raises Refusal without a tokenizer or for an unknown id."""
@@ -110,3 +121,30 @@ class PromptMaker:
             raise Refusal(400, message, param=param, code="timeout") from None
         finally:
             self._n_pending -= 1
+
+
+def prompts_of(
+    prompt: str | list[str | int | list[int]] | None, param: str, most: int, limit_tokens: int
+) -> list[str | list[int]]:
+    """The four forms of a prompt as a list: a text, texts, token ids, or lists of token ids. `param`: its field."""
+    if prompt is None:
+        raise bad_request(f"{param} is missing.", param, "missing_required_parameter")
+    if len(prompt) > max(limit_tokens, most) and not isinstance(prompt, str):
+        code = "context_length_exceeded" if isinstance(prompt[0], int) else "invalid_value"
+        raise bad_request(f"{param} has {len(prompt)} entries, more than can be served.", param, code)
+    if isinstance(prompt, str):
+        found: list[str | list[int]] = [prompt]
+    elif all(isinstance(item, int) for item in prompt):
+        found = [[item for item in prompt if isinstance(item, int)]]
+    elif any(isinstance(item, int) for item in prompt) or len({type(item) for item in prompt}) > 1:
+        raise bad_request(f"{param} mixes texts, token ids and lists of token ids: use one kind.", param)
+    else:
+        found = [item for item in prompt if not isinstance(item, int)]
+    if len(found) > most:
+        raise bad_request(f"{param} has {len(found)} entries; one request may have {most}.", param)
+    if not all(found):
+        raise bad_request(f"{param} is empty: give at least one token.", param)
+    longest = max((len(item) for item in found if isinstance(item, list)), default=0)
+    if longest > limit_tokens:
+        raise ContextLengthExceeded(f"{param} has {longest} tokens; the context holds {limit_tokens}", param=param)
+    return found

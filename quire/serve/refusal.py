@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import msgspec
 
-from quire.core.errors import ContextLengthExceeded, EngineDead, EngineError, QueueFull, QuireError, RequestError
+from quire.core.errors import (
+    ContextLengthExceeded,
+    EngineDead,
+    EngineError,
+    EngineLost,
+    QueueFull,
+    QuireError,
+    RequestError,
+    RequestExpired,
+)
 
 MAX_MESSAGE_CHARS = 600
 RETRY_AFTER_S = 2
@@ -100,10 +109,16 @@ def refusal_of(error: QuireError, renamed: dict[str, str] | None = None) -> Refu
         return Refusal(429, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
     if isinstance(error, ContextLengthExceeded):
         return Refusal(400, message, param=param, code="context_length_exceeded")
+    if isinstance(error, RequestExpired):
+        if error.code == "queue_timeout":
+            return unavailable(error.code, message)
+        return Refusal(408, message, code=error.code)
     if isinstance(error, RequestError):
         return Refusal(400, message, param=param, code=error.code)
     if isinstance(error, EngineDead):
         return unavailable("engine_dead", "The engine has stopped; the server is going down.")
+    if isinstance(error, EngineLost):
+        return unavailable("engine_lost", "The engine stopped and is being started again: send the request again.")
     if isinstance(error, EngineError):
         return Refusal(500, "The engine failed while it served this request.", code=error.code)
     return internal_error()

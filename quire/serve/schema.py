@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from quire.core.structured import StructuredOutputsParams
+
 JsonObject = dict[str, Any]
 
 
@@ -51,6 +53,12 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: JsonObject | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
     metadata: dict[str, str] | None = None
@@ -63,11 +71,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_beam_search: None = None
     length_penalty: None = None
     truncate_prompt_tokens: None = None
-    structured_outputs: None = None
-    guided_json: None = None
-    guided_regex: None = None
-    guided_choice: None = None
-    guided_grammar: None = None
     logits_processors: None = None
     prompt_embeds: None = None
 
@@ -81,6 +84,23 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     logprobs: int | None = None
     return_token_ids: bool | None = None
     suffix: None = None
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/embeddings."""
+
+    model: str
+    input: str | list[str | int | list[int]] | None = None
+    encoding_format: str | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+    # Known, not honoured: see `decoding.REASONS`.
+    dimensions: None = None
+    truncate_prompt_tokens: None = None
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):

@@ -16,18 +16,23 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import uvicorn
 import uvloop
 
 from quire.config.engine import EngineConfig
-from quire.core import env
 from quire.core.errors import ConfigError, LoadError, QuireError
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.garbage import quiet_gc
+from quire.engine.supervisor import ENGINE_COMMAND
+from quire.serve import logs
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
+from quire.serve.fleet import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, Fleet
+from quire.serve.keys import KeyRing
+from quire.serve.logs import hold_standard_files
 from quire.serve.protocol import protocol_class
 from quire.serve.refusal import unavailable
 from quire.serve.state import ServerState
@@ -38,33 +43,74 @@ BACKLOG = 2048
 WATCH_S = 0.2
 CLOSE_S = 3.0
 """Seconds for answers to leave and the engine to stop once no work is left or it was cut off."""
-EXIT_OK, EXIT_FAILED, EXIT_BAD_OPTIONS, EXIT_FORCED = 0, 1, 2, 130
 
 
-def run(engine: EngineConfig, server: ServerConfig) -> int:
-    """Serve until a signal; returns the exit code. Prints errors and the address to stderr and stdout."""
+def run(engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, ...] = ENGINE_COMMAND) -> int:
+    """Serve until a signal; returns the exit code. Prints errors and the address to stderr and stdout.
+
+    engine_command: what Python runs instead of the engine's own module; for tests and benchmarks.
+    """
+    hold_standard_files()
     try:
         engine.verify()
         server.verify()
+        KeyRing(server.api_key, server.api_key_file)
         listener = bind(server)
-        service = Service(engine, server, listener)
-        http = HttpServer(http_config(server, service.state))
     except ConfigError as error:
-        return _fail(error, EXIT_BAD_OPTIONS)
+        return fail(error, EXIT_BAD_OPTIONS)
     prepare_process()
-    with listener, contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    if server.api_processes > 1:
+        return _run_fleet(engine, server, listener, engine_command)
+    return run_service(Service(server, listener, lambda: AsyncLLM.create(engine, engine_command)))
+
+
+def run_service(service: Service) -> int:
+    """Run one process that serves HTTP; returns the exit code."""
+    try:
+        http = HttpServer(http_config(service.server, service.state))
+    except ConfigError as error:
+        return fail(error, EXIT_BAD_OPTIONS)
+    with service.listener, contextlib.suppress(KeyboardInterrupt), _runner() as runner:
         return runner.run(service.serve(http))
     return EXIT_FORCED
 
 
-def bind(server: ServerConfig) -> socket.socket:
-    """A socket bound to the address. Raises ConfigError if it is taken or not ours."""
+def _run_fleet(
+    engine: EngineConfig, server: ServerConfig, listener: socket.socket, engine_command: tuple[str, ...]
+) -> int:
+    """`listener` has shown that the port is ours; from now on it is shared, and held by a socket that never listens."""
+    host, server.port = listener.getsockname()[:2]
+    listener.close()
+    try:
+        http_config(server, ServerState(server))  # a bad certificate is said before anything starts
+        holder = bind(server, shared=True, listens=False)
+    except ConfigError as error:
+        return fail(error, EXIT_BAD_OPTIONS)
+    warn_if_open(server, host)
+    address = f"{address_of(server, host, server.port)} with {server.api_processes} processes"
+    with holder, contextlib.suppress(KeyboardInterrupt), _runner() as runner:
+        try:
+            return runner.run(Fleet(engine, server, engine_command).run(f"Quire serves at {address} (Ctrl-C stops)"))
+        except (ConfigError, LoadError) as error:
+            return fail(error, EXIT_BAD_OPTIONS)
+        except QuireError as error:
+            return fail(error, EXIT_FAILED)
+    return EXIT_FORCED
+
+
+def _runner() -> asyncio.Runner:
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+def bind(server: ServerConfig, *, shared: bool = False, listens: bool = True) -> socket.socket:
+    """A socket bound to the address. `shared`: with other processes of this server. ConfigError if it is taken."""
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if shared else socket.SO_REUSEADDR, 1)
         listener.bind((server.host, server.port))
-        listener.listen(BACKLOG)
+        if listens:
+            listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -79,9 +125,22 @@ def prepare_process() -> None:
     """File descriptors up to the hard limit; a log handler if the program has none."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if not logging.getLogger().handlers:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        logging.getLogger("quire").setLevel(env.log_level())
+    logs.set_up()
+
+
+def address_of(server: ServerConfig, host: str, port: int) -> str:
+    """The URL of the server."""
+    return f"{'https' if server.ssl_certfile else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def warn_if_open(server: ServerConfig, host: str) -> None:
+    """Say loudly that others can use the server without a key."""
+    if server.is_public and server.api_key is None and not server.api_key_file:
+        logger.warning(
+            "ANYONE WHO REACHES %s CAN USE THIS SERVER: it listens on the network without an API key "
+            "(set --api-key or QUIRE_API_KEY, or use --host 127.0.0.1)",
+            host,
+        )
 
 
 def http_config(server: ServerConfig, state: ServerState) -> uvicorn.Config:
@@ -122,10 +181,19 @@ class HttpServer(uvicorn.Server):
 class Service:
     """One server from its first to its last second."""
 
-    def __init__(self, engine: EngineConfig, server: ServerConfig, listener: socket.socket) -> None:
-        self._engine = engine
-        self._server = server
-        self._listener = listener
+    def __init__(
+        self,
+        server: ServerConfig,
+        listener: socket.socket,
+        load: Callable[[], Coroutine[Any, Any, AsyncLLM]],
+        *,
+        is_worker: bool = False,
+    ) -> None:
+        """load: starts the engine, or connects to it; is_worker: one of several, whose parent says the address."""
+        self.server = server
+        self.listener = listener
+        self._load_llm = load
+        self._is_worker = is_worker
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self.state = ServerState(server)
@@ -135,16 +203,16 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
-        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(http.serve(sockets=[self.listener]))
         llm: AsyncLLM | None = None
         try:
             llm = await self._load()
             code = EXIT_OK if llm is None else await self._watch(llm)
             await self._drain()
         except (ConfigError, LoadError) as error:
-            code = _fail(error, EXIT_BAD_OPTIONS)
+            code = fail(error, EXIT_BAD_OPTIONS)
         except QuireError as error:
-            code = _fail(error, EXIT_FAILED)
+            code = fail(error, EXIT_FAILED)
         finally:
             http.should_exit = http.force_exit = True
             await self._close(llm, serving)
@@ -152,7 +220,7 @@ class Service:
 
     async def _load(self) -> AsyncLLM | None:
         """The loaded engine, None when a signal came first. Meanwhile requests are answered with 503."""
-        loading = asyncio.create_task(AsyncLLM.create(self._engine))
+        loading = asyncio.create_task(self._load_llm())
         stopping = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -170,17 +238,11 @@ class Service:
         return llm
 
     def _announce(self, llm: AsyncLLM) -> None:
-        server = self._server
-        host, port = self._listener.getsockname()[:2]
-        scheme = "https" if server.ssl_certfile else "http"
-        shown_host = f"[{host}]" if ":" in host else host
-        if server.is_public and server.api_key is None:
-            logger.warning(
-                "ANYONE WHO REACHES %s CAN USE THIS SERVER: it listens on the network without an API key "
-                "(set --api-key or QUIRE_API_KEY, or use --host 127.0.0.1)",
-                shown_host,
-            )
-        _say(f"Quire serves {llm.model_name} at {scheme}://{shown_host}:{port} (Ctrl-C stops)")
+        if self._is_worker:
+            return
+        host, port = self.listener.getsockname()[:2]
+        warn_if_open(self.server, host)
+        _say(f"Quire serves {llm.model_name} at {address_of(self.server, host, port)} (Ctrl-C stops)")
 
     async def _watch(self, llm: AsyncLLM) -> int:
         """Wait for a signal or the engine's end."""
@@ -189,6 +251,7 @@ class Service:
             if failure is not None or self.state.engine_lost.is_set():
                 logger.error("the engine is lost: %s", failure)
                 return EXIT_FAILED
+            self.state.metrics.publish()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_S):
                     await self._stop.wait()
@@ -197,8 +260,8 @@ class Service:
     async def _drain(self) -> None:
         """Refuse new work; let the running finish within the limit, then cut it off with an error event."""
         self.state.draining = True
-        deadline_s = asyncio.get_running_loop().time() + self._server.shutdown_timeout
-        if self.state.live and self._server.shutdown_timeout:
+        deadline_s = asyncio.get_running_loop().time() + self.server.shutdown_timeout
+        if self.state.live and self.server.shutdown_timeout:
             _say(f"Finishing {len(self.state.live)} requests; a second Ctrl-C cuts them off.")
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
@@ -223,7 +286,7 @@ class Service:
         self._stop.set()
 
 
-def _fail(error: QuireError, code: int) -> int:
+def fail(error: QuireError, code: int) -> int:
     """One line on stderr."""
     with contextlib.suppress(OSError):
         print(f"quire: error: {' '.join(error.message.split())}", file=sys.stderr, flush=True)

@@ -6,18 +6,24 @@ Owns the answer to "can this server take a request now?". Invariant: `live` hold
 from __future__ import annotations
 
 import asyncio
+import pathlib
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quire.engine.async_llm import AsyncLLM
+from quire.serve.batch_store import BatchStore, StoreThread
 from quire.serve.config import ServerConfig
 from quire.serve.decoding import Decoder
 from quire.serve.delivery import Attendant
 from quire.serve.exchange import Exchange
+from quire.serve.keys import KeyRing
 from quire.serve.metrics import Metrics
 from quire.serve.prompts import PromptMaker
+from quire.serve.recorder import Recorder
 from quire.serve.refusal import Refusal, unavailable
+from quire.serve.speed import Speed
+from quire.serve.tooling import MessageStyle, style_of
 from quire.serve.validation import Limits
 
 T = TypeVar("T")
@@ -29,14 +35,26 @@ class ServerState:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
+        self.recorder = Recorder(config.record, config.record_prompts)
         self.live: set[Attendant] = set()
         self.draining = False
         self.started_s = time.time()
+        self.speed = Speed()
+        """Of generation, for /v1/load."""
         self.engine_lost = asyncio.Event()
         """Set when a request finds the engine dead."""
+        self.store = StoreThread(BatchStore(pathlib.Path(config.data_dir))) if config.data_dir else None
+        """Files and batches; None when the operator keeps none."""
+        self.batch_news = asyncio.Event()
+        """Set when a batch was made or is to be cancelled."""
+        self.at_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """Work that runs beside the requests, from the time that the engine is loaded."""
+        self._beside: list[asyncio.Task[None]] = []
         self._llm: AsyncLLM | None = None
         self._prompts: PromptMaker | None = None
         self._limits: Limits | None = None
+        self._style: MessageStyle | None = None
 
     def attach(self, llm: AsyncLLM) -> None:
         """The engine is loaded: requests can be served from now on."""
@@ -49,7 +67,9 @@ class ServerState:
             has_priorities=llm.config.scheduling_policy == "priority",
             defaults=llm.default_sampling,
         )
+        self._style = style_of(self.config, llm)
         self.metrics.model_name = llm.model_name
+        self._beside = [asyncio.create_task(work()) for work in self.at_start]
 
     @property
     def llm(self) -> AsyncLLM:
@@ -71,6 +91,13 @@ class ServerState:
         if self._limits is None:
             raise _loading()
         return self._limits
+
+    @property
+    def style(self) -> MessageStyle:
+        """How the loaded model writes tool calls and reasoning (503 until then)."""
+        if self._style is None:
+            raise _loading()
+        return self._style
 
     def check_open(self) -> None:
         """503 unless new work is taken."""
@@ -99,7 +126,11 @@ class ServerState:
             self.live.discard(attendant)
 
     def close(self) -> None:
-        """Drop waiting text work."""
+        """Drop waiting text work and what runs beside the requests; let go of the disk."""
+        for task in self._beside:
+            task.cancel()
+        if self.store is not None:
+            self.store.close()
         if self._prompts is not None:
             self._prompts.close()
 

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 from quire.core.errors import InvalidParameter, shown
 from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
+from quire.core.structured import StructuredOutputsParams
 from quire.serve.refusal import Refusal, bad_request, unsupported
-from quire.serve.schema import JsonObject, SamplingFields
+from quire.serve.schema import SamplingFields
 
 MAX_LABEL_CHARS = 512
 MAX_MODEL_CHARS = 512
@@ -70,15 +71,20 @@ def check_labels(body: SamplingFields) -> None:
     """Fields without effect on the answer: only their size is checked."""
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         check_text(name, getattr(body, name), MAX_LABEL_CHARS)
-    for key, value in (body.metadata or {}).items():
-        if len(body.metadata or {}) > MAX_METADATA or len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_LABEL_CHARS:
+    check_metadata(body.metadata)
+    if body.service_tier not in (None, "auto", "default"):
+        raise unsupported("service_tier", f"only auto and default are, not {shown(body.service_tier)}.")
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """400 for labels that are too many or too long."""
+    for key, value in (metadata or {}).items():
+        if len(metadata or {}) > MAX_METADATA or len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_LABEL_CHARS:
             raise bad_request(
                 f"metadata may have at most {MAX_METADATA} keys of at most {MAX_METADATA_KEY_CHARS} characters "
                 f"with values of at most {MAX_LABEL_CHARS} characters.",
                 "metadata",
             )
-    if body.service_tier not in (None, "auto", "default"):
-        raise unsupported("service_tier", f"only auto and default are, not {shown(body.service_tier)}.")
 
 
 def check_text(name: str, value: str | None, max_chars: int) -> None:
@@ -88,12 +94,6 @@ def check_text(name: str, value: str | None, max_chars: int) -> None:
             f"{name} = {shown(value)} is not allowed: use at most {max_chars} characters, none of them control ones.",
             name,
         )
-
-
-def check_response_format(value: JsonObject | None) -> None:
-    """Only plain text is produced."""
-    if value is not None and value != {"type": "text"}:
-        raise unsupported("response_format", 'only {"type": "text"} is; this server does not constrain output yet.')
 
 
 def stream_choice(body: SamplingFields) -> StreamChoice:
@@ -107,7 +107,13 @@ def stream_choice(body: SamplingFields) -> StreamChoice:
 
 
 def sampling_params(
-    body: SamplingFields, limits: Limits, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    body: SamplingFields,
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    structured: StructuredOutputsParams | None = None,
 ) -> SamplingParams:
     """Verified `SamplingParams` of a request. `max_tokens`, `logprobs` and `prompt_logprobs` differ by endpoint."""
     streaming = stream_choice(body).on
@@ -135,6 +141,7 @@ def sampling_params(
         skip_special_tokens=_or(body.skip_special_tokens, True),
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         output_kind=OutputKind.DELTA if streaming else OutputKind.FINAL_ONLY,
+        structured_outputs=structured,
     )
     params.verify(limits.logits_width, limits.max_logprobs)
     return params

@@ -45,6 +45,8 @@ class ChatTemplate:
         """Compile and try out. ConfigError if a template is not valid, or exceeds the limits for one short message."""
         self._environment = ChatEnvironment()
         self._special_tokens = dict(special_tokens)
+        self.sources = dict(sources)
+        """By name."""
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
         self._wants_parts = {name: self._try_out(name) for name in sources}
         """Whether a template takes content as a list of parts (True), as a string (False), or both (None)."""

@@ -343,6 +343,7 @@ def test_public_names() -> None:
             "CompletionOutput",
             "EngineConfig",
             "QuireError",
+            "StructuredOutputsParams",
             "__version__",
         ]
     )

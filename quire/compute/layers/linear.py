@@ -82,6 +82,10 @@ class Linear:
             return residual.add_(y)
         return y if out is None else out.copy_(y)
 
+    def kernel(self, **around: bool) -> gemm.Layer:
+        """What `gemm.build` needs to know, before packing; around: what its calls have, as `gemm.Layer` names it."""
+        return gemm.Layer(*self.weight.shape, bias=self.bias is not None, **around)
+
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """The parameters of projection `index`, by their kind in the checkpoint: contiguous views to copy into."""
         tensors = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}

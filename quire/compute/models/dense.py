@@ -16,8 +16,10 @@ from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import RMSNorm
 from quire.compute.quant import Quantize, QuantScheme
 from quire.config.arch import ModelArch
+from quire.kernels import gemm
 from quire.kernels.attention import Variant
 from quire.kernels.gemm import Norm
+from quire.kernels.norm import rms_norm
 
 BLOCK_NAMES = (
     # name in the checkpoint after "model.layers.{i}.", attribute of Block, part of a fused layer
@@ -133,6 +135,22 @@ class DenseModel:
         if out is None:
             out = torch.empty(len(hidden), self.arch.vocab_size, dtype=torch.float32, device=hidden.device)
         return self.head(hidden, norm=self.norm.pair, out=out)
+
+    def build_kernels(self, max_rows: int) -> None:
+        """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
+        block = self.blocks[0]  # the others have the same shapes
+        layers = [
+            block.attention.qkv.kernel(norm=True),
+            block.attention.out.kernel(residual=True),
+            block.gate_up.kernel(norm=True, silu_mul=True),
+            block.down.kernel(residual=True),
+            self.head.kernel(norm=True, wide=True),
+        ]
+        gemm.build(layers, self.dtype, self.embed.weight.device, max_rows)
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [m, hidden], rows of what `forward` returned → the same after the final norm, float32."""
+        return rms_norm(hidden, self.norm.weight, self.norm.eps).float()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name in a checkpoint, contiguous view of the parameter that takes it), before anything is packed."""

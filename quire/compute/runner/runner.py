@@ -7,6 +7,7 @@ Invariant: `launch` never waits for the device; only `LaunchedStep.result` does.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 
 import numpy as np
@@ -19,9 +20,12 @@ from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tape import StepTape
+from quire.compute.sample.edits import RowMasks, mask_rows
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
-from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
-from quire.core.plan import SlotOpen, SlotParams, Spans, StepPlan
+from quire.compute.sample.sampler import FAULT_CODES, NON_FINITE, Sampled, Sampler
+from quire.core.errors import EngineError
+from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
+from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.kernels.attention.plan import SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
@@ -38,22 +42,61 @@ class PromptRows:
     parts: list[LogprobTensors]
 
 
-class LaunchedStep:
-    """A step whose work is queued on the device."""
+@dataclasses.dataclass(slots=True)
+class PooledRows:
+    """What spans give to the vectors of their prompts, on its way to the host."""
 
-    def __init__(
-        self, plan: StepPlan, batch: FlatBatch, download: Download, fetched: Fetched, host_s: float, start_s: float
-    ) -> None:
+    spans: list[int]
+    states: torch.Tensor
+    """float32 [len(spans), hidden]."""
+
+    def read(self, states: torch.Tensor, slots: list[int]) -> tuple[dict[int, list[float]], list[Fault]]:
+        """Lines by span, and faults of the slots (by span) whose states are not finite."""
+        found, faults = {}, []
+        for span, line in zip(self.spans, states.tolist(), strict=True):
+            if all(map(math.isfinite, line)):
+                found[span] = line
+            else:
+                faults.append(Fault(slots[span], FAULT_CODES[NON_FINITE]))
+        return found, faults
+
+
+@dataclasses.dataclass(slots=True)
+class Forward:
+    """What the model made of a step's rows: the tokens, if they are chosen already, else the logits for that."""
+
+    sampled: Sampled | None
+    logits: torch.Tensor | None
+    prompt: list[PromptRows]
+    pooled: PooledRows | None
+
+
+class LaunchedStep:
+    """A step whose work is queued on the device; the choice of its tokens too, unless the plan has `masked` spans."""
+
+    def __init__(self, runner: Runner, plan: StepPlan, batch: FlatBatch, forward: Forward, start_s: float) -> None:
+        self._runner = runner
         self._plan = plan
         self._batch = batch
-        self._download = download
-        self._fetched = fetched
-        self._host_s = host_s
+        self._forward = forward
         self._start_s = start_s
+        self._download: Download | None = None
+        self._host_s = time.perf_counter() - start_s
+
+    def mask(self, masks: StepMasks | None) -> None:
+        """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
+        start_s = time.perf_counter()
+        self._fetched, self._download = self._runner.choose(self._plan, self._batch, self._forward, masks)
+        self._host_s += time.perf_counter() - start_s
 
     def result(self) -> StepResult:
         """Wait for the device, then turn its tensors into plain values."""
+        if self._download is None:
+            raise EngineError(f"step {self._plan.step} has no masks yet")
         token_ids, status, *rest = self._download.wait()
+        pooled, faults = {}, []
+        if self._forward.pooled is not None:
+            pooled, faults = self._forward.pooled.read(rest.pop(), self._plan.spans.slots)
         statuses = status.tolist()
         good = [code not in FAULT_CODES for code in statuses]
         slots = self._batch.sampled_slots.tolist()
@@ -65,7 +108,9 @@ class LaunchedStep:
             n_new=[int(fine) for fine in good],
             logprobs={int(kept[row]): line for row, line in logprobs.items() if good[row]},
             prompt_logprobs=prompt,
-            faults=[
+            pooled=pooled,
+            faults=faults
+            + [
                 Fault(slot, FAULT_CODES[code])
                 for slot, code in zip(slots, statuses, strict=True)
                 if code in FAULT_CODES
@@ -126,7 +171,8 @@ class Runner:
         self._graphs = graphs
         self._tape = tape
         self._opened: dict[int, SlotOpen] = {}
-        self._with_prompt_logprobs: set[int] = set()
+        self._with_prompt: set[int] = set()
+        """Open slots that want logprobs of their prompt, or its states."""
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -134,23 +180,33 @@ class Runner:
         start_s = time.perf_counter()
         writes = self._apply(plan)
         batch = flatten(plan.spans)
-        if self._tape is not None and not self._wants_prompt_logprobs(plan):
-            return self._launched(plan, batch, self._play(self._tape, batch), [], start_s)
+        step = LaunchedStep(self, plan, batch, self._forward(plan, batch, writes), start_s)
+        if not plan.masked:
+            step.mask(None)
+        return step
+
+    def _forward(self, plan: StepPlan, batch: FlatBatch, writes: PageWrites) -> Forward:
+        """By the fastest way that can run this step: one native call, captured graphs, or kernel by kernel."""
+        if self._tape is not None and not self._wants_prompt(plan):
+            return self._play(self._tape, plan, batch)
         cells = self._tables.cells(batch.row_slots, batch.row_positions)
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
         bodies = None if self._graphs is None else self._graphs.bodies_for(batch, writes, shared)
         if self._graphs is not None and bodies is not None:
-            sampled, prompt = self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
-        else:
-            sampled, prompt = self._run(plan, batch, cells, writes, shared)
-        return self._launched(plan, batch, sampled, prompt, start_s)
+            return self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
+        return self._run(plan, batch, cells, writes, shared)
 
-    def _launched(
-        self, plan: StepPlan, batch: FlatBatch, sampled: Sampled, prompt: list[PromptRows], start_s: float
-    ) -> LaunchedStep:
-        fetched = Fetched(sampled.logprobs, prompt)
-        download = self._device.download([sampled.token_ids, sampled.status, *fetched.tensors()])
-        return LaunchedStep(plan, batch, download, fetched, time.perf_counter() - start_s, start_s)
+    @torch.inference_mode()
+    def choose(
+        self, plan: StepPlan, batch: FlatBatch, forward: Forward, masks: StepMasks | None
+    ) -> tuple[Fetched, Download]:
+        """Queue the choice of tokens, unless it was part of the forward pass, and start the copy to the host."""
+        sampled = forward.sampled
+        if sampled is None:
+            sampled = self._sample(batch, forward.logits, mask_rows(plan, masks))
+        fetched = Fetched(sampled.logprobs, forward.prompt)
+        states = [] if forward.pooled is None else [forward.pooled.states]
+        return fetched, self._device.download([sampled.token_ids, sampled.status, *fetched.tensors(), *states])
 
     def warm_up(self, n_tokens: int) -> None:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
@@ -170,23 +226,23 @@ class Runner:
         for slot in plan.closed:
             self._sampler.close(slot)
             self._opened.pop(slot, None)  # absent when the step that was to open it failed
-            self._with_prompt_logprobs.discard(slot)
+            self._with_prompt.discard(slot)
         for opened in plan.opened:
             self._sampler.open(opened)
             self._opened[opened.slot] = opened
-            if opened.params.prompt_logprobs >= 0:
-                self._with_prompt_logprobs.add(opened.slot)
+            if opened.params.prompt_logprobs >= 0 or opened.params.pooling is not None:
+                self._with_prompt.add(opened.slot)
         self._tables.open(plan.opened)
         self._pool.copy(plan.copies)
         return self._tables.append(plan.pages)
 
-    def _play(self, tape: StepTape, batch: FlatBatch) -> Sampled:
+    def _play(self, tape: StepTape, plan: StepPlan, batch: FlatBatch) -> Forward:
         """The step in one native call, with the choice of tokens where that is plain."""
         slots, positions = batch.sampled_slots, batch.sampled_positions
-        if not self._sampler.is_plain(slots, positions) or self._sampler.is_truncated(slots):
-            return self._sample(batch, tape.run(batch))
+        if plan.masked or not self._sampler.is_plain(slots, positions) or self._sampler.is_truncated(slots):
+            return Forward(None, tape.run(batch), [], None)
         choice = tape.run_and_choose(batch, self._sampler.controls(slots, positions))
-        return Sampled(choice.token_ids, choice.status, None)
+        return Forward(Sampled(choice.token_ids, choice.status, None), None, [], None)
 
     def _replay(
         self,
@@ -197,16 +253,16 @@ class Runner:
         cells: np.ndarray,
         writes: PageWrites,
         shared: list[SharedPrefix],
-    ) -> tuple[Sampled, list[PromptRows]]:
+    ) -> Forward:
         """The step from captured graphs; what is not plain sampling follows kernel by kernel."""
         slots, positions = batch.sampled_slots, batch.sampled_positions
-        is_plain = self._sampler.is_plain(slots, positions)
+        is_plain = not plan.masked and self._sampler.is_plain(slots, positions)
         controls = self._sampler.controls(slots, positions) if is_plain else None
         hidden, choice = graphs.run(bodies, batch, cells, writes, shared, controls)
-        prompt = self._prompt_logprobs(plan, batch, hidden)
+        prompt, pooled = self._prompt_logprobs(plan, batch, hidden), self._pooled(plan, batch, hidden)
         if is_plain:
-            return Sampled(choice.token_ids, choice.status, None), prompt
-        return self._sample(batch, self._logits(hidden[self._device.upload(batch.sampled_rows)])), prompt
+            return Forward(Sampled(choice.token_ids, choice.status, None), None, prompt, pooled)
+        return Forward(None, self._logits(hidden[self._device.upload(batch.sampled_rows)]), prompt, pooled)
 
     def _run(
         self,
@@ -215,7 +271,7 @@ class Runner:
         cells: np.ndarray,
         writes: PageWrites,
         shared: list[SharedPrefix],
-    ) -> tuple[Sampled, list[PromptRows]]:
+    ) -> Forward:
         """The step kernel by kernel."""
         self._tables.write(writes)
         rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
@@ -224,31 +280,50 @@ class Runner:
         )
         token_ids = self._tables.tokens[rows[0], rows[1]]
         n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
-        wants_all = n_sampled in (0, n_rows) or self._wants_prompt_logprobs(plan)
+        wants_all = n_sampled in (0, n_rows) or self._wants_prompt(plan)
         wanted = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
         context = PagedContext(self._pool, attn_plan, rows[2])
         hidden = self._model.forward(token_ids, rows[1], context, None if wants_all else wanted)
-        prompt = self._prompt_logprobs(plan, batch, hidden)
-        return self._sample(batch, self._logits(hidden[wanted] if wants_all and wanted is not None else hidden)), prompt
+        prompt, pooled = self._prompt_logprobs(plan, batch, hidden), self._pooled(plan, batch, hidden)
+        logits = self._logits(hidden[wanted] if wants_all and wanted is not None else hidden)
+        return Forward(None, logits, prompt, pooled)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         if len(hidden) == 0:
             return hidden.new_empty((0, self._model.arch.vocab_size), dtype=torch.float32)
         return self._model.logits(hidden)
 
-    def _sample(self, batch: FlatBatch, logits: torch.Tensor) -> Sampled:
+    def _sample(self, batch: FlatBatch, logits: torch.Tensor, masks: RowMasks | None) -> Sampled:
         tokens = self._tables.tokens
-        sampled = self._sampler.sample(logits, batch.sampled_slots, batch.sampled_positions, tokens)
+        sampled = self._sampler.sample(logits, batch.sampled_slots, batch.sampled_positions, tokens, masks)
         where = self._device.upload(np.stack([batch.sampled_slots, batch.sampled_positions]))
         tokens[where[0], where[1]] = sampled.token_ids
         return sampled
 
-    def _wants_prompt_logprobs(self, plan: StepPlan) -> bool:
-        return not self._with_prompt_logprobs.isdisjoint(plan.spans.slots)
+    def _wants_prompt(self, plan: StepPlan) -> bool:
+        """Whether rows are wanted besides those that tokens are sampled from."""
+        return not self._with_prompt.isdisjoint(plan.spans.slots)
+
+    def _pooled(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> PooledRows | None:
+        if not self._wants_prompt(plan):
+            return None
+        spans, parts = [], []
+        for span, slot in enumerate(plan.spans.slots):
+            opened = self._opened[slot]
+            end = plan.spans.starts[span] + plan.spans.lengths[span]
+            rows = hidden[batch.q_indptr[span] : batch.q_indptr[span + 1]]
+            if opened.params.pooling is Pooling.MEAN:
+                parts.append(self._model.states(rows).sum(0))
+            elif opened.params.pooling is Pooling.LAST and end == opened.prompt_len:
+                parts.append(self._model.states(rows[-1:])[0])
+            else:
+                continue
+            spans.append(span)
+        return PooledRows(spans, torch.stack(parts)) if spans else None
 
     def _prompt_logprobs(self, plan: StepPlan, batch: FlatBatch, hidden: torch.Tensor) -> list[PromptRows]:
         found: list[PromptRows] = []
-        if not self._wants_prompt_logprobs(plan):
+        if not self._wants_prompt(plan):
             return found
         for span, slot in enumerate(plan.spans.slots):
             opened = self._opened[slot]

@@ -74,12 +74,20 @@ class Sampler:
         """float64 [N_CONTROLS, m] for `kernels.sample.choose_by` on the first `vocab_limit` logits."""
         return self._table.controls(slots, positions)
 
-    def sample(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, tokens: torch.Tensor) -> Sampled:
+    def sample(
+        self,
+        logits: torch.Tensor,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        tokens: torch.Tensor,
+        masks: edits.RowMasks | None = None,
+    ) -> Sampled:
         """Choose the token at `positions[i]` of the sequence in `slots[i]` from `logits[i]`, without any wait.
 
         logits: float32 [m, width] with contiguous rows, OVERWRITTEN (penalties and masks are applied in place).
         slots, positions: host int64 [m]. tokens: int32 [n_slots, >= max position], row `slots[i]` holds the
         sequence's tokens before `positions[i]`; it is read only: the caller writes the new tokens.
+        masks: for rows that may choose from some ids only, on top of their other parameters.
         """
         table = self._table
         asked = np.flatnonzero(table.n_top[slots] >= 0)
@@ -88,6 +96,8 @@ class Sampler:
             logits[:, self.vocab_limit :] = -torch.inf
         self._edit(logits, slots, positions, tokens)
         self._penalise(logits, slots, positions, tokens)
+        if masks is not None:
+            edits.restrict(logits, masks)
         choice = choose_by(logits, upload(table.controls(slots, positions), self._device))
         lines = None
         if raw is not None:

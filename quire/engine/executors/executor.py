@@ -5,7 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Protocol
 
-from quire.core.plan import StepPlan
+from quire.core.errors import DeviceOutOfMemory
+from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 
 
@@ -16,6 +17,18 @@ class Executor(Protocol):
         """Start a step and return at once. A step that fails as a whole carries its exception in the future."""
         ...
 
+    def mask(self, masks: StepMasks) -> None:
+        """The masks of the newest plan, which has `masked` spans: its tokens are chosen now."""
+        ...
+
     def shutdown(self) -> None:
         """Wait for what runs, free the device. Nothing may be submitted afterwards."""
         ...
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True if a step failed for want of memory, on whatever device; torch need not be there to know."""
+    if isinstance(error, (MemoryError, DeviceOutOfMemory)):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return "OutOfMemoryError" in names or "can't allocate memory" in str(error)

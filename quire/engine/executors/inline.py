@@ -6,15 +6,21 @@ Owns the order of steps (first in, first out). Does not own what a step does (`c
 from __future__ import annotations
 
 import concurrent.futures
+import queue
 import time
 from typing import Protocol
 
-from quire.core.plan import StepPlan
+from quire.core.errors import EngineError
+from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 
 
 class Pending(Protocol):
     """A launched step."""
+
+    def mask(self, masks: StepMasks) -> None:
+        """Choose the tokens of a step that has `masked` spans."""
+        ...
 
     def result(self) -> StepResult:
         """Wait for the device and build the result."""
@@ -38,6 +44,13 @@ class LaunchedFuture(concurrent.futures.Future[StepResult]):
         super().__init__()
         self._pending = pending
 
+    def mask(self, masks: StepMasks) -> None:
+        """Launch the rest of a step that was launched without its masks."""
+        try:
+            self._pending.mask(masks)
+        except Exception as error:
+            self.set_exception(error)
+
     def result(self, timeout: float | None = None) -> StepResult:
         if not self.done():
             try:
@@ -52,14 +65,23 @@ class LaunchExecutor:
 
     def __init__(self, runner: Launcher) -> None:
         self._runner = runner
+        self._unmasked: LaunchedFuture | None = None
 
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
         try:
-            return LaunchedFuture(self._runner.launch(plan))
+            future = LaunchedFuture(self._runner.launch(plan))
+            self._unmasked = future if plan.masked else None
+            return future
         except Exception as error:
             failed: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
             failed.set_exception(error)
             return failed
+
+    def mask(self, masks: StepMasks) -> None:
+        """Launch what the newest step still lacks; nothing to do if its launch failed."""
+        future, self._unmasked = self._unmasked, None
+        if future is not None:
+            future.mask(masks)
 
     def shutdown(self) -> None:
         """Nothing runs in the background."""
@@ -71,15 +93,29 @@ class ThreadExecutor:
     def __init__(self, runner: Launcher) -> None:
         self._runner = runner
         self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-compute")
+        self._masks: queue.SimpleQueue[StepMasks | None] = queue.SimpleQueue()
 
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
         return self._pool.submit(self._run, plan)
 
     def _run(self, plan: StepPlan) -> StepResult:
         start_s = time.perf_counter()
-        result = self._runner.launch(plan).result()
+        step: Pending | None = None
+        try:
+            step = self._runner.launch(plan)
+        finally:
+            masks = self._masks.get() if plan.masked else None  # also after a failure: they must not reach another step
+        if plan.masked:
+            if masks is None:
+                raise EngineError("the engine was shut down")
+            step.mask(masks)
+        result = step.result()
         result.timings.total_s = time.perf_counter() - start_s
         return result
 
+    def mask(self, masks: StepMasks) -> None:
+        self._masks.put(masks)
+
     def shutdown(self) -> None:
+        self._masks.put(None)
         self._pool.shutdown(wait=True, cancel_futures=True)

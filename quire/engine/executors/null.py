@@ -15,7 +15,8 @@ from concurrent.futures import Future
 
 from quire.core.clock import VirtualClock
 from quire.core.errors import EngineError
-from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, StepPlan
+from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, StepMasks, StepPlan
+from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.planner.cost import CostModel
 
@@ -68,15 +69,33 @@ class NullExecutor:
         """Open slots whose page table has the page."""
         self._slots: dict[int, _Slot] = {}
         self._last_step = -1
+        self._unmasked: tuple[StepPlan, Future[StepResult]] | None = None
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
-        """Execute `plan`. The future is done; it carries PlanError if the plan is inconsistent."""
+        """Execute `plan`. The future is done; it carries PlanError if the plan is inconsistent.
+
+        A plan with `masked` spans is executed when its masks come.
+        """
+        _require(self._unmasked is None, f"step {plan.step} is submitted before the masks of the step before it")
         future: Future[StepResult] = Future()
+        if plan.masked:
+            self._unmasked = plan, future
+        else:
+            self._finish(plan, future, None)
+        return future
+
+    def mask(self, masks: StepMasks) -> None:
+        """Execute the plan that waits for these."""
+        _require(self._unmasked is not None, f"masks of step {masks.step}, but no step waits for any")
+        (plan, future), self._unmasked = self._unmasked, None
+        _require(plan.step == masks.step, f"masks of step {masks.step} for step {plan.step}")
+        self._finish(plan, future, masks)
+
+    def _finish(self, plan: StepPlan, future: Future[StepResult], masks: StepMasks | None) -> None:
         try:
-            future.set_result(self.execute(plan))
+            future.set_result(self.execute(plan, masks))
         except PlanError as error:
             future.set_exception(error)
-        return future
 
     def shutdown(self) -> None:
         """Close every slot."""
@@ -93,7 +112,7 @@ class NullExecutor:
         """
         return False
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, masks: StepMasks | None = None) -> StepResult:
         """Close, open, append pages, copy, then all spans in order."""
         _require(plan.step > self._last_step, f"step {plan.step} after step {self._last_step}")
         self._last_step = plan.step
@@ -105,7 +124,7 @@ class NullExecutor:
             self._append(append)
         self._copy(plan.copies)
         result = StepResult(plan.step)
-        self._run_spans(plan, result)
+        self._run_spans(plan, result, _allowed(plan, masks, self.vocab_size))
         seconds = self._cost.step_s(plan.spans) if self._cost is not None else 0.0
         self._clock.advance(seconds)
         result.timings = StepTimings(0.0, seconds)
@@ -152,7 +171,7 @@ class NullExecutor:
 
     # ---- spans ---------------------------------------------------------------------------------------------------
 
-    def _run_spans(self, plan: StepPlan, result: StepResult) -> None:
+    def _run_spans(self, plan: StepPlan, result: StepResult, allowed: dict[int, set[int]]) -> None:
         spans = plan.spans
         _require(len(set(spans.slots)) == len(spans.slots), "a slot has two spans in one step")
         n_tokens = sum(spans.lengths)
@@ -169,13 +188,27 @@ class NullExecutor:
                 heard = slot.tokens[start + 1 : min(start + length + 1, slot.prompt_len)]
                 n_top = slot.params.prompt_logprobs
                 result.prompt_logprobs[row] = [null_logprobs(token, n_top, self.vocab_size) for token in heard]
+            if slot.params.pooling is not None and code is None:
+                code = self._pool(slot, row, start, length, result)
             if wants:
                 is_finite = NON_FINITE not in self._rows_of(slot, start + length)
                 code = self._sample(
-                    slot, start + length, state, result, code or (None if is_finite else "non_finite_logits")
-                )
+                    slot, start + length, state, result, code or (None if is_finite else "non_finite_logits"),
+                    allowed.get(row),
+                )  # fmt: skip
             if code is not None:
                 result.faults.append(Fault(number, code))
+
+    def _pool(self, slot: _Slot, row: int, start: int, length: int, result: StepResult) -> str | None:
+        """The states of a token are its id and its position, so that sums and last ones can be told."""
+        end = start + length
+        if NON_FINITE in self._rows_of(slot, end):
+            return "non_finite_logits"
+        if slot.params.pooling is Pooling.MEAN:
+            result.pooled[row] = [float(sum(slot.tokens[start:end])), float(sum(range(start, end)))]
+        elif end == slot.prompt_len:
+            result.pooled[row] = [float(slot.tokens[end - 1]), float(end - 1)]
+        return None
 
     def _rows_of(self, slot: _Slot, end: int) -> bytes:
         """K/V of the first `end` tokens, read through the page table."""
@@ -213,11 +246,17 @@ class NullExecutor:
             _require(other == number or used <= first, f"slot {number} writes page {page}, which slot {other} shares")
 
     def _sample(
-        self, slot: _Slot, position: int, state: hashlib.blake2b, result: StepResult, code: str | None
+        self,
+        slot: _Slot,
+        position: int,
+        state: hashlib.blake2b,
+        result: StepResult,
+        code: str | None,
+        allowed: set[int] | None,
     ) -> str | None:
         """Append the token at `position` to the slot, and to the result unless there is a fault; returns its code."""
         _require(position == len(slot.tokens), f"a token is wanted at {position}, {len(slot.tokens)} are known")
-        token = _choose(state, slot.params, position, self.vocab_size)
+        token = _choose(state, slot.params, position, self.vocab_size, allowed)
         slot.tokens.append(0 if token is None else token)
         result.n_new.append(0 if code or token is None else 1)
         if code is not None or token is None:
@@ -260,7 +299,22 @@ def _kv_row(state: hashlib.blake2b, token: int) -> bytes:
     return bytes((row[0] | 1,)) + row[1:]
 
 
-def _choose(state: hashlib.blake2b, params: SlotParams, position: int, vocab_size: int) -> int | None:
+def _allowed(plan: StepPlan, masks: StepMasks | None, vocab_size: int) -> dict[int, set[int]]:
+    """Span → ids that its mask allows."""
+    if masks is None:
+        _require(not plan.masked, "a plan with masked spans has no masks")
+        return {}
+    n_bytes = -(-vocab_size // 32) * 4
+    _require(len(masks.bits) == n_bytes * len(plan.masked), "masks of the wrong size")
+    return {
+        span: {t for t in range(vocab_size) if masks.bits[at * n_bytes + t // 8] >> t % 8 & 1}
+        for at, span in enumerate(plan.masked)
+    }
+
+
+def _choose(
+    state: hashlib.blake2b, params: SlotParams, position: int, vocab_size: int, allowed: set[int] | None = None
+) -> int | None:
     """The token at `position`: a function of all rows before it, the seed and the position; None if all are masked."""
     digest = state.copy()
     digest.update(struct.pack("<QQ", params.seed, position))
@@ -269,7 +323,7 @@ def _choose(state: hashlib.blake2b, params: SlotParams, position: int, vocab_siz
     masked = set(params.masked_end_ids) if position < params.masked_until else set()
     for i in range(len(ids)):
         token = ids[(number + i) % len(ids)]
-        if token not in masked:
+        if token not in masked and (allowed is None or token in allowed):
             return token
     return None
 

@@ -19,12 +19,12 @@ from quire.kernels.attention import cuda_hooks
 from quire.kernels.attention.plan import AttnPlan, Layout
 from quire.kernels.attention.variant import MAX_PARAMS, Program, Variant
 from quire.kernels.attention.work import CudaWork
+from quire.kernels.hopper import FLAGS, machine_obstacle
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
 PAGE_STEP = 8
 """Pages are whole multiples of the 8 rows that a swizzled tile of shared memory repeats after."""
 ALIGNMENT_BYTES = 16
-FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC")
 
 
 class _Args(ctypes.Structure):
@@ -87,15 +87,6 @@ def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_d
     others = sorted(set(variant.program.hooks) - set(cuda_hooks.HOOKS))
     if others:
         return f"the variant has a {' and a '.join(others)}"
-    return None
-
-
-def machine_obstacle() -> str | None:
-    """Why this machine cannot run these kernels, or None."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
-    if jit.compiler("nvcc") is None:
-        return "nvcc was not found on PATH: install the CUDA toolkit to have the fastest kernels"
     return None
 
 
@@ -173,10 +164,10 @@ def _arguments(
         strides += [page, head, token]
     args = _Args(
         q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr() if lse is not None else None,
-        work.small.data_ptr(), work.large.data_ptr(), work.queue.data_ptr(), work.rows.data_ptr(),
-        plan.page_table.data_ptr() if plan.page_table is not None else None, work.blocks.data_ptr(),
-        work.merges.data_ptr(), work.parts.data_ptr(), work.partial_out.data_ptr(), work.partial_lse.data_ptr(),
-        work.ticket.data_ptr(), q.stride(0), q.stride(1), *strides, k.shape[0],
+        work.small.data_ptr() if work.n_small else None, work.large.data_ptr(), work.queue.data_ptr(),
+        work.rows.data_ptr(), plan.page_table.data_ptr() if plan.page_table is not None else None,
+        work.blocks.data_ptr(), work.merges.data_ptr(), work.parts.data_ptr(), work.partial_out.data_ptr(),
+        work.partial_lse.data_ptr(), work.ticket.data_ptr(), q.stride(0), q.stride(1), *strides, k.shape[0],
         work.n_workers, work.n_large, work.n_merges, plan.page_size, heads.n_q_heads, heads.n_kv_heads, heads.head_dim,
         variant.window, variant.n_first, variant.scale,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tiles, the fields of a line of work, and the splitting of tiles over keys at given cuts.
+"""The list of work, tiles, the fields of a line, and the splitting of tiles over keys at given cuts.
 
 Owns no decision where to cut (stream.py, large.py). Invariant: the pieces of a tile stand side by side in the order of
 keys.
@@ -58,6 +58,27 @@ class Pieces:
     """bool [n_partial]: the line is the first piece of its tile."""
     n_heads: int
     """KV heads that each line is computed for."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class WorkList:
+    """The work of one step, int32 (fields: csrc/cuda/attention.h)."""
+
+    small: np.ndarray
+    """[n, 12], in the order of the workers."""
+    large: np.ndarray
+    """[n, 12], the sequence with the dearest line first, its lines by falling cost."""
+    queue: np.ndarray
+    """[n_workers + 1]: worker w runs small lines queue[w] .. queue[w + 1] - 1."""
+    rows: np.ndarray
+    """[n, 2]: row of q and position of each token of the gathered lines."""
+    merges: np.ndarray
+    """[n, 4]."""
+    parts: np.ndarray
+    """[n]: for each merge its partial results in the order of keys."""
+    blocks: np.ndarray
+    """[n]: SPARSE: the plan's lists of pages."""
+    n_partial_rows: int
 
 
 def repeat(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,18 +1,17 @@
 """Cuts the spans of a step into lines of work for a GPU: which rows, which keys, where partial results go.
 
-Host only, numpy. Owns the list of work (csrc/cuda/attention.h) and the tiles before their keys are split; where they
-are split: stream.py (small tiles: decode) and large.py (prefill); prefixes: prefix.py; merges: parts.py.
+Host only, numpy. Owns the tiles before their keys are split, and the order of lines (csrc/cuda/attention.h); where
+they are split: stream.py (small tiles: decode) and large.py (prefill); prefixes: prefix.py; merges: parts.py; the
+commonest step: decode.py.
 Invariants: every row meets each key it may see in exactly one line for each KV head; a split lies at a multiple of 64
 keys (small) or 128 keys (large) from the tile's first key.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-from quire.kernels.attention import large, parts, prefix, stream
+from quire.kernels.attention import decode, large, parts, prefix, stream
 from quire.kernels.attention.pieces import (
     BEGIN,
     BLOCKS_AT,
@@ -25,33 +24,13 @@ from quire.kernels.attention.pieces import (
     POSITION,
     ROW,
     Tiles,
+    WorkList,
     repeat,
     split,
 )
 from quire.kernels.attention.plan import AttnPlan, Layout
 
 NO_LIMIT = 1 << 30
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class WorkList:
-    """The work of one step, int32 (fields: csrc/cuda/attention.h)."""
-
-    small: np.ndarray
-    """[n, 12], in the order of the workers."""
-    large: np.ndarray
-    """[n, 12], the sequence with the dearest line first, its lines by falling cost."""
-    queue: np.ndarray
-    """[n_workers + 1]: worker w runs small lines queue[w] .. queue[w + 1] - 1."""
-    rows: np.ndarray
-    """[n, 2]: row of q and position of each token of the gathered lines."""
-    merges: np.ndarray
-    """[n, 4]."""
-    parts: np.ndarray
-    """[n]: for each merge its partial results in the order of keys."""
-    blocks: np.ndarray
-    """[n]: SPARSE: the plan's lists of pages."""
-    n_partial_rows: int
 
 
 def small_rows_of(group: int) -> int:
@@ -69,6 +48,13 @@ def cut(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
 
     max_large 0 also leaves shared prefixes unshared.
     """
+    if plan.heads.group <= small_rows_of(plan.heads.group) and decode.fits(plan, shares=max_large > 0):
+        return decode.cut(plan, n_workers)
+    return cut_any(plan, n_workers, max_large)
+
+
+def cut_any(plan: AttnPlan, n_workers: int, max_large: int = NO_LIMIT) -> WorkList:
+    """`cut` of any step."""
     group, n_heads = plan.heads.group, plan.heads.n_kv_heads
     spans = _spans(plan)
     groups = prefix.choose(plan, spans, small_rows_of(group), n_workers) if max_large else []

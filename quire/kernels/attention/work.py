@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from quire.kernels import transfer
-from quire.kernels.attention.pieces import FIELDS, N_TOKENS
+from quire.kernels.attention.pieces import FIELDS, N_TOKENS, WorkList
 from quire.kernels.attention.plan import AttnPlan, Mirrored
 from quire.kernels.attention.stream import INVARIANT_KEYS
-from quire.kernels.attention.tiles import WorkList, cut, large_tokens_of, small_rows_of
+from quire.kernels.attention.tiles import cut, large_tokens_of, small_rows_of
 
 N_WORKERS = 132
 """Workers where no device says how many it has."""

@@ -1,7 +1,8 @@
-"""Products of few rows in CUDA C++ for Hopper (csrc/cuda/gemm.cu), built by the JIT with nvcc once for each variant.
+"""Linear layers in CUDA C++ for Hopper (csrc/cuda/gemm.cu, gemm_wide.cu), built by the JIT once for each variant.
 
-Owns which builds there are, their arguments and their launch. Does not own the kernel nor its tiling (plan.py).
-Invariant: a launch allocates nothing but its result and never waits, so it can be captured in a CUDA graph.
+Owns which builds there are, their arguments and their launch. Does not own the kernels, their tiling (plan.py, wide.py)
+nor which is best (choice.py). Invariant: a launch allocates only its result and room for sums, and never waits, so it
+can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import pathlib
 import torch
 
 from quire.kernels import jit
-from quire.kernels.attention.hopper import FLAGS, machine_obstacle
-from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, MAX_ROWS, N_AHEAD, Plan, Product, plan
+from quire.kernels.gemm.choice import fastest
+from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, Product
+from quire.kernels.gemm.wide import WidePlan
+from quire.kernels.hopper import FLAGS, machine_obstacle
 
 DTYPES = (torch.bfloat16, torch.float16)
 ALIGNMENT_BYTES = 16
+MAX_ROWS = 1 << 16
 
 
 class _Args(ctypes.Structure):
@@ -32,6 +36,16 @@ class _Args(ctypes.Structure):
         )],
         ("eps", ctypes.c_float),
     ]  # fmt: skip
+
+
+class _WideArgs(ctypes.Structure):
+    """QuireWideArgs in csrc/cuda/gemm_wide.cu."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("x", "w", "bias", "y", "sums")],
+        *[(name, ctypes.c_int64) for name in ("x_row", "y_row")],
+        *[(name, ctypes.c_int32) for name in ("m", "n", "k", "n_teams", "n_together")],
+    ]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +64,7 @@ class Launch:
     """A compiled kernel and how to cut its product."""
 
     function: ctypes._CFuncPtr
-    plan: Plan
+    plan: Plan | WidePlan
 
 
 def prepare(
@@ -82,7 +96,12 @@ def prepare(
         bias is not None,
         out is not None and out.dtype != x.dtype,
     )
-    return _prepared(m, *w.shape, x.dtype, x.device, *fused)
+    found = _prepared(m, *w.shape, x.dtype, x.device, *fused)
+    y = out if residual is None else residual
+    is_wide = isinstance(found, Launch) and isinstance(found.plan, WidePlan)
+    if is_wide and y is not None and (y.data_ptr() | y.stride(0) * y.element_size()) % ALIGNMENT_BYTES:
+        return f"rows of the result do not start at multiples of {ALIGNMENT_BYTES} bytes"
+    return found
 
 
 def static_obstacle(product: Product, dtype: torch.dtype) -> str | None:
@@ -112,36 +131,59 @@ def _prepared(
     found = static_obstacle(product, build.dtype) or machine_obstacle()
     if found:
         return found
-    made = plan(product, torch.cuda.get_device_properties(device).multi_processor_count)
-    if made is None:
-        return f"K = {product.k} with a norm does not fit into shared memory"
+    made = fastest(product, n_processors_of(device))
+    if isinstance(made, str):
+        return made
     try:
-        path = compile_kernel(product, made, build)
+        return load(product, made, build)
     except jit.BuildError as error:
         return str(error)
-    function = ctypes.CDLL(str(path)).quire_gemm
+
+
+@functools.cache
+def n_processors_of(device: torch.device) -> int:
+    """Multiprocessors of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def load(product: Product, plan: Plan | WidePlan, build: Build) -> Launch:
+    """The kernel of a plan, compiled if it is new. Raises BuildError."""
+    library = ctypes.CDLL(str(compile_variant(*variant_of(product, plan, build))))
+    function = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
     function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     function.restype = ctypes.c_int
-    return Launch(function, made)
+    return Launch(function, plan)
 
 
-def compile_kernel(product: Product, plan: Plan, build: Build) -> pathlib.Path:
-    """The library of one variant, compiled if it is new. Raises BuildError."""
+def variant_of(product: Product, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
+    """(source in csrc/cuda, definitions): what tells the library of a plan from others."""
     macros = {
-        "TOKENS": product.tokens,
-        "CLUSTER": plan.cluster,
-        "GROUPS": plan.groups,
-        "TURNS": plan.turns,
-        "RESIDENT": plan.resident,
-        "NORM": product.norm,
         "SILU": product.silu,
         "BF16": build.dtype is torch.bfloat16,
         "RESIDUAL": build.residual,
         "BIAS": build.bias,
         "WIDE": build.wide,
     }
-    flags = [*FLAGS, *(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())]
-    return jit.shared_library("gemm", [jit.sources_folder() / "cuda" / "gemm.cu"], flags, "", "nvcc")
+    if isinstance(plan, WidePlan):
+        source = "gemm_wide.cu"
+        macros |= {"TOKENS": plan.tokens, "SPLIT": plan.split}
+    else:
+        source = "gemm.cu"
+        macros |= {
+            "TOKENS": product.tokens,
+            "CLUSTER": plan.cluster,
+            "GROUPS": plan.groups,
+            "TURNS": plan.turns,
+            "RESIDENT": plan.resident,
+            "NORM": product.norm,
+        }
+    return source, tuple(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())
+
+
+def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
+    """The library of a variant, compiled if it is new. Raises BuildError."""
+    sources, flags = [jit.sources_folder() / "cuda" / source], [*FLAGS, *definitions]
+    return jit.shared_library(source.removesuffix(".cu"), sources, flags, "", "nvcc")
 
 
 def run(
@@ -155,20 +197,46 @@ def run(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """See op.py; launch: what `prepare` found for these arguments."""
-    m, (n, k), plan = x.shape[0], w.shape, launch.plan
+    m, n = x.shape[0], w.shape[0]
     y = out if residual is None else residual
     if y is None:
         y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)
-    args = _Args(
+    if isinstance(launch.plan, WidePlan):
+        sums = torch.empty(launch.plan.sums_size, dtype=torch.float32, device=x.device)
+        args = _wide_arguments(launch.plan, x, w, bias, y, sums)
+    else:
+        args = _arguments(launch.plan, x, w, bias, norm, residual, y)
+    code = launch.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+    if code:
+        raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
+    return y
+
+
+def _arguments(
+    plan: Plan,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    residual: torch.Tensor | None,
+    y: torch.Tensor,
+) -> _Args:
+    m, (n, k) = x.shape[0], w.shape
+    return _Args(
         x.data_ptr(), w.data_ptr(), None if norm is None else norm[0].data_ptr(),
         None if bias is None else bias.data_ptr(), None if residual is None else residual.data_ptr(), y.data_ptr(),
         x.stride(0) if m > 1 else k, 0 if residual is None else residual.stride(0), y.stride(0),
         m, n, k, plan.n_clusters, plan.n_stages, N_AHEAD, 1, (m - 1).bit_length(), 0.0 if norm is None else norm[1],
     )  # fmt: skip
-    code = launch.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
-    if code:
-        raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
-    return y
+
+
+def _wide_arguments(
+    plan: WidePlan, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, sums: torch.Tensor
+) -> _WideArgs:
+    return _WideArgs(
+        x.data_ptr(), w.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(), sums.data_ptr(),
+        x.stride(0), y.stride(0), x.shape[0], *w.shape, plan.n_teams, plan.n_together,
+    )  # fmt: skip
 
 
 def linear(

@@ -1,7 +1,7 @@
 """Public linear layer with what stands around it in a decoder. Checks shapes and picks the implementation.
 
-Owns the choice: the Hopper kernel where it can run (`obstacle`), else the composed one. Invariant: the choice depends
-on shapes, types, alignment and the machine, never on values.
+Owns the choice: a Hopper kernel where one can run and is likely to be the fastest (`obstacle`), else the composed one.
+Invariant: the choice depends on shapes, types, alignment and the machine, never on values.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.gemm import composed, hopper
-from quire.kernels.gemm.plan import MAX_ROWS
 from quire.kernels.norm import rms_norm
 
 Norm = tuple[torch.Tensor, float]
@@ -31,12 +30,15 @@ def linear(
     norm: (weight [k], eps) of an RMS norm of x, see `kernels.norm`. silu_mul: w is gate rows, then as many up rows, the
     result [m, n / 2], see `kernels.act`. residual: [m, n], x's dtype; it takes the sum and is returned. out: where to
     write, x's dtype or float32 (rounded to x's dtype first); not with residual. Returns [m, n or n / 2].
-    Rounds to x's dtype where the separate operations would. The kernel reads w and the norm's weight before the kernel
-    launched just before it has ended (programmatic dependent launch): synchronize once after writing parameters.
+    Rounds to x's dtype where the separate operations would; torch's product with a residual rounds only once.
+    A kernel is compiled at the first call that needs it (seconds): call every number of rows once before it matters.
+    It reads w and the norm's weight before the kernel launched just before it has ended (programmatic dependent
+    launch): synchronize once after writing parameters. Two streams must not run linear layers at the same time: blocks
+    that share a tile count each other in one place.
     Raises ValueError on a mismatch.
     """
     _check(x, w, bias, norm, residual, silu_mul, out)
-    if not x.is_cuda or x.shape[0] > MAX_ROWS:
+    if not x.is_cuda:
         return composed.linear(x, w, bias, norm, residual, silu_mul, out)
     launch = hopper.prepare(x, w, bias, norm, residual, silu_mul, out)
     if isinstance(launch, str) and norm is not None:  # the product alone may still be for the kernel

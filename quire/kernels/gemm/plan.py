@@ -1,4 +1,4 @@
-"""How a product of few rows is cut into tiles, slices and blocks for csrc/cuda/gemm.cu. Plain arithmetic, no torch.
+"""How a product of at most 64 rows is cut into tiles, slices and blocks for csrc/cuda/gemm.cu. Plain arithmetic.
 
 Invariant: a plan depends on shapes only, so that the same shapes give the same bits and a captured graph stays valid.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 CHUNK = 64
 """Columns of w that one 128-byte row of shared memory holds."""
 ROW_BUCKETS = (8, 16, 32, 64)
-MAX_ROWS = ROW_BUCKETS[-1]
+MAX_FEW_ROWS = ROW_BUCKETS[-1]
 MAX_NORM_ROWS = 16
 """With more rows, each block's own norm of x costs more than one kernel for all."""
 MAX_RESIDENT_ROWS = 16

@@ -162,7 +162,7 @@ async function* events(response) {
 /** Streams one answer; `onText` gets each piece. Resolves to what is shown below the answer. */
 export async function generate(path, body, signal, onText) {
   const begun = performance.now();
-  let first = null, last = begun, usage = null, reason = null;
+  let first = null, last = begun, usage = null, reason = null, id = null;
   const full = { model: server.model, ...samplingFields(), ...body, stream: true, stream_options: { include_usage: true } };
   const response = await request(path, { method: "POST", body: JSON.stringify(full), signal });
   for await (const event of events(response)) {
@@ -173,8 +173,9 @@ export async function generate(path, body, signal, onText) {
       reason = choice.finish_reason ?? reason;
     }
     usage = event.usage ?? usage;
+    id = event.id ?? id;
   }
-  return { first: first === null ? null : first - begun, spent: last - (first ?? last), usage, reason };
+  return { first: first === null ? null : first - begun, spent: last - (first ?? last), usage, reason, id };
 }
 
 export function describe({ first, spent, usage, reason }) {

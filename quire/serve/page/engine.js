@@ -1,6 +1,7 @@
 // The live view of the engine: speed, counts and a map of the KV pages. Polls /v1/engine.
 
 import { $, adopt, request, server } from "./client.js";
+import { drawTree } from "./tree.js";
 
 const view = { samples: [], speeds: [], map: new Uint8Array(0), delay: 500 };
 const SPEEDS = 120;
@@ -54,6 +55,7 @@ function show(info) {
   $("held").textContent = percent(held, stats.n_pages) ?? "0 %";
   $("hits").textContent = percent(stats.prefix_hits, stats.prefix_queries) ?? "–";
   view.map = Uint8Array.from(atob(stats.page_map), (char) => char.charCodeAt(0));
+  drawTree(stats.tree);
   $("map").setAttribute("aria-label", `Map of the KV pages: ${held} held, ${stats.n_pages_cached} cached, of ${stats.n_pages}`);
   const engine = info.engine;
   const each = Math.ceil(stats.n_pages / Math.max(1, view.map.length));

@@ -3,6 +3,7 @@
 
 import { $, announce, buildSettings, describe, element, explain, generate, grow, server, settings, store } from "./client.js";
 import { drawMap, drawSpark, look } from "./engine.js";
+import { why } from "./waterfall.js";
 
 // ---------------------------------------------------------------- text as shown
 
@@ -94,7 +95,7 @@ async function reply() {
       answer.content += text;
       if (!scheduled) { scheduled = true; requestAnimationFrame(paint); }
     });
-    stats.append(...describe(result));
+    stats.append(...describe(result), why(result.id));
     announce("Answer complete.");
   } catch (error) {
     if (error.name === "AbortError") stats.append(element("span", {}, "stopped"));
@@ -201,7 +202,7 @@ async function goOn() {
       if (!scheduled) { scheduled = true; requestAnimationFrame(paint); }
     });
     paint();
-    $("text-stats").append(...describe(result));
+    $("text-stats").append(...describe(result), why(result.id));
     announce("Completion complete.");
   } catch (error) {
     paint();

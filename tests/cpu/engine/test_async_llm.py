@@ -199,9 +199,9 @@ async def test_stop_string_ends_the_sequence_in_the_engine(checkpoint: pathlib.P
 
 
 async def test_a_killed_engine_fails_open_requests_soon(checkpoint: pathlib.Path) -> None:
-    async with engine(checkpoint) as served:
+    async with engine(checkpoint, max_engine_restarts=0) as served:
         stream = await served.submit([1, 2, 3], SamplingParams(max_tokens=500, ignore_eos=True))
-        os.kill(served._client._process.pid, signal.SIGKILL)
+        os.kill(served._supervisor.pid, signal.SIGKILL)
         start_s = time.monotonic()
         with pytest.raises(EngineDead, match="ended with SIGKILL, which the system sends when memory runs out"):
             async for _ in stream:

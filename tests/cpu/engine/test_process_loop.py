@@ -10,28 +10,34 @@ from concurrent.futures import Future
 
 import msgspec
 import pytest
+import zmq
 from test_faults import FakeLauncher, engine, request, run
 
 from quire.core.errors import EngineError
-from quire.core.events import EngineStats, FinishReason, SeqDelta, Shutdown, StepOutputs, Submit
+from quire.core.events import EngineReady, EngineStats, FinishReason, Hello, SeqDelta, Shutdown, StepOutputs, Submit
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
+from quire.engine.commands import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.process import EngineLoop, read_commands
-from quire.engine.process_client import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
+from quire.engine.port import Port
+from quire.engine.process import EngineLoop, StatusPipe
+from quire.engine.progress import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
 from quire.engine.throughput import LOG_PERIOD_S, ThroughputLog
 from quire.engine.wire import decode_event, encode
 
+READY = EngineReady(128, n_pages=65, page_size=4, logits_width=50, device="null")
+
 
 class FakeSocket:
-    """Messages to the loop come from a list, one a turn; what it sends is kept. Ends the loop when told enough."""
+    """A ROUTER with one client. Messages to the loop come from a list, one a turn; what it sends is kept. Ends the loop
+    when told enough."""
 
     def __init__(self, *messages: bytes) -> None:
         self.inbox = deque(messages)
         self.deltas: list[SeqDelta] = []
         self.stats: list[EngineStats] = []
-        self.turns_left = 10_000
+        self.turns_left = 10_001
 
     def poll(self, timeout_ms: float) -> bool:
         self.turns_left -= 1
@@ -39,14 +45,19 @@ class FakeSocket:
             self.inbox.append(encode([Shutdown()]))
         return bool(self.inbox)
 
-    def recv(self) -> bytes:
-        return self.inbox.popleft()
+    def recv_multipart(self) -> list[bytes]:
+        return [b"client", self.inbox.popleft()]
 
-    def send(self, message: bytes) -> None:
-        event = decode_event(message)
+    def send_multipart(self, parts: tuple[bytes, bytes], flags: int) -> None:
+        assert parts[0] == b"client" and flags == zmq.DONTWAIT
+        event = decode_event(parts[1])
+        if event == READY:
+            return
         assert isinstance(event, StepOutputs)
         self.deltas += event.deltas
         self.stats += [] if event.stats is None else [event.stats]
+
+    def close(self) -> None: ...
 
     def ends(self) -> dict[str, FinishReason]:
         ends = [(delta.request_id, delta.finish_reason) for delta in self.deltas if delta.finish_reason is not None]
@@ -55,7 +66,9 @@ class FakeSocket:
 
 
 def serve(core: EngineCore, socket: FakeSocket) -> None:
-    EngineLoop(core, socket, log_stats=False).run()  # type: ignore[arg-type]
+    socket.inbox.appendleft(encode([Hello()]))
+    port = Port(socket, READY)  # type: ignore[arg-type]
+    EngineLoop(core, port, StatusPipe(-1), log_stats=False).run()
 
 
 def broken(submit: Submit, path: str, value: object) -> dict[str, object]:
@@ -106,11 +119,12 @@ def test_a_scheduler_that_plans_nothing_is_reported(monkeypatch: pytest.MonkeyPa
     core.handle(Submit(request("a")))
     core.scheduler.counters.progress_s -= STALL_LIMIT_S
     socket = FakeSocket()
-    socket.turns_left = 5
+    socket.turns_left = 6
     serve(core, socket)
     last = socket.stats[-1]
     assert last.steps_in_flight == 0 and last.n_waiting == 1
-    assert not makes_progress("cpu", 0.0, last) and not makes_progress("cuda", 0.0, last)
+    for device in ("cpu", "cuda"):
+        assert not makes_progress(device, 0.0, last.last_step_age_s, last.steps_in_flight)
 
 
 class SlowLauncher(FakeLauncher):
@@ -154,11 +168,11 @@ def test_a_step_that_raises_timeout_is_a_failed_step() -> None:
 @pytest.mark.parametrize("device", STEP_LIMIT_S)
 def test_limits_of_health(device: str) -> None:
     step_s, silence_s = STEP_LIMIT_S[device], SILENCE_LIMIT_S[device]
-    assert makes_progress(device, 0.9 * silence_s, EngineStats())
-    assert not makes_progress(device, 1.1 * silence_s, EngineStats())
-    assert makes_progress(device, 0.0, EngineStats(last_step_age_s=0.9 * step_s, steps_in_flight=1))
-    assert not makes_progress(device, 0.0, EngineStats(last_step_age_s=1.1 * step_s, steps_in_flight=1))
-    assert not makes_progress(device, 0.0, EngineStats(last_step_age_s=1.1 * STALL_LIMIT_S, steps_in_flight=0))
+    assert makes_progress(device, 0.9 * silence_s, 0.0, 0)
+    assert not makes_progress(device, 1.1 * silence_s, 0.0, 0)
+    assert makes_progress(device, 0.0, 0.9 * step_s, 1)
+    assert not makes_progress(device, 0.0, 1.1 * step_s, 1)
+    assert not makes_progress(device, 0.0, 1.1 * STALL_LIMIT_S, 0)
 
 
 def test_the_log_line(caplog: pytest.LogCaptureFixture) -> None:

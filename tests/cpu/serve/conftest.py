@@ -33,8 +33,8 @@ def make_server() -> Iterator[Callable[..., LiveServer]]:
 
 
 @pytest.fixture(scope="session")
-def shared_server() -> Iterator[LiveServer]:
-    config = ServerConfig(port=0)
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    config = ServerConfig(port=0, data_dir=str(tmp_path_factory.mktemp("data")))
     config.verify()
     server = LiveServer(config).start()
     yield server
@@ -48,6 +48,7 @@ def server(shared_server: LiveServer) -> Iterator[LiveServer]:
     engine = shared_server.engine
     engine.delay_s, engine.tokens_a_step, engine.held, engine.stalled, engine.text = 0.0, 1, False, False, None
     engine.fault, engine.cached_tokens = (lambda request: False), 0
+    engine.fault_text = "non_finite_logits"
     assert shared_server.call(lambda: wait_idle(shared_server)) is not None
 
 

@@ -21,7 +21,7 @@ from quire.core.errors import ConfigError, QuireError
 from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
-from quire.serve.app import App
+from quire.serve.app import ROUTES, App
 from quire.serve.config import ServerConfig
 from quire.serve.state import ServerState
 
@@ -73,7 +73,7 @@ def refused_bodies() -> Iterator[tuple[str, dict[str, Any] | bytes]]:
         ("temperature", -1), ("top_p", 2), ("n", 0), ("n", 10**9), ("seed", 2**70), ("max_tokens", -1),
         ("prompt", []), ("prompt", [LOGITS_WIDTH]), ("prompt", [-1]), ("prompt", [1] * (MAX_MODEL_LEN + 1)),
         ("stop", ["x"] * 65), ("logprobs", 10**6), ("logit_bias", {str(LOGITS_WIDTH): 1}), ("priority", 3),
-        ("nonsense", 1), ("guided_json", {}), ("cache_salt", "x" * 300), ("user", "a\nb"),
+        ("nonsense", 1), ("guided_json", {"type": 5}), ("cache_salt", "x" * 300), ("user", "a\nb"),
     ):  # fmt: skip
         yield TEXT, {**text, field: value}
     chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -83,9 +83,16 @@ def refused_bodies() -> Iterator[tuple[str, dict[str, Any] | bytes]]:
     tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
     for field, value in (
         ("messages", []), ("messages", [{"role": "robot", "content": "x"}]), ("tools", [tool]), ("tools", [tool, tool]),
-        ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("parallel_tool_calls", False),
+        ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("tool_choice", "required"),
     ):  # fmt: skip
         yield CHAT, {**chat, field: value}
+    responses, message = {"model": "fake", "input": "x"}, {**chat}
+    for field, value in (("store", True), ("input", []), ("input", [{"type": "x"}]), ("max_output_tokens", 0)):
+        yield "/v1/responses", {**responses, field: value}
+    for field, value in (("messages", []), ("max_tokens", 0), ("temperature", 2), ("system", 5)):
+        yield "/v1/messages", {**message, field: value}
+    for field, value in (("input", []), ("input", [-1]), ("dimensions", 4), ("pooling", "x")):
+        yield "/v1/embeddings", {**responses, field: value}
     for broken in (b"{", b"[" * 100_000, b'{"model": "fake", "prompt": "\xff"}', b"null", b" "):
         yield TEXT, broken
 
@@ -99,7 +106,7 @@ async def check_server() -> None:
     app = App(state)
     good = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 2}).encode()
     expect("a good request is answered", await status_of(app, "POST", TEXT, good) == 200)
-    routes = [("POST", TEXT), ("POST", CHAT), ("GET", "/metrics"), ("GET", "/v1/engine"), ("GET", "/nothing")]
+    routes = [(method, path) for method, path, _ in ROUTES if path != "/health"] + [("GET", "/nothing")]
     for key in (None, "", "wrong", KEY + "x", KEY[:-1]):
         for method, path in routes:
             expect(f"{method} {path} with key {key!r}", await status_of(app, method, path, good, key=key) == 401)

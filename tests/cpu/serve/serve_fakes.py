@@ -19,11 +19,16 @@ from quire.core.errors import EngineDead
 from quire.core.events import (
     Cancel,
     CancelSeq,
+    Chunk,
     Command,
     EngineReady,
     EngineStats,
+    Explain,
+    Explained,
+    Explanation,
     FinishReason,
     SeqDelta,
+    StepGroup,
     StepOutputs,
     Submit,
 )
@@ -63,7 +68,7 @@ def reply_to(prompt: list[int], index: int = 0, seed: int | None = None) -> str:
 
 
 class FakeEngine:
-    """Takes the place of `ProcessClient`: one token a sequence every `delay_s`."""
+    """Takes the place of `EngineLink`: one token a sequence every `delay_s`."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
@@ -84,7 +89,7 @@ class FakeEngine:
         self.tokens_made: dict[str, int] = {}
         self.failure: str | None = None
         self._tokenizer = byte_tokenizer()
-        self._outputs: asyncio.Queue[StepOutputs | None] = asyncio.Queue()
+        self._outputs: asyncio.Queue[StepOutputs | Explained | None] = asyncio.Queue()
         self._n_prompt_tokens = self._n_generated = 0
         self._finished: dict[str, int] = {}
 
@@ -101,20 +106,39 @@ class FakeEngine:
                 for request_id in command.request_ids:
                     self.cancelled.append(request_id)
                     self._drop(request_id)
+            elif isinstance(command, Explain):
+                self._outputs.put_nowait(Explained(command.ticket, self._explain(command.label)))
             elif isinstance(command, CancelSeq):
                 self.cancelled.append(f"{command.request_id}#{command.index}")
 
-    async def receive_all(self, take: Callable[[StepOutputs], list[Command]]) -> None:
+    async def receive_all(
+        self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Explained], None]
+    ) -> None:
         while True:
             outputs = await self._outputs.get()
             if outputs is None:
                 raise EngineDead(self.failure or "gone")
-            await self.send(*take(outputs))
+            if isinstance(outputs, Explained):
+                other(outputs)
+            else:
+                await self.send(*take(outputs))
 
     def healthy(self) -> bool:
         return self.failure is None and not self.stalled
 
-    async def shutdown(self) -> None:
+    def _explain(self, label: str) -> list[Explanation]:
+        """Made-up times of the request that has this label."""
+        asked = [request for request in self.submitted if request.label.startswith(f"{label}-")]
+        return [
+            Explanation(
+                request.label, request.terms.tenant, len(request.prompt_token_ids), 1, admitted_s=0.25,
+                first_token_s=0.5, ended_s=2.0, end="length", n_waiting_before=7, miss_position=1, miss_wanted=65,
+                miss_cached=66, chunks=[Chunk(3, 0.3, 0, 8, 4)], n_outputs=9, steps=[StepGroup(1.0, 10, 4.0, 300)],
+            )
+            for request in asked
+        ]  # fmt: skip
+
+    def close(self) -> None:
         for request_id in list(self.running):
             self._drop(request_id)
 
@@ -135,6 +159,7 @@ class FakeEngine:
             generation_tokens=self._n_generated,
             prefix_queries=self._n_prompt_tokens,
             finished=dict(self._finished),
+            tree=[(-1, 4, n), (0, 2, n), (0, 3, 0), (-1, 1, 0)],
             page_map=bytes([2] * n + [1] * 4 + [0] * (60 - n)),
         )
 
@@ -148,6 +173,9 @@ class FakeEngine:
     async def _run(self, request: Request) -> None:
         while self.held:
             await asyncio.sleep(0.005)
+        if request.pooling is not None:
+            self._pool(request)
+            return
         replies = [self._tokens(request, index) for index in range(request.params.n)]
         made = 0
         while any(made < len(reply) for reply in replies):
@@ -171,6 +199,15 @@ class FakeEngine:
         self.running.pop(request.request_id, None)
         self._finished["length"] = self._finished.get("length", 0) + len(replies)
         self._outputs.put_nowait(StepOutputs([], self.stats()))
+
+    def _pool(self, request: Request) -> None:
+        """The vector of a prompt: its first three token ids, or 1 where there are fewer."""
+        self.running.pop(request.request_id, None)
+        vector = [float(token) for token in [*request.prompt_token_ids, 1, 1][:3]]
+        delta = SeqDelta(request.request_id, 0, [], FinishReason.STOP, pooled=vector)
+        if self.fault(request):
+            delta = SeqDelta(request.request_id, 0, [], FinishReason.ERROR, error=self.fault_text)
+        self._outputs.put_nowait(StepOutputs([delta], self.stats()))
 
     def _tokens(self, request: Request, index: int) -> list[int]:
         seed = request.params.seed
@@ -210,7 +247,7 @@ async def make_llm(engine: FakeEngine, defaults: dict[str, float] | None = None,
     """An `AsyncLLM` over `engine`."""
     tokenizer = byte_tokenizer()
     frontend = Frontend(
-        config=EngineConfig(served_model_name=["fake", "fake-alias"], max_num_waiting=64, **options),
+        config=EngineConfig(served_model_name=["fake", "fake-alias"], **{"max_num_waiting": 64, **options}),
         model_name="fake",
         tokenizer=tokenizer,
         chat_template=ChatTemplate({"default": TEMPLATE}, {}),

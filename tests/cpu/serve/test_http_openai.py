@@ -388,3 +388,33 @@ def test_token_ids_are_shown_when_asked_for(server: Any) -> None:
     assert "token_ids" not in plain["choices"][0] and whole["choices"][0]["token_ids"] == expected
     events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
     assert [token for event in events for token in event["choices"][0].get("token_ids", [])] == expected
+
+
+def test_best_of(server: Any, client: openai.OpenAI) -> None:
+    """The fake's completions differ in their means by the share of even bytes; the best ones come, best first."""
+    all_of_them = client.completions.create(model="fake", prompt=PROMPT, max_tokens=20, n=6, logprobs=0)
+    means = [sum(choice.logprobs.token_logprobs) / 20 for choice in all_of_them.choices]  # type: ignore[union-attr]
+    ranked = sorted(range(6), key=lambda index: -means[index])
+    answer = client.completions.create(model="fake", prompt=PROMPT, max_tokens=20, n=2, best_of=6)
+    assert [choice.text for choice in answer.choices] == [all_of_them.choices[index].text for index in ranked[:2]]
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert all(choice.logprobs is None for choice in answer.choices)
+    assert answer.usage is not None and answer.usage.completion_tokens == 120
+    echoed = client.completions.create(model="fake", prompt=PROMPT, max_tokens=20, best_of=6, echo=True, logprobs=0)
+    assert echoed.choices[0].text == PROMPT + answer.choices[0].text
+    assert len(echoed.choices[0].logprobs.token_logprobs) == len(PROMPT) + 20  # type: ignore[union-attr]
+    same = client.completions.create(model="fake", prompt=PROMPT, max_tokens=20, n=2, best_of=2)
+    assert [choice.text for choice in same.choices] == [choice.text for choice in all_of_them.choices[:2]]
+
+
+def test_load(server: Any) -> None:
+    server.engine.held = True
+    with server.client() as http:
+        first = http.get("/v1/load").json()
+        assert first["healthy"] and first["num_requests_running"] == first["num_requests_waiting"] == 0
+        assert first["kv_pages_total"] == first["kv_pages_free"] == 64 or first["kv_pages_total"] == 0
+        server.engine.held = False
+        http.post("/v1/completions", json={"model": "fake", "prompt": "x", "max_tokens": 50})
+        found = http.get("/v1/load").json()
+        assert found["kv_pages_total"] == 64 and found["kv_cache_usage_perc"] == 0
+        assert found["tokens_per_second"] > 0

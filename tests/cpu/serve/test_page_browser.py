@@ -96,6 +96,9 @@ def test_chat_streams_and_tells_how_it_went(page: Page, server: Any) -> None:
     for part in ("first token", "tokens/s", "60 tokens", f"3 of {len(request.prompt_token_ids)} prompt tokens cached"):
         assert part in stats
     assert "cut at the token limit" in stats
+    page.all(".why summary")[0].click()
+    page.until(lambda: "behind 7 sequences" in page.all(".waterfall")[0].text)
+    assert [row.text.split()[0] for row in page.all(".phase-row")] == ["queue", "prompt", "output"]
     page.say("Again")
     page.idle()
     assert len(page.answers()) == 2
@@ -208,6 +211,8 @@ def test_engine_view(page: Page, server: Any) -> None:
         painted + "const s = new Set(); for (let i = 0; i < d.length; i += 4) s.add(d[i]); return s.size", page["map"]
     )
     assert colours >= 3, "free and cached pages differ from the ground"
+    assert page["tree-note"].text.startswith("Prefix tree: 4 nodes")
+    assert page["tree"].size["height"] == 2 * 15, "two levels"
 
 
 def test_engine_troubles_are_seen(make_server: Any, driver: Any) -> None:

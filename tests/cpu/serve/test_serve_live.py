@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import math
 import os
@@ -247,18 +248,68 @@ def test_second_ctrl_c_cuts_off(start: Callable[..., Process]) -> None:
     assert not engine.is_running()
 
 
-def test_killed_engine(start: Callable[..., Process]) -> None:
-    process = start()
-    process.wait_ready()
-    body = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
-    with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:
+def test_an_explanation_says_where_the_time_went(live: Process) -> None:
+    text = "The pages of this book are numbered from the first to the last, and none is missing. " * 8
+    asked = []
+    for prompt in (text, text + "But", text[:200] + "quite different" + text[200:]):
+        body = {"model": "demo", "prompt": prompt, "max_tokens": 20, "ignore_eos": True, "user": "me"}
+        asked.append(httpx.post(live.base + "/v1/completions", json=body))
+    parts = []
+    for answer in asked:
+        for name in (answer.json()["id"], answer.headers["x-request-id"]):
+            told = httpx.get(f"{live.base}/v1/requests/{name}/explain")
+            assert told.status_code == 200, told.text
+        [part] = told.json()["parts"]
+        times = [0, part["admitted_s"], part["first_token_s"], part["ended_s"]]
+        assert times == sorted(times) and [phase["name"] for phase in part["phases"]] == ["queue", "prompt", "output"]
+        assert sum(chunk["length"] for chunk in part["chunks"]) == part["prompt_len"] - part["n_cached"]
+        assert sum(group["n_steps"] for group in part["steps"]) == len(part["chunks"]) + 19
+        assert part["n_outputs"] == 20 and part["end"] == "length" and len(part["reasons"]) >= 3
+        parts.append(part)
+    assert parts[0]["n_cached"] < parts[1]["n_cached"]
+    assert parts[2]["miss_wanted"] != parts[2]["miss_cached"] and "differs at token" in str(parts[2]["reasons"])
+    for name in ("cmpl-" + "0" * 24, "..", "a" * 5000, "cmpl-" + "0" * 23):
+        assert httpx.get(f"{live.base}/v1/requests/{name}/explain").status_code in (404, 431)
+
+
+BODY = {"model": "demo", "prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+
+
+def kill_engine_in_a_stream(process: Process) -> dict[str, Any]:
+    """Kills the engine once a stream runs; the stream's last event, which comes soon."""
+    with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=BODY) as answer:
         lines = answer.iter_lines()
         next(lines)
         process.engine().kill()
         began_s = time.monotonic()
         frames = [line for line in lines if line.startswith("data: ")]
         assert time.monotonic() - began_s < 2
-    assert json.loads(frames[-1][6:])["error"]["code"] == "engine_dead"
+    found: dict[str, Any] = json.loads(frames[-1][6:])
+    return found
+
+
+def test_killed_engine_is_started_again(start: Callable[..., Process]) -> None:
+    """The stream ends with an error; what has sent nothing runs again; new requests are refused meanwhile."""
+    process = start()
+    process.wait_ready()
+    whole = {"model": "demo", "prompt": "def add", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
+    golden = httpx.post(process.base + "/v1/completions", json=whole, timeout=60).json()["choices"]
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        waiting = pool.submit(httpx.post, process.base + "/v1/completions", json=whole, timeout=60)
+        assert kill_engine_in_a_stream(process)["error"]["code"] == "engine_lost"
+        health = httpx.get(process.base + "/health")
+        assert health.status_code == 503 and health.headers["retry-after"]
+        refused = httpx.post(process.base + "/v1/completions", json=whole)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_lost"
+        assert waiting.result().json()["choices"] == golden
+    process.wait_ready()
+    assert httpx.post(process.base + "/v1/completions", json=whole, timeout=60).json()["choices"] == golden
+
+
+def test_killed_engine_ends_the_server_if_it_may_not_start_again(start: Callable[..., Process]) -> None:
+    process = start("--max-engine-restarts", "0")
+    process.wait_ready()
+    assert kill_engine_in_a_stream(process)["error"]["code"] in {"engine_lost", "engine_dead"}
     assert process.wait(8) == 1
 
 

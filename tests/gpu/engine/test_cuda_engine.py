@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from quire.core.request import Pooling
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
 
@@ -87,3 +88,19 @@ def test_prefix_cache_n_and_seeds(checkpoint: pathlib.Path) -> None:
     assert second.num_cached_tokens >= 96
     assert [one.token_ids for one in first.outputs] == [one.token_ids for one in second.outputs]
     assert len({tuple(one.token_ids) for one in first.outputs}) == 4
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_vectors_are_those_of_transformers(
+    checkpoint: pathlib.Path, oracle: Any, pooling: Pooling, eager: bool
+) -> None:
+    """In chunks, beside each other; graphs give the rows from which the vectors are made."""
+    llm = LLM(str(checkpoint), device="cuda", enforce_eager=eager, **SIZE)
+    batch = [*prompts(12, longest=200, seed=3), [7]]
+    for prompt, output in zip(batch, llm.embed(batch, pooling, use_tqdm=False), strict=True):
+        with torch.no_grad():
+            states = oracle.model(torch.tensor([prompt])).last_hidden_state[0].float()
+        expected = states[-1] if pooling is Pooling.LAST else states.mean(0)
+        torch.testing.assert_close(torch.tensor(output.pooled), expected, rtol=5e-3, atol=5e-3)
+    assert llm.stats().n_pages_free == llm.stats().n_pages

@@ -53,7 +53,9 @@ def check(implementation: ModuleType, case: PagedCase, variant: Variant, **optio
         lse.fill_(0.0)
     wanted, wanted_lse = case.expected_state(variant)
     wanted_lse = wanted_lse if variant.softmax else torch.zeros_like(wanted_lse)
-    size, allowed = wanted.abs().clamp(min=1.0), reference.TOLERANCE[case.dtype]
+    # logits may grow with the position (ALiBi), and their float32 rounding with them
+    allowed = max(reference.TOLERANCE[case.dtype], 1e-8 * max(n_keys for n_keys, _ in case.spans))
+    size = wanted.abs().clamp(min=1.0)
     assert worst_error(out / size, wanted / size) <= allowed, (case, variant.program.text())
     assert worst_error(lse, wanted_lse) <= max(1e-4, 2 * allowed), (case, variant.program.text())
     return plan

@@ -242,7 +242,12 @@ def first_is_preempted(patch: Patch) -> None:
 
 
 def preempted_resumes_before_its_token_came(patch: Patch) -> None:
-    wrap(patch, Admission, "__init__", lambda real: lambda self, r, d, committed, p: real(self, r, d, committed + 9, p))
+    wrap(
+        patch,
+        Admission,
+        "__init__",
+        lambda real: lambda self, r, d, committed, *rest: real(self, r, d, committed + 9, *rest),
+    )
 
 
 def preempted_loses_its_token_in_flight(patch: Patch) -> None:
@@ -358,12 +363,15 @@ def prompts_starve_decodes(patch: Patch) -> None:
 def later_arrivals_overtake(patch: Patch) -> None:
     def pop_shortest(self: WaitQueue) -> Seq | None:
         first = real(self)
-        live = [seq for _, seq in self._heap if seq.state is SeqState.WAITING]
+        heaps = [heap for level in self._levels.values() for heap in level.heaps()]
+        live = [seq for heap in heaps for _, seq in heap if seq.state is SeqState.WAITING]
         if first is None or len(live) < 2:
             return first
         shortest = min(live, key=lambda seq: (len(seq.tokens), seq.key))
         shortest.key, first.key = first.key, shortest.key
-        self._heap = sorted((seq.key, seq) for seq in live)
+        self.__init__()  # type: ignore[misc]
+        for seq in live:
+            self.push(seq)
         return shortest
 
     real = WaitQueue.peek

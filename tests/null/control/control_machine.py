@@ -17,13 +17,14 @@ from quire.control.seq import Seq, SeqState
 from quire.core.clock import VirtualClock
 from quire.core.errors import ContextLengthExceeded
 from quire.core.events import SeqDelta
-from quire.core.plan import StepPlan
-from quire.core.request import Request
+from quire.core.plan import StepMasks, StepPlan
+from quire.core.request import Pooling, Request, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NON_FINITE, NullExecutor
 from quire.planner.pace import Pace
 
+MASK_BYTES = -(-VOCAB // 32) * 4
 BASE = [1, 2, 1, 1, 2, 2, 1, 2, 2, 2, 1, 1, 2, 1, 2, 1, 1, 1, 2, 2]
 """Prompts are a prefix of it and a short tail, so that they share."""
 
@@ -81,10 +82,20 @@ params = st.builds(
 requests = st.builds(
     lambda prompt, params, max_tokens, salt, end, priority: Request(
         request_id="", prompt_token_ids=prompt, params=params, max_tokens=max(max_tokens, params.min_tokens), seed=0,
-        end_token_ids=end, priority=priority, cache_salt=salt,
+        end_token_ids=end, priority=priority, cache_salt=salt, grammar="anything" * (max_tokens == 5),
     ),
     prompts, params, st.integers(1, 12), st.sampled_from(["", "", "b"]), st.sampled_from([[], [5]]), st.integers(0, 2),
 )  # fmt: skip
+
+
+pooled_requests = st.builds(
+    lambda prompt, pooling, salt, priority: Request(
+        request_id="", prompt_token_ids=prompt, params=pooling_params(), max_tokens=1, seed=0, pooling=pooling,
+        priority=priority, cache_salt=salt,
+    ),
+    prompts, st.sampled_from(Pooling), st.sampled_from(["", "b"]), st.integers(0, 2),
+)  # fmt: skip
+any_requests = st.one_of(requests, requests, requests, requests, requests, pooled_requests)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -105,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # ---- operations ----------------------------------------------------------------------------------------------
 
-    @rule(burst=st.lists(requests, min_size=1, max_size=5))
+    @rule(burst=st.lists(any_requests, min_size=1, max_size=5))
     def submit(self, burst: list[Request]) -> None:
         for request in burst:
             self._submit(request)
@@ -216,11 +227,21 @@ class SchedulerMachine(RuleBasedStateMachine):
             return False
         seqs = list(self.scheduler.in_flight[-1].seqs)
         self._check_plan(plan, seqs, before)
-        result = self.device.submit(plan).result()
+        future = self.device.submit(plan)
+        self._check_masked(plan, seqs)
+        if plan.masked:
+            self.device.mask(StepMasks(plan.step, b"\xff" * (MASK_BYTES * len(plan.masked))))
+        result = future.result()
         self._check_hints(plan)
         self.in_flight.append((seqs, plan, result))
         assert len(self.in_flight) <= self.config.pipeline_depth
         return True
+
+    def _check_masked(self, plan: StepPlan, seqs: list[Seq]) -> None:
+        """A mask for each token of a constrained sequence; no plan behind one whose masks cannot be made yet."""
+        wants = zip(seqs, plan.spans.wants, strict=True)
+        assert plan.masked == [i for i, (seq, one) in enumerate(wants) if one and seq.request.grammar]
+        assert not (len(self.in_flight) > 1 and self.in_flight[-1][1].masked), "planned behind a plan without masks"
 
     def _commit(self) -> None:
         seqs, plan, result = self.in_flight.popleft()

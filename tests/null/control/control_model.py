@@ -6,7 +6,7 @@ import dataclasses
 
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.plan import SlotParams
-from quire.core.request import Request
+from quire.core.request import Pooling, Request
 from quire.engine.executors.null import null_logprobs, null_reference
 
 VOCAB = 7
@@ -40,11 +40,21 @@ def expect(request: Request, index: int, order: tuple[int, int, int]) -> Expecte
         allowed_token_ids=None, bad_token_seqs=[], masked_end_ids=sorted(stops),
         masked_until=prompt_len + params.min_tokens,
     )  # fmt: skip
+    if request.pooling is not None:
+        return Expected(request, index, order, [], FinishReason.STOP)
     tokens = null_reference(request.prompt_token_ids, slot, request.max_tokens, VOCAB)
     for i, token in enumerate(tokens):
         if token in stops and i >= params.min_tokens:
             return Expected(request, index, order, tokens[: i + 1], FinishReason.STOP)
     return Expected(request, index, order, tokens, FinishReason.LENGTH)
+
+
+def null_pooled(request: Request) -> list[float]:
+    """The null device's states are a token and its position: their last ones, or their means."""
+    prompt = request.prompt_token_ids
+    if request.pooling is Pooling.LAST:
+        return [prompt[-1], len(prompt) - 1]
+    return [sum(prompt) / len(prompt), sum(range(len(prompt))) / len(prompt)]
 
 
 class Ledger:
@@ -87,6 +97,11 @@ class Ledger:
             assert delta.logprobs is None
         if delta.finish_reason is FinishReason.ERROR:
             assert may_fail and delta.error and not delta.token_ids, f"{seq.name} failed without a fault"
+            seq.ended = True
+        elif seq.request.pooling is not None:
+            assert delta.finish_reason is FinishReason.STOP and not delta.token_ids and delta.stop_token is None
+            assert delta.pooled == null_pooled(seq.request)
+            assert delta.n_cached == 0 or seq.request.pooling is Pooling.LAST
             seq.ended = True
         elif delta.finish_reason is not None:
             assert seq.said == seq.tokens and delta.finish_reason is seq.reason

@@ -35,7 +35,7 @@ def test_ended_ones_are_skipped_and_swept() -> None:
     for one in seqs[:-1]:
         one.change(SeqState.ENDED)
         queue.forget()
-    assert len(queue) == 1 and len(queue._heap) < 100
+    assert len(queue) == 1 and queue._n_entries < 100
     assert queue.pop() is seqs[-1]
 
 

@@ -13,7 +13,7 @@ from quire.core.clock import VirtualClock
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, InvalidParameter, QueueFull, RequestError
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.plan import StepPlan
-from quire.core.request import Request
+from quire.core.request import Pooling, Request, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NullExecutor, null_reference
@@ -371,3 +371,33 @@ def test_stats_of_a_large_pool_stay_small() -> None:
 def test_a_config_that_cannot_work_is_refused(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):
         Rig(**{field: value})
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_a_vector_instead_of_tokens(pooling: Pooling) -> None:
+    """In chunks, beside a request for tokens, and again from the cache: LAST may use it, MEAN computes every token."""
+    rig = Rig(max_num_batched_tokens=8)
+    prompt = [3 * i % VOCAB for i in range(30)]
+    for name in ("first", "again"):
+        rig.submit(f"beside {name}", [1, 2, 3], 6)
+        rig.submit(name, prompt, 1, params=pooling_params(), pooling=pooling)
+        deltas: list[SeqDelta] = []
+        while rig.scheduler.has_work():
+            plan = rig.plan()
+            spans = zip(plan.spans.slots, plan.spans.wants, strict=True)
+            assert sum(wants for _, wants in spans) <= 1, "only the request beside it wants tokens"
+            deltas += rig.scheduler.commit(rig.results.popleft())
+        found = [delta for delta in deltas if delta.request_id == name]
+        assert len(found) == 1 and found[0].finish_reason is FinishReason.STOP and not found[0].token_ids
+        assert found[0].pooled == ([87.0, 29.0] if pooling is Pooling.LAST else [sum(prompt) / 30, 14.5])
+        assert found[0].n_cached == (28 if name == "again" and pooling is Pooling.LAST else 0)
+    assert not rig.scheduler.roster.requests
+
+
+def test_a_result_without_the_vector_is_an_error() -> None:
+    rig = Rig()
+    rig.submit("a", [1, 2, 3], 1, params=pooling_params(), pooling=Pooling.LAST)
+    rig.plan()
+    rig.results[0].pooled.clear()
+    with pytest.raises(EngineError, match="vector"):
+        rig.scheduler.commit(rig.results.popleft())

@@ -15,4 +15,4 @@ from quire.core.errors import EngineError
 def test_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, EngineError)):
-        run_state_machine_as_test(SchedulerMachine, settings=machine_settings(400, deep=False))
+        run_state_machine_as_test(SchedulerMachine, settings=machine_settings(1000, deep=False))

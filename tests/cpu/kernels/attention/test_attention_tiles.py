@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from quire.kernels.attention import decode as short_way
 from quire.kernels.attention import large, stream, work
+from quire.kernels.attention.pieces import WorkList
 from quire.kernels.attention.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
-from quire.kernels.attention.tiles import WorkList, cut, large_tokens_of, small_rows_of
+from quire.kernels.attention.tiles import cut, cut_any, large_tokens_of, small_rows_of
 
 Range = tuple[int, int]
 
@@ -196,6 +198,27 @@ def test_workers_have_equal_shares(seed: int) -> None:
     if seed % 4:
         split = made.small[made.small[:, 7] >= 0]
         assert (split[:, 4] - split[:, 3] > stream.SHORTEST - stream.KEYS).all()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_short_way_for_decode_gives_the_same_work(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    kv_lens = (rng.pareto(1, int(rng.integers(1, 300))) * 10 ** rng.integers(1, 4) + 1).clip(max=70_000).astype(int)
+    plan = decode(kv_lens.tolist(), int(rng.choice([1, 2, 8])))
+    assert short_way.fits(plan, shares=True)
+    short, wanted = cut(plan, 132), cut_any(plan, 132)
+    for name in (field.name for field in dataclasses.fields(WorkList)):
+        np.testing.assert_array_equal(getattr(short, name), getattr(wanted, name), name, strict=True)
+
+
+def test_the_short_way_is_for_whole_rows_of_pages_only() -> None:
+    assert not short_way.fits(plan_of([1, 0, 2], [5, 5, 5], Heads(8, 2, 64)), shares=True)
+    assert not short_way.fits(plan_of([], [], Heads(8, 2, 64)), shares=True)
+    for options in ({"window": 3}, {"causal": False}, {"batch_invariant": True}):
+        assert not short_way.fits(decode([700, 30], **options), shares=True), options
+    shared = decode([700, 300], shared=[SharedPrefix([0, 1], 128)])
+    assert short_way.fits(shared, shares=False) and not short_way.fits(shared, shares=True)
+    assert not short_way.fits(sparse(decode([700, 30]), np.random.default_rng(0)), shares=True)
 
 
 def test_one_long_sequence_fills_the_chip() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from quire.kernels import gemm
-from quire.kernels.gemm import reference
+from quire.kernels.gemm import hopper, reference
 
 EPS = 1e-5
 
@@ -63,6 +63,15 @@ class Inputs:
         return gemm.linear(
             self.x, self.w, self.bias, norm=self.norm, residual=residual, silu_mul=self.silu_mul, out=self.out
         )
+
+    def build(self) -> hopper.Build:
+        wide = self.out is not None and self.out.dtype != self.x.dtype
+        return hopper.Build(self.x.dtype, self.residual is not None, self.bias is not None, wide)
+
+    def run_with(self, launch: hopper.Launch) -> torch.Tensor:
+        """The result of one kernel; the residual stays as it was."""
+        residual = None if self.residual is None else self.residual.clone()
+        return hopper.run(launch, self.x, self.w, self.bias, self.norm, residual, self.silu_mul, self.out)
 
     def obstacle(self) -> str | None:
         return gemm.obstacle(

@@ -11,7 +11,9 @@ from gemm_case import Case, Inputs, error
 
 from quire.kernels import gemm, jit
 from quire.kernels.gemm import hopper, reference
+from quire.kernels.gemm.choice import fastest
 from quire.kernels.gemm.plan import MAX_BYTES, MIN_STAGES, Plan, Product, chunks_of, plan, shared_bytes, tiles_of
+from quire.kernels.gemm.wide import SPLITS, WidePlan, n_tiles, wide_plan
 
 CASES = [
     Case(1, 72, 64),
@@ -61,7 +63,7 @@ def test_mismatches_are_refused() -> None:
 def test_reasons_against_the_kernel() -> None:
     bf16 = torch.bfloat16
     assert "tensors are on cpu" in str(gemm.obstacle(torch.zeros(2, 64, dtype=bf16), torch.zeros(8, 64, dtype=bf16)))
-    assert "65 rows" in str(gemm.obstacle(torch.zeros(65, 64), torch.zeros(8, 64)))
+    assert "65537 rows" in str(gemm.obstacle(torch.zeros(1, 64).expand(65537, 64), torch.zeros(8, 64)))
     assert "float32" in str(hopper.static_obstacle(Product(1, 8, 64), torch.float32))
     assert "multiples of 8 and 64" in str(hopper.static_obstacle(Product(1, 12, 64), bf16))
     assert "multiples of 16 and 64" in str(hopper.static_obstacle(Product(1, 24, 64, silu=True), bf16))
@@ -106,16 +108,57 @@ def test_plans_that_were_the_fastest(product: Product, cluster: int, n_clusters:
     assert made is not None and (made.cluster, made.n_clusters) == (cluster, n_clusters)
 
 
+def test_wide_plans_of_random_products() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        m, k = int(2 ** draw.uniform(5, 13)), 64 * int(2 ** draw.uniform(0, 8))
+        product = Product(m, 16 * int(2 ** draw.uniform(0, 13)), k, silu=draw.random() < 0.5)
+        n_processors = draw.choice([78, 114, 132])
+        made = wide_plan(product, n_processors)
+        tiles = n_tiles(product, made.tokens)
+        assert made.split in SPLITS[made.tokens] and made.tokens // 8 % made.split == 0
+        assert made.n_teams * made.split <= max(n_processors, 1) and 1 <= made.n_teams <= tiles
+        assert made.split == 1 or (made.n_teams == tiles and k // 64 >= made.split)
+        assert math.ceil(tiles / made.n_teams) * (made.n_teams - 1) < tiles
+        assert made.n_together >= 1
+
+
+@pytest.mark.parametrize(
+    ("product", "kind"),
+    [
+        (Product(1, 6144, 4096, norm=True), Plan),
+        (Product(16, 6144, 4096, norm=True), str),
+        (Product(32, 28672, 4096, silu=True), Plan),
+        (Product(64, 6144, 4096), str),
+        (Product(192, 28672, 4096, silu=True), WidePlan),
+        (Product(256, 6144, 4096), str),
+        (Product(128, 1024, 3072), WidePlan),
+        (Product(512, 6144, 1024, silu=True), WidePlan),
+        (Product(256, 28672, 4096, silu=True), WidePlan),
+        (Product(512, 28672, 4096, silu=True), str),
+        (Product(8192, 28672, 4096, silu=True), WidePlan),
+    ],
+)
+def test_the_fastest_way(product: Product, kind: type) -> None:
+    """Measured on an H200: few rows, many, or torch."""
+    assert isinstance(fastest(product, 132), kind)
+
+
 def test_a_plan_that_does_not_fit_is_none() -> None:
     assert plan(Product(16, 4096, 64 * 1024, norm=True), 132) is None
 
 
 @pytest.mark.skipif(jit.compiler("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize(
-    "product", [Product(3, 6144, 4096, norm=True, silu=True), Product(64, 4096, 14336)], ids=["fused", "many rows"]
+    ("product", "made"),
+    [
+        (Product(3, 6144, 4096, norm=True, silu=True), plan(Product(3, 6144, 4096, norm=True, silu=True), 132)),
+        (Product(64, 4096, 14336), plan(Product(64, 4096, 14336), 132)),
+        (Product(192, 4096, 14336), WidePlan(192, 3, 32, 1)),
+        (Product(256, 28672, 4096, silu=True), WidePlan(256, 1, 112, 1)),
+    ],
+    ids=["fused", "64 rows", "split", "wide"],
 )
-def test_kernels_compile(product: Product) -> None:
-    made = plan(product, 132)
-    assert made is not None
+def test_kernels_compile(product: Product, made: Plan | WidePlan) -> None:
     build = hopper.Build(torch.bfloat16, residual=not product.silu, bias=True, wide=False)
-    assert hopper.compile_kernel(product, made, build).exists()
+    assert hopper.compile_variant(*hopper.variant_of(product, made, build)).exists()

@@ -42,7 +42,7 @@ def test_triton_matches_float64_where_it_is_not_chosen(dtype: torch.dtype, shape
 
 
 @needs_hopper
-@pytest.mark.parametrize("n", [3, 600])
+@pytest.mark.parametrize("n", [3, 512])
 @pytest.mark.parametrize("rotary", [128, 64, 0])
 def test_equals_the_reference_without_norms(n: int, rotary: int) -> None:
     """Its arithmetic rounds where torch's does: each product, then their sum."""
@@ -56,9 +56,9 @@ def test_equals_the_reference_without_norms(n: int, rotary: int) -> None:
 @needs_hopper
 def test_a_row_does_not_depend_on_the_others() -> None:
     """Nor on whether the table was read ahead for it, which is so where there are few."""
-    given = arguments(Shape(600, 16, 8, 128, 128), torch.bfloat16, "cuda")
+    given = arguments(Shape(500, 16, 8, 128, 128), torch.bfloat16, "cuda")
     q = rotate_and_store(*copied(given))
-    for i in (0, 1, 599):
+    for i in (0, 1, 499):
         alone = [*copied(given)]
         for place in (0, 4, 8):
             alone[place] = alone[place][i : i + 1].clone()

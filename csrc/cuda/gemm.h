@@ -1,0 +1,94 @@
+// What both matrix products share (gemm.cu: few rows, gemm_wide.cu: many): clusters of blocks, numbers, access by 16 bytes.
+#pragma once
+#include "wgmma.h"
+
+namespace quire {
+
+constexpr uint64_t L2_EVICT_NORMAL = 0x1000000000000000ull;
+constexpr int CHUNK = 64;  // columns: a row of 128 bytes
+
+// ---- clusters --------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ __forceinline__ uint32_t address_in(uint32_t address, int rank) {
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+__device__ __forceinline__ void store_there(uint32_t address, float4 x) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x.x), "f"(x.y), "f"(x.z),
+                 "f"(x.w)
+                 : "memory");
+}
+__device__ __forceinline__ void store_there(uint32_t address, float x) {
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
+}
+__device__ __forceinline__ void arrive_there(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ bool try_cluster(uint32_t barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return done != 0;
+}
+__device__ __forceinline__ void wait_cluster(uint32_t barrier, uint32_t parity) {  // what other blocks have stored, too
+    const long long start = clock64();
+    while (!try_cluster(barrier, parity)) {
+        if (clock64() - start > 4000000000ll) __trap();
+    }
+}
+
+// ---- numbers and access by 16 bytes ----------------------------------------------------------------------------------
+
+__device__ __forceinline__ float widen(Element x) { return float(x); }
+__device__ __forceinline__ float rounded(float x) { return float(Element(x)); }
+__device__ __forceinline__ float low(uint32_t pair) { return widen(reinterpret_cast<const Element*>(&pair)[0]); }
+__device__ __forceinline__ float high(uint32_t pair) { return widen(reinterpret_cast<const Element*>(&pair)[1]); }
+
+// SwiGLU of pairs, rounded as separate operations would. In a tile of 256 tokens this takes as long as four chunks of
+// the product, so division is approximate (2 units of fp32).
+__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+__device__ __forceinline__ uint32_t silu_product(uint32_t gate, uint32_t up) {
+    const uint32_t y = pack(silu(low(gate)), silu(high(gate)));
+    return pack(low(y) * low(up), high(y) * high(up));
+}
+
+__device__ __forceinline__ uint4 load16(const void* from) {  // not moved over the wait for the previous grid
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"(from)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ uint4 read16(uint32_t address) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(address)
+                 : "memory");
+    return x;
+}
+__device__ __forceinline__ void write16(uint32_t address, uint4 x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+}
+
+// ---- tensor maps -----------------------------------------------------------------------------------------------------
+
+// Boxes of n_rows rows of w [n, k] and CHUNK columns; for SiLU 8 rows of gate and the same 8 of up in turn.
+inline cudaError_t encode_weights(CUtensorMap* map, const void* w, uint64_t n, uint64_t k, bool silu, uint32_t n_rows) {
+    const uint64_t sizes[] = {k, n}, strides[] = {k * 2};
+    const uint32_t box[] = {CHUNK, n_rows};
+    const uint64_t pair_sizes[] = {k, 8, 2, n / 16}, pair_strides[] = {k * 2, n * k, k * 16};
+    const uint32_t pair_box[] = {CHUNK, 8, 2, n_rows / 16};
+    return silu ? encode_map(map, w, 4, pair_sizes, pair_strides, pair_box) : encode_map(map, w, 2, sizes, strides, box);
+}
+
+}  // namespace quire

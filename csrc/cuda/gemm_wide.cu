@@ -1,0 +1,363 @@
+// Products of many rows with a large matrix: y = f(x w^T), x [m, K], w [N, K] as nn.Linear stores it.
+//
+// As in gemm.cu rows of w are the 64-row operand of wgmma and the tokens its columns, up to 256: so as many tokens as
+// there are share one reading of w. A tile is 128 rows of w by TOKENS tokens; two warpgroups multiply its halves, one
+// warp keeps a ring of shared memory filled (TMA), w before the previous grid has ended, as weights never change.
+// QUIRE_SPLIT blocks share a tile, each with a slice of K: they hand their sums over through global memory (clusters of
+// four do not fill an H200), added in the order of the slices, each block for a part of the tokens. So results do not
+// depend on timing. Two launches of one build with a split must not run at the same time: they count in the same place.
+//
+// Macros: QUIRE_BF16, QUIRE_TOKENS (64, 96, 128, 192, 256), QUIRE_SPLIT, QUIRE_RESIDUAL (results are added to y),
+// QUIRE_SILU, QUIRE_BIAS, QUIRE_WIDE (results are stored as fp32).
+#include "gemm.h"
+
+struct QuireWideArgs {  // _WideArgs in quire/kernels/gemm/hopper.py
+    const void* x;
+    const void* w;
+    const void* bias;
+    void* y;                      // with a residual it holds what the result is added to
+    void* sums;                   // split: room for the sums of all blocks, fp32
+    int64_t x_row, y_row;         // elements; multiples of 16 bytes
+    int32_t m, n, k;              // n: rows of w
+    int32_t n_teams, n_together;  // teams of QUIRE_SPLIT blocks; tiles of tokens taken together over all rows of w
+};
+
+namespace quire {
+
+constexpr int TOKENS = QUIRE_TOKENS, SPLIT = QUIRE_SPLIT;
+constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
+constexpr int ROWS = 128;                                       // of w in a tile
+constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
+constexpr int TILE_ROWS = 2 * OUT_ROWS;                         // of y
+constexpr int QUADS = TOKENS / 8;                               // sums of a thread: 2 rows (8 apart) x 2 tokens each
+constexpr int OWN_QUADS = QUADS / SPLIT;                        // that a thread finishes
+constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int divisor(int n, int most) { return n % most == 0 ? most : divisor(n, most - 1); }
+constexpr int ROUND_QUADS = divisor(OWN_QUADS, 8);              // that pass through shared memory at a time
+constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
+constexpr int ROUND_CELLS = ROUND_QUADS * 8 * CELLS, OUT_BYTES = (ROUND_CELLS * 16 + 1023) / 1024 * 1024;
+constexpr int RING_BYTES = 232448 - 1024;
+constexpr int stages_with(int n_out) { return (RING_BYTES - 2 * n_out * OUT_BYTES) / STAGE_BYTES; }
+constexpr int N_OUT = stages_with(2) == stages_with(1) ? 2 : 1;  // buffers of a warpgroup for results on their way out
+constexpr int N_STAGES = stages_with(N_OUT);
+constexpr int MAX_TEAMS = 1024, WORKERS_BARRIER = 3;
+static_assert(QUADS % SPLIT == 0 && N_STAGES >= 2);
+
+// How often blocks have handed over their sums, for each team: SPLIT times in a launch, so never reset.
+__device__ uint32_t n_handed_over[MAX_TEAMS];
+
+struct Barriers {
+    uint64_t full[N_STAGES], empty[N_STAGES];
+};
+constexpr int OUT_AT = N_STAGES * STAGE_BYTES, BARRIERS_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
+constexpr int END = BARRIERS_AT + int(sizeof(Barriers));
+
+// Adds in memory: rounded to nearest, and each element is reached once.
+__device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
+#if QUIRE_RESIDUAL
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(from), "r"(c0), "r"(c1)
+                 : "memory");
+#else
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(from), "r"(c0), "r"(c1)
+                 : "memory");
+#endif
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int N> __device__ __forceinline__ void stores_have_read() {  // until at most N stores still read
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(a) : "memory");
+}
+__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
+                 : "memory");
+}
+
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+struct Place {  // of a tile
+    int row, token;  // first of y
+};
+
+struct Block {
+    const QuireWideArgs& a;
+    uint32_t base;
+    int slice, team, n_row_tiles, n_tiles, first_unit, n_units, n_passes, n_items;
+
+    __device__ Block(const QuireWideArgs& args, char* shared) : a(args), base(shared_address(shared)) {
+        const int units = a.k / CHUNK;
+        slice = blockIdx.x % SPLIT, team = blockIdx.x / SPLIT;
+        n_row_tiles = (n_out() + TILE_ROWS - 1) / TILE_ROWS;
+        n_tiles = n_row_tiles * n_token_tiles();
+        first_unit = units * slice / SPLIT;
+        n_units = units * (slice + 1) / SPLIT - first_unit;
+        n_passes = (n_tiles - team + a.n_teams - 1) / a.n_teams;
+        n_items = n_passes * n_units;
+    }
+    __device__ int n_out() const { return QUIRE_SILU ? a.n / 2 : a.n; }
+    __device__ int n_token_tiles() const { return (a.m + TOKENS - 1) / TOKENS; }
+    __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
+    __device__ uint32_t full(int i) const { return base + BARRIERS_AT + i * 8; }
+    __device__ uint32_t empty(int i) const { return base + BARRIERS_AT + (N_STAGES + i) * 8; }
+
+    // Neighbours in time share rows of w; `n_together` tiles of tokens stay in L2 while all of w passes.
+    __device__ Place place(int pass) const {
+        const int tile = team + pass * a.n_teams, band = tile / (a.n_together * n_row_tiles);
+        const int first = band * a.n_together, n = min(a.n_together, n_token_tiles() - first);
+        const int i = tile - first * n_row_tiles;
+        return {i / n * TILE_ROWS, (first + i % n) * TOKENS};
+    }
+
+    __device__ void init() const {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < N_STAGES; i++) {
+                barrier_init(full(i), 1);
+                barrier_init(empty(i), WORKERS / 32);
+            }
+            barrier_init_fence();
+        }
+        __syncthreads();
+    }
+
+    // ---- the warp that loads ----
+
+    __device__ void load_w(const CUtensorMap* map, Place at, int unit, int i) const {
+        const uint64_t hint = a.m <= TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
+        const int column = (first_unit + unit) * CHUNK;
+        barrier_expect(full(i), STAGE_BYTES);
+        if (QUIRE_SILU) {
+            load_box(stage(i), map, full(i), hint, column, 0, 0, at.row / 8);
+        } else {
+            load_box(stage(i), map, full(i), hint, column, at.row);
+        }
+    }
+    __device__ void load_x(const CUtensorMap* map, Place at, int unit, int i) const {
+        load_box(stage(i) + W_BYTES, map, full(i), L2_EVICT_LAST, (first_unit + unit) * CHUNK, at.token);
+    }
+    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
+        const int n = n_items, n_first = min(n, N_STAGES);
+        for (int i = 0; i < n_first; i++) load_w(w_map, place(i / n_units), i % n_units, i);
+        wait_for_previous_grid();
+        for (int i = 0; i < n_first; i++) load_x(x_map, place(i / n_units), i % n_units, i);
+        int pass = n_first / n_units, unit = n_first % n_units, at_stage = 0, turn = 0;
+        Place at = place(pass);
+        for (int i = n_first; i < n; i++) {
+            await(empty(at_stage), turn & 1);
+            load_w(w_map, at, unit, at_stage);
+            load_x(x_map, at, unit, at_stage);
+            if (++at_stage == N_STAGES) at_stage = 0, turn++;
+            if (++unit == n_units) unit = 0, at = place(++pass);
+        }
+    }
+
+    // ---- the warpgroups that multiply ----
+
+    __device__ int group() const { return threadIdx.x / GROUP; }
+    __device__ void release(int i) const {
+        if ((threadIdx.x & 31) == 0) barrier_arrive(empty(i));
+    }
+    __device__ void multiply(float (&d)[TOKENS / 2], int pass) const {
+        const int first = pass * n_units;
+        int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
+        for (int unit = 0; unit < n_units; unit++) {
+            await(full(at_stage), turn & 1);
+            const Operand w = rows_operand(stage(at_stage) + uniform(group()) * 8192);
+            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
+            products_begin();
+#pragma unroll
+            for (int i = 0; i < 4; i++) Product<TOKENS>::rows(d, w.further(32 * i), x.further(32 * i), unit + i > 0);
+            products_commit();
+            products_wait<1>();
+            if (unit > 0) release(before);
+            before = at_stage;
+            if (++at_stage == N_STAGES) at_stage = 0, turn++;
+        }
+        products_wait<0>();
+        pin(d);
+        release(before);
+    }
+
+    // The block of slice s finishes the s-th part of the tokens: [team][owner][slice][quad][thread] in global memory.
+    __device__ float4* sums_at(int owner, int from) const {
+        return static_cast<float4*>(a.sums) + ((team * SPLIT + owner) * SPLIT + from) * OWN_QUADS * WORKERS + threadIdx.x;
+    }
+    __device__ void hand_over() const {  // and wait until the other slices have
+        uint32_t* counter = n_handed_over + team;
+        __threadfence();
+        named_sync(WORKERS_BARRIER, WORKERS);
+        if (threadIdx.x == 0) {
+            const uint32_t before = atomicAdd(counter, 1), end = before - before % SPLIT + SPLIT;
+            const long long start = clock64();
+            while (int(load_acquire(counter) - end) < 0) {
+                if (clock64() - start > 4000000000ll) asm volatile("st.global.u32 [%0], %1;" ::"l"(0ull), "r"(0));
+            }
+        }
+        named_sync(WORKERS_BARRIER, WORKERS);
+    }
+    // d becomes the whole sums of this block's part of the tokens, which come first.
+    __device__ void exchange(float (&d)[TOKENS / 2], Place at) const {
+        float4 own[OWN_QUADS];
+#pragma unroll
+        for (int owner = 0; owner < SPLIT; owner++) {
+            if (at.token + owner * OWN_QUADS * 8 >= a.m) break;
+#pragma unroll
+            for (int v = 0; v < OWN_QUADS; v++) {
+                const float* q = &d[4 * (owner * OWN_QUADS + v)];
+                const float4 quad = make_float4(q[0], q[1], q[2], q[3]);
+                if (owner == slice) {
+                    own[v] = quad;
+                } else {
+                    __stcg(sums_at(owner, slice) + v * WORKERS, quad);
+                }
+            }
+        }
+        hand_over();
+        if (at.token + slice * OWN_QUADS * 8 >= a.m) return;
+#pragma unroll
+        for (int from = 0; from < SPLIT; from++) {
+#pragma unroll
+            for (int v = 0; v < OWN_QUADS; v++) {
+                const float4 q = from == slice ? own[v] : __ldcg(sums_at(slice, from) + v * WORKERS);
+                float* sum = &d[4 * v];
+                sum[0] = from ? sum[0] + q.x : q.x, sum[1] = from ? sum[1] + q.y : q.y;
+                sum[2] = from ? sum[2] + q.z : q.z, sum[3] = from ? sum[3] + q.w : q.w;
+            }
+        }
+    }
+
+    // ---- results: through shared memory, where a token's rows of y come to lie side by side ----
+
+    __device__ uint32_t out_at(int buffer) const { return base + OUT_AT + (group() * N_OUT + buffer) * OUT_BYTES; }
+    __device__ static uint32_t out_cell(uint32_t out, int token, int cell) {  // swizzled as the tensor map has it
+        return out + (token * CELLS + (CELLS == 8 ? cell ^ (token & 7) : cell ^ (token >> 1 & 3))) * 16;
+    }
+    __device__ float bias_of(int w_row) const {
+        return QUIRE_BIAS && w_row < a.n ? widen(static_cast<const Element*>(a.bias)[w_row]) : 0.0f;
+    }
+    __device__ void stage_round(const float* d, uint32_t out, int row) const {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x % GROUP / 32;
+        const int upper_row = row + (QUIRE_SILU ? warp * 8 : warp * 16) + lane / 4;
+        const float upper = bias_of(upper_row), lower = bias_of(QUIRE_SILU ? a.n / 2 + upper_row : upper_row + 8);
+#pragma unroll
+        for (int v = 0; v < ROUND_QUADS; v++) {
+            const float x = d[4 * v] + upper, y = d[4 * v + 1] + upper;
+            const float z = d[4 * v + 2] + lower, w = d[4 * v + 3] + lower;
+            const int token = v * 8 + (lane & 7);
+            if (QUIRE_SILU) {
+                store_transposed(out_cell(out, token, warp), silu_product(pack(x, y), pack(z, w)));
+            } else {
+                store_transposed(out_cell(out, token, warp * 2 + (lane >> 3 & 1)), pack(x, y), pack(z, w));
+            }
+        }
+    }
+    __device__ void store_round(const CUtensorMap* map, uint32_t out, int row, int token) const {
+        const int thread = threadIdx.x % GROUP;
+#if QUIRE_WIDE
+        for (int i = thread; i < ROUND_CELLS; i += GROUP) {
+            const int y_row = row + i % CELLS * 8, y_token = token + i / CELLS;
+            if (y_row >= n_out() || y_token >= a.m) continue;
+            const uint4 y = read16(out_cell(out, i / CELLS, i % CELLS));
+            float4* to = reinterpret_cast<float4*>(static_cast<float*>(a.y) + y_token * a.y_row + y_row);
+            to[0] = make_float4(low(y.x), high(y.x), low(y.y), high(y.y));
+            to[1] = make_float4(low(y.z), high(y.z), low(y.w), high(y.w));
+        }
+        named_sync(1 + group(), GROUP);
+#else
+        if (thread == 0) store_box(map, out, row, token);
+#endif
+    }
+    __device__ void store(const CUtensorMap* map, const float (&d)[TOKENS / 2], Place at) const {
+        constexpr int N_ROUNDS = OWN_QUADS / ROUND_QUADS;
+        const int barrier = 1 + group();
+#pragma unroll
+        for (int i = 0; i < N_ROUNDS; i++) {
+            const int first = i * ROUND_QUADS, row = at.row + group() * OUT_ROWS;
+            const uint32_t out = out_at(i % N_OUT);
+            if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) stores_have_read<N_OUT - 1>();
+            named_sync(barrier, GROUP);
+            stage_round(&d[4 * first], out, row);
+            async_fence();
+            named_sync(barrier, GROUP);
+            store_round(map, out, row, at.token + first * 8);
+        }
+    }
+    __device__ void work(const CUtensorMap* y_map) const {
+        wait_for_previous_grid();
+        const int n = n_passes;
+        for (int pass = 0; pass < n; pass++) {
+            float d[TOKENS / 2];
+            Place at = place(pass);
+            multiply(d, pass);
+            if (SPLIT > 1) exchange(d, at);
+            at.token += slice * OWN_QUADS * 8;
+            store(y_map, d, at);
+        }
+        if (!QUIRE_WIDE && threadIdx.x % GROUP == 0) stores_wait();
+    }
+};
+
+__global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ CUtensorMap w_map,
+                                                        const __grid_constant__ CUtensorMap x_map,
+                                                        const __grid_constant__ CUtensorMap y_map,
+                                                        const __grid_constant__ QuireWideArgs args) {
+    extern __shared__ __align__(1024) char shared[];
+    const Block block(args, shared);
+    if (threadIdx.x == WORKERS) prefetch_map(&w_map), prefetch_map(&x_map);
+    block.init();
+    let_next_grid_start();
+    if (threadIdx.x < WORKERS) {
+        registers_up<232>();
+        block.work(&y_map);
+    } else {
+        registers_down<40>();
+        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
+    }
+}
+
+int launch(const QuireWideArgs& a, cudaStream_t stream) {
+    CUtensorMap w_map, x_map, y_map = {};
+    cudaError_t error = encode_weights(&w_map, a.w, a.n, a.k, QUIRE_SILU, ROWS);
+    if (error != cudaSuccess) return error;
+    const uint64_t sizes[] = {uint64_t(a.k), uint64_t(a.m)}, strides[] = {uint64_t(a.x_row) * 2};
+    const uint32_t box[] = {CHUNK, TOKENS};
+    error = encode_map(&x_map, a.x, 2, sizes, strides, box);
+    if (error != cudaSuccess) return error;
+#if !QUIRE_WIDE
+    const uint64_t y_sizes[] = {uint64_t(QUIRE_SILU ? a.n / 2 : a.n), uint64_t(a.m)}, y_strides[] = {uint64_t(a.y_row) * 2};
+    const uint32_t y_box[] = {OUT_ROWS, ROUND_QUADS * 8};
+    error = encode_map(&y_map, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                       QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
+    if (error != cudaSuccess) return error;
+#endif
+    static bool allowed = false;
+    if (!allowed) {
+        error = cudaFuncSetAttribute(gemm_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, END);
+        if (error != cudaSuccess) return error;
+        allowed = true;
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(a.n_teams * SPLIT);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = END;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, gemm_wide, w_map, x_map, y_map, a);
+}
+
+}  // namespace quire
+
+extern "C" __attribute__((visibility("default"))) int quire_gemm_wide(const QuireWideArgs* args, void* stream) {
+    return quire::launch(*args, static_cast<cudaStream_t>(stream));
+}

@@ -1,0 +1,44 @@
+"""`quire run-batch -i FILE -o FILE [MODEL]`: answers a file of requests in OpenAI's batch format, without a server."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from quire.cli.interrupt import instant_exit
+from quire.cli.model import add_engine_flags, engine_config
+
+CONCURRENCY = 256
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.usage = "quire run-batch -i FILE -o FILE [MODEL] [options]"
+    parser.add_argument(
+        "-i", "--input-file", required=True, metavar="FILE",
+        help='JSON lines: {"custom_id": "...", "method": "POST", "url": "/v1/chat/completions", "body": {...}}',
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output-file", required=True, metavar="FILE", help="where the answers go, as JSON lines"
+    )
+    parser.add_argument(
+        "--concurrency", type=_at_least_one, default=CONCURRENCY, metavar="N",
+        help=f"most requests that are given to the engine at once (default {CONCURRENCY})",
+    )  # fmt: skip
+    add_engine_flags(parser)
+
+
+def run(namespace: argparse.Namespace) -> int:
+    """Answer the file; returns the exit code. Lines that fail are told in the output and counted on stderr."""
+    engine = engine_config(namespace, disable_log_stats=True)
+    with instant_exit():
+        from quire.serve.offline_batch import run_batch
+    summary = run_batch(engine, namespace.input_file, namespace.output_file, namespace.concurrency)
+    print(f"{summary.n_answered} lines answered, {summary.n_failed} failed", file=sys.stderr)
+    return 0
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)

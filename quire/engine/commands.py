@@ -1,0 +1,65 @@
+"""Reading what clients send: a message that cannot be understood harms nobody but its sender.
+
+Owns decoding of commands, and the answer to those that cannot be decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from quire.core.events import Command, FinishReason, SeqDelta
+from quire.core.sampling import MAX_N
+from quire.engine.wire import decode_commands
+
+logger = logging.getLogger("quire.engine")
+
+
+def read_commands(message: bytes) -> tuple[list[Command], list[SeqDelta]]:
+    """The commands of a message that can be decoded, and error ends for submissions that cannot; the rest is logged."""
+    try:
+        return decode_commands(message), []
+    except msgspec.DecodeError as error:
+        logger.error("a message of %d bytes cannot be decoded as a whole: %s", len(message), error)
+    commands: list[Command] = []
+    refused: list[SeqDelta] = []
+    try:
+        parts = msgspec.msgpack.decode(message, type=list[msgspec.Raw])
+    except msgspec.DecodeError:
+        return [], []
+    for part in parts:
+        try:
+            commands.append(msgspec.msgpack.decode(part, type=Command))
+        except msgspec.DecodeError as error:
+            logger.error("a command was dropped: %s", error)
+            refused += _refuse_unread(part, error)
+    return commands, refused
+
+
+class _UnreadParams(msgspec.Struct):
+    n: int = 1
+
+
+class _UnreadRequest(msgspec.Struct):
+    request_id: str
+    params: _UnreadParams
+
+
+class _UnreadSubmit(msgspec.Struct, tag="submit"):
+    """What must be known of a submission to refuse it."""
+
+    request: _UnreadRequest
+
+
+def _refuse_unread(part: msgspec.Raw, error: msgspec.DecodeError) -> list[SeqDelta]:
+    try:
+        request = msgspec.msgpack.decode(part, type=_UnreadSubmit).request
+    except msgspec.DecodeError:
+        return []
+    return refusals(request.request_id, min(request.params.n, MAX_N), f"engine_error: not understood: {error}")
+
+
+def refusals(request_id: str, n: int, text: str) -> list[SeqDelta]:
+    """The ends of a request's `n` sequences, which never started."""
+    return [SeqDelta(request_id, i, [], FinishReason.ERROR, error=text) for i in range(n)]

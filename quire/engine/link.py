@@ -1,0 +1,137 @@
+"""A client's end of the socket to the engine: commands out, events in, and the news that the engine is gone.
+
+Owns the socket of one API process. Does not own the engine's life (`supervisor.py`) nor requests (`async_llm.py`).
+Invariant: what was sent to one engine process never reaches the next one: each has a socket of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from quire.core.errors import EngineDead, EngineError, EngineLost
+from quire.core.events import Command, EngineReady, EngineStats, Event, Hello, StepOutputs
+from quire.engine.progress import makes_progress
+from quire.engine.wire import decode_event, encode
+
+RECONNECT_MS = 50
+MAX_QUEUED = 4096
+"""Events that wait for this process before they wait in the engine's."""
+LOST = "the engine process ended while it ran this request; another one is being started: send the request again"
+
+
+class EngineLink:
+    """See the module. Made inside a running event loop."""
+
+    def __init__(self, address: str, stall_timeout_s: float = 0.0) -> None:
+        self._address = address
+        self._stall_timeout_s = stall_timeout_s
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket | None = None
+        self._monitor: zmq.asyncio.Socket | None = None
+        self._connected = False
+        self._device = "cpu"
+        self._last_event_s = 0.0
+        self._stats = EngineStats()
+
+    async def wait_ready(self) -> EngineReady:
+        """Connect to the engine that is or will be there; its facts once it is loaded."""
+        while True:
+            try:
+                return await self._greet()
+            except EngineLost:
+                continue  # it ended while it loaded; the next one may be luckier
+
+    async def send(self, *commands: Command) -> None:
+        """Queue commands for the engine, in order. Raises EngineLost while there is none."""
+        if self._socket is None or not self._connected:
+            raise EngineLost("the engine is being started again: try again later")
+        await self._socket.send(encode(commands))
+
+    async def receive_all(self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], None]) -> None:
+        """Hand all outputs to `take` and send the commands that it answers with, and every other event to `other`.
+        Raises EngineLost when the engine is gone."""
+        await self._until_lost(self._take_all(take, other))
+
+    def healthy(self) -> bool:
+        """True while an engine is there, its loop reports, and steps end (or there is nothing to do)."""
+        silent_s = time.monotonic() - self._last_event_s
+        stats = self._stats
+        return self._connected and makes_progress(
+            self._device, silent_s, stats.last_step_age_s, stats.steps_in_flight, self._stall_timeout_s
+        )
+
+    def close(self) -> None:
+        """Free the socket (idempotent)."""
+        self._disconnect()
+        self._context.term()
+
+    async def _greet(self) -> EngineReady:
+        self._disconnect()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket.connect(self._address)
+        await self._socket.send(encode([Hello()]))
+        event = await self._until_lost(self._receive())
+        if not isinstance(event, EngineReady):
+            raise EngineError(f"the engine began with {type(event).__name__} instead of EngineReady")
+        self._device, self._connected = event.device, True
+        self._stats = EngineStats()
+        return event
+
+    async def _until_lost(self, work):  # type: ignore[no-untyped-def]
+        """Result of `work`, or EngineLost as soon as the other end is gone."""
+        working = asyncio.ensure_future(work)
+        watching = asyncio.ensure_future(self._wait_lost())
+        try:
+            await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            self._connected = False
+            raise EngineLost(LOST)
+        finally:
+            for task in (working, watching):
+                task.cancel()
+            await asyncio.gather(working, watching, return_exceptions=True)
+
+    async def _wait_lost(self) -> None:
+        if self._monitor is None:
+            raise EngineDead("the link to the engine is closed")
+        event = 0
+        while event != zmq.EVENT_DISCONNECTED:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+
+    async def _take_all(self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], None]) -> None:
+        while True:
+            event = await self._receive()
+            if isinstance(event, StepOutputs):
+                self._stats = event.stats or self._stats
+                commands = take(event)
+                if commands:
+                    await self.send(*commands)
+            else:
+                other(event)
+
+    async def _receive(self) -> Event:
+        if self._socket is None:
+            raise EngineDead("the link to the engine is closed")
+        message = await self._socket.recv()
+        self._last_event_s = time.monotonic()
+        return decode_event(message)
+
+    def _disconnect(self) -> None:
+        self._connected = False
+        if self._socket is not None:
+            self._socket.disable_monitor()
+            self._socket.close(linger=0)
+        if self._monitor is not None:
+            self._monitor.close(linger=0)
+        self._socket = self._monitor = None

@@ -1,0 +1,72 @@
+"""Builds the kernels that linear layers will want, before the first step needs them.
+
+Owns which numbers of rows are tried. Invariant: nothing is launched; what cannot be built is left to `linear`, which
+says why.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from quire.kernels import jit
+from quire.kernels.gemm.choice import fastest
+from quire.kernels.gemm.hopper import Build, compile_variant, n_processors_of, static_obstacle, variant_of
+from quire.kernels.gemm.plan import MAX_NORM_ROWS, Product
+from quire.kernels.hopper import machine_obstacle
+
+logger = logging.getLogger("quire.kernels")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """A linear layer as `linear` is called for it."""
+
+    n: int
+    k: int
+    norm: bool = False
+    silu_mul: bool = False
+    residual: bool = False
+    bias: bool = False
+    wide: bool = False
+    """The result is float32."""
+
+
+def build(layers: Iterable[Layer], dtype: torch.dtype, device: torch.device, max_rows: int) -> None:
+    """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new).
+
+    A kernel that is only best for a few numbers of rows above 1,024 may be missed; its first call then compiles it.
+    """
+    if device.type != "cuda" or machine_obstacle():
+        return
+    start_s = time.perf_counter()
+    n_processors = n_processors_of(device)
+    variants = sorted({one for layer in set(layers) for one in _variants(layer, dtype, max_rows, n_processors)})
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(lambda variant: compile_variant(*variant), variants))
+    except jit.BuildError as error:
+        logger.warning("a kernel of linear layers could not be built: %s", error)
+    logger.info("linear layers: %d kernels ready in %.1f s", len(variants), time.perf_counter() - start_s)
+
+
+def _rows(max_rows: int) -> Iterator[int]:
+    """Where choices change: kernels cut rows in eighths of 64 and wider."""
+    yield from (m for m in (*range(1, 64), *range(64, 1024, 8), *range(1024, max_rows + 1, 32)) if m <= max_rows)
+
+
+def _variants(
+    layer: Layer, dtype: torch.dtype, max_rows: int, n_processors: int
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    kind = Build(dtype, layer.residual, layer.bias, layer.wide)
+    for m in _rows(max_rows):
+        for norm in {layer.norm and m <= MAX_NORM_ROWS, False}:
+            product = Product(m, layer.n, layer.k, norm, layer.silu_mul)
+            made = static_obstacle(product, dtype) or fastest(product, n_processors)
+            if not isinstance(made, str):
+                yield variant_of(product, made, kind)

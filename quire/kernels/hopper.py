@@ -1,0 +1,18 @@
+"""What all CUDA C++ kernels for Hopper share: how nvcc builds them, and which machine can run them."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels import jit
+
+FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompiler", "-fPIC")
+
+
+def machine_obstacle() -> str | None:
+    """Why this machine cannot run kernels for Hopper, or None. Needs a CUDA device."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
+    if jit.compiler("nvcc") is None:
+        return "nvcc was not found on PATH: install the CUDA toolkit to have the fastest kernels"
+    return None

@@ -1,0 +1,99 @@
+"""Grammars that make a model call tools in its own format. Owns their text for each format of `tool_calls.py`.
+
+Invariant: what fits a grammar made here is read by the format's reader as calls of the tools that it was made for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from quire.text.grammar import SPACE_PATTERN, quoted, tagged_text
+from quire.text.tokenizer import HfTokenizer
+from quire.text.tool_calls import FORMATS
+
+JsonObject = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class OfferedTool:
+    """A function that the model may call."""
+
+    name: str
+    parameters: JsonObject
+    """A JSON schema of an object."""
+    strict: bool
+    """False: keywords of the schema that cannot be enforced are left out instead of being refused."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shape:
+    """Fixed text around the calls of one format."""
+
+    begin: str
+    """From a call's beginning to its name."""
+    middle: str
+    """From the name to the arguments."""
+    end: str
+    separator: str
+    """Between two calls."""
+    is_list: bool = False
+    """The mark stands once, before a list of calls."""
+
+
+_SHAPES = {
+    "hermes": _Shape('\n{"name": "', '", "arguments": ', "}\n", "\n"),
+    "llama3_json": _Shape('{"name": "', '", "parameters": ', "}", "; "),
+    "mistral": _Shape('{"name": "', '", "arguments": ', "}", ", ", is_list=True),
+}
+
+
+def call_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, at_most_one: bool) -> str:
+    """Lark for a text that is one call or more of these tools, and nothing else."""
+    shape = _SHAPES[style]
+    more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
+    if shape.is_list:
+        calls = f'{_literal(FORMATS[style].mark, tokenizer)} "[" call{more} "]"'
+    else:
+        calls = f"call{more}"
+    return f"start: {calls}\n" + _calls(style, tools, tokenizer, with_mark=not shape.is_list)
+
+
+def auto_grammar(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, at_most_one: bool) -> str:
+    """Lark for free text in which a call, once it is announced, is one of these tools."""
+    shape, mark = _SHAPES[style], FORMATS[style].mark
+    if not FORMATS[style].needs_mark:
+        more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
+        rules = _calls(style, tools, tokenizer, with_mark=False)
+        return f"start: call{more} | free\nfree: /([^{{](?s:.*))?/\n{rules}"
+    if shape.is_list:
+        more = "" if at_most_one else f" ({quoted(shape.separator)} call)*"
+        rules = _calls(style, tools, tokenizer, with_mark=False)
+        parts = [(mark, mark, f'"[" call{more} "]"', "")]
+        return tagged_text(parts, lambda text: _literal(text, tokenizer), at_most_one=True) + "\n" + rules
+    rules = _calls(style, tools, tokenizer, with_mark=False)
+    parts = [(mark, mark, "call", "")]
+    return tagged_text(parts, lambda text: _literal(text, tokenizer), at_most_one=at_most_one) + "\n" + rules
+
+
+def _calls(style: str, tools: Sequence[OfferedTool], tokenizer: HfTokenizer, *, with_mark: bool) -> str:
+    """The rules `call` and those that it needs."""
+    shape = _SHAPES[style]
+    mark = _literal(FORMATS[style].mark, tokenizer) + " " if with_mark and FORMATS[style].needs_mark else ""
+    closing = f" {_literal('</tool_call>', tokenizer)}" if style == "hermes" else ""
+    rules = [f"call: {' | '.join(f'call_{at}' for at in range(len(tools)))}"]
+    for at, tool in enumerate(tools):
+        head = quoted(shape.begin + tool.name + shape.middle)
+        options = {"whitespace_pattern": SPACE_PATTERN, "lenient": not tool.strict}
+        schema = {"type": "object", **tool.parameters, "x-guidance": options}
+        rules.append(f"call_{at}: {mark}{head} args_{at} {quoted(shape.end)}{closing}")
+        rules.append(f"args_{at}: %json {json.dumps(schema)}")
+    return "\n".join(rules) + "\n"
+
+
+def _literal(text: str, tokenizer: HfTokenizer) -> str:
+    """A mark in a grammar: as text, or as the special token that it is."""
+    token = tokenizer.token_id(text)
+    return f"<[{token}]>" if token is not None and token in tokenizer.special_ids else quoted(text)

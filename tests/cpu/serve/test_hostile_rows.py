@@ -1,0 +1,208 @@
+"""Hostile cases that no other file covers, each followed by a canary that must bring the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from live_server import read_all
+from serve_fakes import reply_to
+
+from quire.serve.logs import MAX_REPEATS, Damper, OneLine
+
+PATH = "/v1/completions"
+BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 30}
+
+
+def canary(server: Any) -> None:
+    answer = httpx.post(server.base + PATH, json=BODY, timeout=20)
+    assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == reply_to([5, 6])[:30]
+    assert httpx.get(server.base + "/health").status_code == 200
+    deadline_s = time.monotonic() + 2
+    while server.engine.running and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert not server.engine.running and not server.state.live
+
+
+@pytest.fixture
+def watched(server: Any) -> Iterator[Any]:
+    """The shared server; the canary comes after the case."""
+    yield server
+    server.engine.delay_s, server.engine.held = 0.0, False
+    canary(server)
+
+
+def raw(server: Any, body: dict[str, Any]) -> bytes:
+    data = json.dumps(body).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+def test_h11_many_slow_heads(make_server: Any) -> None:
+    server = make_server(header_timeout=1.0)
+    slow = [server.connect() for _ in range(300)]
+    try:
+        for connection in slow:
+            connection.sendall(b"GET /version HTT")
+        canary(server)
+        time.sleep(1.3)
+        for connection in slow:
+            connection.settimeout(2)
+            assert b" 408 " in read_all(connection)
+    finally:
+        for connection in slow:
+            connection.close()
+    canary(server)
+
+
+def test_o03_two_thousand_connections_at_once(watched: Any) -> None:
+    connections = []
+    for _ in range(2000):
+        connection = socket.socket()
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            connection.connect(("127.0.0.1", watched.port))
+        connections.append(connection)
+    try:
+        canary(watched)
+        for connection in connections:
+            connection.settimeout(10)
+            connection.sendall(b"GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert all(read_all(connection).startswith(b"HTTP/1.1 200 ") for connection in connections)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_d07_a_half_closed_connection_counts_as_left(watched: Any) -> None:
+    watched.engine.delay_s = 0.01
+    with watched.connect() as connection:
+        connection.sendall(raw(watched, {**BODY, "max_tokens": 2000, "stream": True}))
+        connection.recv(100)
+        connection.shutdown(socket.SHUT_WR)
+        began_s = time.monotonic()
+        read_all(connection)
+        assert time.monotonic() - began_s < 2
+
+
+def test_d08_resets_while_writing(watched: Any, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(30):
+        connection = watched.connect()
+        connection.sendall(raw(watched, {**BODY, "max_tokens": 2000, "stream": True}))
+        connection.recv(200)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+    time.sleep(0.2)
+    assert "Traceback" not in caplog.text and not caplog.records
+
+
+def test_d16_o11_retries_of_a_client_that_gave_up_do_not_add_load(watched: Any) -> None:
+    watched.engine.held = True
+    for _ in range(20):
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(watched.base + PATH, json=BODY, timeout=0.15)
+    time.sleep(0.3)
+    assert len(watched.engine.running) <= 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"fake","prompt":"x",' + b",".join(b'"k%d":1' % i for i in range(100_000)) + b"}",
+        json.dumps({"model": "fake", "prompt": ["x"] * 1_000_000}).encode(),
+        json.dumps({"model": "fake", "prompt": [[1]] * 200_000}).encode(),
+        json.dumps({"model": "fake", "prompt": "x", "metadata": {str(i): "x" for i in range(100_000)}}).encode(),
+    ],
+    ids=["J05 keys", "P02 strings", "P02 lists", "J15 metadata"],
+)
+def test_large_bodies_of_nonsense_leave_others_alone(watched: Any, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    began_s = time.monotonic()
+    answer = httpx.post(watched.base + PATH, content=body, headers=headers, timeout=30)
+    assert answer.status_code in (400, 413) and time.monotonic() - began_s < 5
+    assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 200_000, "👩‍👩‍👧‍👦" * 8000, "e" + "\u0301" * 100_000, "\u200d" * 100_000,
+             " " * 200_000, "ก" * 60_000],
+    ids=["letters", "emoji", "marks", "joiners", "blanks", "thai"],
+)  # fmt: skip
+def test_p06_texts_that_are_hard_to_tokenize(watched: Any, text: str) -> None:
+    began_s = time.monotonic()
+    answer = httpx.post(watched.base + PATH, json={**BODY, "prompt": text}, timeout=30)
+    assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
+    assert time.monotonic() - began_s < 5
+
+
+def test_x01_labels_are_from_closed_sets(watched: Any) -> None:
+    with httpx.Client(base_url=watched.base) as http:
+        for i in range(50):
+            http.request("GET", f"/v1/models/m{i}", headers={"x-request-id": f"r{i}"})
+            http.request("POST", f"/path{i}/{'x' * i}")
+            http.post(PATH, json={**BODY, "user": f"u{i}", "model": f"m{i}"})
+        text = http.get("/metrics").text
+    labels = set(re.findall(r'handler="([^"]*)",method="([^"]*)"', text))
+    assert ("/v1/models/{model:path}", "GET") in labels and ("other", "POST") in labels
+    assert not re.search(r"path\d|[/\"][mur]\d", text) and len(labels) < 60
+
+
+def test_x04_secrets_and_prompts_are_in_no_log(make_server: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = make_server(api_key="s3cret-key", access_log=True)
+    with caplog.at_level(logging.DEBUG, logger="quire"), server.client() as http:
+        assert http.post(PATH, json={**BODY, "prompt": "my private words"}).status_code == 200
+        assert http.post(PATH, json={**BODY, "prompt": "my private words", "temperature": -5}).status_code == 400
+    assert "POST /v1/completions 200" in caplog.text
+    assert "s3cret" not in caplog.text and "private" not in caplog.text
+
+
+def test_x06_equal_lines_are_counted_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    damper, now_s = Damper(), 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    record = logging.LogRecord("quire.serve", logging.ERROR, "file.py", 7, "it failed: %s", ("why",), None)
+    assert sum(damper.filter(record) for _ in range(100_000)) == MAX_REPEATS
+    assert damper.filter(logging.LogRecord("quire.serve", logging.ERROR, "file.py", 8, "other", (), None))
+    now_s = 60.0
+    assert damper.filter(record) and "99980 more like it" in record.getMessage()
+
+
+def test_x06_lines_of_others_stay_one_line() -> None:
+    record = logging.LogRecord(
+        "quire", logging.INFO, "f", 1, "path %s", ("/a\r\nERROR fake\x1b[2J" + "x" * 9000,), None
+    )
+    line = OneLine("%(levelname)s %(message)s").format(record)
+    assert line.isprintable() and "\n" not in line and len(line) <= 4000
+
+
+def test_x07_a_scrape_with_many_streams(make_server: Any) -> None:
+    server = make_server(engine_options={"max_num_waiting": 4000})
+    server.engine.held = True
+    connections = [server.connect() for _ in range(800)]
+    try:
+        for connection in connections:
+            connection.sendall(raw(server, {**BODY, "stream": True}))
+        deadline_s = time.monotonic() + 20
+        while len(server.engine.submitted) < len(connections) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert len(server.engine.submitted) == len(connections)
+        with httpx.Client(base_url=server.base) as http:
+            times_s = []
+            for _ in range(9):
+                began_s = time.monotonic()
+                assert http.get("/metrics").status_code == 200
+                times_s.append(time.monotonic() - began_s)
+        assert sorted(times_s)[4] < 0.1
+    finally:
+        for connection in connections:
+            connection.close()
+    server.engine.held = False
+    canary(server)

@@ -1,0 +1,80 @@
+"""`quire run-batch` on the bundled model, and its order, limits and failures on the fake engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve_fakes import FakeEngine, byte_tokenizer, make_llm, reply_to
+from test_http_batches import line
+
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError, EngineError
+from quire.serve.offline_batch import run_batch
+
+MODEL = Path(__file__).resolve().parents[3] / "quire" / "_models" / "demo"
+
+
+def answers(source: Path, target: Path, concurrency: int = 8, **faults: Any) -> tuple[Any, list[dict[str, Any]]]:
+    async def load(config: EngineConfig) -> Any:
+        engine = FakeEngine()
+        for name, value in faults.items():
+            setattr(engine, name, value)
+        return await make_llm(engine)
+
+    summary = run_batch(EngineConfig(), str(source), str(target), concurrency, load)
+    return summary, list(map(json.loads, target.read_text().splitlines()))
+
+
+def test_lines_come_in_order_and_broken_ones_stay_in_place(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lengths = [40 if i % 10 == 0 else 2 for i in range(100)]
+    good = [line(f"{i}", {"model": "fake", "prompt": f"p{i}", "max_tokens": n}) for i, n in enumerate(lengths)]
+    source.write_bytes(b"\n" + b"".join(good) + b"broken\n\n" + line("5") + line("x", url="/health"))
+    summary, rows = answers(source, target, 8, delay_s=0.001)
+    assert (summary.n_answered, summary.n_failed) == (100, 3) and len(rows) == 103
+    for i, row in enumerate(rows[:100]):
+        text = row["response"]["body"]["choices"][0]["text"]
+        assert row["custom_id"] == str(i) and text == reply_to(byte_tokenizer().encode(f"p{i}"))[: lengths[i]]
+    assert [row["error"]["code"] for row in rows[100:]] == ["invalid_json", "duplicate_custom_id", "invalid_value"]
+
+
+def test_a_fault_of_one_line_is_its_own(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b"".join(line(f"{i}") for i in range(20)))
+    summary, rows = answers(
+        source, target, fault=lambda request: request.prompt_token_ids == byte_tokenizer().encode("7")
+    )
+    assert summary.n_failed == 1 and rows[7]["response"]["status_code"] == 500
+    assert all(row["response"]["status_code"] == 200 for row in rows if row["custom_id"] != "7")
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(line("a"))
+    with pytest.raises(ConfigError, match="No such file"):
+        answers(tmp_path / "none", tmp_path / "out")
+    with pytest.raises(ConfigError, match="No such file"):
+        answers(source, tmp_path / "none" / "out")
+    with pytest.raises(ConfigError, match="the same"):
+        answers(source, source)
+    assert source.read_bytes() == line("a")
+    with pytest.raises(EngineError, match="No space left"):
+        answers(source, Path("/dev/full"))
+
+
+@pytest.mark.skipif(not (MODEL / "model.safetensors").exists(), reason="needs the bundled model")
+def test_the_command(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"model": "demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 16}
+    source.write_bytes(line("sum", {**body, "temperature": 0}, "/v1/chat/completions") + b"{\n")
+    command = [sys.executable, "-m", "quire", "run-batch", "-i", str(source), "-o", str(target), "--num-threads", "1"]
+    run = subprocess.run([*command, "--num-gpu-blocks-override", "200"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0 and "1 lines answered, 1 failed" in run.stderr, run.stderr
+    rows = list(map(json.loads, target.read_text().splitlines()))
+    assert "42" in rows[0]["response"]["body"]["choices"][0]["message"]["content"]
+    assert subprocess.run(command[:6], capture_output=True, check=False).returncode == 2

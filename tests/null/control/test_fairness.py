@@ -1,0 +1,134 @@
+"""Tenants share the queue by tokens: a flood of one does not delay another; and time limits of requests."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quire.control.config import SchedulerConfig
+from quire.control.queue import QUANTUM, WaitQueue
+from quire.control.scheduler import Scheduler
+from quire.control.seq import Seq
+from quire.control.slot_params import slot_params
+from quire.core.clock import VirtualClock
+from quire.core.events import FinishReason
+from quire.core.request import Request, Terms
+from quire.core.sampling import SamplingParams
+
+
+def request(name: str, prompt_len: int = 4, **terms: object) -> Request:
+    return Request(
+        request_id=name, prompt_token_ids=[1] * prompt_len, params=SamplingParams(), max_tokens=4, seed=0,
+        terms=Terms(**terms),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def seq(tenant: str, arrival: int, prompt_len: int = 100, priority: int = 0) -> Seq:
+    one = request(f"{tenant}{arrival}", prompt_len, tenant=tenant)
+    return Seq(one, 0, (priority, arrival, 0), slot_params(one, 0))
+
+
+def drained(queue: WaitQueue) -> list[str]:
+    return [queue.pop().request.terms.tenant for _ in range(len(queue))]
+
+
+def test_a_flood_of_one_tenant_does_not_delay_another() -> None:
+    queue = WaitQueue()
+    for i in range(1000):
+        queue.push(seq("flood", i, 500))
+    queue.push(seq("quiet", 1000, 500))
+    order = drained(queue)
+    assert order.index("quiet") <= -(-QUANTUM // 500) + 1
+
+
+def test_shares_are_of_tokens_not_of_requests() -> None:
+    queue = WaitQueue()
+    for i in range(400):
+        queue.push(seq("long", i, 3000))
+        queue.push(seq("short", i, 100))
+    taken = {"long": 0, "short": 0}
+    for _ in range(200):
+        one = queue.pop()
+        taken[one.request.terms.tenant] += one.prompt_len
+    assert abs(taken["long"] - taken["short"]) <= 3000 + QUANTUM
+
+
+def test_output_is_paid_for() -> None:
+    queue = WaitQueue()
+    for i in range(100):
+        queue.push(seq("talker", i))
+        queue.push(seq("other", 100 + i))
+    first = queue.pop()
+    assert first.request.terms.tenant == "talker"
+    first.tokens = [1] * (100 + 10 * QUANTUM)
+    queue.charge(first)
+    assert drained(queue)[:100] == ["other"] * 100
+
+
+def test_the_head_stays_until_it_is_popped_and_priorities_come_first() -> None:
+    rng, queue = random.Random(5), WaitQueue()
+    live: list[Seq] = []
+    for arrival in range(3000):
+        if rng.random() < 0.55 or not live:
+            one = seq(rng.choice("abc"), arrival, rng.choice([3, 700, 5000]), rng.choice([0, 1]))
+            queue.push(one, returned=rng.random() < 0.2)
+            live.append(one)
+        else:
+            head = queue.peek()
+            assert head is queue.peek() and head is queue.pop() and head is not None
+            assert head.key[0] == min(other.key[0] for other in live)
+            own = [o for o in live if (o.request.terms.tenant, o.key[0]) == (head.request.terms.tenant, head.key[0])]
+            assert head in own
+            live.remove(head)
+        assert len(queue) == len(live)
+
+
+def test_one_tenant_is_first_come_first_served_whoever_returned() -> None:
+    queue = WaitQueue()
+    for i in (4, 2, 9, 1):
+        queue.push(seq("", i), returned=i % 2 == 0)
+    assert [queue.pop().key[1] for _ in range(4)] == [1, 2, 4, 9]
+
+
+def rig() -> tuple[Scheduler, VirtualClock]:
+    config = SchedulerConfig(n_pages=65, page_size=4, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=128)
+    clock = VirtualClock()
+    return Scheduler(config, clock), clock
+
+
+def test_time_limits() -> None:
+    scheduler, clock = rig()
+    scheduler.submit(request("runs", queue_limit_s=1, time_limit_s=5))
+    assert scheduler.schedule() is not None
+    scheduler.submit(request("waits", queue_limit_s=1))
+    scheduler.submit(request("patient"))
+    assert scheduler.expire() == []
+    clock.advance(1.0)
+    [late] = scheduler.expire()
+    assert (late.request_id, late.finish_reason) == ("waits", FinishReason.ERROR)
+    assert late.error is not None and late.error.startswith("queue_timeout: ")
+    clock.advance(4.0)
+    [late] = scheduler.expire()
+    assert late.request_id == "runs" and late.error is not None and late.error.startswith("request_timeout: ")
+    assert scheduler.expire() == [] and list(scheduler.roster.requests) == ["patient"]
+    stats = scheduler.stats()
+    assert stats.n_running == 0 and stats.n_pages_free == stats.n_pages and stats.finished["error"] == 2
+
+
+def test_limits_of_ended_requests_are_forgotten() -> None:
+    scheduler, _ = rig()
+    for i in range(5000):
+        scheduler.submit(request(f"r{i}", time_limit_s=1e6))
+        scheduler.cancel(f"r{i}")
+    assert len(scheduler.roster.deadlines._heap) < 600
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_empty_levels_and_tenants_leave_nothing(returned: bool) -> None:
+    queue = WaitQueue()
+    for i in range(500):
+        queue.push(seq(f"tenant{i}", i, priority=i % 50), returned=returned)
+    while queue.peek() is not None:
+        queue.pop()
+    assert not queue._levels and not queue._priorities

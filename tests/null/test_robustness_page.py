@@ -1,0 +1,42 @@
+"""docs/robustness.md names each case once, and tests that exist."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GROUPS = {"H": 15, "J": 13, "S": 17, "P": 12, "G": 11, "T": 10, "D": 13, "O": 11, "M": 15, "C": 9, "K": 9, "F": 17}
+GROUPS |= {"W": 4, "I": 9, "X": 6}
+REASON = re.compile(r"n/a|no test|partly|benchmarks/|warning|left to")
+
+
+def rows() -> list[list[str]]:
+    """Case, what it is, tests, result."""
+    text = (ROOT / "docs" / "robustness.md").read_text()
+    lines: list[str] = re.findall(r"^\| [A-Z]\d\d .*", text, re.M)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def known_tests() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for path in ROOT.glob("tests/**/test_*.py"):
+        names = re.findall(r"^(?:async )?def test_(\w+)\(", path.read_text(), re.M)
+        found.setdefault(path.stem.removeprefix("test_"), set()).update(names)
+    return found
+
+
+def test_every_case_stands_there_once() -> None:
+    names = [row[0] for row in rows()]
+    assert len(set(names)) == len(names)
+    assert {group: sum(name[0] == group for name in names) for group in GROUPS} == GROUPS
+    assert all(len(row) == 4 and row[3] for row in rows()), "a case without a result"
+
+
+def test_the_tests_exist() -> None:
+    known = known_tests()
+    for case, _, tests, result in rows():
+        assert tests or REASON.search(result), f"{case} has neither a test nor a reason"
+        for test in tests.split():
+            file, _, name = test.partition("::")
+            assert name in known.get(file, set()), f"{case}: there is no {test}"

@@ -1,0 +1,168 @@
+"""Grammars: what is compiled, refused, cached, and how they nest."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+import quire
+from quire.core.errors import RequestError
+from quire.core.structured import StructuredOutputsParams
+from quire.text import grammar as grammars
+from quire.text.grammar import GrammarChecker, GrammarCompiler, grammar_of
+from quire.text.message import MessageReader
+from quire.text.tokenizer import HfTokenizer
+from quire.text.tool_calls import FORMATS, ToolReader
+from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
+
+FOLDER = pathlib.Path(quire.__file__).parent / "_models" / "demo"
+pytestmark = pytest.mark.skipif(not FOLDER.exists(), reason="needs the bundled model's tokenizer")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> HfTokenizer:
+    return HfTokenizer.load(FOLDER)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: HfTokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, 4096, [2, 0])
+
+
+def fits(compiler: GrammarCompiler, tokenizer: HfTokenizer, text: str, **kind: object) -> bool:
+    """Whether the whole text is allowed token by token, and the end after it, and only there where it is complete."""
+    params = StructuredOutputsParams(**kind)
+    params.verify()
+    matcher = compiler.compile(grammar_of(params))
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if not matcher.mask()[token // 8] >> token % 8 & 1:
+            return False
+        assert matcher.accept(token)
+    return bool(matcher.mask()[0] >> 2 & 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ({"json": {"type": "object"}}, '{"a": 1}', '{"a": '),
+        ({"json": {"const": "é\n"}}, '"é\\n"', '"e"'),
+        ({"json": {"type": "object"}, "disable_any_whitespace": True}, '{"a":1}', '{"a": 1}'),
+        ({"json": {"type": "object"}, "whitespace_pattern": "_?"}, '{_"a":1}', '{ "a":1}'),
+        ({"json": {"properties": {"a": {}}}, "disable_additional_properties": True}, '{"a":1}', '{"b":1}'),
+        ({"regex": "a/b\\d"}, "a/b1", "a/b"),
+        ({"choice": ['a"b', "é\n", "\x7f\\x"]}, "é\n", "é"),
+        ({"grammar": 'root ::= "yes" | "no" [0-9]+'}, "no12", "maybe"),
+        ({"grammar": 'start: "yes" | "no" /[0-9]+/'}, "no12", "no"),
+        ({"json_object": True, "begins_after": "</think>"}, "<think> {x} </think>\n\n{}", "<think> {}"),
+        ({"regex": "ab", "begins_after": "</think>", "may_begin_with": "<think>"}, "ab", "x</think>ab"),
+        ({"regex": "ab", "begins_after": "</think>", "may_begin_with": "<think>"}, "<think>x</think> ab", "<think>ab"),
+        ({"regex": "ab", "calls": 'start: "call " /[0-9]/'}, "call 1", "call"),
+        ({"regex": "ab", "calls": 'start: "call " /[0-9]/', "begins_after": "."}, "x. ab", "ab"),
+        (
+            {
+                "structural_tag": {
+                    "structures": [{"begin": "<f=a>", "schema": {"type": "integer"}, "end": "</f>"}],
+                    "triggers": ["<f="],
+                }
+            },
+            "Hi <f=a>3</f> x",
+            "Hi <f=b>3</f>",
+        ),
+    ],
+)
+def test_what_fits(
+    compiler: GrammarCompiler, tokenizer: HfTokenizer, kind: dict[str, object], good: str, bad: str
+) -> None:
+    assert fits(compiler, tokenizer, good, **kind)
+    assert not fits(compiler, tokenizer, bad, **kind)
+
+
+TOOLS = [
+    OfferedTool(
+        "f",
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/x"}},
+            "required": ["a"],
+            "$defs": {"x": {"type": "integer"}},
+        },
+        True,
+    ),
+    OfferedTool("g.h", {"type": "object", "properties": {}, "not": {"required": ["a"]}}, False),
+]
+SAMPLES = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+    "llama3_json": '{"name": "f", "parameters": {"a": 1}}',
+    "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]',
+}
+TWICE = {
+    "hermes": SAMPLES["hermes"] + "\n" + SAMPLES["hermes"],
+    "llama3_json": SAMPLES["llama3_json"] + "; " + SAMPLES["llama3_json"],
+    "mistral": SAMPLES["mistral"][:-1] + ", " + '{"name": "g.h", "arguments": {}}]',
+}
+
+
+@pytest.mark.parametrize("style", sorted(FORMATS))
+def test_forced_calls_are_read_as_calls(compiler: GrammarCompiler, tokenizer: HfTokenizer, style: str) -> None:
+    forced = call_grammar(style, TOOLS, tokenizer, at_most_one=False)
+    single = call_grammar(style, TOOLS, tokenizer, at_most_one=True)
+    for text, n_calls in ((SAMPLES[style], 1), (TWICE[style], 2)):
+        assert fits(compiler, tokenizer, text, calls=forced)
+        assert len(MessageReader(None, ToolReader(FORMATS[style], {"f", "g.h"})).whole(text).calls) == n_calls
+    assert fits(compiler, tokenizer, SAMPLES[style], calls=single)
+    assert not fits(compiler, tokenizer, TWICE[style], calls=single)
+    for wrong in ("Hello", SAMPLES[style].replace("1", '"x"'), SAMPLES[style].replace('"f"', '"other"')):
+        assert not fits(compiler, tokenizer, wrong, calls=forced)
+
+
+@pytest.mark.parametrize("style", sorted(FORMATS))
+def test_free_text_or_good_calls(compiler: GrammarCompiler, tokenizer: HfTokenizer, style: str) -> None:
+    auto = auto_grammar(style, TOOLS, tokenizer, at_most_one=False)
+    single = auto_grammar(style, TOOLS, tokenizer, at_most_one=True)
+    for text in ("Hello, you!", SAMPLES[style]):
+        assert fits(compiler, tokenizer, text, calls=auto) and fits(compiler, tokenizer, text, calls=single)
+    assert fits(compiler, tokenizer, TWICE[style], calls=auto)
+    assert not fits(compiler, tokenizer, TWICE[style], calls=single)
+    assert not fits(compiler, tokenizer, SAMPLES[style].replace("1", '"x"'), calls=auto)
+
+
+def test_strict_refuses_what_loose_leaves_out(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:
+    strict = [OfferedTool("g", {"type": "object", "not": {"required": ["a"]}}, True)]
+    with pytest.raises(RequestError, match="not"):
+        compiler.compile(
+            grammar_of(StructuredOutputsParams(calls=call_grammar("hermes", strict, tokenizer, at_most_one=True)))
+        )
+
+
+def test_the_cache_is_bounded_and_forgets_the_oldest(tokenizer: HfTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(tokenizer, 4096, [2, 0], cache_bytes=5 * grammars._BASE_COST)
+    texts = [grammar_of(StructuredOutputsParams(regex=f"a{{{n}}}")) for n in range(1, 30)]
+    for text in texts:
+        compiler.compile(text)
+        assert compiler._cached_bytes <= 5 * grammars._BASE_COST
+    assert compiler.cached(texts[0]) is None and compiler.cached(texts[-1]) is not None
+    monkeypatch.setattr(grammars, "MAX_CACHED_BYTES", grammars._BASE_COST + 3 * grammars._USE_COST)
+    compiler.compile(texts[0])
+    assert sum(compiler.cached(texts[0]) is not None for _ in range(10)) == 3  # then it is compiled afresh
+    for text in texts:
+        compiler.compile(text)
+    assert compiler._cached_bytes == sum(one.n_bytes for one in compiler._cache.values())
+
+
+def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:
+    first = compiler.compile(grammar_of(StructuredOutputsParams(regex="ab")))
+    second = compiler.compile(grammar_of(StructuredOutputsParams(regex="ab")))
+    (a,) = tokenizer.encode("a", add_special_tokens=False)
+    before = second.mask()
+    assert first.accept(a) and second.mask() == before != first.mask()
+    assert not second.accept(2) and second.error and not first.error
+
+
+def test_a_checker_looks_behind_the_reasoning(compiler: GrammarCompiler) -> None:
+    checker = GrammarChecker(compiler)
+    with pytest.raises(RequestError):
+        checker.checked(StructuredOutputsParams(regex="[^\\s\\S]", begins_after="</think>"))
+    good = StructuredOutputsParams(json={"type": "object"}, begins_after="</think>")
+    assert json.loads(checker.checked(good)) and checker.checked(good) == grammar_of(good)
