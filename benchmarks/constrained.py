@@ -20,18 +20,27 @@ from quire.bench.report import build_report, write_report
 from quire.core.structured import StructuredOutputsParams
 
 RESULT = pathlib.Path(__file__).with_name("results") / "constrained.json"
-ITEM = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 40},
-        "kind": {"enum": ["dog", "cat", "bird"]},
-        "age": {"type": "integer", "minimum": 0},
-        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,12}$"}, "maxItems": 4},
-    },
-    "required": ["name", "kind", "age", "tags"],
-    "additionalProperties": False,
+PLAIN = {
+    "kind": {"enum": ["dog", "cat", "bird"]},
+    "age": {"type": "integer", "minimum": 0, "maximum": 120},
+    "score": {"type": "number"},
+    "alive": {"type": "boolean"},
+    "name": {"type": "string"},
 }
-SCHEMA = {"type": "array", "items": ITEM, "minItems": 2000}
+COUNTED = PLAIN | {
+    "name": {"type": "string", "maxLength": 40},
+    "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,12}$"}, "maxItems": 4},
+}
+
+
+def schema_of(properties: dict[str, object]) -> dict[str, object]:
+    """An array of more objects than fit."""
+    item = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    return {"type": "array", "items": item, "minItems": 2000}
+
+
+SCHEMAS = {"plain": schema_of(PLAIN), "counted": schema_of(COUNTED)}
+"""counted: strings with lengths and patterns, whose masks take ten times as long when random tokens fill them."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -43,6 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--input-len", type=int, default=128)
     parser.add_argument("--output-len", type=int, default=128)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--schema", choices=[*SCHEMAS], default="plain")
     parser.add_argument("--mixed", action="store_true")
     parser.add_argument("--output", default=str(RESULT))
     return parser.parse_args()
@@ -54,7 +64,9 @@ def run(llm: LLM, batch: int, args: argparse.Namespace, constrained: bool, seed:
     prompts = [{"prompt_token_ids": [rng.randrange(300, 4000) for _ in range(args.input_len)]} for _ in range(batch)]
     free = SamplingParams(max_tokens=args.output_len, ignore_eos=True, detokenize=False)
     bound = SamplingParams(
-        max_tokens=args.output_len, detokenize=False, structured_outputs=StructuredOutputsParams(json=SCHEMA)
+        max_tokens=args.output_len,
+        detokenize=False,
+        structured_outputs=StructuredOutputsParams(json=SCHEMAS[args.schema]),
     )
     params = [bound if constrained and (i % 2 == 0 or not args.mixed) else free for i in range(batch)]
     begin = time.perf_counter()

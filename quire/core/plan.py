@@ -119,6 +119,6 @@ class StepMasks(msgspec.Struct, array_like=True):
     token before, which the host learns while the step computes. No later plan is submitted in between."""
 
     step: int
-    bits: bytes
-    """int32 [len(masked), ceil(logits width / 32)], little-endian: token t of row i is allowed if bit t % 32 of word
-    [i, t // 32] is set."""
+    bits: bytes | memoryview
+    """int32 [len(masked), words], little-endian: token t of row i is allowed if bit t % 32 of word [i, t // 32] is set.
+    There may be fewer words than the logits are wide: what is beyond is not allowed."""

@@ -95,7 +95,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
     pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
     desk = _grammar_desk(tokenizer, folder, arch)
-    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, desk, arch.vocab_size, min_shared, pace)
+    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, desk, min_shared, pace)
     return core, _ready(config, limits, arch, device.name, n_pages)
 
 
@@ -165,7 +165,7 @@ def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple
     )
     desk = GrammarDesk(None)  # what it says means nothing anyway
     pace = _pace(limits, arch, "null", 2)
-    core = _assemble(config, limits, executor, clock, n_pages, desk, arch.vocab_size, pace=pace)
+    core = _assemble(config, limits, executor, clock, n_pages, desk, pace=pace)
     return core, _ready(config, limits, arch, "null", n_pages)
 
 
@@ -176,7 +176,6 @@ def _assemble(
     clock: Clock,
     n_pages: int,
     grammars: GrammarDesk,
-    logits_width: int,
     min_shared_tokens: int = 0,
     pace: Pace | None = None,
 ) -> EngineCore:
@@ -198,7 +197,7 @@ def _assemble(
         ),
         clock,
     )
-    return EngineCore(scheduler, executor, clock, config.pipeline_depth, grammars, logits_width)
+    return EngineCore(scheduler, executor, clock, config.pipeline_depth, grammars)
 
 
 def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int) -> EngineReady:

@@ -83,16 +83,13 @@ class EngineCore:
         clock: Clock,
         depth: int,
         grammars: GrammarDesk | None = None,
-        logits_width: int = 0,
     ) -> None:
-        """logits_width: for masks; needed only with grammars."""
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.on_step: Callable[[StepRecord], None] | None = None
         self.on_wait: Callable[[], None] | None = None
         self.grammars = grammars or GrammarDesk(None)
-        self._mask_bytes = -(-logits_width // 32) * 4
         self._masked_through = -1
         """The last step that was given its masks."""
         self._depth = depth
@@ -161,7 +158,7 @@ class EngineCore:
         plan = self._in_flight[0][0] if self._in_flight else None
         if plan is not None and plan.masked and plan.step > self._masked_through:
             self._masked_through = plan.step
-            self.executor.mask(self.grammars.masks(plan, self.scheduler.in_flight[0].seqs, self._mask_bytes))
+            self.executor.mask(self.grammars.masks(plan, self.scheduler.in_flight[0].seqs))
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar is compiled by now."""
@@ -218,7 +215,7 @@ class EngineCore:
         while self._in_flight:
             plan, future, _ = self._in_flight.popleft()
             if plan.masked and plan.step > self._masked_through:
-                self.executor.mask(StepMasks(plan.step, b"\xff" * (self._mask_bytes * len(plan.masked))))
+                self.executor.mask(StepMasks(plan.step, b"\xff" * (4 * len(plan.masked))))
             try:
                 self._wait(future)
             except Exception as later:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import itertools
 import logging
 import os
 import time
 from collections.abc import Sequence
+
+import numpy as np
 
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
@@ -22,19 +23,21 @@ from quire.core.errors import EngineError, QueueFull, QuireError, RequestError
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Request
-from quire.text.grammar import GrammarCompiler, Matcher
+from quire.text.grammar import GrammarCompiler
+from quire.text.matcher import Matcher, MatcherPool
 
 logger = logging.getLogger("quire.engine")
 
 MAX_COMPILING = 1024
-PARALLEL_BYTES = 1 << 19
-"""Masks of a step, together, above which they are made in several threads: 32 of a vocabulary of 128 Ki take a
-millisecond in one."""
+FEW = 4
+"""Fewer masks or moves than these are made one by one."""
 MASK_S = 0.002
 """What a mask may take on average. The masks of a step are made while its forward pass runs, but a slow one holds the
 whole step up."""
 SPARE_MASK_S = 0.25
 """What all masks of a sequence may take on top of that."""
+TIMED_STEPS = 64
+"""Steps whose masks are made one by one, each charged with its time, once a step's masks together took too long."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -49,10 +52,12 @@ class GrammarDesk:
     """Matchers of one engine. compiler None: it has no tokenizer, and constrained requests are refused."""
 
     def __init__(self, compiler: GrammarCompiler | None, n_threads: int = 0) -> None:
-        """n_threads: for the masks of large steps; 0 takes half of the cores, up to 4."""
+        """n_threads: for the masks of large steps; 0 takes three quarters of the cores, up to 16."""
         self._compiler = compiler
-        self._n_threads = n_threads or max(1, min(4, (os.cpu_count() or 1) // 2))
-        self._mask_pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._n_threads = n_threads or max(1, min(16, (os.cpu_count() or 1) * 3 // 4))
+        self._many: MatcherPool | None = None
+        self._n_timed = 0
+        """Steps that are still to be timed mask by mask."""
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, concurrent.futures.Future[Matcher]]] = {}
         self._live: dict[str, dict[int, _Live]] = {}
@@ -120,49 +125,67 @@ class GrammarDesk:
         if not seqs:
             self._live.pop(request_id, None)
 
-    def masks(self, plan: StepPlan, seqs: Sequence[Seq], n_bytes: int) -> StepMasks:
-        """The masks of a plan whose earlier steps are all committed. seqs: of its spans; n_bytes: of one mask.
+    def masks(self, plan: StepPlan, seqs: Sequence[Seq]) -> StepMasks:
+        """The masks of a plan whose earlier steps are all committed. seqs: of its spans.
 
         A sequence that has ended meanwhile, whose token nobody will take, may say anything.
         """
         owners = [seqs[span] for span in plan.masked]
         lives = [self._live.get(seq.request.request_id, {}).get(seq.index) for seq in owners]
-        n_slices = self._n_threads if len(lives) * n_bytes >= PARALLEL_BYTES else 1
-        if n_slices == 1:
-            return StepMasks(plan.step, b"".join(_masks_of(lives, n_bytes)))
-        rows: list[bytes] = [b""] * len(lives)
-        slices = [lives[at::n_slices] for at in range(n_slices)]
-        for at, made in enumerate(self._threads().map(_masks_of, slices, itertools.repeat(n_bytes))):
-            rows[at::n_slices] = made
-        return StepMasks(plan.step, b"".join(rows))
+        lines = [line for line, live in enumerate(lives) if live is not None]
+        found = [live for live in lives if live is not None]
+        bits = np.full((len(lives), found[0].matcher.n_words if found else 1), -1, "<i4")
+        if self._n_timed or len(found) < FEW:
+            self._n_timed = max(0, self._n_timed - 1)
+            for line, live in zip(lines, found, strict=True):
+                start_s = time.perf_counter()
+                live.matcher.fill(bits[line])
+                live.spare_s -= time.perf_counter() - start_s - MASK_S
+        else:
+            start_s = time.perf_counter()
+            self._threads().fill([live.matcher for live in found], lines, bits)
+            allowed_s = MASK_S * max(1.0, len(found) / (8 * self._n_threads))
+            self._n_timed = TIMED_STEPS if time.perf_counter() - start_s > allowed_s else 0
+        return StepMasks(plan.step, bits.reshape(-1).view(np.uint8).data)
 
     def follow(self, deltas: list[SeqDelta], scheduler: Scheduler) -> None:
         """Advance matchers by committed tokens. Ends sequences, in their delta and in the scheduler, that are complete
         or whose matcher failed."""
-        for delta in deltas:
-            live = self._live.get(delta.request_id, {}).get(delta.index)
-            if live is None:
-                continue
-            reason, error = _advanced(live, delta)
+        found = [(delta, self._live.get(delta.request_id, {}).get(delta.index)) for delta in deltas]
+        moves = [(delta, live) for delta, live in found if live is not None]
+        for (delta, live), is_fine in zip(moves, self._accepted(moves), strict=True):
+            reason, error = _end_of(live, delta, is_fine)
             if reason is not None:
                 scheduler.cancel_seq(delta.request_id, delta.index, reason)
                 delta.finish_reason, delta.error = reason, error
             if delta.finish_reason is not None:
                 self.drop_seq(delta.request_id, delta.index)
 
+    def _accepted(self, moves: list[tuple[SeqDelta, _Live]]) -> list[bool]:
+        """Whether each matcher, where its sequence goes on, took the tokens and had no error before."""
+        going = [
+            (at, delta.token_ids, live.matcher) for at, (delta, live) in enumerate(moves) if not delta.finish_reason
+        ]
+        fine = [not live.matcher.error for _, live in moves]
+        if len(going) >= FEW and all(len(tokens) == 1 for _, tokens, _ in going):
+            taken = self._threads().accept([matcher for *_, matcher in going], [tokens[0] for _, tokens, _ in going])
+        else:
+            taken = [all(map(matcher.accept, tokens)) for _, tokens, matcher in going]
+        for (at, *_), is_taken in zip(going, taken, strict=True):
+            fine[at] &= is_taken
+        return fine
+
     def clear(self) -> None:
         """Every queued sequence has ended; those whose grammar is being compiled have not been queued."""
         self._live.clear()
 
-    def _threads(self) -> concurrent.futures.ThreadPoolExecutor:
-        if self._mask_pool is None:
-            self._mask_pool = concurrent.futures.ThreadPoolExecutor(self._n_threads, thread_name_prefix="quire-mask")
-        return self._mask_pool
+    def _threads(self) -> MatcherPool:
+        if self._many is None:
+            self._many = MatcherPool(self._n_threads)
+        return self._many
 
     def shutdown(self) -> None:
         """Stop compiling."""
-        if self._mask_pool is not None:
-            self._mask_pool.shutdown(wait=False)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -171,28 +194,11 @@ class GrammarDesk:
         self._live[request.request_id] = {index: _Live(one) for index, one in enumerate(copies)}
 
 
-def _masks_of(lives: Sequence[_Live | None], n_bytes: int) -> list[bytes]:
-    """Their masks, each charged with its time; None may say anything."""
-    rows = []
-    for live in lives:
-        if live is None:
-            rows.append(b"\xff" * n_bytes)
-            continue
-        start_s = time.perf_counter()
-        rows.append(live.matcher.mask())
-        live.spare_s -= time.perf_counter() - start_s - MASK_S
-    return rows
-
-
-def _advanced(live: _Live, delta: SeqDelta) -> tuple[FinishReason | None, str | None]:
-    """Take the tokens of a delta; how the sequence ends by that, if it does, and the error if it is one."""
+def _end_of(live: _Live, delta: SeqDelta, is_fine: bool) -> tuple[FinishReason | None, str | None]:
+    """How the sequence ends by this delta, if it does beyond what the delta says, and the error if it is one."""
     if delta.finish_reason is FinishReason.ERROR:
         return None, None
-    failed = bool(live.matcher.error)  # while its last mask was made: that allowed nothing but the end
-    if delta.finish_reason is None:
-        for token in delta.token_ids:
-            failed |= not live.matcher.accept(token)
-    if failed:
+    if not is_fine:
         text = live.matcher.error or "a token was not allowed"
         return FinishReason.ERROR, f"grammar_failed: the output cannot go on: {text}"
     if delta.finish_reason is not None:

@@ -22,6 +22,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from quire.core.errors import SHOWN_CHARS, InvalidParameter, RequestError
 from quire.core.structured import StructuredOutputsParams, check_json
+from quire.text.matcher import WORD_BITS, Matcher, first_line
 from quire.text.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 128 << 20
@@ -44,39 +45,6 @@ MAX_KNOWN: Final = 8192
 """Grammars of which a checker knows that they compile, 16 bytes each."""
 
 JsonObject = dict[str, Any]
-
-
-class Matcher:
-    """How far one sequence has come in its grammar."""
-
-    __slots__ = ("_inner", "n_bytes")
-
-    def __init__(self, inner: llguidance.LLMatcher, n_bytes: int) -> None:
-        self._inner = inner
-        self.n_bytes = n_bytes
-        """Length of a mask."""
-
-    def copy(self) -> Matcher:
-        """Another sequence at the same place."""
-        return Matcher(self._inner.deep_copy(), self.n_bytes)
-
-    def mask(self) -> bytes:
-        """Which tokens may come next: bit t % 8 of byte t // 8. Releases the interpreter while it works."""
-        return self._inner.compute_bitmask()[: self.n_bytes]
-
-    def accept(self, token: int) -> bool:
-        """Go on by a token; False, and an error for good, if it may not come here."""
-        return self._inner.consume_token(token)
-
-    @property
-    def is_complete(self) -> bool:
-        """Nothing but the end can follow."""
-        return self._inner.is_stopped() and not self._inner.is_error()
-
-    @property
-    def error(self) -> str:
-        """Why it cannot go on: a limit, or a token that was not allowed; empty while it can."""
-        return _first_line(self._inner.get_error()) if self._inner.is_error() else ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -123,7 +91,7 @@ class GrammarCompiler:
         if found is not None:
             return found
         inner = llguidance.LLMatcher(self._vocabulary_once(), grammar, log_level=0, limits=_LIMITS)
-        matcher = Matcher(inner, -(-self._width // 32) * 4)
+        matcher = Matcher(inner, -(-len(self._tokenizer) // WORD_BITS))
         self._check(matcher)
         with self._lock:
             if grammar not in self._cache:
@@ -298,7 +266,7 @@ def _lark(grammar: str) -> str:
     try:
         return any_to_lark(grammar)
     except (GbnfToLarkError, RecursionError) as error:
-        raise refused(f"it is neither Lark nor GBNF: {_first_line(str(error))}") from None
+        raise refused(f"it is neither Lark nor GBNF: {first_line(str(error))}") from None
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):
@@ -358,8 +326,3 @@ def tagged_text(
 
 def _literal(text: str) -> str:
     return quoted(text) if text else ""
-
-
-def _first_line(text: str) -> str:
-    line = text.strip().split("\n", 1)[0]
-    return line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,10 +31,12 @@ class FlatBatch:
     """int64 [m]."""
     sampled_positions: np.ndarray
     """int64 [m]: positions of the tokens to be sampled."""
+    mask_lines: np.ndarray
+    """int32 [m]: the line of the step's masks that holds for a sampled row, or -1."""
 
 
-def flatten(spans: Spans) -> FlatBatch:
-    """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens."""
+def flatten(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
+    """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens. masked: spans that have a mask."""
     slots = np.asarray(spans.slots, np.int64)
     starts = np.asarray(spans.starts, np.int64)
     lengths = np.asarray(spans.lengths, np.int64)
@@ -46,6 +49,9 @@ def flatten(spans: Spans) -> FlatBatch:
         row_slots = np.repeat(slots, lengths)
         row_positions = np.arange(q_indptr[-1]) + np.repeat(starts - q_indptr[:-1], lengths)
     ends = starts + lengths
+    mask_lines = np.full(len(wanted), -1, np.int32)
+    if masked:
+        mask_lines[np.searchsorted(wanted, masked)] = np.arange(len(masked))
     return FlatBatch(
         row_slots=row_slots,
         row_positions=row_positions,
@@ -55,6 +61,7 @@ def flatten(spans: Spans) -> FlatBatch:
         sampled_rows=q_indptr[1:][wanted].astype(np.int64) - 1,
         sampled_slots=slots[wanted],
         sampled_positions=ends[wanted],
+        mask_lines=mask_lines,
     )
 
 

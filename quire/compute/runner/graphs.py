@@ -24,7 +24,7 @@ from quire.config.arch import ModelArch
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
-from quire.kernels.sample import N_CONTROLS, Choice, choose_by
+from quire.kernels.sample import N_CONTROLS, WORD_BITS, Choice, TokenMasks, choose_by
 from quire.planner.shape import layer_weights
 
 logger = logging.getLogger("quire.engine")
@@ -94,6 +94,7 @@ class StepGraphs:
         self._staging = device.staging(STAGING_BYTES)
         self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
         self._controls = self._staging.section((N_CONTROLS, max_num_seqs), torch.float64)
+        self._mask_lines = self._staging.section((max_num_seqs,), torch.int32)
         self._rows = self._staging.section((N_ROW_LINES, n_rows), torch.int64)
         lists = self._staging.rest(torch.int32)
         self._decode = Bodies(self._tail_sizes, self._buffers(lists, max_num_seqs))
@@ -101,6 +102,7 @@ class StepGraphs:
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
         self._tails: dict[int, Callable[[], None]] = {}
 
@@ -145,26 +147,33 @@ class StepGraphs:
         writes: PageWrites,
         shared: Sequence[SharedPrefix],
         controls: np.ndarray | None,
-    ) -> tuple[torch.Tensor, Choice]:
-        """States [n_rows, hidden] for `DenseModel.logits`, and the choice for the batch's m sampled rows.
+    ) -> torch.Tensor:
+        """States [n_rows, hidden] for `DenseModel.logits`, overwritten by the next replay.
 
-        controls: float64 [N_CONTROLS, m]; None: no token is chosen, the caller does that. Both results are overwritten
-        by the next replay; chosen tokens are in the token table already.
+        controls: float64 [N_CONTROLS, m] of the m sampled rows, if `choose` is to follow.
         """
-        n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
+        n_rows = len(batch.row_slots)
         size = bodies.bucket(n_rows)
         self._staging.begin()
         self._fill_rows(size, batch, cells, writes)
         self._plan(bodies.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, shared)
-        if controls is not None and n_sampled:
-            tail_size = self._decode.bucket(n_sampled)
-            self._fill_sampled(tail_size, batch, controls)
+        if controls is not None and len(batch.sampled_rows):
+            self._fill_sampled(self._decode.bucket(len(batch.sampled_rows)), batch, controls)
         self._staging.send()
         bodies.replays[size]()
-        if controls is not None and n_sampled:
-            self._tails[tail_size]()
-        choice = Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
-        return self._hidden[:n_rows], choice
+        return self._hidden[:n_rows]
+
+    def choose(self, batch: FlatBatch, bits: np.ndarray | None = None) -> Choice:
+        """The choice for the sampled rows of the batch that ran last, overwritten by the next; chosen tokens are in the
+        token table already. bits: int32 [k, words], the masks that `batch.mask_lines` speaks of."""
+        n_sampled = len(batch.sampled_rows)
+        if bits is not None:
+            n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
+            target = self._mask_bits[: len(bits), :n_words]
+            target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
+        if n_sampled:
+            self._tails[self._decode.bucket(n_sampled)]()
+        return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
 
     def _fill_rows(self, size: int, batch: FlatBatch, cells: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes = len(batch.row_slots), len(writes.at)
@@ -183,6 +192,8 @@ class StepGraphs:
             lines[line, :n_sampled] = values
         self._controls.host[:, :n_sampled] = controls
         self._controls.host[:, n_sampled:size] = 0  # greedy
+        self._mask_lines.host[:n_sampled] = batch.mask_lines
+        self._mask_lines.host[n_sampled:size] = -1
 
     def _plan(
         self,
@@ -213,10 +224,11 @@ class StepGraphs:
         rows, slots, positions = self._sampled.device[:, :size]
         controls, logits = self._controls.device[:, :size], self._logits[:size]
         choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
+        masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
 
         def choose() -> None:
             self._model.logits(self._hidden[rows], out=logits)
-            choose_by(logits[:, : self._vocab_limit], controls, choice)
+            choose_by(logits[:, : self._vocab_limit], controls, choice, masks)
             self._tables.tokens[slots, positions] = choice.token_ids
 
         return self._device.capture(choose)

@@ -20,7 +20,6 @@ from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tape import StepTape
-from quire.compute.sample.edits import RowMasks, mask_rows
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, NON_FINITE, Sampled, Sampler
 from quire.core.errors import EngineError
@@ -29,6 +28,7 @@ from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.kernels.attention.plan import SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.sample import TokenMasks
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
@@ -69,6 +69,8 @@ class Forward:
     logits: torch.Tensor | None
     prompt: list[PromptRows]
     pooled: PooledRows | None
+    captured: StepGraphs | None = None
+    """Which graphs will choose the tokens from their own states, once there are masks."""
 
 
 class LaunchedStep:
@@ -179,7 +181,7 @@ class Runner:
         """Queue one step on the device."""
         start_s = time.perf_counter()
         writes = self._apply(plan)
-        batch = flatten(plan.spans)
+        batch = flatten(plan.spans, plan.masked)
         step = LaunchedStep(self, plan, batch, self._forward(plan, batch, writes), start_s)
         if not plan.masked:
             step.mask(None)
@@ -202,8 +204,12 @@ class Runner:
     ) -> tuple[Fetched, Download]:
         """Queue the choice of tokens, unless it was part of the forward pass, and start the copy to the host."""
         sampled = forward.sampled
-        if sampled is None:
-            sampled = self._sample(batch, forward.logits, mask_rows(plan, masks))
+        bits = None if masks is None else np.frombuffer(masks.bits, "<i4").reshape(len(plan.masked), -1)
+        if forward.captured is not None:
+            choice = forward.captured.choose(batch, bits)
+            sampled = Sampled(choice.token_ids, choice.status, None)
+        elif sampled is None:
+            sampled = self._sample(batch, forward.logits, bits)
         fetched = Fetched(sampled.logprobs, forward.prompt)
         states = [] if forward.pooled is None else [forward.pooled.states]
         return fetched, self._device.download([sampled.token_ids, sampled.status, *fetched.tensors(), *states])
@@ -256,11 +262,14 @@ class Runner:
     ) -> Forward:
         """The step from captured graphs; what is not plain sampling follows kernel by kernel."""
         slots, positions = batch.sampled_slots, batch.sampled_positions
-        is_plain = not plan.masked and self._sampler.is_plain(slots, positions)
+        is_plain = self._sampler.is_plain(slots, positions)
         controls = self._sampler.controls(slots, positions) if is_plain else None
-        hidden, choice = graphs.run(bodies, batch, cells, writes, shared, controls)
+        hidden = graphs.run(bodies, batch, cells, writes, shared, controls)
         prompt, pooled = self._prompt_logprobs(plan, batch, hidden), self._pooled(plan, batch, hidden)
+        if is_plain and plan.masked:
+            return Forward(None, None, prompt, pooled, graphs)
         if is_plain:
+            choice = graphs.choose(batch)
             return Forward(Sampled(choice.token_ids, choice.status, None), None, prompt, pooled)
         return Forward(None, self._logits(hidden[self._device.upload(batch.sampled_rows)]), prompt, pooled)
 
@@ -293,8 +302,10 @@ class Runner:
             return hidden.new_empty((0, self._model.arch.vocab_size), dtype=torch.float32)
         return self._model.logits(hidden)
 
-    def _sample(self, batch: FlatBatch, logits: torch.Tensor, masks: RowMasks | None) -> Sampled:
+    def _sample(self, batch: FlatBatch, logits: torch.Tensor, bits: np.ndarray | None) -> Sampled:
         tokens = self._tables.tokens
+        upload = self._device.upload
+        masks = None if bits is None else TokenMasks(upload(batch.mask_lines), upload(bits))
         sampled = self._sampler.sample(logits, batch.sampled_slots, batch.sampled_positions, tokens, masks)
         where = self._device.upload(np.stack([batch.sampled_slots, batch.sampled_positions]))
         tokens[where[0], where[1]] = sampled.token_ids

@@ -5,65 +5,11 @@ Owns their order: allowed ids, then bias and bans (a ban adds -inf). Changes the
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import torch
 
-from quire.core.plan import SlotParams, StepMasks, StepPlan
+from quire.core.plan import SlotParams
 from quire.kernels.transfer import upload
-
-MASK_CELLS = 1 << 22
-"""Logits that are masked at once on a device: a mask is spelled out there, 9 bytes a bit."""
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-_BYTE_PENALTIES = np.where(_BITS, np.float32(0), np.float32(-np.inf)).astype(np.float32)
-"""float32 [256, 8]: what each byte of a mask adds to eight logits."""
-
-
-@dataclasses.dataclass(slots=True)
-class RowMasks:
-    """Which ids some rows of the logits may choose."""
-
-    rows: np.ndarray
-    """int64 [k], ascending."""
-    bits: np.ndarray
-    """int32 [k, ceil(width / 32)], as in `StepMasks`."""
-
-
-def mask_rows(plan: StepPlan, masks: StepMasks | None) -> RowMasks | None:
-    """The masks of a plan by row of its logits: those of the spans that want a token, in order."""
-    if masks is None:
-        return None
-    rows = (np.cumsum(plan.spans.wants) - 1)[plan.masked]
-    return RowMasks(rows, np.frombuffer(masks.bits, "<i4").reshape(len(rows), -1).copy())
-
-
-def restrict(logits: torch.Tensor, masks: RowMasks) -> None:
-    """-inf in place for the ids that a row's mask does not allow."""
-    width, n_rows = logits.shape[1], len(masks.rows)
-    is_host = logits.device.type == "cpu"
-    step = n_rows if is_host else max(1, MASK_CELLS // width)
-    for at in range(0, n_rows, step):
-        rows, bits = masks.rows[at : at + step], masks.bits[at : at + step]
-        penalties = _host_penalties(bits, width) if is_host else _device_penalties(bits, width, logits.device)
-        if rows[-1] - rows[0] == len(rows) - 1:  # neighbours, as in a step in which every sequence is masked
-            logits[rows[0] : rows[-1] + 1].add_(penalties)
-        else:
-            logits.index_add_(0, upload(rows, logits.device), penalties)
-
-
-def _host_penalties(bits: np.ndarray, width: int) -> torch.Tensor:
-    """float32 [k, width]: 0 where a bit of int32 [k, n_words] is set, else -inf; by whole bytes, ten times as fast as
-    masked_fill."""
-    spread = _BYTE_PENALTIES.take(bits.view(np.uint8).ravel(), axis=0)
-    return torch.from_numpy(spread.reshape(len(bits), -1)[:, :width])
-
-
-def _device_penalties(bits: np.ndarray, width: int, device: torch.device) -> torch.Tensor:
-    """The same, computed on the device."""
-    shifts = torch.arange(32, dtype=torch.int32, device=device)
-    spread = ((upload(bits, device)[:, :, None] >> shifts) & 1).view(len(bits), -1)[:, :width]
-    return torch.zeros(spread.shape, device=device).masked_fill_(spread == 0, -torch.inf)
 
 
 class SlotEdits:

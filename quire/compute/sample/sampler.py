@@ -17,7 +17,7 @@ from quire.compute.sample import edits, penalties
 from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, choose_by
+from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by
 from quire.kernels.transfer import upload
 
 FAULT_CODES: Final = {NON_FINITE: "non_finite_logits", EMPTY: "empty_mask"}
@@ -80,7 +80,7 @@ class Sampler:
         slots: np.ndarray,
         positions: np.ndarray,
         tokens: torch.Tensor,
-        masks: edits.RowMasks | None = None,
+        masks: TokenMasks | None = None,
     ) -> Sampled:
         """Choose the token at `positions[i]` of the sequence in `slots[i]` from `logits[i]`, without any wait.
 
@@ -96,9 +96,7 @@ class Sampler:
             logits[:, self.vocab_limit :] = -torch.inf
         self._edit(logits, slots, positions, tokens)
         self._penalise(logits, slots, positions, tokens)
-        if masks is not None:
-            edits.restrict(logits, masks)
-        choice = choose_by(logits, upload(table.controls(slots, positions), self._device))
+        choice = choose_by(logits, upload(table.controls(slots, positions), self._device), masks=masks)
         lines = None
         if raw is not None:
             targets = choice.token_ids[upload(asked, self._device)]

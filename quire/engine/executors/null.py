@@ -304,10 +304,10 @@ def _allowed(plan: StepPlan, masks: StepMasks | None, vocab_size: int) -> dict[i
     if masks is None:
         _require(not plan.masked, "a plan with masked spans has no masks")
         return {}
-    n_bytes = -(-vocab_size // 32) * 4
-    _require(len(masks.bits) == n_bytes * len(plan.masked), "masks of the wrong size")
+    n_bytes = len(masks.bits) // len(plan.masked)
+    _require(n_bytes % 4 == 0 and n_bytes * len(plan.masked) == len(masks.bits), "masks of the wrong size")
     return {
-        span: {t for t in range(vocab_size) if masks.bits[at * n_bytes + t // 8] >> t % 8 & 1}
+        span: {t for t in range(min(vocab_size, 8 * n_bytes)) if masks.bits[at * n_bytes + t // 8] >> t % 8 & 1}
         for at, span in enumerate(plan.masked)
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quire.kernels import native
-from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice
+from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice, TokenMasks
 
 BLOCK = 128
 """Columns whose weights are summed first; the chosen block is then computed again."""
@@ -19,6 +19,11 @@ CHUNK = 1 << 18
 """Logits worked on at a time by one thread: 1 MiB, so that the weights stay in its cache."""
 SHARED_CHUNK = 1 << 24
 """The same for several threads: 64 MiB, because each operation ends in a barrier, and that can cost a time slice."""
+
+
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_BYTE_PENALTIES = np.where(_BITS, np.float32(0), np.float32(-np.inf)).astype(np.float32)
+"""float32 [256, 8]: what each byte of a mask adds to eight logits."""
 
 
 class Choosing(ctypes.Structure):
@@ -30,8 +35,10 @@ class Choosing(ctypes.Structure):
     )
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
+def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
     """See `op.choose_by`."""
+    if masks is not None:
+        _restrict(logits, masks)
     library = native.library()
     if library is None or not (out.token_ids.is_contiguous() and out.status.is_contiguous()):
         _choose_in_torch(logits, controls, out)
@@ -46,6 +53,22 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None
         logits.stride(0), logits.shape[1], len(logits), torch.get_num_threads(),
     )  # fmt: skip
     library.quire_choose(ctypes.byref(call))
+
+
+def _restrict(logits: torch.Tensor, masks: TokenMasks) -> None:
+    """-inf in place for what is not allowed; by whole bytes, ten times as fast as masked_fill."""
+    lines = masks.lines.numpy()
+    rows = np.flatnonzero(lines >= 0)
+    bits = masks.bits.numpy()[lines[rows]]
+    penalties = np.full((len(rows), max(logits.shape[1], bits.shape[1] * 32)), -np.inf, np.float32)
+    penalties[:, : bits.shape[1] * 32] = _BYTE_PENALTIES.take(bits.view(np.uint8).ravel(), axis=0).reshape(
+        len(rows), -1
+    )
+    added = torch.from_numpy(penalties[:, : logits.shape[1]])
+    if len(rows) == len(logits):  # as in a step in which every sequence is masked
+        logits.add_(added)
+    else:
+        logits.index_add_(0, torch.from_numpy(rows), added)
 
 
 def _choose_in_torch(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:

@@ -19,6 +19,7 @@ FINE, NON_FINITE, EMPTY = 0, 1, 2
 UNIFORM, INVERSE, DROP, TOP_K, TOP_P = range(5)
 """Lines of the controls: see `Draw.controls`."""
 N_CONTROLS: Final = 5
+WORD_BITS: Final = 32
 
 
 def mix(x: Any) -> Any:
@@ -40,6 +41,17 @@ def uniform_bits(seed: Any, position: Any) -> Any:
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """float64 [m] in [0, 1), a multiple of 2**-53, from int64 [m] seeds and positions."""
     return uniform_bits(np.atleast_1d(seeds).astype(np.int64), np.atleast_1d(positions).astype(np.int64)) * 2.0**-53
+
+
+@dataclasses.dataclass(slots=True)
+class TokenMasks:
+    """Which tokens some rows may choose."""
+
+    lines: torch.Tensor
+    """int32 [m]: the line of `bits` that holds for a row, or -1."""
+    bits: torch.Tensor
+    """int32 [k, words], each line contiguous: token t is allowed if bit t % 32 of word t // 32 is set; none
+    beyond the words."""
 
 
 @dataclasses.dataclass(slots=True)

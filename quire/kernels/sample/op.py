@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels import backends
-from quire.kernels.sample.draw import N_CONTROLS, Choice, Draw
+from quire.kernels.sample.draw import N_CONTROLS, Choice, Draw, TokenMasks
 from quire.kernels.transfer import upload
 
 
@@ -14,7 +14,9 @@ def choose(logits: torch.Tensor, draw: Draw) -> Choice:
     return choose_by(logits, upload(draw.controls(), logits.device))
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice | None = None) -> Choice:
+def choose_by(
+    logits: torch.Tensor, controls: torch.Tensor, out: Choice | None = None, masks: TokenMasks | None = None
+) -> Choice:
     """One token for each row of `logits`, float32 [m, width] with contiguous rows.
 
     controls: float64 [N_CONTROLS, m], each line contiguous, as `Draw.controls` makes them, on the logits' device (a
@@ -28,8 +30,9 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice | None =
       top_k  x >= the k-th largest x (ties at the border all stay, as in transformers and vLLM)
       top_p  the weight of strictly larger logits is < top_p of what top_k left (Holtzman et al. 2019; ties at the
              border all stay)
-    A row's result does not depend on the other rows, bit for bit. -inf logits are never chosen. Raises ValueError on
-    a mismatch of shapes or types.
+    A row's result does not depend on the other rows, bit for bit. -inf logits are never chosen. masks, on the logits'
+    device: minus infinity is added to what they do not allow, in `logits`, before all else. Raises ValueError on a
+    mismatch of shapes or types.
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
         raise ValueError(f"logits must be float32 [m, width], rows contiguous: {tuple(logits.shape)} {logits.dtype}")
@@ -41,9 +44,12 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice | None =
         )
     if controls.dtype != torch.float64 or (n_rows > 1 and controls.stride(1) != 1):
         raise ValueError(f"controls must be float64, lines contiguous: {controls.dtype}, strides {controls.stride()}")
+    if masks is not None and (masks.lines.shape != (n_rows,) or (masks.bits.dim(), masks.bits.stride(-1)) != (2, 1)):
+        lines, bits = tuple(masks.lines.shape), tuple(masks.bits.shape)
+        raise ValueError(f"mask lines {lines} and bits {bits}: [{n_rows}] and contiguous lines of words are needed")
     if out is None:
         ids = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
         out = Choice(ids, torch.empty(n_rows, dtype=torch.uint8, device=logits.device))
     if n_rows:
-        backends.module("sample", logits.device.type).choose_by(logits, controls, out)
+        backends.module("sample", logits.device.type).choose_by(logits, controls, out, masks)
     return out

@@ -5,14 +5,19 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice
+from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice, TokenMasks
 
 TOLERANCE = 2e-6
 """An implementation may differ only where `uniform` is this near to a step of the float64 cumulative distribution."""
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
+def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
     """See `op.choose_by`. logits: [m, width] of any float type, on any device."""
+    for row, line in enumerate([] if masks is None else masks.lines.tolist()):
+        for column in range(logits.shape[1] if line >= 0 else 0):
+            word = int(masks.bits[line, column // 32]) if column // 32 < masks.bits.shape[1] else 0
+            if not word >> column % 32 & 1:
+                logits[row, column] -= torch.inf
     token_ids, statuses = [], []
     for row, control in zip(logits.detach().cpu().double(), controls.cpu().numpy().T, strict=True):
         status = _status(row)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice
+from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, TokenMasks
 from quire.kernels.sample.floors import block_sums, floor_of, weights_of
 
 GROUP = 128
@@ -31,9 +31,10 @@ LEAST_SLOPE = 1.2e-38
 """Stands for 1 / temperature = 0, so that -inf keeps its weight of 0."""
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None:
+def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
     """See `op.choose_by`."""
     n_rows, width = logits.shape
+    lines, bits = (None, None) if masks is None else (masks.lines, masks.bits)
     n_groups, room = triton.cdiv(width, GROUP), min(ROOM, width)
     padded = triton.next_power_of_2(n_groups)
     floats = torch.empty((n_rows, 2 * padded + room), dtype=torch.float32, device=logits.device)
@@ -41,6 +42,7 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice) -> None
     dependent = _has_dependent_launch(logits.device)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
         logits, logits.stride(0), width, controls, controls.stride(0), floats, n_groups, room,
+        lines, bits, 0 if bits is None else bits.stride(0), 0 if bits is None else bits.shape[1],
         GROUP=GROUP, N_GROUPS=padded, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, DEPENDENT=dependent,
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
@@ -59,15 +61,19 @@ def _has_dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls"])
+@triton.jit(
+    do_not_specialize=["line", "mask_stride", "n_words"], do_not_specialize_on_alignment=["controls", "mask_lines"]
+)
 def _group_stats(
-    logits, stride, width, controls, line, floats, n_groups, room,
+    logits, stride, width, controls, line, floats, n_groups, room, mask_lines, mask_bits, mask_stride, n_words,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, CHUNK: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Of each group of one chunk of a row: the largest logit and the sum of weights relative to it (NaN if one is).
+    Logits that the row's mask does not allow become -inf first.
 
-    A group is cut into four parts, so that eight neighbouring threads hold it and each adds up four runs of its own:
+    A group is cut into four parts, so that eight neighbouring threads hold it and each adds up four runs of its own; a
+    part is one word of a mask:
 
         parts x groups x columns of a part
 
@@ -82,6 +88,13 @@ def _group_stats(
     within = tl.arange(0, 4)[:, None, None] * PART + tl.arange(0, PART)[None, None, :]
     columns = group[None, :, None] * GROUP + within
     x = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
+    if mask_lines is not None:
+        mask_line = tl.load(mask_lines + row).to(tl.int64)
+        if mask_line >= 0:
+            word = group[None, :, None] * (GROUP // PART) + tl.arange(0, GROUP // PART)[:, None, None]
+            words = tl.load(mask_bits + mask_line * mask_stride + word, mask=word < n_words, other=0)
+            x += tl.where(((words >> tl.arange(0, PART)[None, None, :]) & 1) != 0, 0.0, float("-inf"))
+            tl.store(logits + row * stride + columns, x, mask=columns < width)
     slope = tl.maximum(tl.load(controls + line + row).to(tl.float32), LEAST_SLOPE)
     peaks = tl.max(tl.max(x, 0), 1)
     base = tl.where(peaks > float("-inf"), peaks, 0.0)

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "text"))
+import byte_model
 from schema_cases import CASES
 
 from quire import LLM, SamplingParams
@@ -286,3 +287,14 @@ def test_heavy_grammars_end_by_themselves(demo: LLM, kind: dict[str, Any]) -> No
     if one.finish_reason == "error":
         assert str(one.stop_reason).startswith(("grammar_failed: ", "grammar_too_slow: "))
     assert neighbour.token_ids == run(demo, ["def f"], [free])[0][0].token_ids
+
+
+def test_logits_beyond_the_tokenizer_are_never_chosen(tmp_path: Path) -> None:
+    llm = LLM(str(byte_model.make(tmp_path)), load_format="dummy", device="cpu", num_threads=1)
+    params = [constrained(max_tokens=40, seed=i, regex="[a-z]{4,30}[.]") for i in range(6)]
+    free = [SamplingParams(max_tokens=10, seed=i, ignore_eos=True) for i in range(3)]
+    outputs = run(llm, ["ab"] * 9, params + free)
+    for (one,) in outputs[:6]:
+        assert one.finish_reason == "stop" and re.fullmatch("[a-z]{4,30}[.]", one.text)
+    assert {len(one.token_ids) for (one,) in outputs[6:]} == {10}
+    llm.shutdown()

@@ -54,22 +54,22 @@ def begin(desk: GrammarDesk, one: Request) -> None:
 def masks_of(desk: GrammarDesk, engine: Scheduler) -> list[bytes]:
     plan = engine.schedule()
     assert plan is not None and plan.masked == list(range(len(plan.spans)))
-    bits = desk.masks(plan, engine.in_flight[-1].seqs, N_BYTES).bits
+    bits = bytes(desk.masks(plan, engine.in_flight[-1].seqs).bits)
     return [bits[at : at + N_BYTES] for at in range(0, len(bits), N_BYTES)]
 
 
-def test_threads_do_not_matter(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_threads_nor_timing_matter(compiler: GrammarCompiler) -> None:
     found = []
-    for n_threads in (1, 3):
-        monkeypatch.setattr(grammars, "PARALLEL_BYTES", 1)
+    for n_threads, n_timed in ((1, 0), (3, 0), (3, 1)):
         desk, engine = GrammarDesk(compiler, n_threads), scheduler()
+        desk._n_timed = n_timed
         for number in range(7):
             one = request(number, "abcdefg"[number] + "+")
             begin(desk, one)
             engine.submit(one)
         found.append(masks_of(desk, engine))
         desk.shutdown()
-    assert found[0] == found[1] and len(set(found[0])) == 7
+    assert found[0] == found[1] == found[2] and len(set(found[0])) == 7
     allowed = [{t for t in range(WIDTH) if mask[t // 8] >> t % 8 & 1} for mask in found[0]]
     assert all(tokens and not tokens & {0, 2} for tokens in allowed)  # no end before the first letter
 
@@ -84,7 +84,7 @@ def test_tokens_move_the_right_matcher(compiler: GrammarCompiler) -> None:
     assert before[0] == before[1]
     token = next(t for t in range(WIDTH) if before[0][t // 8] >> t % 8 & 1)
     desk.follow([SeqDelta("r1", 0, [token])], engine)
-    after = desk.masks(engine.in_flight[-1].plan, engine.in_flight[-1].seqs, N_BYTES).bits
+    after = bytes(desk.masks(engine.in_flight[-1].plan, engine.in_flight[-1].seqs).bits)
     assert after[:N_BYTES] == before[0] and after[N_BYTES:] != before[0]
 
 
@@ -135,7 +135,7 @@ def test_cancelled_at_any_step_under_the_strict_device(compiler: GrammarCompiler
             n_pages=65, page_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=64, pipeline_depth=depth
         )
         device = NullExecutor(n_pages=65, page_size=4, max_num_seqs=8, max_model_len=64, vocab_size=WIDTH, clock=clock)
-        core = EngineCore(Scheduler(config, clock), device, clock, depth, GrammarDesk(compiler), WIDTH)
+        core = EngineCore(Scheduler(config, clock), device, clock, depth, GrammarDesk(compiler))
         free = Request(request_id="free", prompt_token_ids=[7], params=SamplingParams(), max_tokens=20, seed=1)
         core.handle(Submit(free))
         core.handle(Submit(request(0, "(ab|c)*d")))

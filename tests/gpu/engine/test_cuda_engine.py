@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pathlib
 import random
+import re
 from typing import Any
 
+import byte_model
 import pytest
 import torch
 
 from quire.core.request import Pooling
 from quire.core.sampling import SamplingParams
+from quire.core.structured import StructuredOutputsParams
 from quire.engine.llm import LLM
 
 pytestmark = pytest.mark.gpu
@@ -104,3 +107,24 @@ def test_vectors_are_those_of_transformers(
         expected = states[-1] if pooling is Pooling.LAST else states.mean(0)
         torch.testing.assert_close(torch.tensor(output.pooled), expected, rtol=5e-3, atol=5e-3)
     assert llm.stats().n_pages_free == llm.stats().n_pages
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_masks_hold_in_graphs_as_in_eager_steps(tmp_path: pathlib.Path, temperature: float) -> None:
+    """Constrained and free sequences side by side, with a penalty in some, whose steps choose kernel by kernel."""
+    model, outputs = str(byte_model.make(tmp_path)), []
+    pattern = "[a-z]{4,30}[.]"
+    for eager in (True, False):
+        llm = LLM(model, load_format="dummy", device="cuda", enforce_eager=eager, max_num_seqs=16)
+        params = [
+            SamplingParams(
+                temperature=temperature, max_tokens=40, seed=i, presence_penalty=0.5 if i == 23 else 0.0,
+                structured_outputs=None if i % 3 == 0 else StructuredOutputsParams(regex=pattern),
+            )
+            for i in range(24)
+        ]  # fmt: skip
+        found = [one.outputs[0] for one in llm.generate(["ab"] * 24, params, use_tqdm=False)]
+        assert all(re.fullmatch(pattern, one.text) for i, one in enumerate(found) if i % 3)
+        outputs.append([one.token_ids for one in found])
+        llm.shutdown()
+    assert outputs[0] == outputs[1]

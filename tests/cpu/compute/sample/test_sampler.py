@@ -13,7 +13,7 @@ from transformers import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from quire.compute.sample import FAULT_CODES, Sampled, Sampler, edits, prompt_logprobs, token_logprobs
+from quire.compute.sample import FAULT_CODES, Sampled, Sampler, prompt_logprobs, token_logprobs
 from quire.core.plan import SlotOpen, SlotParams
 
 WIDTH, N_SLOTS, MAX_LEN = 120, 16, 40
@@ -305,21 +305,3 @@ def test_ids_beyond_the_logits_are_refused() -> None:
     for changes in ({"bad_token_seqs": [[1, WIDTH]]}, {"allowed_token_ids": [-1]}, {"logit_bias": {WIDTH: 1.0}}):
         with pytest.raises(ValueError, match="outside the 120 logits"):
             sampler.open(SlotOpen(0, [1], 1, make_params(**changes)))
-
-
-@pytest.mark.parametrize("rows", [[0, 1, 2], [1, 3], [2]])
-@pytest.mark.parametrize("width", [64, 70])
-def test_masks_leave_what_they_allow(rows: list[int], width: int) -> None:
-    """Both ways of spelling masks out, against one bit at a time."""
-    rng = np.random.default_rng(0)
-    bits = rng.integers(-(2**31), 2**31, (len(rows), -(-width // 32)), np.int64).astype(np.int32)
-    logits = torch.randn(4, width)
-    expected = logits.clone()
-    for row, words in zip(rows, bits.tolist(), strict=True):
-        for token in range(width):
-            if not words[token // 32] >> token % 32 & 1:
-                expected[row, token] = -torch.inf
-    edits.restrict(logits, edits.RowMasks(np.array(rows), bits))
-    assert torch.equal(logits, expected)
-    on_device = edits._device_penalties(bits, width, torch.device("cpu"))
-    assert torch.equal(on_device, edits._host_penalties(bits, width))

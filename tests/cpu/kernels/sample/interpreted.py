@@ -11,9 +11,9 @@ import triton.language as tl
 from test_sample_choose import FEATURES, assert_agrees, joined, make_draw
 
 from quire.kernels.sample import draw as plain
-from quire.kernels.sample import floors
+from quire.kernels.sample import floors, reference
 from quire.kernels.sample import triton as kernels
-from quire.kernels.sample.draw import Choice, Draw
+from quire.kernels.sample.draw import Choice, Draw, TokenMasks
 
 plain.tl = tl  # the interpreter looks for it beside the function
 _mix = triton.jit(plain.mix)
@@ -51,6 +51,18 @@ def check_choices(width: int) -> None:
     assert choice.token_ids[3:6].tolist() == [0, 0, 0]
     few = np.array([7, 8])
     assert choose(logits[few], draw.take(few)).token_ids.tolist() == choice.token_ids[few].tolist()
+
+
+def check_masks(width: int, n_words: int) -> None:
+    rng = np.random.default_rng(width)
+    bits = torch.from_numpy(rng.integers(-(2**31), 2**31, (3, n_words + 1), np.int64).astype(np.int32))[:, :n_words]
+    masks = TokenMasks(torch.tensor([2, -1, 0, 1], dtype=torch.int32), bits)
+    logits, draw = torch.randn(4, width), make_draw(4, seed=3)
+    expected, out = logits.clone(), Choice(torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.uint8))
+    reference.choose_by(expected, torch.from_numpy(draw.controls()), out, masks)
+    kernels.choose_by(logits, torch.from_numpy(draw.controls()), out, masks)
+    assert torch.equal(logits, expected) and expected.isinf().any()
+    assert_agrees(out, expected, draw)
 
 
 def spy(name: str, calls: collections.Counter[str]) -> None:
@@ -124,6 +136,8 @@ if __name__ == "__main__":
         check_random_bits()
         for n_columns in (5, 4500):
             check_choices(n_columns)
+        for n_columns, n_mask_words in ((40, 2), (2500, 79), (2500, 70)):
+            check_masks(n_columns, n_mask_words)
         check_random_shapes(40)
         check_ways()
     print("fine")

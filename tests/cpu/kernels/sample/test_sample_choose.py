@@ -22,6 +22,7 @@ from quire.kernels.sample import (
     NON_FINITE,
     Choice,
     Draw,
+    TokenMasks,
     choose,
     choose_by,
     reference,
@@ -256,3 +257,20 @@ def test_controls_of_greedy_rows_are_neutral() -> None:
     controls = draw.controls()
     assert controls[:, 0].tolist() == [0, 0, -np.inf, 0, 1]
     assert controls[1:, 1].tolist() == pytest.approx([1 / 0.7, 0.7 * np.log(0.1), 5, 0.5], rel=1e-6)
+
+
+@pytest.mark.parametrize("lines", [[0, 1, 2, 3], [-1, 1, -1, 0], [-1, -1, 0, -1]])
+@pytest.mark.parametrize(("width", "n_words"), [(64, 2), (70, 3), (70, 2)])
+def test_masks_leave_what_they_allow(lines: list[int], width: int, n_words: int) -> None:
+    rng = np.random.default_rng(0)
+    bits = torch.from_numpy(rng.integers(-(2**31), 2**31, (4, n_words), np.int64).astype(np.int32))
+    masks = TokenMasks(torch.tensor(lines, dtype=torch.int32), bits)
+    logits, draw = torch.randn(4, width), make_draw(4, seed=1)
+    logits[2, 5] = torch.nan
+    expected, oracle = logits.clone(), Choice(torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.uint8))
+    reference.choose_by(expected, torch.from_numpy(draw.controls()), oracle, masks)
+    choice = choose_by(logits, torch.from_numpy(draw.controls()), masks=masks)
+    assert torch.equal(logits.nan_to_num(9.0), expected.nan_to_num(9.0)) and expected.isinf().any()
+    assert choice.token_ids.tolist() == oracle.token_ids.tolist() and choice.status.tolist() == [0, 0, 1, 0]
+    with pytest.raises(ValueError, match=r"\[4\] and contiguous lines of words are needed"):
+        choose_by(logits, torch.from_numpy(draw.controls()), masks=TokenMasks(masks.lines[:3], bits))

@@ -8,7 +8,7 @@ import torch
 
 from quire.compute.sample import Sampler
 from quire.core.plan import SlotOpen, SlotParams
-from quire.kernels.sample import N_CONTROLS, Choice, Draw, choose, choose_by, reference
+from quire.kernels.sample import N_CONTROLS, Choice, Draw, TokenMasks, choose, choose_by, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +65,21 @@ def test_kernels_equal_the_oracle(width: int, kind: str) -> None:
     logits[9] = (logits[9] * 2).round()
     logits[10, width // 2], logits[11, 0], logits[12] = torch.nan, torch.inf, -torch.inf
     assert_agrees(choose(logits, draw), logits, draw)
+
+
+@pytest.mark.parametrize(("width", "n_words"), [(151936, 4748), (151936, 4740), (9001, 282)])
+def test_masks_leave_what_they_allow(width: int, n_words: int) -> None:
+    logits, draw = make_logits(12, width, "wide"), make_draw(12, FEATURES)
+    generator = torch.Generator("cuda").manual_seed(1)
+    bits = torch.randint(-(2**31), 2**31, (5, n_words), device="cuda", generator=generator).to(torch.int32)
+    lines = torch.tensor([0, -1, 1, 2, -1, 3, 4, -1, -1, 0, 0, 1], dtype=torch.int32, device="cuda")
+    spread = ((bits[:, :, None] >> torch.arange(32, device="cuda")) & 1).view(5, -1)[:, :width] != 0
+    spread = torch.nn.functional.pad(spread, (0, width - spread.shape[1]))
+    expected = torch.where(spread[lines.long()] | (lines < 0)[:, None], logits, -torch.inf)
+    controls = torch.from_numpy(draw.controls()).cuda()
+    choice = choose_by(logits, controls, masks=TokenMasks(lines, bits))
+    assert torch.equal(logits, expected)
+    assert_agrees(choice, expected, draw)
 
 
 @pytest.mark.parametrize("width", [151936, 9001])

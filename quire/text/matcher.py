@@ -1,0 +1,78 @@
+"""Matchers: how far sequences have come in their grammars, one at a time or many at once.
+
+Owns masks and moves over llguidance. Does not own grammars (`text/grammar`) nor which sequence has which matcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import llguidance
+import numpy as np
+
+from quire.core.errors import SHOWN_CHARS
+
+WORD_BITS: Final = 32
+
+
+class Matcher:
+    """How far one sequence has come in its grammar."""
+
+    __slots__ = ("_inner", "n_words")
+
+    def __init__(self, inner: llguidance.LLMatcher, n_words: int) -> None:
+        self._inner = inner
+        self.n_words = n_words
+        """Words of a mask: a bit for each token of the tokenizer."""
+
+    def copy(self) -> Matcher:
+        """Another sequence at the same place."""
+        return Matcher(self._inner.deep_copy(), self.n_words)
+
+    def fill(self, words: np.ndarray) -> None:
+        """Write which tokens may come next: bit t % 32 of word t // 32. words: int32 [n_words], contiguous. Releases
+        the interpreter while it works."""
+        self._inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+
+    def mask(self) -> bytes:
+        """The same as bytes: bit t % 8 of byte t // 8."""
+        words = np.empty(self.n_words, "<i4")
+        self.fill(words)
+        return words.tobytes()
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token; False, and an error for good, if it may not come here."""
+        return self._inner.consume_token(token)
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but the end can follow."""
+        return self._inner.is_stopped() and not self._inner.is_error()
+
+    @property
+    def error(self) -> str:
+        """Why it cannot go on: a limit, or a token that was not allowed; empty while it can."""
+        return first_line(self._inner.get_error()) if self._inner.is_error() else ""
+
+
+class MatcherPool:
+    """Many matchers at once, in threads that do not take turns with the interpreter."""
+
+    def __init__(self, n_threads: int) -> None:
+        self._threads = llguidance.LLExecutor(n_threads)
+
+    def fill(self, matchers: Sequence[Matcher], lines: Sequence[int], bits: np.ndarray) -> None:
+        """Write the mask of each matcher to its line. bits: int32 [k, n_words], contiguous."""
+        inner = [(one._inner, line) for one, line in zip(matchers, lines, strict=True)]
+        self._threads.unsafe_compute_mask_ptr(inner, bits.ctypes.data, bits.strides[0], len(bits))
+
+    def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool]:
+        """`Matcher.accept` for each."""
+        return self._threads.consume_token_par([(one._inner, t) for one, t in zip(matchers, tokens, strict=True)])
+
+
+def first_line(text: str) -> str:
+    """What a message of the library says first; the rest shows pieces of the grammar."""
+    line = text.strip().split("\n", 1)[0]
+    return line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
