@@ -38,7 +38,7 @@ from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.frontend import load_tokenizer
-from quire.engine.grammars import GrammarDesk
+from quire.engine.grammars import GrammarDesk, n_mask_threads
 from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
@@ -146,7 +146,8 @@ def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) 
 def _grammar_desk(tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch) -> GrammarDesk:
     if tokenizer is None:
         return GrammarDesk(None)
-    return GrammarDesk(GrammarCompiler(tokenizer, arch.vocab_size, read_generation(folder, arch).eos_token_ids))
+    end_ids = read_generation(folder, arch).eos_token_ids
+    return GrammarDesk(GrammarCompiler(tokenizer, arch.vocab_size, end_ids, max_strands=n_mask_threads()))
 
 
 def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple[EngineCore, EngineReady]:

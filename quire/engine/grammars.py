@@ -40,6 +40,11 @@ TIMED_STEPS = 64
 """Steps whose masks are made one by one, each charged with its time, once a step's masks together took too long."""
 
 
+def n_mask_threads() -> int:
+    """Three quarters of the cores, up to 16."""
+    return max(1, min(16, (os.cpu_count() or 1) * 3 // 4))
+
+
 @dataclasses.dataclass(slots=True)
 class _Live:
     """A sequence's matcher and the time that it has left."""
@@ -52,9 +57,9 @@ class GrammarDesk:
     """Matchers of one engine. compiler None: it has no tokenizer, and constrained requests are refused."""
 
     def __init__(self, compiler: GrammarCompiler | None, n_threads: int = 0) -> None:
-        """n_threads: for the masks of large steps; 0 takes three quarters of the cores, up to 16."""
+        """n_threads: for the masks of large steps."""
         self._compiler = compiler
-        self._n_threads = n_threads or max(1, min(16, (os.cpu_count() or 1) * 3 // 4))
+        self._n_threads = n_threads or n_mask_threads()
         self._many: MatcherPool | None = None
         self._n_timed = 0
         """Steps that are still to be timed mask by mask."""

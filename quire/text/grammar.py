@@ -11,8 +11,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -33,6 +35,10 @@ _USE_COST: Final = 64 << 10
 """What one use may add to them."""
 _BASE_COST: Final = 200 << 10
 """Bytes of a small compiled grammar, measured; the rest grows with its text."""
+USES_A_STRAND: Final = 8
+"""Uses of a grammar after which it gets another strand."""
+QUICK_S: Final = 0.005
+"""A grammar that takes longer to compile has one strand: more are made while a request is taken in."""
 _LIMITS: Final = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=20_000,
     max_grammar_size=200_000, verbose_errors=False,
@@ -51,16 +57,25 @@ JsonObject = dict[str, Any]
 class _Cached:
     """A compiled grammar, and what it takes, estimated."""
 
-    matcher: Matcher
+    strands: list[Matcher]
+    """At its beginning; each was compiled apart, since copies of one share a lock while they work."""
     n_bytes: int
+    compile_s: float
+    n_uses: int = 0
 
 
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. Safe to use from several threads."""
 
     def __init__(
-        self, tokenizer: Tokenizer, logits_width: int, end_token_ids: Sequence[int], cache_bytes: int = CACHE_BYTES
+        self,
+        tokenizer: Tokenizer,
+        logits_width: int,
+        end_token_ids: Sequence[int],
+        cache_bytes: int = CACHE_BYTES,
+        max_strands: int = 1,
     ) -> None:
+        """max_strands: threads that may work on one grammar's matchers at once."""
         self._tokenizer = tokenizer
         self._width = logits_width
         self._end_ids = sorted({*end_token_ids}) or [one for one in (tokenizer.eos_id,) if one is not None]
@@ -69,6 +84,8 @@ class GrammarCompiler:
         self._cache: collections.OrderedDict[str, _Cached] = collections.OrderedDict()
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
+        self._max_strands = max_strands
+        self._strand_ids = itertools.count()
 
     def cached(self, grammar: str) -> Matcher | None:
         """A fresh matcher if this grammar is compiled already."""
@@ -76,10 +93,10 @@ class GrammarCompiler:
             found = self._cache.get(grammar)
             if found is None:
                 return None
+            self._cache.move_to_end(grammar)
+            matcher = self._next_strand(grammar, found).copy()
             found.n_bytes += _USE_COST
             self._cached_bytes += _USE_COST
-            self._cache.move_to_end(grammar)
-            matcher = found.matcher.copy()
             if found.n_bytes > MAX_CACHED_BYTES:
                 self._forget(grammar)
             self._shrink()
@@ -90,15 +107,31 @@ class GrammarCompiler:
         found = self.cached(grammar)
         if found is not None:
             return found
-        inner = llguidance.LLMatcher(self._vocabulary_once(), grammar, log_level=0, limits=_LIMITS)
-        matcher = Matcher(inner, -(-len(self._tokenizer) // WORD_BITS))
+        vocabulary, start_s = self._vocabulary_once(), time.perf_counter()
+        matcher = self._compiled(vocabulary, grammar)
         self._check(matcher)
+        compile_s = time.perf_counter() - start_s
         with self._lock:
             if grammar not in self._cache:
-                self._cache[grammar] = _Cached(matcher.copy(), _BASE_COST + 16 * len(grammar))
+                self._cache[grammar] = _Cached([matcher.copy()], _cost_of(grammar), compile_s)
                 self._cached_bytes += self._cache[grammar].n_bytes
             self._shrink()
         return matcher
+
+    def _compiled(self, vocabulary: llguidance.LLTokenizer, grammar: str) -> Matcher:
+        inner = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
+        return Matcher(inner, -(-len(self._tokenizer) // WORD_BITS), next(self._strand_ids))
+
+    def _next_strand(self, grammar: str, found: _Cached) -> Matcher:
+        """Strands in turn; one more now and then for a grammar that is used a lot and compiles quickly."""
+        found.n_uses += 1
+        due = found.n_uses // USES_A_STRAND
+        if len(found.strands) < min(due, self._max_strands) and found.compile_s < QUICK_S:
+            assert self._vocabulary is not None
+            found.strands.append(self._compiled(self._vocabulary, grammar))
+            found.n_bytes += _cost_of(grammar)
+            self._cached_bytes += _cost_of(grammar)
+        return found.strands[found.n_uses % len(found.strands)]
 
     def _forget(self, grammar: str) -> None:
         self._cached_bytes -= self._cache.pop(grammar).n_bytes
@@ -132,6 +165,10 @@ class GrammarCompiler:
                     eos_token=self._end_ids,
                 )
             return self._vocabulary
+
+
+def _cost_of(grammar: str) -> int:
+    return _BASE_COST + 16 * len(grammar)
 
 
 class GrammarChecker:

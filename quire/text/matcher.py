@@ -19,16 +19,18 @@ WORD_BITS: Final = 32
 class Matcher:
     """How far one sequence has come in its grammar."""
 
-    __slots__ = ("_inner", "n_words")
+    __slots__ = ("_inner", "n_words", "strand")
 
-    def __init__(self, inner: llguidance.LLMatcher, n_words: int) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, n_words: int, strand: int) -> None:
         self._inner = inner
         self.n_words = n_words
         """Words of a mask: a bit for each token of the tokenizer."""
+        self.strand = strand
+        """Matchers of one strand take turns, whatever their threads."""
 
     def copy(self) -> Matcher:
         """Another sequence at the same place."""
-        return Matcher(self._inner.deep_copy(), self.n_words)
+        return Matcher(self._inner.deep_copy(), self.n_words, self.strand)
 
     def fill(self, words: np.ndarray) -> None:
         """Write which tokens may come next: bit t % 32 of word t // 32. words: int32 [n_words], contiguous. Releases
@@ -64,12 +66,21 @@ class MatcherPool:
 
     def fill(self, matchers: Sequence[Matcher], lines: Sequence[int], bits: np.ndarray) -> None:
         """Write the mask of each matcher to its line. bits: int32 [k, n_words], contiguous."""
-        inner = [(one._inner, line) for one, line in zip(matchers, lines, strict=True)]
+        inner = [(matchers[at]._inner, lines[at]) for at in _by_strand(matchers)]
         self._threads.unsafe_compute_mask_ptr(inner, bits.ctypes.data, bits.strides[0], len(bits))
 
     def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool]:
         """`Matcher.accept` for each."""
-        return self._threads.consume_token_par([(one._inner, t) for one, t in zip(matchers, tokens, strict=True)])
+        order, found = _by_strand(matchers), [False] * len(matchers)
+        taken = self._threads.consume_token_par([(matchers[at]._inner, tokens[at]) for at in order])
+        for at, is_taken in zip(order, taken, strict=True):
+            found[at] = is_taken
+        return found
+
+
+def _by_strand(matchers: Sequence[Matcher]) -> list[int]:
+    """Neighbours are worked on by one thread, mostly."""
+    return sorted(range(len(matchers)), key=lambda at: matchers[at].strand)
 
 
 def first_line(text: str) -> str:

@@ -115,7 +115,7 @@ def test_masks_hold_in_graphs_as_in_eager_steps(tmp_path: pathlib.Path, temperat
     model, outputs = str(byte_model.make(tmp_path)), []
     pattern = "[a-z]{4,30}[.]"
     for eager in (True, False):
-        llm = LLM(model, load_format="dummy", device="cuda", enforce_eager=eager, max_num_seqs=16)
+        llm = LLM(model, load_format="dummy", device="cuda", enforce_eager=eager, **SIZE)
         params = [
             SamplingParams(
                 temperature=temperature, max_tokens=40, seed=i, presence_penalty=0.5 if i == 23 else 0.0,
