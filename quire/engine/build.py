@@ -147,7 +147,7 @@ def _grammar_desk(tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: Mod
     if tokenizer is None:
         return GrammarDesk(None)
     end_ids = read_generation(folder, arch).eos_token_ids
-    return GrammarDesk(GrammarCompiler(tokenizer, arch.vocab_size, end_ids, max_strands=n_mask_threads()))
+    return GrammarDesk(GrammarCompiler(tokenizer, arch.vocab_size, end_ids, max_strands=4 * n_mask_threads()))
 
 
 def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple[EngineCore, EngineReady]:

@@ -30,14 +30,14 @@ logger = logging.getLogger("quire.engine")
 
 MAX_COMPILING = 1024
 FEW = 4
-"""Fewer masks or moves than these are made one by one."""
+"""Fewer masks than these are made one by one."""
 MASK_S = 0.002
 """What a mask may take on average. The masks of a step are made while its forward pass runs, but a slow one holds the
 whole step up."""
 SPARE_MASK_S = 0.25
-"""What all masks of a sequence may take on top of that."""
+"""What all masks of a sequence may take on top of that, or the masks of many steps together."""
 TIMED_STEPS = 64
-"""Steps whose masks are made one by one, each charged with its time, once a step's masks together took too long."""
+"""Steps whose masks are made one by one, each charged with its time, once masks made together took too long."""
 
 
 def n_mask_threads() -> int:
@@ -63,6 +63,8 @@ class GrammarDesk:
         self._many: MatcherPool | None = None
         self._n_timed = 0
         """Steps that are still to be timed mask by mask."""
+        self._excess_s = 0.0
+        """How much longer than they may the masks of steps have taken of late."""
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
         self._compiling: dict[str, tuple[Request, concurrent.futures.Future[Matcher]]] = {}
         self._live: dict[str, dict[int, _Live]] = {}
@@ -139,46 +141,38 @@ class GrammarDesk:
         lives = [self._live.get(seq.request.request_id, {}).get(seq.index) for seq in owners]
         lines = [line for line, live in enumerate(lives) if live is not None]
         found = [live for live in lives if live is not None]
-        bits = np.full((len(lives), found[0].matcher.n_words if found else 1), -1, "<i4")
+        bits = np.empty((len(lives), found[0].matcher.n_words if found else 1), "<i4")
+        if len(found) < len(lives):
+            bits[[line for line, live in enumerate(lives) if live is None]] = -1
+        start_s = time.perf_counter()
         if self._n_timed or len(found) < FEW:
             self._n_timed = max(0, self._n_timed - 1)
             for line, live in zip(lines, found, strict=True):
-                start_s = time.perf_counter()
                 live.matcher.fill(bits[line])
-                live.spare_s -= time.perf_counter() - start_s - MASK_S
+                end_s = time.perf_counter()
+                live.spare_s -= end_s - start_s - MASK_S
+                start_s = end_s
         else:
-            start_s = time.perf_counter()
             self._threads().fill([live.matcher for live in found], lines, bits)
             allowed_s = MASK_S * max(1.0, len(found) / (8 * self._n_threads))
-            self._n_timed = TIMED_STEPS if time.perf_counter() - start_s > allowed_s else 0
+            self._excess_s = max(0.0, self._excess_s + time.perf_counter() - start_s - allowed_s)
+            if self._excess_s > SPARE_MASK_S:
+                self._n_timed, self._excess_s = TIMED_STEPS, 0.0
         return StepMasks(plan.step, bits.reshape(-1).view(np.uint8).data)
 
     def follow(self, deltas: list[SeqDelta], scheduler: Scheduler) -> None:
         """Advance matchers by committed tokens. Ends sequences, in their delta and in the scheduler, that are complete
         or whose matcher failed."""
-        found = [(delta, self._live.get(delta.request_id, {}).get(delta.index)) for delta in deltas]
-        moves = [(delta, live) for delta, live in found if live is not None]
-        for (delta, live), is_fine in zip(moves, self._accepted(moves), strict=True):
-            reason, error = _end_of(live, delta, is_fine)
+        for delta in deltas:
+            live = self._live.get(delta.request_id, {}).get(delta.index)
+            if live is None:
+                continue
+            reason, error = _advanced(live, delta)
             if reason is not None:
                 scheduler.cancel_seq(delta.request_id, delta.index, reason)
                 delta.finish_reason, delta.error = reason, error
             if delta.finish_reason is not None:
                 self.drop_seq(delta.request_id, delta.index)
-
-    def _accepted(self, moves: list[tuple[SeqDelta, _Live]]) -> list[bool]:
-        """Whether each matcher, where its sequence goes on, took the tokens and had no error before."""
-        going = [
-            (at, delta.token_ids, live.matcher) for at, (delta, live) in enumerate(moves) if not delta.finish_reason
-        ]
-        fine = [not live.matcher.error for _, live in moves]
-        if len(going) >= FEW and all(len(tokens) == 1 for _, tokens, _ in going):
-            taken = self._threads().accept([matcher for *_, matcher in going], [tokens[0] for _, tokens, _ in going])
-        else:
-            taken = [all(map(matcher.accept, tokens)) for _, tokens, matcher in going]
-        for (at, *_), is_taken in zip(going, taken, strict=True):
-            fine[at] &= is_taken
-        return fine
 
     def clear(self) -> None:
         """Every queued sequence has ended; those whose grammar is being compiled have not been queued."""
@@ -199,11 +193,15 @@ class GrammarDesk:
         self._live[request.request_id] = {index: _Live(one) for index, one in enumerate(copies)}
 
 
-def _end_of(live: _Live, delta: SeqDelta, is_fine: bool) -> tuple[FinishReason | None, str | None]:
-    """How the sequence ends by this delta, if it does beyond what the delta says, and the error if it is one."""
+def _advanced(live: _Live, delta: SeqDelta) -> tuple[FinishReason | None, str | None]:
+    """Take the tokens of a delta; how the sequence ends by that, if it does, and the error if it is one."""
     if delta.finish_reason is FinishReason.ERROR:
         return None, None
-    if not is_fine:
+    failed = bool(live.matcher.error)  # while its last mask was made: that allowed nothing but the end
+    if delta.finish_reason is None:
+        for token in delta.token_ids:
+            failed |= not live.matcher.accept(token)
+    if failed:
         text = live.matcher.error or "a token was not allowed"
         return FinishReason.ERROR, f"grammar_failed: the output cannot go on: {text}"
     if delta.finish_reason is not None:

@@ -8,8 +8,13 @@ import torch
 
 def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     """A copy of `array` on `device`. The pinned block returns to torch's cache once the copy has run."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    array = np.ascontiguousarray(array)
+    host = torch.from_numpy(array)
+    if device.type == "cpu":
+        return host
+    pinned = torch.empty(host.shape, dtype=host.dtype, pin_memory=True)
+    np.copyto(pinned.numpy(), array)  # torch would wake all its threads for a large one
+    return pinned.to(device, non_blocking=True)
 
 
 def write(array: np.ndarray, target: torch.Tensor) -> None:

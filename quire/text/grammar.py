@@ -35,7 +35,7 @@ _USE_COST: Final = 64 << 10
 """What one use may add to them."""
 _BASE_COST: Final = 200 << 10
 """Bytes of a small compiled grammar, measured; the rest grows with its text."""
-USES_A_STRAND: Final = 8
+USES_A_STRAND: Final = 4
 """Uses of a grammar after which it gets another strand."""
 QUICK_S: Final = 0.005
 """A grammar that takes longer to compile has one strand: more are made while a request is taken in."""
@@ -75,7 +75,7 @@ class GrammarCompiler:
         cache_bytes: int = CACHE_BYTES,
         max_strands: int = 1,
     ) -> None:
-        """max_strands: threads that may work on one grammar's matchers at once."""
+        """max_strands: of a grammar; more than there are threads, so that two seldom meet in one."""
         self._tokenizer = tokenizer
         self._width = logits_width
         self._end_ids = sorted({*end_token_ids}) or [one for one in (tokenizer.eos_id,) if one is not None]

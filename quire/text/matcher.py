@@ -69,14 +69,6 @@ class MatcherPool:
         inner = [(matchers[at]._inner, lines[at]) for at in _by_strand(matchers)]
         self._threads.unsafe_compute_mask_ptr(inner, bits.ctypes.data, bits.strides[0], len(bits))
 
-    def accept(self, matchers: Sequence[Matcher], tokens: Sequence[int]) -> list[bool]:
-        """`Matcher.accept` for each."""
-        order, found = _by_strand(matchers), [False] * len(matchers)
-        taken = self._threads.consume_token_par([(matchers[at]._inner, tokens[at]) for at in order])
-        for at, is_taken in zip(order, taken, strict=True):
-            found[at] = is_taken
-        return found
-
 
 def _by_strand(matchers: Sequence[Matcher]) -> list[int]:
     """Neighbours are worked on by one thread, mostly."""

@@ -84,9 +84,7 @@ def backward(
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
-def _sequences(
-    q: torch.Tensor, k: torch.Tensor, ragged: Ragged | None
-) -> Iterator[tuple[torch.Tensor, slice, slice]]:
+def _sequences(q: torch.Tensor, k: torch.Tensor, ragged: Ragged | None) -> Iterator[tuple[torch.Tensor, slice, slice]]:
     """(flat row of each first query, rows, keys): all of a batch at once, or one ragged sequence at a time."""
     if ragged is None:
         yield torch.arange(q.shape[0]) * q.shape[1], slice(0, q.shape[1]), slice(0, k.shape[1])

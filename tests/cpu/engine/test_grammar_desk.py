@@ -152,3 +152,25 @@ def test_cancelled_at_any_step_under_the_strict_device(compiler: GrammarCompiler
 def test_without_a_tokenizer_nothing_is_constrained() -> None:
     with pytest.raises(RequestError, match="no tokenizer"):
         GrammarDesk(None).admit(request(0, "a"))
+
+
+def test_slow_masks_of_many_are_told_apart(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks made together are not timed; once they take too long they are made, and charged, one by one."""
+    desk, engine = GrammarDesk(compiler), scheduler()
+    for number in range(grammars.FEW):
+        one = request(number, "a+")
+        begin(desk, one)
+        engine.submit(one)
+    plan = engine.schedule()
+    assert plan is not None and len(plan.masked) == grammars.FEW
+    seqs = engine.in_flight[-1].seqs
+    first = desk.masks(plan, seqs)
+    assert desk._n_timed == 0
+    monkeypatch.setattr(grammars, "MASK_S", -0.1)
+    for _ in range(6):
+        assert bytes(desk.masks(plan, seqs).bits) == bytes(first.bits)
+    assert desk._n_timed == grammars.TIMED_STEPS - 3
+    token = next(t for t in range(WIDTH) if first.bits[t // 8] >> t % 8 & 1)
+    delta = SeqDelta("r2", 0, [token])
+    desk.follow([delta], engine)
+    assert delta.error is not None and delta.error.startswith("grammar_too_slow: ")
