@@ -100,7 +100,7 @@ class StepGraphs:
         self._mixed = Bodies(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
-        self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
         self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
         self._tails: dict[int, Callable[[], None]] = {}
 
