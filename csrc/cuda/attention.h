@@ -53,6 +53,7 @@ struct QuireAttnArgs {
     int32_t n_workers, n_large, n_merges;  // grid sizes; lines and merges beyond the real ones have n_tokens / n_parts 0
     int32_t page_size, n_q_heads, n_kv_heads, head_dim;
     int32_t window, n_first;    // sliding window (0: none), and leading positions that stay visible beside it
+    int32_t settled;            // 1: keys below the first token of a tile were stored before the previous grid began
     float scale;
     float scalars[QUIRE_MAX_PARAMS];          // parameters of the variant
     float inverses[QUIRE_MAX_PARAMS];         // 1 / scalars: hooks multiply by them instead of dividing

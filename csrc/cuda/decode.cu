@@ -92,6 +92,7 @@ constexpr int STAGES = QUIRE_STAGES;
 constexpr int SHARED_BYTES = 1024 + STAGES * (STAGE_BYTES + 16 + 4 * MAX_BOXES) + FIXED_BYTES;
 static_assert(STAGES >= 2 && STAGES <= STAGES_FIT, "the ring does not fit");
 
+constexpr bool STARTS_EARLY = LAYOUT == PAGED && Variant::causal;  // knows which keys are settled
 constexpr float FLOOR = -1e30f;      // running maximum before the first key
 constexpr float SLACK = 8.f;         // the maximum moves when a score passes it by this much (base 2)
 
@@ -236,6 +237,7 @@ __device__ __forceinline__ void copy_box(const CUtensorMap& map, uint32_t to, ui
 }
 
 // Lanes hold the places of 32 boxes, those of the blocks that come next; the 32 after them are looked up meanwhile.
+// Settled keys are copied while the previous grid still runs: it may write those of this step's tokens.
 __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtensorMap& k_map, const CUtensorMap& v_map,
                                         const Shared& shared, int first, int last, const BoxShape& shape) {
     QuireTile coming = load_tile(args.small_lines, first);
@@ -247,7 +249,7 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
     Line line{};
     int index = first - 1, block = 0;
     Box box{};
-    bool live = false;
+    bool live = false, waited = !STARTS_EARLY || !args.settled;
     while (true) {
         Line next_line = line;
         int next_index = index, next_block = block + n_ahead;
@@ -268,6 +270,10 @@ __device__ __forceinline__ void produce(const QuireAttnArgs& args, const CUtenso
                              LAYOUT == SPARSE ? __shfl_sync(~0u, box.position, held_by) : 0};
             const int n_copied = min(n_boxes, (line.end - line.block_start(i) + shape.rows - 1) / shape.rows);
             const uint32_t filled = shared.filled + slot.at * 8;
+            if (!waited && (line.tile.gathered || line.block_start(i) + KEYS > line.tile.position)) {
+                wait_for_previous_grid();
+                waited = true;
+            }
             barrier_wait(shared.drained + slot.at * 8, slot.parity ^ 1);
             if (LAYOUT == SPARSE && lane < n_boxes)
                 shared.box_positions[slot.at * MAX_BOXES + lane] = chosen.position;
@@ -702,8 +708,10 @@ __global__ void __launch_bounds__(BLOCK_THREADS, 1)
         barrier_init_fence();
     }
     __syncthreads();
-    wait_for_previous_grid();
-    let_next_grid_start();
+    if (!(STARTS_EARLY && args.settled) || warp < WARPS + WRITERS) {
+        wait_for_previous_grid();
+        let_next_grid_start();
+    }
     const int first = load_here(args.queue + blockIdx.x), last = load_here(args.queue + blockIdx.x + 1);
     if (first >= last) return;
     if (warp < WARPS)

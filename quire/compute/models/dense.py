@@ -128,9 +128,8 @@ class DenseModel:
         return self.blocks[-1](x, positions, self.cos_sin, context, wanted)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, written to `out` if given.
-
-        Computed in the model's dtype, as transformers does.
+        """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, or `out`, which takes them in
+        float32 or the model's dtype: the values are the same, as they are computed in the latter, as in transformers.
         """
         if out is None:
             out = torch.empty(len(hidden), self.arch.vocab_size, dtype=torch.float32, device=hidden.device)
@@ -144,6 +143,7 @@ class DenseModel:
             block.attention.out.kernel(residual=True),
             block.gate_up.kernel(norm=True, silu_mul=True),
             block.down.kernel(residual=True),
+            self.head.kernel(norm=True),
             self.head.kernel(norm=True, wide=True),
         ]
         gemm.build(layers, self.dtype, self.embed.weight.device, max_rows)

@@ -101,7 +101,7 @@ class StepGraphs:
         self._mixed = Bodies(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
-        self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
         self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
         self._tails: dict[int, Callable[[], None]] = {}
@@ -127,12 +127,17 @@ class StepGraphs:
         n_decode, n_mixed, took_s = len(self._decode.sizes), len(self._mixed.sizes), time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d tails captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
 
-    def bodies_for(self, batch: FlatBatch, writes: PageWrites, shared: Sequence[SharedPrefix]) -> Bodies | None:
-        """The graphs that can run this step at its best, or None if it is better off without."""
+    def bodies_for(
+        self, batch: FlatBatch, writes: PageWrites, shared: Sequence[SharedPrefix], *, is_settled: bool
+    ) -> Bodies | None:
+        """The graphs that can run this step at its best, or None if it is better off without.
+
+        is_settled: no sequence sees keys that this step stores for another one.
+        """
         n_rows = len(batch.row_slots)
         saved_bytes = sum((len(one.spans) - 1) * one.n_keys for one in shared) * self._pool.bytes_per_token
         is_decode = n_rows == len(batch.span_slots) and len(writes.at) <= self._decode.bucket(n_rows)
-        if is_decode and saved_bytes < SHARING_PAYS_BYTES:
+        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES:
             return self._decode
         mixed = self._mixed
         if n_rows <= mixed.sizes[-1] and len(writes.at) <= mixed.bucket(n_rows):
@@ -203,7 +208,10 @@ class StepGraphs:
         q_indptr: np.ndarray | None = None,
         shared: Sequence[SharedPrefix] = (),
     ) -> AttnPlan:
-        return plan_attention(self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared)
+        settled = buffers is self._decode.buffers
+        return plan_attention(
+            self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared, settled=settled
+        )
 
     def _capture_body(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
         slots, positions, cells, page_at, page = self._rows.device[:, :size]

@@ -79,6 +79,7 @@ def plan_attention(
     q_indptr: np.ndarray | None = None,
     buffers: PlanBuffers | None = None,
     shared: Sequence[SharedPrefix] = (),
+    settled: bool = False,
 ) -> AttnPlan:
     """The attention plan of a step on this pool (`kernels.attention.op.plan`); q_indptr None: one row a span."""
     return attention.plan(
@@ -92,4 +93,5 @@ def plan_attention(
         head_dim=pool.k.shape[4],
         buffers=buffers,
         shared=shared,
+        settled=settled,
     )

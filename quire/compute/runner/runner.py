@@ -193,9 +193,11 @@ class Runner:
             return self._play(self._tape, plan, batch)
         cells = self._tables.cells(batch.row_slots, batch.row_positions)
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
-        bodies = None if self._graphs is None else self._graphs.bodies_for(batch, writes, shared)
-        if self._graphs is not None and bodies is not None:
-            return self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
+        if self._graphs is not None:
+            # only a sequence that enters may have been given pages that this very step fills
+            bodies = self._graphs.bodies_for(batch, writes, shared, is_settled=not plan.opened)
+            if bodies is not None:
+                return self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
         return self._run(plan, batch, cells, writes, shared)
 
     @torch.inference_mode()

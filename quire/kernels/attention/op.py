@@ -31,6 +31,7 @@ def plan(
     blocks: tuple[np.ndarray, np.ndarray] | None = None,
     buffers: PlanBuffers | None = None,
     batch_invariant: bool = False,
+    settled: bool = False,
 ) -> AttnPlan:
     """Prepare attention over pages for the spans of one step, for all layers: prefill, append and decode in any mix.
 
@@ -44,6 +45,8 @@ def plan(
     // page_size), ascending. Spans may be row blocks of one sequence: give its slot to each of them.
     buffers: from `plan_buffers`, to keep all addresses and grids of the step fixed; they hold one plan at a time.
     batch_invariant: results of a span do not depend on its neighbours, at some cost in balance.
+    settled: what is launched between the plan and `run` stores no keys below a span's first row, so that `run` may read
+    those before these kernels have ended.
     Raises ValueError on a mismatch.
     """
     if blocks is not None and len(blocks) != 2:
@@ -62,6 +65,7 @@ def plan(
         seen.n_first,
         shared,
         batch_invariant,
+        settled,
     )
     _check_spans(bare)
     _check_pages(bare, page_table)

@@ -109,6 +109,8 @@ class AttnPlan:
     shared: Sequence[SharedPrefix] = ()
     batch_invariant: bool = False
     """Tiles and their cuts depend on a span alone, so that its results do not depend on its neighbours."""
+    settled: bool = False
+    """Keys below a span's first row may be read while the kernel launched just before `run` still runs."""
     work: Any = None
     """The device's own work list (cpu.py, work.py)."""
 

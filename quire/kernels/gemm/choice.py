@@ -19,6 +19,10 @@ LEAD = 0.985
 """With several tiles of tokens the kernel for many rows must win by its estimate: at a tie (512 rows) it was slower."""
 TORCH_START_US, TORCH_ROWS, TORCH_GFLOP_US = 2.9, 128, 0.78
 """For a launch; torch's tiles waste what is missing to a multiple of so many rows."""
+TORCH_GAPS_US = 1.2
+"""What torch's product loses in a model, where it waits for the end of the kernel before it and is waited for; kernels
+of our own are dependent launches. Measured in chains of layers: 0.9 to 2 us; from 512 rows on it is nothing."""
+MAX_GAPS_ROWS = 384
 FEW_START_US, FEW_ROWS_US, FEW_MB_US, FEW_LONG_K = 2.0, 0.4, 4.5, 4096
 """For a launch; for the root of the rows, where K is long; megabytes of w a microsecond."""
 FEW_SPLIT_US, TORCH_SPLIT_US, MAX_SPLIT, LARGE_N = 0.4, 1.45, 4, 4096
@@ -31,6 +35,8 @@ def fastest(product: Product, n_processors: int) -> Plan | WidePlan | str:
     """The plan of the fastest kernel, or why there is none: torch is faster, or a norm is better not fused."""
     found: list[tuple[float, Plan | WidePlan | str]] = []
     torch_us = torch_estimate_us(product) + (NORM_US if product.norm else 0.0)
+    if product.m <= MAX_GAPS_ROWS:
+        torch_us += TORCH_GAPS_US
     found.append((torch_us, "torch"))
     if product.m <= MAX_FEW_ROWS and (made := plan(product, n_processors)) is not None:
         found.append((few_us(product), made))

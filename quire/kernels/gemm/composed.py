@@ -23,6 +23,8 @@ def linear(
         x = rms_norm(x, *norm)
     if residual is not None and bias is None and not silu_mul:
         return torch.addmm(residual, x, w.T, out=residual)  # cuBLAS adds before it rounds
+    if out is not None and out.dtype is x.dtype and bias is None and not silu_mul:
+        return torch.mm(x, w.T, out=out)
     y = F.linear(x, w, bias)
     if silu_mul:
         y = silu_mul_op(y)

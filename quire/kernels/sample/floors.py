@@ -34,7 +34,7 @@ def block_sums(start, n, base, slope, floor, out, BLOCK: tl.constexpr):
     blocks = tl.arange(0, ROW_TILE // BLOCK)
     within = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     for at in range(0, n, ROW_TILE):
-        x = tl.load(start + at + within, mask=at + within < n, other=float("-inf"))
+        x = tl.load(start + at + within, mask=at + within < n, other=float("-inf")).to(tl.float32)
         sums = tl.sum(weights_of(x, base, slope, floor), 1)
         tl.store(out + at // BLOCK + blocks, sums, mask=at + blocks * BLOCK < n)
     tl.debug_barrier()
@@ -48,7 +48,8 @@ def floor_of(
     """(logits, how many, floor): those that include all kept ones, collected in `values` or the row itself.
 
     peaks, shares: largest logit and weight of each group of the row at `start`, base the largest of all. Scratch:
-    found int32 [groups]; values and columns [min(ROOM, width)], the logits collected and where they stand.
+    found int32 [groups]; values and columns [min(ROOM, width)], the logits collected, in the row's dtype, and where
+    they stand.
     """
     floor = _at_least(base.to(tl.float64) + drop)
     k = tl.where(top_k < width, top_k, 0)
@@ -154,7 +155,7 @@ def _collect(
         column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         # single words: wider loads would have to be exchanged between threads before the scattered stores
         column = tl.max_contiguous(column, [1, 1])
-        x = tl.load(start + column, mask=is_listed[:, None] & (column < width), other=float("-inf"))
+        x = tl.load(start + column, mask=is_listed[:, None] & (column < width), other=float("-inf")).to(tl.float32)
         is_in = ((x >= low) & (x < high) & (x > float("-inf"))).to(tl.int32)
         counts = tl.sum(is_in, 1)
         places = n + (tl.cumsum(counts, 0) - counts)[:, None] + tl.cumsum(is_in, 1) - 1
@@ -174,12 +175,12 @@ def _rank(values, n, base, slope, k, top_p, whole):
     whole: what top_p is a share of; if negative, the weight of what top_k leaves.
     """
     index = tl.arange(0, FEW)
-    x = tl.load(values + index, mask=index < n, other=float("-inf"))
+    x = tl.load(values + index, mask=index < n, other=float("-inf")).to(tl.float32)
     n_larger = tl.zeros([FEW], tl.int32)
     larger = tl.zeros([FEW], tl.float32)
     for at in range(0, n, STEP):
         others = at + tl.arange(0, STEP)
-        y = tl.load(values + others, mask=others < n, other=float("-inf"))
+        y = tl.load(values + others, mask=others < n, other=float("-inf")).to(tl.float32)
         weights = weights_of(y, base, slope, float("-inf"))
         is_larger = y[:, None] > x[None, :]  # a thread has one x and all y, so its sums need no other thread
         n_larger += tl.sum(is_larger.to(tl.int32), 0)
@@ -197,7 +198,7 @@ def _mass(start, n, floor, base, slope, TILE: tl.constexpr):
     lanes = tl.arange(0, TILE)
     masses = tl.zeros([TILE], tl.float32)
     for at in range(0, n, TILE):
-        x = tl.load(start + at + lanes, mask=at + lanes < n, other=float("-inf"))
+        x = tl.load(start + at + lanes, mask=at + lanes < n, other=float("-inf")).to(tl.float32)
         masses += weights_of(x, base, slope, floor)
     return tl.sum(masses.to(tl.float64), 0)
 
@@ -224,7 +225,7 @@ def _measure(start, width, base, slope, a, b, c):
     mass_a = tl.zeros([LANES], tl.float32)
     mass_b, mass_c, n_a, n_b, n_c = mass_a, mass_a, mass_a, mass_a, mass_a
     for at in range(0, width, ROW_TILE):
-        x = tl.load(start + at + within, mask=at + within < width, other=float("-inf"))
+        x = tl.load(start + at + within, mask=at + within < width, other=float("-inf")).to(tl.float32)
         weights = weights_of(x, base, slope, a)
         mass_a += tl.sum(weights, 0)
         mass_b += tl.sum(tl.where(x >= b, weights, 0.0), 0)
@@ -242,7 +243,7 @@ def _guess(start, width, floor, base, slope, target, share):
 
     Four standard errors around what a sample says; of weights it wants the share, of counts the target itself.
     """
-    x = tl.load(start + tl.arange(0, N_SAMPLES) * (width // N_SAMPLES))
+    x = tl.load(start + tl.arange(0, N_SAMPLES) * (width // N_SAMPLES)).to(tl.float32)
     weights = weights_of(x, base, slope, floor)
     total = tl.sum(weights, 0)
     wanted = tl.minimum(tl.where(slope == 0, target / width * N_SAMPLES, share * total), total).to(tl.float32)

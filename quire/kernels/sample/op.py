@@ -8,6 +8,8 @@ from quire.kernels import backends
 from quire.kernels.sample.draw import N_CONTROLS, Choice, Draw, TokenMasks
 from quire.kernels.transfer import upload
 
+CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def choose(logits: torch.Tensor, draw: Draw) -> Choice:
     """`choose_by` with the controls of `draw`, one entry a row, sent to the device; nothing waits for it."""
@@ -17,7 +19,7 @@ def choose(logits: torch.Tensor, draw: Draw) -> Choice:
 def choose_by(
     logits: torch.Tensor, controls: torch.Tensor, out: Choice | None = None, masks: TokenMasks | None = None
 ) -> Choice:
-    """One token for each row of `logits`, float32 [m, width] with contiguous rows.
+    """One token for each row of `logits` [m, width] with contiguous rows: float32, on CUDA bfloat16 or float16, too.
 
     controls: float64 [N_CONTROLS, m], each line contiguous, as `Draw.controls` makes them, on the logits' device (a
     slice of a wider buffer will do). out: int32 and uint8 [m] to write and return. On CUDA no decision of the host
@@ -34,8 +36,9 @@ def choose_by(
     device: minus infinity is added to what they do not allow, in `logits`, before all else. Raises ValueError on a
     mismatch of shapes or types.
     """
-    if logits.dim() != 2 or logits.dtype != torch.float32 or (logits.shape[1] > 1 and logits.stride(1) != 1):
-        raise ValueError(f"logits must be float32 [m, width], rows contiguous: {tuple(logits.shape)} {logits.dtype}")
+    dtypes = CUDA_DTYPES if logits.is_cuda else CUDA_DTYPES[:1]
+    if logits.dim() != 2 or logits.dtype not in dtypes or (logits.shape[1] > 1 and logits.stride(1) != 1):
+        raise ValueError(f"logits must be [m, width], rows contiguous, {dtypes}: {tuple(logits.shape)} {logits.dtype}")
     n_rows, width = logits.shape
     if controls.shape != (N_CONTROLS, n_rows) or width == 0:
         raise ValueError(

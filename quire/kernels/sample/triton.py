@@ -32,22 +32,23 @@ LEAST_SLOPE = 1.2e-38
 
 
 def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
-    """See `op.choose_by`."""
+    """See `op.choose_by`. Logits are read as they are and computed with in float32."""
     n_rows, width = logits.shape
     lines, bits = (None, None) if masks is None else (masks.lines, masks.bits)
     n_groups, room = triton.cdiv(width, GROUP), min(ROOM, width)
     padded = triton.next_power_of_2(n_groups)
-    floats = torch.empty((n_rows, 2 * padded + room), dtype=torch.float32, device=logits.device)
+    floats = torch.empty((n_rows, 2 * padded), dtype=torch.float32, device=logits.device)
+    collected = torch.empty((n_rows, room), dtype=logits.dtype, device=logits.device)
     ints = torch.empty((n_rows, padded + room), dtype=torch.int32, device=logits.device)
     dependent = _has_dependent_launch(logits.device)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
-        logits, logits.stride(0), width, controls, controls.stride(0), floats, n_groups, room,
+        logits, logits.stride(0), width, controls, controls.stride(0), floats, n_groups,
         lines, bits, 0 if bits is None else bits.stride(0), 0 if bits is None else bits.shape[1],
         GROUP=GROUP, N_GROUPS=padded, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, DEPENDENT=dependent,
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _select[(n_rows,)](
-        logits, logits.stride(0), width, controls, controls.stride(0), floats, ints, n_groups, room,
+        logits, logits.stride(0), width, controls, controls.stride(0), floats, collected, ints, n_groups, room,
         out.token_ids, out.status,
         GROUP=GROUP, N_GROUPS=padded, ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
         FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, DEPENDENT=dependent,
@@ -65,7 +66,7 @@ def _has_dependent_launch(device: torch.device) -> bool:
     do_not_specialize=["line", "mask_stride", "n_words"], do_not_specialize_on_alignment=["controls", "mask_lines"]
 )
 def _group_stats(
-    logits, stride, width, controls, line, floats, n_groups, room, mask_lines, mask_bits, mask_stride, n_words,
+    logits, stride, width, controls, line, floats, n_groups, mask_lines, mask_bits, mask_stride, n_words,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, CHUNK: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -77,7 +78,7 @@ def _group_stats(
 
         parts x groups x columns of a part
 
-    floats: scratch of a row: [N_GROUPS] largest logits, [N_GROUPS] sums, [room] logits collected by `_select`.
+    floats: scratch of a row: [N_GROUPS] largest logits, [N_GROUPS] sums.
     """
     if DEPENDENT:  # nothing is read or written before the kernel before this one has ended
         gdc_wait()
@@ -87,7 +88,7 @@ def _group_stats(
     group = chunk * (CHUNK // GROUP) + tl.arange(0, CHUNK // GROUP)
     within = tl.arange(0, 4)[:, None, None] * PART + tl.arange(0, PART)[None, None, :]
     columns = group[None, :, None] * GROUP + within
-    x = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf"))
+    x = tl.load(logits + row * stride + columns, mask=columns < width, other=float("-inf")).to(tl.float32)
     if mask_lines is not None:
         mask_line = tl.load(mask_lines + row).to(tl.int64)
         if mask_line >= 0:
@@ -99,7 +100,7 @@ def _group_stats(
     peaks = tl.max(tl.max(x, 0), 1)
     base = tl.where(peaks > float("-inf"), peaks, 0.0)
     sums = tl.sum(tl.sum(tl.exp((x - base[None, :, None]) * slope), 0), 1)
-    place = floats + row * (2 * N_GROUPS + room) + group
+    place = floats + row * (2 * N_GROUPS) + group
     tl.store(place, peaks, mask=group < n_groups)
     tl.store(place + N_GROUPS, sums, mask=group < n_groups)
 
@@ -120,11 +121,12 @@ def _first_above(weights, target, index, NOWHERE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids", "status"])
 def _select(
-    logits, stride, width, controls, line, floats, ints, n_groups, room, token_ids, status,
+    logits, stride, width, controls, line, floats, collected, ints, n_groups, room, token_ids, status,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The token and status of one row. ints: scratch of a row: [N_GROUPS] groups listed, [room] columns collected."""
+    """The token and status of one row. Scratch of a row: collected: [room] logits, of their dtype; ints: [N_GROUPS]
+    groups listed, [room] columns collected."""
     if DEPENDENT:
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
@@ -135,7 +137,7 @@ def _select(
     top_p = tl.load(controls + 4 * line + row)
     slope = tl.maximum(inverse.to(tl.float32), LEAST_SLOPE)
     start = logits + row * stride
-    peaks_at = floats + row * (2 * N_GROUPS + room)
+    peaks_at = floats + row * (2 * N_GROUPS)
     sums_at = peaks_at + N_GROUPS
     groups = tl.arange(0, N_GROUPS)
     peaks = tl.load(peaks_at + groups, mask=groups < n_groups, other=float("-inf"))
@@ -153,7 +155,7 @@ def _select(
         found = ints + row * (N_GROUPS + room)
         entries, n_entries, floor = floor_of(
             start, width, peaks, shares, base, slope, drop, top_k, top_p, found, found + N_GROUPS,
-            sums_at + N_GROUPS, GROUP, N_GROUPS, ROOM,
+            collected + row * room, GROUP, N_GROUPS, ROOM,
         )  # fmt: skip
         is_list = (n_entries < width).to(tl.int32)
         block_sums(entries, n_entries, base, slope, floor, sums_at, GROUP)
@@ -166,6 +168,7 @@ def _select(
     group = tl.minimum(tl.where(inverse == 0, greedy_group, random_group), n_groups - 1)
     within = tl.arange(0, GROUP)
     x = tl.load(entries + group * GROUP + within, mask=group * GROUP + within < n_entries, other=float("-inf"))
+    x = x.to(tl.float32)
     largest = tl.min(tl.where(x == tl.max(x, 0), within, GROUP - 1), 0)
     drawn, _ = _first_above(weights_of(x, base, slope, floor), target - before, within, GROUP)
     at = group * GROUP + tl.where((inverse == 0) | (drawn == GROUP), largest, drawn)

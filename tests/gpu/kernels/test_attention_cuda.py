@@ -12,9 +12,11 @@ from attention.triton_case import VARIANTS as BY_HAND
 from attention.triton_case import Case, expected
 from paged_case import VARIANTS, PagedCase, random_case, worst_error
 
+from quire.kernels import gemm
 from quire.kernels.attention import op, reference, select, work
 from quire.kernels.attention.plan import AttnPlan, Layout, SharedPrefix
 from quire.kernels.attention.variant import Variant
+from quire.kernels.qkv import rotate_and_store
 
 pytestmark = pytest.mark.gpu
 
@@ -180,6 +182,30 @@ def test_decode_in_a_cuda_graph(implementation: ModuleType) -> None:
         wanted = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
         reference.run(*wide, planned, variant, wanted, None)
         assert worst_error(out[:n_spans], wanted[:n_spans]) <= reference.TOLERANCE[torch.bfloat16], (n_spans, cut)
+
+
+@pytest.mark.parametrize("n_spans", [3, 40])
+def test_only_settled_keys_are_read_before_the_previous_kernel_has_ended(n_spans: int) -> None:
+    """The newest keys and values are NaN until a dependent launch stores them, itself behind a long product."""
+    lens = np.arange(n_spans, dtype=np.int32) * 37 + 65
+    n_columns = -(-int(lens.max()) // 16)
+    table = torch.randperm(n_spans * n_columns, device="cuda").to(torch.int32).view(n_spans, n_columns)
+    k, v = torch.randn(2, n_spans * n_columns, 8, 16, 128, device="cuda").bfloat16()
+    positions = torch.from_numpy(lens - 1).cuda().long()
+    pages = table[torch.arange(n_spans, device="cuda"), positions // 16].long()
+    cos_sin = torch.randn(int(lens.max()), 128, device="cuda")
+    x, w = torch.randn(n_spans, 4096, device="cuda").bfloat16(), torch.randn(32768, 4096, device="cuda").bfloat16()
+    sizes = {"page_size": 16, "n_q_heads": 16, "n_kv_heads": 8, "head_dim": 128}
+    indptr, slots = np.arange(n_spans + 1, dtype=np.int32), np.arange(n_spans, dtype=np.int32)
+    early, late = (op.plan(indptr, lens, slots, table, **sizes, settled=settled) for settled in (True, False))
+    for _ in range(20):
+        k[pages, :, positions % 16] = torch.nan
+        v[pages, :, positions % 16] = torch.nan
+        qkv = gemm.linear(x, w)[:, :4096].contiguous() if n_spans == 3 else gemm.linear(x, w[:4096])
+        q = rotate_and_store(qkv, None, None, 1e-6, positions, cos_sin, k, v, pages * 16 + positions % 16)
+        out = op.run(q, k, v, early, Variant(128**-0.5))
+        torch.cuda.synchronize()
+        assert torch.equal(out, op.run(q, k, v, late, Variant(128**-0.5))) and out.isfinite().all()
 
 
 def test_nothing_waits_for_the_device(implementation: ModuleType) -> None:

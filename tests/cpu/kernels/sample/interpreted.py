@@ -40,12 +40,13 @@ def choose(logits: torch.Tensor, draw: Draw) -> Choice:
     return out
 
 
-def check_choices(width: int) -> None:
+def check_choices(width: int, dtype: torch.dtype) -> None:
     features = list(FEATURES.values())
     logits = torch.randn(len(features) * 2, width, generator=torch.Generator().manual_seed(width)) * 3
     logits[1, :] = (logits[1] * 2).round()
     draw = joined([make_draw(1, seed=i, **features[i % len(features)]) for i in range(len(logits))])
     logits[3, width // 2], logits[4, 0], logits[5] = torch.nan, torch.inf, -torch.inf
+    logits = logits.to(dtype)
     choice = choose(logits, draw)
     assert_agrees(choice, logits, draw)
     assert choice.token_ids[3:6].tolist() == [0, 0, 0]
@@ -134,8 +135,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with np.errstate(all="ignore"):
         check_random_bits()
-        for n_columns in (5, 4500):
-            check_choices(n_columns)
+        for n_columns, dtype in ((5, torch.float32), (4500, torch.float32), (4500, torch.float16)):
+            check_choices(n_columns, dtype)
         for n_columns, n_mask_words in ((40, 2), (2500, 79), (2500, 70)):
             check_masks(n_columns, n_mask_words)
         check_random_shapes(40)

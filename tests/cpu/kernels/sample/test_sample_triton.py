@@ -30,8 +30,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from quire.kernels.sample import triton as kernels
 
-stats = dict(logits="*fp32", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32",
-             n_groups="i32", room="i32", mask_lines="*i32", mask_bits="*i32", mask_stride="i32", n_words="i32")
+stats = dict(logits="*bf16", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32", n_groups="i32",
+             room="i32", collected="*bf16", mask_lines="*i32", mask_bits="*i32", mask_stride="i32", n_words="i32")
 cases = [
     (kernels._group_stats, stats, dict(GROUP=128, N_GROUPS=2048, CHUNK=2048, LEAST_SLOPE=1.2e-38, DEPENDENT=True)),
     (kernels._select, stats | dict(ints="*i32", token_ids="*i32", status="*u8"),

@@ -58,10 +58,11 @@ def assert_agrees(choice: Choice, logits: torch.Tensor, draw: Draw) -> None:
         assert (steps - draw.uniform[i]).abs().max() < reference.TOLERANCE, i
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["peaked", "wide", "flat", "ties"])
 @pytest.mark.parametrize("width", [5, 4096, 32000, 151936])
-def test_kernels_equal_the_oracle(width: int, kind: str) -> None:
-    logits, draw = make_logits(36, width, kind), make_draw(36, FEATURES)
+def test_kernels_equal_the_oracle(width: int, kind: str, dtype: torch.dtype) -> None:
+    logits, draw = make_logits(36, width, kind).to(dtype), make_draw(36, FEATURES)
     logits[9] = (logits[9] * 2).round()
     logits[10, width // 2], logits[11, 0], logits[12] = torch.nan, torch.inf, -torch.inf
     assert_agrees(choose(logits, draw), logits, draw)
@@ -90,6 +91,13 @@ def test_a_row_does_not_depend_on_its_neighbours(width: int) -> None:
     for i in range(64):
         assert int(choose(logits[i : i + 1].clone(), draw.take(np.array([i]))).token_ids) == together[i]
     assert choose(logits[:17].clone(), draw.take(np.arange(17))).token_ids.tolist() == together[:17]
+
+
+def test_a_narrow_dtype_gives_the_tokens_of_float32() -> None:
+    logits, draw = torch.cat([make_logits(20, 9001, kind) for kind in ("peaked", "flat")]), make_draw(40, FEATURES)
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = logits.to(dtype)
+        assert torch.equal(choose(narrow, draw).token_ids, choose(narrow.float(), draw).token_ids)
 
 
 def test_a_captured_graph_serves_any_controls_and_logits() -> None:
