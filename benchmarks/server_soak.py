@@ -78,7 +78,7 @@ class Soak:
         with contextlib.suppress(psutil.Error, StopIteration):
             engine, api = self.parts()
             if len(api) == self.options.api_processes:
-                rss, fds = (sum(kind) for kind in zip(*((one.memory_info().rss, one.num_fds()) for one in api)))
+                rss, fds = sum(one.memory_info().rss for one in api), sum(one.num_fds() for one in api)
                 self.samples.append((rss, fds, engine.memory_info().rss))
 
     async def get(self, path: str) -> dict[str, object]:
