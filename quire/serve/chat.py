@@ -30,6 +30,7 @@ from quire.serve.validation import (
     check_sequences,
     sampling_params,
     stream_choice,
+    user_label,
 )
 from quire.text.message import Call, MessageReader, Piece, PieceKind
 
@@ -79,7 +80,8 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     params.structured_outputs = reading.structured
     params.skip_special_tokens &= not reading.shows_special
     params.verify(state.limits.logits_width, state.limits.max_logprobs)
-    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", reading.reader)
+    user = user_label(body.user, body.safety_identifier)
+    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", user, reading.reader)
 
 
 async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest) -> tuple[Conversation, list[int]]:

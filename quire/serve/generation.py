@@ -45,6 +45,8 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    user: str = ""
+    """Label of the client's user, with whom the others of its key share fairly."""
     reader: Callable[[], MessageReader] | None = None
     """Makes a reader for the text of each sequence: it has more than content. None: it is content."""
     pooling: Pooling | None = None
@@ -121,7 +123,8 @@ class Generation:
         self._recorder = state.recorder
         self._began_s = time.monotonic()
         self._n_complete = 0
-        self._terms = Terms(tenant.name, state.config.max_queue_seconds, state.config.request_timeout)
+        config = state.config
+        self._terms = Terms(tenant.name, job.user, config.max_queue_seconds, config.request_timeout)
         self.job = job
         self.usage = Usage()
         self._streams: list[RequestStream] = []

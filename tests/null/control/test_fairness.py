@@ -1,4 +1,5 @@
-"""Tenants share the queue by tokens: a flood of one does not delay another; and time limits of requests."""
+"""Tenants share the queue by tokens, and so do the users of each: a flood of one does not delay another; and time
+limits of requests."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ def request(name: str, prompt_len: int = 4, **terms: object) -> Request:
     )  # fmt: skip
 
 
-def seq(tenant: str, arrival: int, prompt_len: int = 100, priority: int = 0) -> Seq:
-    one = request(f"{tenant}{arrival}", prompt_len, tenant=tenant)
+def seq(tenant: str, arrival: int, prompt_len: int = 100, priority: int = 0, user: str = "") -> Seq:
+    one = request(f"{tenant}{arrival}", prompt_len, tenant=tenant, user=user)
     return Seq(one, 0, (priority, arrival, 0), slot_params(one, 0))
 
 
@@ -66,20 +67,53 @@ def test_output_is_paid_for() -> None:
     assert drained(queue)[:100] == ["other"] * 100
 
 
+def test_a_user_with_one_request_does_not_starve_behind_one_with_many() -> None:
+    queue = WaitQueue()
+    for i in range(50):
+        queue.push(seq("team", i, 500, user="many"))
+    queue.push(seq("team", 50, 500, user="one"))
+    users = [queue.pop().request.terms.user for _ in range(len(queue))]
+    assert users.index("one") <= -(-QUANTUM // 500) + 1
+
+
+def test_many_users_do_not_make_a_tenant_larger() -> None:
+    queue = WaitQueue()
+    for i in range(600):
+        queue.push(seq("crowd", i, 500, user=f"user{i}"))
+        queue.push(seq("alone", i, 500))
+    taken = drained(queue)[:600]
+    assert abs(taken.count("crowd") - taken.count("alone")) <= -(-QUANTUM // 500) + 1
+
+
+@pytest.mark.parametrize("level", ["tenant", "user"])
+def test_what_was_used_while_nobody_else_waited_is_no_debt(level: str) -> None:
+    def one(name: str, arrival: int) -> Seq:
+        return seq(name, arrival, 500) if level == "tenant" else seq("team", arrival, 500, user=name)
+
+    queue = WaitQueue()
+    for i in range(1100):
+        queue.push(one("early", i))
+    for _ in range(1000):
+        queue.charge(queue.pop())
+    for i in range(100):
+        queue.push(one("late", 1100 + i))
+    names = [getattr(queue.pop().request.terms, level) for _ in range(100)]
+    assert 40 <= names.count("early") <= 60
+
+
 def test_the_head_stays_until_it_is_popped_and_priorities_come_first() -> None:
     rng, queue = random.Random(5), WaitQueue()
     live: list[Seq] = []
     for arrival in range(3000):
         if rng.random() < 0.55 or not live:
-            one = seq(rng.choice("abc"), arrival, rng.choice([3, 700, 5000]), rng.choice([0, 1]))
+            one = seq(rng.choice("abc"), arrival, rng.choice([3, 700, 5000]), rng.choice([0, 1]), rng.choice("xy"))
             queue.push(one, returned=rng.random() < 0.2)
             live.append(one)
         else:
             head = queue.peek()
             assert head is queue.peek() and head is queue.pop() and head is not None
             assert head.key[0] == min(other.key[0] for other in live)
-            own = [o for o in live if (o.request.terms.tenant, o.key[0]) == (head.request.terms.tenant, head.key[0])]
-            assert head in own
+            assert head in live
             live.remove(head)
         assert len(queue) == len(live)
 
@@ -128,7 +162,7 @@ def test_limits_of_ended_requests_are_forgotten() -> None:
 def test_empty_levels_and_tenants_leave_nothing(returned: bool) -> None:
     queue = WaitQueue()
     for i in range(500):
-        queue.push(seq(f"tenant{i}", i, priority=i % 50), returned=returned)
+        queue.push(seq(f"tenant{i}", i, priority=i % 50, user=f"user{i % 3}"), returned=returned)
     while queue.peek() is not None:
         queue.pop()
     assert not queue._levels and not queue._priorities
