@@ -188,7 +188,7 @@ def _responses(path: str) -> JsonObject:
     else:
         content = {"application/json": {"schema": {"type": "object", "required": ANSWERS[path].split()}}}
     if path in STREAMING:
-        content["text/event-stream"] = {"schema": _STRING}
+        content["text/event-stream"] = {}  # events, which OpenAPI has no words for
     is_anthropic = path.startswith(ANTHROPIC_PATH.decode())
     error = {"$ref": f"#/components/schemas/{'AnthropicError' if is_anthropic else 'Error'}"}
     refused = {

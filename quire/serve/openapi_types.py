@@ -10,9 +10,17 @@ from typing import Any
 
 from msgspec import inspect
 
-from quire.core.sampling import MAX_BAD_WORDS, MAX_LISTED_TOKENS, MAX_N, MAX_SEED, MAX_STOP_CHARS, MAX_STOP_STRINGS
+from quire.core.sampling import (
+    MAX_BAD_WORDS,
+    MAX_LISTED_TOKENS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MIN_REPETITION_PENALTY,
+)
 from quire.serve.batch_lines import ENDPOINTS
-from quire.serve.conversation import MAX_MESSAGES, MAX_TOOLS
+from quire.serve.conversation import MAX_MESSAGES, MAX_NAME_CHARS, MAX_TOOLS
 from quire.serve.responses_schema import CallItem, CallOutputItem, MessageItem, ReasoningItem
 from quire.serve.schema import JsonObject
 from quire.serve.validation import MAX_LABEL_CHARS, MAX_METADATA, MAX_METADATA_KEY_CHARS
@@ -20,6 +28,8 @@ from quire.serve.validation import MAX_LABEL_CHARS, MAX_METADATA, MAX_METADATA_K
 MAX_INT32 = 2**31 - 1
 
 _LABEL: JsonObject = {"maxLength": MAX_LABEL_CHARS}
+_NAME: JsonObject = {"maxLength": MAX_NAME_CHARS}
+_FUNCTION_NAME: JsonObject = {"pattern": "^[a-zA-Z0-9_.-]{1,64}$"}
 _OBJECT: JsonObject = {"type": "object"}
 _OBJECT_OR_NULL: JsonObject = {"type": ["object", "null"]}
 _TOKEN: JsonObject = {"type": "integer", "minimum": 0}
@@ -36,7 +46,7 @@ BOUNDS: dict[str, JsonObject] = {
     "min_p": {"minimum": 0, "maximum": 1},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 10},
+    "repetition_penalty": {"minimum": MIN_REPETITION_PENALTY, "maximum": 10},
     "seed": {"minimum": -MAX_SEED - 1, "maximum": MAX_SEED},
     "stop": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]},
     "stop_sequences": {"items": _STRING, "maxItems": MAX_STOP_STRINGS},
@@ -71,13 +81,15 @@ BOUNDS: dict[str, JsonObject] = {
     "messages": {"minItems": 1, "maxItems": MAX_MESSAGES},
     "tools": {"maxItems": MAX_TOOLS},
     "Tool.type": {"const": "function"},
-    "ToolCall.type": {"const": "function"},
+    "ToolCall.type": {"enum": ["function", None]},
     "ResponsesTool.type": {"const": "function"},
-    "name": {"maxLength": MAX_LABEL_CHARS},
-    "FunctionTool.name": {"pattern": "^[a-zA-Z0-9_.-]{1,64}$"},
+    **{f"{role}Message.name": _NAME for role in ("System", "Developer", "User", "Assistant", "Tool")},
+    "FunctionTool.name": _FUNCTION_NAME,
+    "ResponsesTool.name": _FUNCTION_NAME,
+    "MessagesTool.name": _FUNCTION_NAME,
     "FunctionTool.parameters": _OBJECT_OR_NULL,
     "ResponsesTool.parameters": _OBJECT_OR_NULL,
-    "MessagesTool.input_schema": _OBJECT,
+    "MessagesTool.input_schema": _OBJECT_OR_NULL,
     "ToolUseBlock.input": _OBJECT,
     "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required"]}, _OBJECT_OR_NULL]},
     "ToolChoice.type": {"enum": ["auto", "any", "tool", "none"]},
@@ -120,7 +132,7 @@ class TypeSchemas:
             case inspect.StructType():
                 return self._reference(kind)
             case inspect.UnionType():
-                return _joined([self._schema(one) for one in kind.types])
+                return self._union(kind)
             case inspect.ListType():
                 return {"type": "array", "items": self._schema(kind.item_type)}
             case inspect.DictType():
@@ -128,6 +140,15 @@ class TypeSchemas:
             case inspect.AnyType() | inspect.RawType():
                 return {}
         return {"type": _SCALARS[type(kind)]}
+
+    def _union(self, kind: inspect.UnionType) -> JsonObject:
+        """Where a struct is one of several, its tag must be there."""
+        structs = [one for one in kind.types if isinstance(one, inspect.StructType)]
+        schemas = [self._schema(one) for one in kind.types]
+        if len(structs) > 1:
+            tags = [one.tag_field if isinstance(one, inspect.StructType) else None for one in kind.types]
+            schemas = [one | ({"required": [tag]} if tag else {}) for one, tag in zip(schemas, tags, strict=True)]
+        return _joined(schemas)
 
     def _reference(self, kind: inspect.StructType) -> JsonObject:
         name = kind.cls.__name__
@@ -148,8 +169,6 @@ class TypeSchemas:
         found: JsonObject = {"type": "object", "properties": properties}
         if kind.cls.__doc__:
             found["description"] = kind.cls.__doc__.partition("\n")[0]
-        if kind.tag_field is not None:
-            required.insert(0, kind.tag_field)
         if required:
             found["required"] = required
         if kind.forbid_unknown_fields:

@@ -140,7 +140,7 @@ def _messages(body: ResponsesRequest, names: dict[str, str]) -> list[Message]:
 
 
 def _item(raw: msgspec.Raw, where: str) -> Any:
-    kind = _ITEM_TYPE.decode(raw, where).type
+    kind = _ITEM_TYPE.decode(raw, where).type or "message"
     decoder = _ITEMS.get(kind)
     if decoder is None:
         raise unsupported(f"{where}.type", f"{shown(kind)} is none of {', '.join(_ITEMS)}.")

@@ -126,7 +126,7 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One tool call of an earlier assistant message."""
 
     id: str
-    type: str = "function"
+    type: str | None = None
     function: FunctionCall
     index: int | None = None
 

@@ -55,6 +55,13 @@ def test_schemas_are_schemas_and_references_hold() -> None:
     assert set(references) <= schemas.keys()
 
 
+def test_null_may_stand_for_every_field_that_may_be_left_out() -> None:
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        for field in schema["properties"].keys() - {*schema.get("required", []), "type", "role"}:
+            if not name.endswith("Error") and (name, field) != ("ResponsesTool", "name"):  # checked as a tool's name
+                jsonschema.validate(None, {**schema["properties"][field], "components": DOCUMENT["components"]})
+
+
 def test_every_bound_is_of_a_field() -> None:
     fields = {(name, field) for name, one in DOCUMENT["components"]["schemas"].items() for field in one["properties"]}
     for name in BOUNDS:
