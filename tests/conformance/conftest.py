@@ -21,6 +21,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+"""litellm asks the network for prices otherwise."""
 CANARY = {"model": "demo", "prompt": "def read_file(path):", "max_tokens": 24, "temperature": 0}
 FLAGS = [
     *("--served-model-name", "demo", "--num-threads", "1", "--num-gpu-blocks-override", "600"),
