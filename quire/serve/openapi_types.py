@@ -137,6 +137,8 @@ class TypeSchemas:
                 return {"type": "array", "items": self._schema(kind.item_type)}
             case inspect.DictType():
                 return {"type": "object", "additionalProperties": self._schema(kind.value_type)}
+            case inspect.LiteralType():
+                return {"enum": list(kind.values)}
             case inspect.AnyType() | inspect.RawType():
                 return {}
         return {"type": _SCALARS[type(kind)]}
