@@ -21,7 +21,7 @@ from quire.serve.logprobs import TokenNames, chat_logprobs, prompt_rows
 from quire.serve.refusal import bad_request, refusal_of, unsupported
 from quire.serve.schema import ChatRequest, JsonObject
 from quire.serve.state import ServerState
-from quire.serve.tooling import reading_of
+from quire.serve.tooling import reading_of, reasoning_kwargs
 from quire.serve.validation import (
     check_cells,
     check_labels,
@@ -94,6 +94,10 @@ async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest)
         ),
         exchange.body_bytes,
     )
+    for name, value in reasoning_kwargs(body.reasoning_effort, state.style).items():
+        if conversation.kwargs.get(name, value) != value:
+            raise bad_request(f"reasoning_effort and chat_template_kwargs.{name} disagree.", "chat_template_kwargs")
+        conversation.kwargs[name] = value
     special = bool(body.add_special_tokens)
     return conversation, await state.prompts.encode_conversation(conversation, add_special_tokens=special)
 
