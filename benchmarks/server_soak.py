@@ -129,7 +129,7 @@ class Soak:
     async def stream(self, rng: random.Random, leave: bool = False) -> str:
         """A stream, read to its end unless the user leaves."""
         body = {"model": "demo", "prompt": "x" * rng.randrange(1, 400), "max_tokens": rng.randrange(1, 120),
-                "stream": True, "n": rng.choice([1, 1, 2]), "ignore_eos": True}  # fmt: skip
+                "stream": True, "n": rng.choice([1, 1, 2]), "ignore_eos": True, "user": f"{rng.randrange(9)}"}  # fmt: skip
         async with self.session.post(self.base + "/v1/completions", json=body) as answer:
             if answer.status != 200:
                 await answer.read()
@@ -256,11 +256,10 @@ class Soak:
         quarter = max(1, len(self.samples) // 4)
         mib: dict[str, list[float]] = {}
         for name, column in (("api_rss_mib", 0), ("engine_rss_mib", 2)):
-            early, late = (
-                statistics.median(sample[column] for sample in part)
-                for part in (self.samples[quarter : 2 * quarter], self.samples[-quarter:])
-            )
-            mib[name] = [round(early / 2**20, 1), round(late / 2**20, 1)]
+            parts = [self.samples[at * quarter : (at + 1) * quarter] or self.samples for at in range(4)]
+            medians = [statistics.median(sample[column] for sample in part) for part in parts]
+            early, late = medians[1], medians[3]
+            mib[name] = [round(median / 2**20, 1) for median in medians]
             if late / early - 1 > MAX_GROWTH:
                 self.problems.append(f"{name} grew by {late / early - 1:.1%}")
         fds = self.samples[-1][1]
