@@ -129,7 +129,8 @@ class Soak:
     async def stream(self, rng: random.Random, leave: bool = False) -> str:
         """A stream, read to its end unless the user leaves."""
         body = {"model": "demo", "prompt": "x" * rng.randrange(1, 400), "max_tokens": rng.randrange(1, 120),
-                "stream": True, "n": rng.choice([1, 1, 2]), "ignore_eos": True, "user": f"{rng.randrange(9)}"}  # fmt: skip
+                "stream": True, "n": rng.choice([1, 1, 2]), "ignore_eos": True,
+                "user": f"{rng.randrange(9)}"}  # fmt: skip
         async with self.session.post(self.base + "/v1/completions", json=body) as answer:
             if answer.status != 200:
                 await answer.read()

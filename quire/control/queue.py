@@ -16,7 +16,8 @@ import heapq
 
 from quire.control.seq import Seq, SeqState
 
-QUANTUM = 2048
+QUANTUM = 512
+"""About one request: less makes the rings turn more often for each pop, more lets short requests of one go in a row."""
 
 Heap = list[tuple[tuple[int, int, int], Seq]]
 

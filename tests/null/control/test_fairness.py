@@ -15,6 +15,7 @@ from quire.control.slot_params import slot_params
 from quire.core.clock import VirtualClock
 from quire.core.events import FinishReason
 from quire.core.request import Request, Terms
+from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 
 
@@ -62,7 +63,7 @@ def test_output_is_paid_for() -> None:
         queue.push(seq("other", 100 + i))
     first = queue.pop()
     assert first.request.terms.tenant == "talker"
-    first.tokens = [1] * (100 + 10 * QUANTUM)
+    first.tokens = [1] * (100 + 40 * QUANTUM)
     queue.charge(first)
     assert drained(queue)[:100] == ["other"] * 100
 
@@ -74,6 +75,25 @@ def test_a_user_with_one_request_does_not_starve_behind_one_with_many() -> None:
     queue.push(seq("team", 50, 500, user="one"))
     users = [queue.pop().request.terms.user for _ in range(len(queue))]
     assert users.index("one") <= -(-QUANTUM // 500) + 1
+
+
+@pytest.mark.parametrize("n_out", [4, 60])
+def test_one_request_beside_fifty_of_another_user(n_out: int) -> None:
+    """Through the scheduler, with a single slot: short answers and long ones."""
+    scheduler, clock = rig()
+    for i in range(51):
+        one = request(f"r{i}", 8, tenant="team", user="many" if i < 50 else "one")
+        one.max_tokens = n_out
+        scheduler.submit(one)
+    ended: list[str] = []
+    while scheduler.has_work():
+        plan = scheduler.schedule()
+        clock.advance(0.01)
+        assert plan is not None
+        n_wants = sum(plan.spans.wants)
+        deltas = scheduler.commit(StepResult(plan.step, [5] * n_wants, [1] * n_wants))
+        ended += [delta.request_id for delta in deltas if delta.finish_reason is not None]
+    assert len(ended) == 51 and ended.index("r50") <= QUANTUM // (8 + n_out) + 2
 
 
 def test_many_users_do_not_make_a_tenant_larger() -> None:
