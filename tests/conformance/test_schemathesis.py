@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import jsonschema
 import pytest
 import schemathesis
 from schemathesis.checks import not_a_server_error
@@ -84,6 +85,9 @@ def openai_document(request: pytest.FixtureRequest) -> Document:
         pytest.skip("give OpenAI's document with --openai-schema or OPENAI_SCHEMA")
     document: Document = json.loads(Path(path).read_text())
     document["paths"] = {path: found for path, found in document["paths"].items() if path in OPENAI_PATHS}
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"]["200"]["content"].pop("text/event-stream", None)  # it means the data of events
     return document
 
 
@@ -113,16 +117,31 @@ def own_positive(server: Any, pytestconfig: pytest.Config) -> Any:
 
 @pytest.fixture
 def own_answered(server: Any, pytestconfig: pytest.Config) -> Any:
-    """Good data without what depends on other fields, so that most of it gets to the model and is answered."""
     document = server.ask("/openapi.json")
     for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "EmbeddingRequest"):
-        properties = document["components"]["schemas"][name]["properties"]
-        for field in properties.keys() - ANSWERED.keys() - PLAIN_FIELDS:
-            del properties[field]
-        properties.update({field: schema for field, schema in ANSWERED.items() if field in properties})
-        document["components"]["schemas"][name]["required"] = [*(properties.keys() & {"model", *ANSWERED})]
+        narrow(document["components"]["schemas"][name])
     document["paths"] = {path: found for path, found in document["paths"].items() if path in GENERATING}
     return made(document, server.base, "positive", pytestconfig)
+
+
+@pytest.fixture
+def openai_answered(openai_document: Document, server: Any, pytestconfig: pytest.Config) -> Any:
+    """The same, with answers judged by OpenAI's document."""
+    own = server.ask("/openapi.json")["components"]["schemas"]
+    for path, name in (("/chat/completions", "ChatRequest"), ("/completions", "CompletionRequest")):
+        narrow(own[name])
+        own[name]["properties"].pop("tools", None)  # the only reference to other schemas
+        openai_document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] = own[name]
+    return made(openai_document, server.base + "/v1", "positive", pytestconfig)
+
+
+def narrow(schema: Document) -> None:
+    """Leave out what depends on other fields, so that most of what is made gets to the model and is answered."""
+    properties = schema["properties"]
+    for field in properties.keys() - ANSWERED.keys() - PLAIN_FIELDS:
+        del properties[field]
+    properties.update({field: kind for field, kind in ANSWERED.items() if field in properties})
+    schema["required"] = sorted(properties.keys() & {"model", *ANSWERED})
 
 
 def can_be_bad(operation: Document) -> bool:
@@ -130,11 +149,13 @@ def can_be_bad(operation: Document) -> bool:
     return "requestBody" in operation or any(one["in"] == "query" for one in operation.get("parameters", []))
 
 
-def check(case: Any, checks: list[Any], what: str, tally: Tally) -> None:
+def check(case: Any, checks: list[Any], what: str, tally: Tally) -> Any:
+    """Send what was made; the answer, if it passes."""
     answer = case.call(timeout=TIME_LIMIT_S)
     tally[what, answer.status_code] += 1
     check_shape(answer)
     case.validate_response(answer, checks=checks)
+    return answer
 
 
 def check_shape(answer: Any) -> None:
@@ -159,9 +180,23 @@ def check_error(body: dict[str, Any]) -> None:
     assert all(error[name] is None or isinstance(error[name], str) for name in ("param", "code"))
 
 
+def nullable(schema: Any) -> Any:
+    """The same schema with `nullable`, which is of an older OpenAPI, said as JSON schema says it."""
+    if isinstance(schema, list):
+        return [nullable(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: nullable(one) for name, one in schema.items()}
+    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True else found
+
+
+def events_of(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+
+
 def check_stream(text: str) -> None:
     """Every event is JSON; the last says that it is the last, or what went wrong."""
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    events = events_of(text)
     values = [json.loads(event) for event in events if event != "[DONE]"]
     if "error" in values[-1] and values[-1]["error"]:
         check_error(values[-1])
@@ -185,6 +220,18 @@ def test_openai_negative(case: Any, tally: Tally) -> None:
 @SETTINGS
 def test_openai_positive(case: Any, tally: Tally) -> None:
     check(case, OPENAI_CHECKS, "schemathesis, OpenAI's document, positive", tally)
+
+
+@schemathesis.pytest.from_fixture("openai_answered").parametrize()
+@SETTINGS
+def test_openai_answered(case: Any, tally: Tally, openai_document: Document) -> None:
+    answer = check(case, OPENAI_CHECKS, "schemathesis, OpenAI's document, positive, to be answered", tally)
+    is_stream = answer.headers["content-type"][0].startswith("text/event-stream")
+    if is_stream and case.path == "/chat/completions":  # the document has no words for chunks of /completions
+        name, components = "CreateChatCompletionStreamResponse", nullable(openai_document["components"])
+        schema = {"$ref": f"#/components/schemas/{name}", "components": components}
+        for event in events_of(answer.content.decode())[:-1]:
+            jsonschema.validate(json.loads(event), schema, jsonschema.Draft202012Validator)
 
 
 @schemathesis.pytest.from_fixture("own_negative").parametrize()
