@@ -4,7 +4,11 @@ PORT ?= 8000
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: serve test lint clean
+CLIENTS := .venv-conformance/bin
+EXAMPLES ?= 15
+OPENAI_SCHEMA ?=
+
+.PHONY: serve test lint conformance clean
 
 serve: .venv/serve.stamp  # PORT=8001 for another port
 	$(BIN)/quire serve --port $(PORT)
@@ -18,6 +22,15 @@ lint: .venv/test.stamp
 	$(BIN)/ruff check quire tests benchmarks demo
 	$(BIN)/mypy
 
+conformance: .venv/serve.stamp .venv-conformance/stamp  # OPENAI_SCHEMA=FILE for OpenAI's document, EXAMPLES=200 for more
+	$(CLIENTS)/python -m pytest -c tests/conformance/pytest.ini tests/conformance --server-python $(BIN)/python \
+		--examples $(EXAMPLES) --openai-schema '$(OPENAI_SCHEMA)'
+
+.venv-conformance/stamp: tests/conformance/requirements.txt tests/conformance/constraints.txt
+	test -x $(CLIENTS)/python || $(PYTHON) -m venv .venv-conformance
+	$(CLIENTS)/pip install --quiet --disable-pip-version-check -r tests/conformance/requirements.txt
+	touch $@
+
 .venv/serve.stamp: pyproject.toml constraints.txt setup.py $(wildcard csrc/cpu/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Quire needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -30,4 +43,4 @@ lint: .venv/test.stamp
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv .venv-conformance build dist *.egg-info

@@ -1,12 +1,13 @@
 """Mixed load on a live server for any number of seconds, with faults; nothing may hang, leak or change.
 
-    python benchmarks/server_soak.py --seconds 1800
+    python benchmarks/server_soak.py --seconds 1800 --api-processes 2 --out benchmarks/results/server_soak.json
 
 The bundled model on the CPU. Clients stream, complete, chat, leave, read slowly and send nonsense; each second one
 that is a process of its own is killed. The engine is killed once, and stopped (SIGSTOP) once for `--pause` seconds, as
-is the server. A canary request must always bring the same bytes. At the end every sequence and page must be
-free, every file descriptor back, and memory flat: its median in the last quarter against the second. Prints one JSON
-object; exit code 1 if something is wrong.
+is an API process; of several API processes one is killed too. A canary request must always bring the same bytes. At the
+end every sequence and page must be free, every file descriptor back, and memory flat, the engine's and that of the
+API processes: its median in the last quarter against the second. Prints one JSON object; exit code 1 if something is
+wrong. `--pace` makes the load lighter.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import asyncio
 import collections
 import contextlib
 import json
+import os
+import pathlib
+import platform
 import random
 import signal
 import socket
@@ -57,8 +61,8 @@ class Soak:
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.counts: collections.Counter[str] = collections.Counter()
         self.problems: list[str] = []
-        self.samples: list[tuple[float, float, int]] = []
-        """Seconds, bytes, file descriptors: of all API processes."""
+        self.samples: list[tuple[int, int, int]] = []
+        """Bytes and file descriptors of all API processes, bytes of the engine."""
         self.golden = ""
         self.session: aiohttp.ClientSession
 
@@ -69,12 +73,13 @@ class Soak:
         workers = [child for child, command in children.items() if "worker" in command]
         return next(child for child, command in children.items() if "engine" in command), workers or [main]
 
-    def sample(self, now_s: float) -> None:
-        """Note the memory and the descriptors of the API processes."""
+    def sample(self) -> None:
+        """Note memory and descriptors, unless a process is missing."""
         with contextlib.suppress(psutil.Error, StopIteration):
-            _, api = self.parts()
-            rss = sum(one.memory_info().rss for one in api)
-            self.samples.append((now_s, rss, sum(one.num_fds() for one in api)))
+            engine, api = self.parts()
+            if len(api) == self.options.api_processes:
+                rss, fds = sum(one.memory_info().rss for one in api), sum(one.num_fds() for one in api)
+                self.samples.append((rss, fds, engine.memory_info().rss))
 
     async def get(self, path: str) -> dict[str, object]:
         """JSON of a path."""
@@ -119,12 +124,13 @@ class Soak:
                 self.counts[f"{kind.__name__} {type(error).__name__}"] += 1
                 if not isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)):
                     self.problems.append(f"{kind.__name__}: {error!r}")
-            await asyncio.sleep(rng.expovariate(4))
+            await asyncio.sleep(rng.expovariate(1 / self.options.pace))
 
     async def stream(self, rng: random.Random, leave: bool = False) -> str:
         """A stream, read to its end unless the user leaves."""
         body = {"model": "demo", "prompt": "x" * rng.randrange(1, 400), "max_tokens": rng.randrange(1, 120),
-                "stream": True, "n": rng.choice([1, 1, 2]), "ignore_eos": True}  # fmt: skip
+                "stream": True, "n": rng.choice([1, 1, 2]), "ignore_eos": True,
+                "user": f"{rng.randrange(9)}"}  # fmt: skip
         async with self.session.post(self.base + "/v1/completions", json=body) as answer:
             if answer.status != 200:
                 await answer.read()
@@ -193,9 +199,13 @@ class Soak:
             self.counts["client killed"] += 1
 
     async def faults(self) -> None:
-        """One engine kill and two pauses, spread over the time."""
+        """The engine killed, of several API processes one too, and two pauses, spread over the time."""
         slice_s = self.options.seconds / 4
-        await asyncio.sleep(slice_s)
+        await asyncio.sleep(slice_s / 2)
+        if self.options.api_processes > 1:
+            self.parts()[1][0].kill()
+            self.counts["faults"] += 1
+        await asyncio.sleep(slice_s / 2)
         self.parts()[0].kill()
         await asyncio.sleep(slice_s)
         for pick in (lambda: self.parts()[0], lambda: self.parts()[1][0]):
@@ -218,7 +228,7 @@ class Soak:
             tasks += [asyncio.create_task(self.kill_clients()), asyncio.create_task(self.faults())]
             while time.monotonic() - began_s < self.options.seconds:
                 await asyncio.sleep(1.0)
-                self.sample(time.monotonic() - began_s)
+                self.sample()
                 with contextlib.suppress(aiohttp.ClientError):
                     await self.canary()
             for task in tasks:
@@ -243,23 +253,34 @@ class Soak:
 
     def result(self) -> dict[str, object]:
         """Figures, and what is wrong."""
-        self.sample(self.options.seconds)
+        self.sample()
         quarter = max(1, len(self.samples) // 4)
-        early, late = (
-            statistics.median(rss for _, rss, _ in part)
-            for part in (self.samples[quarter : 2 * quarter], self.samples[-quarter:])
-        )
-        growth = late / early - 1
-        if growth > MAX_GROWTH:
-            self.problems.append(f"memory grew by {growth:.1%}")
-        fds = self.samples[-1][2]
+        mib: dict[str, list[float]] = {}
+        for name, column in (("api_rss_mib", 0), ("engine_rss_mib", 2)):
+            parts = [self.samples[at * quarter : (at + 1) * quarter] or self.samples for at in range(4)]
+            medians = [statistics.median(sample[column] for sample in part) for part in parts]
+            early, late = medians[1], medians[3]
+            mib[name] = [round(median / 2**20, 1) for median in medians]
+            if late / early - 1 > MAX_GROWTH:
+                self.problems.append(f"{name} grew by {late / early - 1:.1%}")
+        fds = self.samples[-1][1]
         if fds > 64 * self.options.api_processes:
             self.problems.append(f"{fds} file descriptors are open at the end")
         return {
-            "seconds": self.options.seconds, "rss_mib": [round(early / 2**20), round(late / 2**20)],
-            "growth": round(growth, 4), "fds_at_end": fds, "counts": dict(sorted(self.counts.items())),
+            "seconds": self.options.seconds, **mib, "fds_at_end": fds, "counts": dict(sorted(self.counts.items())),
             "problems": sorted(set(self.problems)),
         }  # fmt: skip
+
+
+def conditions() -> dict[str, object]:
+    """Where and how this runs."""
+    names = [line.split(":")[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+             if line.startswith("model name")]  # fmt: skip
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=pathlib.Path(__file__).parent,
+                            capture_output=True, text=True).stdout.strip()  # fmt: skip
+    return {"commit": commit, "hardware": f"{names[0] if names else platform.machine()}, {os.cpu_count()} cores",
+            "load_average": round(os.getloadavg()[0], 2),
+            "command": " ".join(["python", "benchmarks/server_soak.py", *sys.argv[1:]])}  # fmt: skip
 
 
 def main() -> int:
@@ -268,17 +289,23 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--pause", type=float, default=4.0, help="seconds for which processes are stopped")
+    parser.add_argument("--pace", type=float, default=0.25, help="mean seconds between two requests of a client")
     parser.add_argument("--api-processes", type=int, default=1)
+    parser.add_argument("--out", type=pathlib.Path, help="also write the JSON here")
     options = parser.parse_args()
+    where = conditions()
     soak = Soak(options)
     try:
-        result = asyncio.run(soak.run())
+        result = where | asyncio.run(soak.run())
         soak.process.send_signal(signal.SIGTERM)
         if soak.process.wait(30) != 0:
             result["problems"] = [*result["problems"], f"exit status {soak.process.returncode}"]  # type: ignore[misc]
     finally:
         soak.process.kill()
-    print(json.dumps(result, indent=1))
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.out is not None:
+        options.out.write_text(text + "\n")
     return 1 if result["problems"] else 0
 
 

@@ -87,6 +87,14 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ge=0,
         ),
     ] = 0.0
+    load_timeout: Annotated[
+        float,
+        _doc(
+            "Seconds in which an engine process must have loaded the model; after them its stacks go to the log and it"
+            " is ended, as when a file system does not answer. 0: any.",
+            ge=0,
+        ),
+    ] = 1800.0
     long_prefill_token_threshold: Annotated[
         int, _doc("Most tokens of one prompt in one step; 0 means only the step's own budget.", ge=0)
     ] = 0

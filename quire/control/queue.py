@@ -1,11 +1,11 @@
-"""The waiting queue: by priority, then fairly between tenants, then in order of arrival.
+"""The waiting queue: by priority, then fairly between tenants and the users of each, then in order of arrival.
 
 Tenants of one priority share by deficit round robin (Shreedhar and Varghese 1995), counted in tokens: a turn gives a
-tenant `QUANTUM` of them, a sequence costs its prompt when it leaves the queue and its output when it ends. With one
-tenant the order is that of arrival. A sequence that comes back (preempted, deferred) has paid: it goes before the new
-ones of its priority, unless there is but one tenant, whose order of arrival holds.
-Owns the order only. Invariant: an entry counts while its sequence is WAITING; those of ended ones are skipped, and
-swept when they outnumber the rest.
+tenant `QUANTUM` of them, a sequence costs its prompt when it leaves the queue and its output when it ends. The users
+of a tenant share its turns in the same way. With one user of one tenant the order is that of arrival. A sequence that
+comes back (preempted, deferred) has paid: it goes before the new ones of its priority, unless one user is alone.
+Owns the order only. Invariants: an entry counts while its sequence is WAITING; those of ended ones are skipped, and
+swept when they outnumber the rest; a tenant or user of whom nothing waits is forgotten when its turn comes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import heapq
 
 from quire.control.seq import Seq, SeqState
 
-QUANTUM = 2048
+QUANTUM = 512
+"""About one request: less makes the rings turn more often for each pop, more lets short requests of one go in a row."""
 
 Heap = list[tuple[tuple[int, int, int], Seq]]
 
@@ -28,70 +29,129 @@ def _live(heap: Heap) -> Heap:
     return heap
 
 
-class _Level:
-    """One priority: tenants in a ring, and those who came back."""
+class _Line:
+    """Sequences of one user, in order of arrival."""
 
     def __init__(self) -> None:
-        self.returned: Heap = []
-        self._tenants: dict[str, Heap] = {}
+        self.heap: Heap = []
+
+    @property
+    def is_shared(self) -> bool:
+        """More than one user waits here."""
+        return False
+
+    def next(self) -> Heap | None:
+        """The heap, unless nothing of it waits any more."""
+        return _live(self.heap) or None
+
+    def push(self, _path: tuple[str, ...], seq: Seq) -> None:
+        heapq.heappush(self.heap, (seq.key, seq))
+
+    def charge(self, _path: tuple[str, ...], _n_tokens: int) -> None:
+        """Nobody shares this."""
+
+    def heaps(self) -> list[Heap]:
+        return [self.heap]
+
+
+class _Ring:
+    """Those who share by turns: tenants, and inside each its users. A path names one on each level."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Ring | _Line] = {}
         self._ring: collections.deque[str] = collections.deque()
         self._deficits: dict[str, int] = {}
         self._has_turn = False
         """The first of the ring was given its quantum."""
 
-    def push(self, seq: Seq) -> None:
-        tenant = seq.request.terms.tenant
-        heap = self._tenants.get(tenant)
-        if heap is None:
-            heap = self._tenants[tenant] = []
-            self._ring.append(tenant)
-            self._deficits[tenant] = 0
-        heapq.heappush(heap, (seq.key, seq))
+    @property
+    def is_shared(self) -> bool:
+        """More than one user waits here."""
+        return len(self._ring) > 1 or any(member.is_shared for member in self._members.values())
 
-    def heap(self) -> Heap | None:
-        """The heap whose top is next, or None when the level is empty. Idempotent until something is popped."""
-        returned, fair = _live(self.returned), self._fair()
-        if not returned or fair is None:
-            return returned or fair
-        return returned if len(self._ring) > 1 or returned[0] < fair[0] else fair
-
-    def take(self, heap: Heap) -> Seq:
-        """Pop the top of `heap()`, for its price."""
-        seq = heapq.heappop(heap)[1]
-        if heap is not self.returned:
-            self._deficits[seq.request.terms.tenant] -= seq.prompt_len if seq.index == 0 else 1
-        return seq
-
-    def charge(self, tenant: str, n_tokens: int) -> None:
-        """A sequence of `tenant` has made these tokens; forgotten for one that has nothing waiting."""
-        if tenant in self._deficits:
-            self._deficits[tenant] -= n_tokens
-
-    def heaps(self) -> list[Heap]:
-        """Every heap, to be swept."""
-        return [self.returned, *self._tenants.values()]
-
-    def _fair(self) -> Heap | None:
+    def next(self) -> Heap | None:
+        """The heap whose top is next, or None when nothing waits. Idempotent until something is popped."""
         while self._ring:
-            tenant = self._ring[0]
-            heap = _live(self._tenants[tenant])
-            if not heap:
+            name = self._ring[0]
+            heap = self._members[name].next()
+            if heap is None:
                 self._ring.popleft()
-                del self._tenants[tenant], self._deficits[tenant]
+                del self._members[name], self._deficits[name]
                 self._has_turn = False
-            elif len(self._ring) == 1 or self._deficits[tenant] > 0:
+            elif len(self._ring) == 1:
+                # What is used while nobody else waits is no debt: who comes later begins level.
+                self._deficits[name] = max(self._deficits[name], 0)
+                return heap
+            elif self._deficits[name] > 0:
                 return heap
             elif self._has_turn:
                 self._ring.rotate(-1)
                 self._has_turn = False
             else:
-                self._deficits[tenant] += QUANTUM
+                self._deficits[name] += QUANTUM
                 self._has_turn = True
         return None
 
+    def push(self, path: tuple[str, ...], seq: Seq) -> None:
+        """Behind the others of its user."""
+        name, inner = path[0], path[1:]
+        member = self._members.get(name)
+        if member is None:
+            member = self._members[name] = _Ring() if inner else _Line()
+            self._ring.append(name)
+            self._deficits[name] = 0
+        member.push(inner, seq)
+
+    def charge(self, path: tuple[str, ...], n_tokens: int) -> None:
+        """Those of the path have used these tokens; forgotten for one of whom nothing waits."""
+        name = path[0]
+        if name in self._members:
+            self._deficits[name] -= n_tokens
+            self._members[name].charge(path[1:], n_tokens)
+
+    def heaps(self) -> list[Heap]:
+        return [heap for member in self._members.values() for heap in member.heaps()]
+
+
+def _path(seq: Seq) -> tuple[str, str]:
+    return seq.request.terms.tenant, seq.request.terms.user
+
+
+class _Level:
+    """One priority: tenants in a ring, and those who came back."""
+
+    def __init__(self) -> None:
+        self.returned: Heap = []
+        self._ring = _Ring()
+
+    def push(self, seq: Seq) -> None:
+        self._ring.push(_path(seq), seq)
+
+    def heap(self) -> Heap | None:
+        """The heap whose top is next, or None when the level is empty. Idempotent until something is popped."""
+        returned, fair = _live(self.returned), self._ring.next()
+        if not returned or fair is None:
+            return returned or fair
+        return returned if self._ring.is_shared or returned[0] < fair[0] else fair
+
+    def take(self, heap: Heap) -> Seq:
+        """Pop the top of `heap()`, for its price."""
+        seq = heapq.heappop(heap)[1]
+        if heap is not self.returned:
+            self.charge(seq, seq.prompt_len if seq.index == 0 else 1)
+        return seq
+
+    def charge(self, seq: Seq, n_tokens: int) -> None:
+        """The user of `seq` and its tenant pay."""
+        self._ring.charge(_path(seq), n_tokens)
+
+    def heaps(self) -> list[Heap]:
+        """Every heap, to be swept."""
+        return [self.returned, *self._ring.heaps()]
+
 
 class WaitQueue:
-    """Push and pop are O(log n) for one tenant, removal is O(1)."""
+    """Push and pop are O(log n) for one user, removal is O(1)."""
 
     def __init__(self) -> None:
         self._levels: dict[int, _Level] = {}
@@ -142,10 +202,10 @@ class WaitQueue:
             self._n_entries = self._n_live
 
     def charge(self, seq: Seq) -> None:
-        """A sequence that ran has ended: its tenant pays for the output."""
+        """A sequence that ran has ended: its output is to be paid for."""
         level = self._levels.get(seq.key[0])
         if level is not None:
-            level.charge(seq.request.terms.tenant, seq.n_outputs)
+            level.charge(seq, seq.n_outputs)
 
     def _next(self) -> tuple[_Level, Heap] | None:
         while self._priorities:

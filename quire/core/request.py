@@ -14,6 +14,8 @@ class Terms(msgspec.Struct, frozen=True, omit_defaults=True):
 
     tenant: str = ""
     """Who it is for: tenants share the engine fairly. A label, never shown to others."""
+    user: str = ""
+    """Whom of the tenant's users it is for: they share its turns fairly. A label, and no more than that."""
     queue_limit_s: float = 0.0
     """Longest wait for its first slot; 0: any."""
     time_limit_s: float = 0.0

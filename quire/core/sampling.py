@@ -22,6 +22,8 @@ MAX_STOP_CHARS: Final = 1024
 MAX_LISTED_TOKENS: Final = 4096
 MAX_BAD_WORDS: Final = 256
 MAX_SEED: Final = 2**63 - 1
+MIN_REPETITION_PENALTY: Final = 0.001
+"""A logit divided by much less is infinite in float32, and its sequence would fail."""
 
 
 @enum.unique
@@ -54,7 +56,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     frequency_penalty: float = 0.0
     """Subtracted for each occurrence of a token already generated, in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output, in (0, 10]."""
+    """Divides positive and multiplies negative logits of tokens in prompt or output, in [0.001, 10]."""
     seed: int | None = None
     """Makes the choice repeatable: token = f(seed, position), whatever the batch. None draws a fresh seed."""
     stop: list[str] = []
@@ -177,7 +179,7 @@ def _verify_numbers(params: SamplingParams) -> None:
     _check_float(params, "min_p", 0.0, 1.0)
     _check_float(params, "presence_penalty", -2.0, 2.0)
     _check_float(params, "frequency_penalty", -2.0, 2.0)
-    _check_float(params, "repetition_penalty", 0.0, 10.0, open_low=True)
+    _check_float(params, "repetition_penalty", MIN_REPETITION_PENALTY, 10.0)
     if params.seed is not None:
         _check_int(params, "seed", 0, MAX_SEED)
     if params.max_tokens is not None:

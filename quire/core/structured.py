@@ -39,9 +39,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     structural_tag: dict[str, Any] | str | None = None
     """Free text in which a trigger begins a constrained part, as an object or JSON text of OpenAI's and vLLM's shape:
     {"type": "structural_tag", "structures": [{"begin": ..., "schema": ..., "end": ...}], "triggers": [...]}."""
-    disable_any_whitespace: bool = False
+    disable_any_whitespace: bool | None = None
     """JSON without white space between its parts."""
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool | None = None
     """Objects of a schema that does not say otherwise have no properties besides those that it names."""
     whitespace_pattern: str | None = None
     """A regular expression for white space between the parts of JSON."""

@@ -6,8 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-THRESHOLDS = (10_000, 20, 50)
-"""Young objects are looked at seldom: the default thresholds cost up to 20 ms a step."""
+THRESHOLDS = (10_000, 5, 200)
+"""Young objects are looked at seldom: the default thresholds cost up to 20 ms a step. The middle generation has at most
+50,000 objects when it is looked at: 200,000 of them, all dead, took 0.1 s."""
 
 
 @contextlib.contextmanager

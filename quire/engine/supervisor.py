@@ -36,6 +36,10 @@ GRACE_S = 3.0
 MAX_SLEEP_S = 1.0
 """When the watch itself slept longer, this process was stopped or starved, and the engine's silence means nothing."""
 LEAVE_S = 3.0
+DUMP_S = 0.5
+"""For writing the stacks of a process that is going to be killed."""
+KILLED_S = 5.0
+"""Longest wait for a killed process: one whose file system is gone may stay in the kernel for good."""
 
 
 def status_text(code: int) -> str:
@@ -144,12 +148,20 @@ class EngineSupervisor:
         except BrokenPipeError:
             self._gone.set()
         gone = asyncio.ensure_future(self._gone.wait())
+        limit_s = self._config.load_timeout
         try:
-            await asyncio.wait((self._ready, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._ready, gone), timeout=limit_s or None, return_when=asyncio.FIRST_COMPLETED)
+            if self._ready.done():
+                return self._ready.result()
+            if not gone.done():
+                self._signal(signal.SIGUSR1)
+                await asyncio.wait((gone,), timeout=DUMP_S)
+                self._said = (
+                    f"the model was not loaded within load_timeout = {limit_s:g} s; the stacks in the log say what it "
+                    "waits for: mostly a disk or network file system that does not answer. Mend it, or allow more"
+                )
         finally:
             gone.cancel()
-        if self._ready.done():
-            return self._ready.result()
         raise EngineError(await self._epitaph())
 
     def _read_status(self) -> None:
@@ -184,13 +196,16 @@ class EngineSupervisor:
                 break
             await asyncio.sleep(0.02)
         self._end_process()
-        return self._said or f"the engine process ended with {status_text(process.returncode)}"
+        return self._said or f"the engine process ended with {status_text(process.returncode or 0)}"
 
     def _end_process(self) -> None:
         if self._process is not None:
             if self._process.poll() is None:
                 self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(KILLED_S)
+            except subprocess.TimeoutExpired:
+                logger.error("the engine process %d was killed and does not end", self._process.pid)
             if self._process.stdin is not None:
                 self._process.stdin.close()
         if self._status_fd >= 0:

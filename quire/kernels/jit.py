@@ -2,7 +2,8 @@
 
 Life cycle: an entry is named by a digest of everything that made it (sources, headers, flags, compiler version), so it
 never changes and never goes stale; it is written beside its place and renamed into it, under a file lock, so that
-processes share it; using it renews its date; entries unused for `KEEP_DAYS` go when something new is made.
+processes share it; a library whose content is not what was built (its sum is beside it) is built again; using an
+entry renews its date; entries unused for `KEEP_DAYS` go when something new is made.
 Does not own what is generated, nor Triton's own cache. Invariant: only a folder of ours that nobody else can write is
 trusted; otherwise a private temporary folder serves this process.
 """
@@ -149,8 +150,9 @@ def shared_library(
     texts = [file.read_text() for file in files]
     target = folder() / f"{name}_{_digest(*texts, header, *flags, _version(path))}.so"
     with _locked(target):
-        if target.exists():
+        if _is_whole(target):
             os.utime(target)
+            os.utime(_sum_path(target))
             return target
         start_s = time.perf_counter()
         _build(path, sources, flags, header, target)
@@ -174,7 +176,27 @@ def _build(path: str, sources: Sequence[pathlib.Path], flags: Sequence[str], hea
         if done.returncode:
             said = (done.stderr or done.stdout).strip()
             raise BuildError(f"{target.name}: {path} failed with code {done.returncode}: {said[-2000:]}")
+        _put(_sum_path(target), _sum(made).encode())
         os.replace(made, target)
+
+
+def _is_whole(target: pathlib.Path) -> bool:
+    """An entry with the content that was built: to load one that a full disk or a crash has cut short can kill us."""
+    try:
+        good = _sum_path(target).read_text() == _sum(target)
+    except (OSError, UnicodeDecodeError):
+        good = False
+    if not good and target.exists():
+        logger.warning("kernel %s is damaged: it is built again", target.name)
+    return good
+
+
+def _sum_path(target: pathlib.Path) -> pathlib.Path:
+    return target.with_suffix(".sum")
+
+
+def _sum(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @contextlib.contextmanager

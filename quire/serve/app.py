@@ -42,6 +42,7 @@ from quire.serve.observation import (
     serve_models,
     serve_version,
 )
+from quire.serve.openapi import ApiDocument
 from quire.serve.refusal import Refusal, internal_error, refusal_of
 from quire.serve.responses import serve_responses
 from quire.serve.state import ServerState
@@ -80,6 +81,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/detokenize", serve_detokenize),
 ]
 """Every endpoint but the page's files."""
+ROUTES.append(("GET", "/openapi.json", ApiDocument(ROUTES)))
 
 OPEN_PATHS = frozenset({b"/health", *(path.encode() for path in FILES)})
 """Raw paths that need no key: they hold nothing of a model or a user."""

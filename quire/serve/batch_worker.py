@@ -38,6 +38,8 @@ DISK_RETRY_S = 5.0
 RESERVE = 8
 """One slot in this many stays free of batch lines, so that a new request finds one."""
 READ_LINES = 64
+FILL_LINES = 512
+EXPIRED = "This request could not be executed before the completion window expired."
 
 
 class BatchWorker:
@@ -80,6 +82,8 @@ class BatchWorker:
             if job.must_wait:
                 return False
             end = job.end
+        if end == "expired":
+            await self._fill_in(job, "batch_expired", EXPIRED)
         await self._finish(job, end)
         return True
 
@@ -128,20 +132,35 @@ class BatchWorker:
                 task.add_done_callback(running.discard)
             while running and not job.stopped:
                 await asyncio.wait(running, timeout=POLL_S)
-            if not job.stopped:
-                await self._fill_in(job)
+            if not job.stopped and await self._fill_in(job, "internal_error", "The server failed at this line."):
+                logger.error("lines of %s came to no end", batch.id)  # a bug of ours must not lose one
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _fill_in(self, job: _BatchJob) -> None:
-        """An error for lines that have no output although all was tried: a bug of ours must not lose a line."""
-        done = await self._stored(lambda disk: disk.done_lines(job.batch.id))
-        for number in sorted(set(range(job.batch.request_counts.total)) - done):
-            logger.error("line %d of %s came to no end", number, job.batch.id)
-            output = failed(None, "internal_error", f"The server failed while it handled line {number + 1}.")
-            await self._keep(job, number, output, is_error=True)
+    async def _fill_in(self, job: _BatchJob, code: str, message: str) -> int:
+        """An error for every line that has no output; how many there were."""
+        batch_id = job.batch.id
+        done = await self._stored(lambda disk: disk.done_lines(batch_id))
+        if len(done) == job.batch.request_counts.total:
+            return 0
+        left: list[tuple[int, bytes]] = []
+        n_left = 0
+
+        def keep(disk: BatchStore) -> None:
+            for number, output in left:
+                disk.add_result(batch_id, number, output, is_error=True)
+
+        async for number, data in _lines(self._store.store.content_path(job.batch.input_file_id).open("rb")):
+            if number not in done:
+                left.append((number, failed(custom_id_of(data, self._state.config.max_body_bytes), code, message)))
+                n_left += 1
+            if len(left) >= FILL_LINES:
+                await self._stored(keep)
+                left.clear()
+        await self._stored(keep)
+        return n_left
 
     async def _line(self, job: _BatchJob, number: int, data: bytes, is_double: bool) -> None:
         """One line to its output."""

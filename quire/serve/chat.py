@@ -21,7 +21,7 @@ from quire.serve.logprobs import TokenNames, chat_logprobs, prompt_rows
 from quire.serve.refusal import bad_request, refusal_of, unsupported
 from quire.serve.schema import ChatRequest, JsonObject
 from quire.serve.state import ServerState
-from quire.serve.tooling import reading_of
+from quire.serve.tooling import reading_of, reasoning_kwargs
 from quire.serve.validation import (
     check_cells,
     check_labels,
@@ -30,6 +30,7 @@ from quire.serve.validation import (
     check_sequences,
     sampling_params,
     stream_choice,
+    user_label,
 )
 from quire.text.message import Call, MessageReader, Piece, PieceKind
 
@@ -79,7 +80,8 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     params.structured_outputs = reading.structured
     params.skip_special_tokens &= not reading.shows_special
     params.verify(state.limits.logits_width, state.limits.max_logprobs)
-    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", reading.reader)
+    user = user_label(body.user, body.safety_identifier)
+    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", user, reading.reader)
 
 
 async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest) -> tuple[Conversation, list[int]]:
@@ -92,6 +94,10 @@ async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest)
         ),
         exchange.body_bytes,
     )
+    for name, value in reasoning_kwargs(body.reasoning_effort, state.style).items():
+        if conversation.kwargs.get(name, value) != value:
+            raise bad_request(f"reasoning_effort and chat_template_kwargs.{name} disagree.", "chat_template_kwargs")
+        conversation.kwargs[name] = value
     special = bool(body.add_special_tokens)
     return conversation, await state.prompts.encode_conversation(conversation, add_special_tokens=special)
 

@@ -32,6 +32,7 @@ from quire.serve.validation import (
     check_sequences,
     sampling_params,
     stream_choice,
+    user_label,
 )
 
 DEFAULT_MAX_TOKENS = 16
@@ -76,7 +77,8 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     check_sequences(len(texts), params.n, state.limits)
     prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
     check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
-    return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "")
+    user = user_label(body.user, body.safety_identifier)
+    return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "", user)
 
 
 def _max_tokens(body: CompletionRequest) -> int:

@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from quire.core import env
 from quire.core.errors import ConfigError
+from quire.serve.traces import check_endpoint
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 _UNSET = "\0"
@@ -81,6 +82,13 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str, _doc("File to which a line of JSON is added for each request that ends, for `quire bench replay`.")
     ] = ""
     record_prompts: Annotated[bool, _doc("Put token ids of prompts into the record, not only their lengths.")] = False
+    otlp_traces_endpoint: Annotated[
+        str,
+        _doc(
+            "URL of a collector (OTLP over HTTP, such as http://localhost:4318/v1/traces) to which an OpenTelemetry"
+            ' span of each request is sent; needs `pip install "quire[otel]"`.'
+        ),
+    ] = ""
     shutdown_timeout: Annotated[
         float, _doc("Seconds that running requests get to finish after SIGINT or SIGTERM.", ge=0, le=86400)
     ] = 30.0
@@ -137,6 +145,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 "the API key (--api-key or QUIRE_API_KEY) is empty or has a blank or non-ASCII character: "
                 "give visible ASCII characters, or leave the option and the variable out to serve without a key"
             )
+        if self.otlp_traces_endpoint:
+            check_endpoint(self.otlp_traces_endpoint)
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
             raise ConfigError("ssl_certfile and ssl_keyfile belong together: give both or neither")
         for name in ("ssl_certfile", "ssl_keyfile"):

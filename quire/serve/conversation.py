@@ -251,7 +251,7 @@ def _plain(message: Message, index: int) -> JsonObject:
 
 
 def _plain_call(call: ToolCall, where: str) -> JsonObject:
-    if call.type != "function":
+    if call.type not in (None, "function"):
         raise unsupported(f"{where}.tool_calls", "only calls of type function are.")
     return {
         "id": call.id,

@@ -44,7 +44,6 @@ REASONS = {
     "prompt_cache_options": "the prefix cache is automatic.",
     "prompt_cache_retention": "the prefix cache keeps pages while there is room.",
     "prompt_embeds": "send text or token ids.",
-    "reasoning_effort": "the model's reasoning cannot be controlled here.",
     "suffix": "text insertion is not implemented.",
     "truncate_prompt_tokens": "shorten the prompt before it is sent.",
     "use_beam_search": "beam search is not implemented.",

@@ -20,7 +20,14 @@ from quire.serve.prompts import prompts_of
 from quire.serve.refusal import bad_request, internal_error, refusal_of
 from quire.serve.schema import EmbeddingRequest, JsonObject
 from quire.serve.state import ServerState
-from quire.serve.validation import MAX_LABEL_CHARS, check_model, check_priority, check_sequences, check_text
+from quire.serve.validation import (
+    MAX_LABEL_CHARS,
+    check_model,
+    check_priority,
+    check_sequences,
+    check_text,
+    user_label,
+)
 
 _DECODER = Decoder(EmbeddingRequest)
 _POOLINGS = {pooling.value: pooling for pooling in Pooling}
@@ -43,9 +50,8 @@ async def serve_embeddings(state: ServerState, exchange: Exchange) -> None:
         texts = prompts_of(body.input, "input", state.config.max_prompts, state.llm.max_model_len)
         check_sequences(len(texts), 1, state.limits)
         prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="input")
-        job = Job(
-            exchange.request_id, prompts, pooling_params(), priority, body.cache_salt or "", pooling=_POOLINGS[pooling]
-        )
+        user, salt = user_label(body.user), body.cache_salt or ""
+        job = Job(exchange.request_id, prompts, pooling_params(), priority, salt, user, pooling=_POOLINGS[pooling])
         shape = EmbeddingAnswer(body.model, form, normalize=body.normalize is not False)
         await answer(state, exchange, job, shape, streams=False)
     except RequestError as error:

@@ -21,10 +21,10 @@ from quire.core.sampling import SamplingParams
 from quire.engine.stream import RequestStream
 from quire.serve.delivery import Attendant, Outbox
 from quire.serve.exchange import Exchange
-from quire.serve.keys import Tenant
 from quire.serve.refusal import Refusal, internal_error, unavailable
 from quire.serve.schema import JsonObject
 from quire.serve.state import ServerState
+from quire.serve.traces import RequestTrace
 from quire.text.message import MessageReader
 
 EMPTY_MASK = "empty_mask"
@@ -45,6 +45,8 @@ class Job:
     params: SamplingParams
     priority: int
     cache_salt: str
+    user: str = ""
+    """Label of the client's user, with whom the others of its key share fairly."""
     reader: Callable[[], MessageReader] | None = None
     """Makes a reader for the text of each sequence: it has more than content. None: it is content."""
     pooling: Pooling | None = None
@@ -91,13 +93,13 @@ async def answer(state: ServerState, exchange: Exchange, job: Job, shape: Answer
     outbox = Outbox(exchange) if streams else None
     attendant = Attendant(exchange, state.config, outbox)
     if outbox is not None:
-        await state.attend(attendant, _stream(state, exchange.tenant, job, shape, outbox))
+        await state.attend(attendant, _stream(state, exchange, job, shape, outbox))
     else:
-        await exchange.respond_json(await state.attend(attendant, _collect(state, exchange.tenant, job, shape)))
+        await exchange.respond_json(await state.attend(attendant, _collect(state, exchange, job, shape)))
 
 
-async def _collect(state: ServerState, tenant: Tenant, job: Job, shape: AnswerShape) -> JsonObject:
-    async with Generation(state, tenant, job) as generation:
+async def _collect(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape) -> JsonObject:
+    async with Generation(state, exchange, job) as generation:
         outputs = await generation.collect()
     if job.params.prompt_logprobs is None and job.pooling is None:
         return shape.whole(outputs, generation.usage.plain())
@@ -105,8 +107,8 @@ async def _collect(state: ServerState, tenant: Tenant, job: Job, shape: AnswerSh
     return await asyncio.to_thread(shape.whole, outputs, generation.usage.plain())
 
 
-async def _stream(state: ServerState, tenant: Tenant, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
-    async with Generation(state, tenant, job) as generation:
+async def _stream(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
+    async with Generation(state, exchange, job) as generation:
         await generation.deliver(outbox, shape.frames)
     await outbox.finish(shape.closing(generation.usage.plain()))
 
@@ -114,14 +116,16 @@ async def _stream(state: ServerState, tenant: Tenant, job: Job, shape: AnswerSha
 class Generation:
     """The open streams of one request. Use as `async with`: leaving it cancels what still runs."""
 
-    def __init__(self, state: ServerState, tenant: Tenant, job: Job) -> None:
+    def __init__(self, state: ServerState, exchange: Exchange, job: Job) -> None:
         self._llm = state.llm
         self._metrics = state.metrics
-        self._tenant = tenant
+        self._tenant = exchange.tenant
         self._recorder = state.recorder
+        self._trace = None if state.traces is None else RequestTrace(state.traces, exchange)
         self._began_s = time.monotonic()
         self._n_complete = 0
-        self._terms = Terms(tenant.name, state.config.max_queue_seconds, state.config.request_timeout)
+        config = state.config
+        self._terms = Terms(self._tenant.name, job.user, config.max_queue_seconds, config.request_timeout)
         self.job = job
         self.usage = Usage()
         self._streams: list[RequestStream] = []
@@ -146,8 +150,11 @@ class Generation:
             undo.pop_all()
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def __aexit__(self, _kind: object, error: object, _place: object) -> None:
         await self._close()
+        if self._trace is not None:
+            counts = (self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens)
+            self._trace.end(self.job.params, counts, error)
         if self._recorder.is_on:
             job, n_output = self.job, self.usage.completion_tokens
             seconds, is_complete = time.monotonic() - self._began_s, self._n_complete == len(job.prompts)
@@ -213,6 +220,8 @@ class Generation:
         self._metrics.observe_params(self.job.params.n, self.job.params.max_tokens)
         self._tenant.charge(len(output.prompt_token_ids) + n_tokens)
         self._metrics.observe_request(output.metrics, len(output.prompt_token_ids), n_tokens)
+        if self._trace is not None:
+            self._trace.add(output)
 
     async def _close(self) -> None:
         # A dead engine cannot be told to cancel; the error that matters is already on its way.

@@ -34,6 +34,7 @@ from quire.serve.schema import (
     ToolMessage,
     UserMessage,
 )
+from quire.serve.tooling import DEFAULT_EFFORT
 
 MAX_MESSAGES = 4096
 MAX_TEMPERATURE = 1.0
@@ -64,6 +65,7 @@ def translate(body: CountTokensRequest) -> Translated:
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         add_generation_prompt=not isinstance(messages[-1], AssistantMessage),
         continue_final_message=isinstance(messages[-1], AssistantMessage),
+        reasoning_effort=_effort(body, names),
     )
     if isinstance(body, MessagesRequest):
         _add_sampling(chat, body, names)
@@ -84,11 +86,23 @@ def _add_sampling(chat: ChatRequest, body: MessagesRequest, names: Names) -> Non
     chat.priority, chat.cache_salt = body.priority, body.cache_salt
 
 
+def _effort(body: CountTokensRequest, names: Names) -> str | None:
+    """What `thinking` and `output_config.effort` ask for, in chat's words."""
+    effort = None if body.output_config is None else body.output_config.effort
+    names["reasoning_effort"] = "thinking" if effort is None else "output_config.effort"
+    thinking = body.thinking
+    if thinking is None:
+        return effort
+    if thinking.budget_tokens is not None:
+        message = "reasoning is not bounded on its own; leave it out: max_tokens bounds reasoning and answer together."
+        raise unsupported("thinking.budget_tokens", message)
+    asked = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}[thinking.type]
+    if effort is not None and asked is not None and (effort == "none") != (asked == "none"):
+        raise bad_request(f"thinking is {thinking.type}, but output_config.effort is {shown(effort)}.", "thinking")
+    return effort or asked
+
+
 def _check_fields(body: CountTokensRequest) -> None:
-    if body.thinking is not None and body.thinking.get("type") not in ("disabled", "adaptive"):
-        raise unsupported("thinking", "the length of the model's reasoning cannot be controlled here.")
-    if body.output_config is not None and body.output_config.effort is not None:
-        raise unsupported("output_config.effort", "the model's reasoning cannot be controlled here.")
     for tool in body.tools or []:
         if tool.type not in (None, "custom"):
             raise unsupported("tools", f"this server runs no tools of its own; {shown(tool.type)} is one.")

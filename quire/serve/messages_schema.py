@@ -6,7 +6,7 @@ Invariant: unknown fields are errors; an explicit null means the same as leaving
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -93,6 +93,13 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: str | None = None
 
 
+class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model is to reason; `adaptive` leaves it to its chat template."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens: what a conversation is, without how it is to be continued."""
 
@@ -101,7 +108,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     system: str | list[TextBlock] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: JsonObject | None = None
+    thinking: Thinking | None = None
     cache_control: JsonObject | None = None
     output_config: OutputConfig | None = None
     # Known, not honoured: see `decoding.REASONS`.

@@ -214,7 +214,7 @@ def _head(body: ResponsesRequest, params: SamplingParams, request_id: str) -> Js
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
+        "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
         "service_tier": "default",
         "store": False,
         "temperature": params.temperature,

@@ -59,7 +59,12 @@ def translate(body: ResponsesRequest) -> Translated:
     """Raises a 400 Refusal that names the field or item at fault."""
     _check_fields(body)
     names = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "prompt": "input"}
-    names |= {"messages": "input", "verbosity": "text.verbosity", "response_format": "text.format"}
+    names |= {
+        "messages": "input",
+        "verbosity": "text.verbosity",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    }
     names |= {"response_format.json_schema": "text.format", "structured_outputs.json": "text.format.schema"}
     is_shaped = body.text is not None and body.text.format is not None
     names |= {"structured_outputs": "text.format" if is_shaped else "tools", "structured_outputs.calls": "tools"}
@@ -80,6 +85,7 @@ def translate(body: ResponsesRequest) -> Translated:
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=None if text is None else _response_format(text.format),
         verbosity=None if text is None else text.verbosity,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         stream=body.stream,
         stream_options=body.stream_options,
         metadata=body.metadata,
@@ -110,11 +116,8 @@ def _check_fields(body: ResponsesRequest) -> None:
     if body.top_logprobs and LOGPROBS not in (body.include or []):
         raise bad_request(f"top_logprobs needs include = [{LOGPROBS}].", "top_logprobs")
     reasoning = body.reasoning
-    if reasoning is not None:
-        if reasoning.effort is not None:
-            raise unsupported("reasoning.effort", "the model's reasoning cannot be controlled here.")
-        if reasoning.summary not in (None, "auto") or reasoning.generate_summary not in (None, "auto"):
-            raise unsupported("reasoning.summary", "reasoning is given in full, never summarised.")
+    if reasoning is not None and {reasoning.summary, reasoning.generate_summary} - {None, "auto"}:
+        raise unsupported("reasoning.summary", "reasoning is given in full, never summarised.")
     options = body.stream_options
     if options is not None and options.include_usage is not None:
         raise unsupported("stream_options.include_usage", "the last event always has the usage.")
@@ -140,7 +143,7 @@ def _messages(body: ResponsesRequest, names: dict[str, str]) -> list[Message]:
 
 
 def _item(raw: msgspec.Raw, where: str) -> Any:
-    kind = _ITEM_TYPE.decode(raw, where).type
+    kind = _ITEM_TYPE.decode(raw, where).type or "message"
     decoder = _ITEMS.get(kind)
     if decoder is None:
         raise unsupported(f"{where}.type", f"{shown(kind)} is none of {', '.join(_ITEMS)}.")

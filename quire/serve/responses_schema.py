@@ -82,9 +82,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
 
 
 class ItemType(msgspec.Struct):
-    """What an item is; the other fields are read once that is known."""
+    """What an item is, a message if it does not say; the other fields are read once that is known."""
 
-    type: str = "message"
+    type: str | None = None
 
 
 class InputText(msgspec.Struct, tag="input_text", tag_field="type", kw_only=True, forbid_unknown_fields=True):

@@ -126,7 +126,7 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One tool call of an earlier assistant message."""
 
     id: str
-    type: str = "function"
+    type: str | None = None
     function: FunctionCall
     index: int | None = None
 
@@ -209,11 +209,11 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     store: bool | None = None
     modalities: list[str] | None = None
     verbosity: str | None = None
+    reasoning_effort: str | None = None
     chat_template: None = None
     documents: None = None
     audio: None = None
     prediction: None = None
-    reasoning_effort: None = None
     web_search_options: None = None
     functions: None = None
     function_call: None = None

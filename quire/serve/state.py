@@ -24,6 +24,7 @@ from quire.serve.recorder import Recorder
 from quire.serve.refusal import Refusal, unavailable
 from quire.serve.speed import Speed
 from quire.serve.tooling import MessageStyle, style_of
+from quire.serve.traces import Traces, open_traces
 from quire.serve.validation import Limits
 
 T = TypeVar("T")
@@ -51,6 +52,8 @@ class ServerState:
         self.at_start: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Work that runs beside the requests, from the time that the engine is loaded."""
         self._beside: list[asyncio.Task[None]] = []
+        self.traces: Traces | None = None
+        """Where spans of requests go; None when the operator wants none, or before the engine is loaded."""
         self._llm: AsyncLLM | None = None
         self._prompts: PromptMaker | None = None
         self._limits: Limits | None = None
@@ -69,6 +72,7 @@ class ServerState:
         )
         self._style = style_of(self.config, llm)
         self.metrics.model_name = llm.model_name
+        self.traces = open_traces(self.config.otlp_traces_endpoint, llm.model_name)
         self._beside = [asyncio.create_task(work()) for work in self.at_start]
 
     @property
@@ -129,6 +133,8 @@ class ServerState:
         """Drop waiting text work and what runs beside the requests; let go of the disk."""
         for task in self._beside:
             task.cancel()
+        if self.traces is not None:
+            self.traces.close()
         if self.store is not None:
             self.store.close()
         if self._prompts is not None:

@@ -1,8 +1,9 @@
 """Tools and reasoning of one chat request: how the model's text will be read, and which grammar its choice needs.
 
-Owns the meaning of `tool_choice`, `parallel_tool_calls` and `strict` together with `response_format`. Does not own the
-formats (`text/tool_calls`) nor their grammars (`text/tool_grammar`).
-Invariant: a choice that forces calls is enforced by a grammar or refused by name; never merely asked of the model.
+Owns the meaning of `tool_choice`, `parallel_tool_calls` and `strict` together with `response_format`, and that of
+`reasoning_effort`. Does not own the formats (`text/tool_calls`) nor their grammars (`text/tool_grammar`).
+Invariants: a choice that forces calls is enforced by a grammar or refused by name, never merely asked of the model; an
+effort is one that the chat template can ask of the model, or it is refused.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from quire.core.errors import shown
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.config import ServerConfig
@@ -23,6 +25,11 @@ from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_calls import FORMATS, ToolReader, format_of
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
 
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables by which chat templates turn reasoning on and off: Qwen 3 and GLM 4.5; DeepSeek 3.1."""
+EFFORT = "reasoning_effort"
+"""The variable of gpt-oss, and the field of a request."""
+DEFAULT_EFFORT = "medium"
 TAIL_TOKENS = 32
 """Last tokens of a prompt, in which it is seen whether the model begins inside its reasoning."""
 
@@ -37,6 +44,10 @@ class MessageStyle:
     """`deepseek_r1` always begins with reasoning; `qwen3` as its prompt or text says."""
     auto_tools: bool = True
     """Whether the model may choose to call tools."""
+    switch: str | None = None
+    """The chat template's variable that turns reasoning on and off."""
+    has_efforts: bool = False
+    """The chat template knows `reasoning_effort`."""
 
 
 def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
@@ -48,9 +59,38 @@ def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
     reasoning: str | None = config.reasoning_parser
     if reasoning == "auto":
         reasoning = "qwen3" if any(BEGIN in source and END in source for source in sources) else None
+    variables = frozenset[str]() if llm.chat_template is None else llm.chat_template.variables
     return MessageStyle(
-        None if tools == "none" else tools, None if reasoning == "none" else reasoning, config.enable_auto_tool_choice
+        None if tools == "none" else tools,
+        None if reasoning == "none" else reasoning,
+        config.enable_auto_tool_choice,
+        next((name for name in SWITCHES if name in variables), None),
+        EFFORT in variables,
     )
+
+
+def reasoning_kwargs(effort: str | None, style: MessageStyle) -> JsonObject:
+    """Variables of the chat template that ask for a `reasoning_effort`. A 400 Refusal for one that it cannot ask for.
+
+    Where the template has no word for it, only what happens anyway is taken: none where the model does not reason,
+    medium where it always does.
+    """
+    if effort is None:
+        return {}
+    switched = {} if style.switch is None else {style.switch: effort != "none"}
+    always = "none" if style.reasoning is None else DEFAULT_EFFORT
+    if style.has_efforts:
+        good = (["none"] if style.switch is not None else []) + ["low", "medium", "high"]
+        kwargs = switched if effort == "none" else {EFFORT: effort, **switched}
+    else:
+        good = [always] if style.switch is None else ["none", DEFAULT_EFFORT]
+        kwargs = switched
+    if effort not in good:
+        raise unsupported(
+            EFFORT,
+            f"the effort {shown(effort)} cannot be asked of this model, whose chat template has {', '.join(good)}.",
+        )
+    return kwargs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

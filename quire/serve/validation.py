@@ -8,6 +8,7 @@ Invariant: a field is either honoured, a label without effect, or refused by nam
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import re
 from typing import TypeVar
 
@@ -68,12 +69,18 @@ def check_model(name: str | None, names: tuple[str, ...]) -> None:
 
 
 def check_labels(body: SamplingFields) -> None:
-    """Fields without effect on the answer: only their size is checked."""
+    """Fields without effect on the answer: only their size is checked. (`user` counts for fairness: `user_label`.)"""
     for name in ("user", "safety_identifier", "prompt_cache_key"):
         check_text(name, getattr(body, name), MAX_LABEL_CHARS)
     check_metadata(body.metadata)
     if body.service_tier not in (None, "auto", "default"):
         raise unsupported("service_tier", f"only auto and default are, not {shown(body.service_tier)}.")
+
+
+def user_label(*names: str | None) -> str:
+    """The first name that a client gave its user, as the scheduler knows it: one of 65,536 labels, "" for nobody."""
+    name = next((name for name in names if name), "")
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=2).hexdigest() if name else ""
 
 
 def check_metadata(metadata: dict[str, str] | None) -> None:

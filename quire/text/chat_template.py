@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import jinja2
+import jinja2.meta
 
 from quire.core.errors import ConfigError, InvalidParameter, RequestError, shown
 from quire.text.sandbox import MAX_SOURCE_CHARS, ChatEnvironment, TemplateLimit
@@ -48,6 +49,9 @@ class ChatTemplate:
         self.sources = dict(sources)
         """By name."""
         self._templates = {name: self._compile(name, source) for name, source in sources.items()}
+        parsed = [self._environment.parse(source) for source in sources.values()]
+        self.variables = frozenset[str]().union(*map(jinja2.meta.find_undeclared_variables, parsed))
+        """What the templates look at, as `messages`, and perhaps `enable_thinking`."""
         self._wants_parts = {name: self._try_out(name) for name in sources}
         """Whether a template takes content as a list of parts (True), as a string (False), or both (None)."""
 

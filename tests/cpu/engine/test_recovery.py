@@ -14,7 +14,7 @@ import pytest
 from faulty_engine import HANG, KILL, SLOW
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import EngineDead, EngineLost, RequestQuarantined
+from quire.core.errors import ConfigError, EngineDead, EngineLost, RequestQuarantined
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
 
@@ -67,6 +67,28 @@ async def test_the_guilty_is_found_and_the_others_run_again() -> None:
         with pytest.raises(RequestQuarantined):
             await complete(llm, [KILL, 7])
         assert llm.n_engines_lost == 2 and llm.healthy() and await complete(llm, [3, 7]) == alone[3]
+
+
+async def test_m16_loading_that_stands_still_is_ended_with_a_message(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A file that does not answer, as of a server of files that is gone: here a FIFO that nobody writes to."""
+    os.mkfifo(tmp_path / "weights")
+    script = tmp_path / "stalled.py"
+    script.write_text(f"""
+import faulthandler, signal, sys
+faulthandler.register(signal.SIGUSR1, all_threads=True)  # as the engine's own process does first of all
+sys.stdin.readline()
+def read_weights():
+    return open({str(tmp_path / "weights")!r}, "rb").read()
+read_weights()
+""")
+    config = EngineConfig(device="null", disable_log_stats=True, load_timeout=1.0)
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError, match=r"not loaded within load_timeout = 1 s.*file system"):
+        await AsyncLLM.create(config, (str(script),))
+    assert time.monotonic() - began_s < 4
+    assert "in read_weights" in capfd.readouterr().err
 
 
 async def test_restarts_are_bounded() -> None:

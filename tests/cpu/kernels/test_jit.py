@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import stat
@@ -86,6 +87,28 @@ def test_a_module_whose_file_was_changed_or_removed_is_written_again(place: path
         jit._module.cache_clear()
         assert jit.generated_module("number", "X = 1").X == 1
         assert path.read_text() == "X = 1"
+
+
+@pytest.mark.skipif(jit.compiler("c++") is None, reason="needs a C++ compiler")
+def test_f17_a_damaged_library_is_built_again(
+    place: pathlib.Path, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Cut short, with a flipped bit, empty, without its sum: to load some of these would kill the process."""
+    path = build(tmp_path, 7)
+    whole = path.read_bytes()
+    damages = [whole[: len(whole) // 2], whole[:-1], b"", whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:]]
+    for damage in damages:
+        path.unlink()  # what is loaded stays as it is
+        path.write_bytes(damage)
+        assert build(tmp_path, 7) == path
+        assert ctypes.CDLL(str(path)).one() == 7
+    assert caplog.text.count("is damaged: it is built again") == len(damages)
+    path.with_suffix(".sum").unlink()
+    made = path.stat().st_ino
+    assert build(tmp_path, 7).stat().st_ino != made
+    path.with_suffix(".sum").write_bytes(b"\xff\xfe")
+    build(tmp_path, 7)
+    assert ctypes.CDLL(str(path)).one() == 7
 
 
 @pytest.mark.skipif(jit.compiler("c++") is None, reason="needs a C++ compiler")

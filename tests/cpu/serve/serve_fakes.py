@@ -243,14 +243,16 @@ def _row(token: int, n_top: int) -> TokenLogprobs:
     )
 
 
-async def make_llm(engine: FakeEngine, defaults: dict[str, float] | None = None, **options: object) -> AsyncLLM:
+async def make_llm(
+    engine: FakeEngine, defaults: dict[str, float] | None = None, template: str = TEMPLATE, **options: object
+) -> AsyncLLM:
     """An `AsyncLLM` over `engine`."""
     tokenizer = byte_tokenizer()
     frontend = Frontend(
         config=EngineConfig(served_model_name=["fake", "fake-alias"], **{"max_num_waiting": 64, **options}),
         model_name="fake",
         tokenizer=tokenizer,
-        chat_template=ChatTemplate({"default": TEMPLATE}, {}),
+        chat_template=ChatTemplate({"default": template}, {}),
         generation=GenerationDefaults((END,), defaults or {}),
     )
     ready = EngineReady(MAX_MODEL_LEN, n_pages=4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake")

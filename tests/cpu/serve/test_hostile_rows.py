@@ -17,7 +17,9 @@ import pytest
 from live_server import read_all
 from serve_fakes import reply_to
 
+from quire.serve.config import ServerConfig
 from quire.serve.logs import MAX_REPEATS, Damper, OneLine
+from quire.serve.server import warn_if_open
 
 PATH = "/v1/completions"
 BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 30}
@@ -45,6 +47,23 @@ def raw(server: Any, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
     head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     return head.encode() + data
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({}, False), ({"host": "0.0.0.0"}, True), ({"host": "::"}, True), ({"host": "localhost"}, False),
+        ({"host": "0.0.0.0", "api_key": "secret-key"}, False), ({"host": "::", "api_key_file": "keys.json"}, False),
+    ],
+)  # fmt: skip
+def test_c07_a_public_address_without_a_key(
+    options: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ServerConfig(**options)
+    assert config.host == options.get("host", "127.0.0.1"), "by default only this machine is served"
+    warn_if_open(config, config.host)
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [line.startswith(f"ANYONE WHO REACHES {config.host} CAN USE") for line in lines] == [True] * warns
 
 
 def test_h11_many_slow_heads(make_server: Any) -> None:

@@ -138,6 +138,26 @@ def test_cancel(batching: Any) -> None:
         client.batches.cancel(start_and_end(client).id)
 
 
+def test_an_expired_batch_says_so_of_every_line_that_never_ran(batching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire.serve.batches.WINDOW_S", 2)
+    monkeypatch.setattr("quire.serve.batch_worker.FILL_LINES", 7)
+    client = client_of(batching)
+    batching.engine.delay_s = 0.05
+    batch = start(client, b"".join(line(f"{i}") for i in range(400)) + b"\n" + b"no json\n")
+    done = ended(client, batch.id)
+    assert done.status == "expired" and done.expired_at >= done.expires_at and done.completed_at is None
+    good, errors = rows(client, done.output_file_id), rows(client, done.error_file_id)
+    assert 0 < len(good) < 400 and set(good) | set(errors) == {f"{i}" for i in range(400)} | {None}
+    assert not set(good) & set(errors) and len(good) + len(errors) == 401
+    assert errors["399"] | {"id": ""} == {
+        "id": "", "custom_id": "399", "response": None,
+        "error": {"code": "batch_expired",
+                  "message": "This request could not be executed before the completion window expired."},
+    }  # fmt: skip
+    assert (done.request_counts.completed, done.request_counts.failed) == (len(good), len(errors))
+    until(lambda: batching.engine.running, lambda running: not running)
+
+
 def start_and_end(client: openai.OpenAI) -> Any:
     return ended(client, start(client, line("a")).id)
 
@@ -200,7 +220,7 @@ def test_a_line_that_comes_to_no_end_is_an_error(batching: Any, monkeypatch: pyt
     done = ended(client, start(client, line("good") + line("bad") + line("fine")).id)
     assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
     row = json.loads(client.files.content(done.error_file_id).text)
-    assert row["error"]["code"] == "internal_error" and "line 2" in row["error"]["message"]
+    assert row["custom_id"] == "bad" and row["error"]["code"] == "internal_error"
 
 
 def test_batches_leave_room(batching: Any) -> None:

@@ -302,7 +302,7 @@ SAMPLING: list[tuple[str, list[Any]]] = [
     ("min_p", [-0.1, 1.1]),
     ("presence_penalty", [-2.1, 2.1, 1e10]),
     ("frequency_penalty", [-2.1, 2.1, 1e10]),
-    ("repetition_penalty", [0, -1, 1e10]),
+    ("repetition_penalty", [0, 5e-324, 1e-40, -1, 1e10]),
     ("n", [0, -1, 129, 10**9, BIG]),
     ("min_tokens", [-1, 3, BIG]),
     ("seed", [BIG, -BIG - 1, 2**64]),

@@ -191,7 +191,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "json_schema", "schema": 5}}}, "output_config.format.schema"),
     ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "hiccup"}}}}, "output_config.format"),
     ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "enabled"}}, "thinking"),
     ({"mcp_servers": []}, "mcp_servers"), ({"container": "x"}, "container"), ({"service_tier": "fast"}, "service_tier"),
     ({"priority": 3}, "priority"), ({"cache_salt": "x" * 300}, "cache_salt"),
 ]  # fmt: skip

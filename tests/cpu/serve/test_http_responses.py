@@ -220,3 +220,5 @@ def test_null_is_the_same_as_nothing(http: httpx.Client) -> None:  # noqa: F811
 
     nulls = {name: None for name in ResponsesRequest.__struct_fields__ if name not in ("model", "input")}
     assert http.post(PATH, json={**nulls, "model": "fake", "input": "x", "max_output_tokens": 1}).status_code == 200
+    items = [{"type": None, "role": "user", "content": "x", "id": None, "status": None}]
+    assert http.post(PATH, json={"model": "fake", "input": items, "max_output_tokens": 1}).status_code == 200

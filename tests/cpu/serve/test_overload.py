@@ -58,6 +58,25 @@ def test_keys_from_a_file_are_tenants_with_limits(make_server: Any, tmp_path: Pa
         assert ask(server, key).status_code == 401
 
 
+def test_users_share_fairly_under_labels_that_say_nothing_of_them(make_server: Any) -> None:
+    server = make_server()
+    messages = [{"role": "user", "content": "x"}]
+    bodies = [
+        ("/v1/completions", {"prompt": [5], "user": "ann"}),
+        ("/v1/completions", {"prompt": [5], "safety_identifier": "ann"}),
+        ("/v1/chat/completions", {"messages": messages, "user": "ann"}),
+        ("/v1/responses", {"input": "x", "safety_identifier": "ann"}),
+        ("/v1/messages", {"messages": messages, "max_tokens": 4, "metadata": {"user_id": "ann"}}),
+        ("/v1/completions", {"prompt": [5], "user": "bob"}),
+        ("/v1/completions", {"prompt": [5]}),
+    ]
+    for path, body in bodies:
+        answer = httpx.post(server.base + path, json={"model": "fake", **body}, timeout=20)
+        assert answer.status_code == 200, (path, answer.text)
+    *ann, bob, nobody = [request.terms.user for request in server.engine.submitted]
+    assert len(set(ann)) == 1 and len(ann[0]) == len(bob) == 4 and ann[0] != bob and nobody == ""
+
+
 def test_a_revoked_key_is_refused_and_a_bad_file_changes_nothing(make_server: Any, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     server = make_server(api_key_file=write_keys(path, {"key": "old"}, {"key": "kept"}))

@@ -18,7 +18,7 @@ from quire.core.clock import VirtualClock
 from quire.core.errors import ContextLengthExceeded
 from quire.core.events import SeqDelta
 from quire.core.plan import StepMasks, StepPlan
-from quire.core.request import Pooling, Request, pooling_params
+from quire.core.request import Pooling, Request, Terms, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NON_FINITE, NullExecutor
@@ -80,11 +80,12 @@ params = st.builds(
 )  # fmt: skip
 
 requests = st.builds(
-    lambda prompt, params, max_tokens, salt, end, priority: Request(
+    lambda prompt, params, max_tokens, salt, end, priority, terms: Request(
         request_id="", prompt_token_ids=prompt, params=params, max_tokens=max(max_tokens, params.min_tokens), seed=0,
-        end_token_ids=end, priority=priority, cache_salt=salt, grammar="anything" * (max_tokens == 5),
+        end_token_ids=end, priority=priority, cache_salt=salt, grammar="anything" * (max_tokens == 5), terms=terms,
     ),
     prompts, params, st.integers(1, 12), st.sampled_from(["", "", "b"]), st.sampled_from([[], [5]]), st.integers(0, 2),
+    st.sampled_from([Terms(), Terms(), Terms(), Terms(user="u"), Terms(tenant="t")]),
 )  # fmt: skip
 
 
@@ -302,7 +303,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         admitted = [seq for seq in seqs if before[seq][0] is SeqState.WAITING]
         assert not (preempted and admitted), "a step that preempts admits"
         for seq in before:
-            if seq.state is SeqState.WAITING and admitted and orders[seq] < max(orders[other] for other in admitted):
+            same = [orders[other] for other in admitted if other.request.terms == seq.request.terms]
+            if seq.state is SeqState.WAITING and same and orders[seq] < max(same):
                 siblings = self.scheduler.roster.requests[seq.request.request_id]
                 in_prompt = [other for other in siblings if other.state is SeqState.RUNNING]
                 assert seq.request.params.n > 1 and in_prompt, "a later arrival overtook a waiting sequence"

@@ -3,10 +3,48 @@
 from __future__ import annotations
 
 import gc
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from quire.engine.garbage import THRESHOLDS, gc_kept_quiet
+from quire.engine.garbage import THRESHOLDS, gc_kept_quiet, quiet_gc
+
+
+@pytest.fixture
+def pauses() -> Iterator[list[float]]:
+    """Seconds of work of each collection; afterwards the collector is as it was."""
+    found, began_s, thresholds = [], 0.0, gc.get_threshold()
+
+    def note(phase: str, _: dict[str, int]) -> None:
+        nonlocal began_s
+        if phase == "start":
+            began_s = time.thread_time()
+        else:
+            found.append(time.thread_time() - began_s)
+
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_o10_pauses_are_short_beside_a_large_heap(pauses: list[float]) -> None:
+    """What a server does all day: objects in cycles come and go, and some thousands of them live for a while."""
+    heap = [[i] for i in range(800_000)]
+    quiet_gc()
+    pauses.clear()
+    alive: list[dict[str, object]] = [{}] * 20_000
+    for i in range(400_000):
+        one: dict[str, object] = {"id": i}
+        one["self"] = one
+        alive[i % len(alive)] = one
+    longest_s, n_pauses = max(pauses), len(pauses)
+    assert n_pauses > 20 and longest_s < 0.05, longest_s
+    gc.unfreeze()
+    gc.collect()
+    assert pauses[-1] > 3 * longest_s and len(heap) == 800_000, "the heap was too small to show anything"
 
 
 def test_all_is_as_it_was_also_after_an_error() -> None:

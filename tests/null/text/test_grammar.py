@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 
+import psutil
 import pytest
 
 import quire
@@ -149,6 +150,23 @@ def test_the_cache_is_bounded_and_forgets_the_oldest(tokenizer: HfTokenizer, mon
     for text in texts:
         compiler.compile(text)
     assert compiler._cached_bytes == sum(one.n_bytes for one in compiler._cache.values())
+
+
+def test_g07_ten_thousand_schemas_take_no_disk_and_bounded_memory(tokenizer: HfTokenizer) -> None:
+    compiler = GrammarCompiler(tokenizer, 4096, [2, 0], cache_bytes=8 << 20)
+    checker, process = GrammarChecker(compiler), psutil.Process()
+    rss, written = 0, 0
+    for i in range(10_000):
+        name = f"field_{i}"
+        schema = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
+        checker.checked(StructuredOutputsParams(json=schema))
+        assert compiler._cached_bytes <= 8 << 20
+        if i == 2000:
+            rss, written = process.memory_info().rss, process.io_counters().write_bytes
+    assert len(checker._known) == grammars.MAX_KNOWN
+    assert compiler._cached_bytes == sum(one.n_bytes for one in compiler._cache.values())
+    assert process.memory_info().rss - rss < 16 << 20, "compiled grammars are not given back"
+    assert process.io_counters().write_bytes == written, "something goes to disk"
 
 
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:

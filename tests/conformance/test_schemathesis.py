@@ -1,0 +1,252 @@
+"""schemathesis, with good and with bad data, by OpenAI's document and by the server's own: no 5xx, no hang, and every
+error in the shape that clients know."""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import jsonschema
+import pytest
+import schemathesis
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+TIME_LIMIT_S = 70
+"""Longer than --request-timeout: whoever waits this long waits for ever."""
+OPENAI_PATHS = {"/chat/completions", "/completions", "/models", "/models/{model}"}
+GENERATING = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"}
+TEXT = {"type": "string", "minLength": 1, "maxLength": 60}
+ANSWERED = {
+    "prompt": TEXT,
+    "input": TEXT,
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 3,
+        "items": {
+            "type": "object",
+            "properties": {"role": {"const": "user"}, "content": TEXT},
+            "required": ["role", "content"],
+            "additionalProperties": False,
+        },
+    },
+    "max_tokens": {"type": "integer", "minimum": 1, "maximum": 8},
+    "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": 8},
+}
+"""Fields that decide whether there is anything to answer."""
+PLAIN_FIELDS = {
+    "model", "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "stop", "bad_words", "logit_bias", "ignore_eos", "skip_special_tokens",
+    "include_stop_str_in_output", "add_special_tokens", "return_tokens_as_token_ids", "stream", "user",
+    "metadata", "service_tier", "echo", "return_token_ids", "stop_sequences", "instructions", "system",
+    "encoding_format", "pooling", "normalize", "tools", "parallel_tool_calls", "cache_salt",
+}  # fmt: skip
+"""Fields that depend on no other."""
+OWN_CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+OPENAI_CHECKS = [not_a_server_error, response_schema_conformance]
+REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
+Tally = collections.Counter[tuple[str, int]]
+
+
+Document = dict[str, Any]
+
+
+def made(document: Document, base: str, mode: str, config: pytest.Config) -> Any:
+    """What schemathesis asks by a document, the same in every run."""
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=base)
+    n_examples = config.getoption("--examples")
+    schema.config.generation.update(modes=[mode], max_examples=n_examples, deterministic=True, database="none")
+    return schema
+
+
+@pytest.fixture
+def openai_document(request: pytest.FixtureRequest) -> Document:
+    path = request.config.getoption("--openai-schema")
+    if not path:
+        pytest.skip("give OpenAI's document with --openai-schema or OPENAI_SCHEMA")
+    document: Document = json.loads(Path(path).read_text())
+    document["paths"] = {path: found for path, found in document["paths"].items() if path in OPENAI_PATHS}
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            operation["responses"]["200"]["content"].pop("text/event-stream", None)  # it means the data of events
+    return document
+
+
+@pytest.fixture
+def openai_negative(openai_document: Document, server: Any, pytestconfig: pytest.Config) -> Any:
+    return made(openai_document, server.base + "/v1", "negative", pytestconfig)
+
+
+@pytest.fixture
+def openai_positive(openai_document: Document, server: Any, pytestconfig: pytest.Config) -> Any:
+    return made(openai_document, server.base + "/v1", "positive", pytestconfig)
+
+
+@pytest.fixture
+def own_negative(server: Any, pytestconfig: pytest.Config) -> Any:
+    document = server.ask("/openapi.json")
+    for path, methods in list(document["paths"].items()):
+        kept = {method: found for method, found in methods.items() if can_be_bad(found)}
+        document["paths"][path] = kept
+    return made(document, server.base, "negative", pytestconfig)
+
+
+@pytest.fixture
+def own_positive(server: Any, pytestconfig: pytest.Config) -> Any:
+    return made(server.ask("/openapi.json"), server.base, "positive", pytestconfig)
+
+
+@pytest.fixture
+def own_answered(server: Any, pytestconfig: pytest.Config) -> Any:
+    document = server.ask("/openapi.json")
+    for name in ("ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "EmbeddingRequest"):
+        narrow(document["components"]["schemas"][name])
+    document["paths"] = {path: found for path, found in document["paths"].items() if path in GENERATING}
+    return made(document, server.base, "positive", pytestconfig)
+
+
+@pytest.fixture
+def openai_answered(openai_document: Document, server: Any, pytestconfig: pytest.Config) -> Any:
+    """The same, with answers judged by OpenAI's document."""
+    own = server.ask("/openapi.json")["components"]["schemas"]
+    for path, name in (("/chat/completions", "ChatRequest"), ("/completions", "CompletionRequest")):
+        narrow(own[name])
+        own[name]["properties"].pop("tools", None)  # the only reference to other schemas
+        openai_document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] = own[name]
+    return made(openai_document, server.base + "/v1", "positive", pytestconfig)
+
+
+def narrow(schema: Document) -> None:
+    """Leave out what depends on other fields, so that most of what is made gets to the model and is answered."""
+    properties = schema["properties"]
+    for field in properties.keys() - ANSWERED.keys() - PLAIN_FIELDS:
+        del properties[field]
+    properties.update({field: kind for field, kind in ANSWERED.items() if field in properties})
+    schema["required"] = sorted(properties.keys() & {"model", *ANSWERED})
+
+
+def can_be_bad(operation: Document) -> bool:
+    """False where nothing can be sent but a path, of which any text is a good part."""
+    return "requestBody" in operation or any(one["in"] == "query" for one in operation.get("parameters", []))
+
+
+def check(case: Any, checks: list[Any], what: str, tally: Tally) -> Any:
+    """Send what was made; the answer, if it passes."""
+    answer = case.call(timeout=TIME_LIMIT_S)
+    tally[what, answer.status_code] += 1
+    check_shape(answer)
+    case.validate_response(answer, checks=checks)
+    return answer
+
+
+def check_shape(answer: Any) -> None:
+    """An id on every answer; an error is JSON of OpenAI's shape, or of Anthropic's on its paths."""
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    assert REQUEST_ID.fullmatch(headers["x-request-id"][0]), headers
+    assert answer.status_code not in (422, *range(500, 600)), answer.content[:500]
+    if answer.status_code >= 400:
+        check_error(json.loads(answer.content))
+    elif headers["content-type"][0].startswith("text/event-stream"):
+        check_stream(answer.content.decode())
+
+
+def check_error(body: dict[str, Any]) -> None:
+    if body.keys() == {"type", "error", "request_id"}:
+        assert body["type"] == "error" and body["error"].keys() == {"type", "message"}
+        return
+    assert body.keys() == {"error"}
+    error = body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["message"] and isinstance(error["message"], str) and isinstance(error["type"], str)
+    assert all(error[name] is None or isinstance(error[name], str) for name in ("param", "code"))
+
+
+def nullable(schema: Any) -> Any:
+    """The same schema with `nullable`, which is of an older OpenAPI, said as JSON schema says it."""
+    if isinstance(schema, list):
+        return [nullable(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: nullable(one) for name, one in schema.items()}
+    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True else found
+
+
+def events_of(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+
+
+def check_stream(text: str) -> None:
+    """Every event is JSON; the last says that it is the last, or what went wrong."""
+    events = events_of(text)
+    values = [json.loads(event) for event in events if event != "[DONE]"]
+    if "error" in values[-1] and values[-1]["error"]:
+        check_error(values[-1])
+    else:
+        kind = values[-1].get("type", "")
+        assert events[-1] == "[DONE]" or kind in ("message_stop", "response.completed", "response.incomplete"), text
+
+
+SETTINGS = hypothesis.settings(
+    deadline=None, suppress_health_check=list(hypothesis.HealthCheck), report_multiple_bugs=True
+)
+
+
+@schemathesis.pytest.from_fixture("openai_negative").parametrize()
+@SETTINGS
+def test_openai_negative(case: Any, tally: Tally) -> None:
+    check(case, OPENAI_CHECKS, "schemathesis, OpenAI's document, negative", tally)
+
+
+@schemathesis.pytest.from_fixture("openai_positive").parametrize()
+@SETTINGS
+def test_openai_positive(case: Any, tally: Tally) -> None:
+    check(case, OPENAI_CHECKS, "schemathesis, OpenAI's document, positive", tally)
+
+
+@schemathesis.pytest.from_fixture("openai_answered").parametrize()
+@SETTINGS
+def test_openai_answered(case: Any, tally: Tally, openai_document: Document) -> None:
+    answer = check(case, OPENAI_CHECKS, "schemathesis, OpenAI's document, positive, to be answered", tally)
+    is_stream = answer.headers["content-type"][0].startswith("text/event-stream")
+    if is_stream and case.path == "/chat/completions":  # the document has no words for chunks of /completions
+        name, components = "CreateChatCompletionStreamResponse", nullable(openai_document["components"])
+        schema = {"$ref": f"#/components/schemas/{name}", "components": components}
+        for event in events_of(answer.content.decode())[:-1]:
+            jsonschema.validate(json.loads(event), schema, jsonschema.Draft202012Validator)
+
+
+@schemathesis.pytest.from_fixture("own_negative").parametrize()
+@SETTINGS
+def test_own_negative(case: Any, tally: Tally) -> None:
+    check(case, OWN_CHECKS, "schemathesis, own document, negative", tally)
+
+
+@schemathesis.pytest.from_fixture("own_positive").parametrize()
+@SETTINGS
+def test_own_positive(case: Any, tally: Tally) -> None:
+    check(case, OWN_CHECKS, "schemathesis, own document, positive", tally)
+
+
+@schemathesis.pytest.from_fixture("own_answered").parametrize()
+@SETTINGS
+def test_own_answered(case: Any, tally: Tally) -> None:
+    check(case, OWN_CHECKS, "schemathesis, own document, positive, to be answered", tally)

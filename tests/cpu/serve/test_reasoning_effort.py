@@ -1,0 +1,132 @@
+"""How much a model is asked to reason: `reasoning_effort` and its like, by what the chat template knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from serve_fakes import TEMPLATE
+
+MESSAGES = [{"role": "user", "content": "x"}]
+TEMPLATES = {
+    "plain": TEMPLATE,
+    "always": TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}{# </think> #}",
+    "switch": TEMPLATE + "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}{# <think></think> #}",
+    "efforts": TEMPLATE + "[{{ reasoning_effort | default('medium') }}]",
+    "both": TEMPLATE + "{% if thinking is defined %}[{{ thinking }}]{% endif %}[{{ reasoning_effort }}]",
+}
+GOOD = {
+    "plain": {"none": ""}, "always": {"medium": "<think>"}, "switch": {"none": "[False]", "medium": "[True]"},
+    "efforts": {"low": "[low]", "medium": "[medium]", "high": "[high]"},
+    "both": {"none": "[False][]", "low": "[True][low]", "medium": "[True][medium]", "high": "[True][high]"},
+}  # fmt: skip
+"""What each takes, and what its prompt then ends with."""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Any:
+    """A server for each template."""
+    from live_server import LiveServer
+
+    from quire.serve.config import ServerConfig
+
+    config = ServerConfig(port=0, enable_chat_template_kwargs=True)
+    made = {name: LiveServer(config, template=source).start() for name, source in TEMPLATES.items()}
+    yield made
+    for server in made.values():
+        server.stop()
+
+
+def prompt_of(server: Any) -> str:
+    tokenizer = server.llm.tokenizer
+    text: str = tokenizer.decode(server.engine.submitted[-1].prompt_token_ids, skip_special_tokens=False)
+    return text.rpartition("<|assistant|>")[2]
+
+
+def chat(server: Any, effort: str) -> httpx.Response:
+    body = {"model": "fake", "messages": MESSAGES, "reasoning_effort": effort, "max_tokens": 2}
+    return httpx.post(server.base + "/v1/chat/completions", json=body)
+
+
+def responses(server: Any, effort: str) -> httpx.Response:
+    body = {"model": "fake", "input": "x", "reasoning": {"effort": effort}, "max_output_tokens": 2}
+    return httpx.post(server.base + "/v1/responses", json=body)
+
+
+def messages(server: Any, **fields: Any) -> httpx.Response:
+    body = {"model": "fake", "messages": MESSAGES, "max_tokens": 2, **fields}
+    return httpx.post(server.base + "/v1/messages", json=body)
+
+
+@pytest.mark.parametrize("name", list(TEMPLATES))
+@pytest.mark.parametrize("ask", [chat, responses])
+def test_efforts_that_the_template_knows(servers: Any, name: str, ask: Callable[..., httpx.Response]) -> None:
+    server, param = servers[name], "reasoning_effort" if ask is chat else "reasoning.effort"
+    for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "", "x" * 1000):
+        answer = ask(server, effort)
+        if effort in GOOD[name]:
+            assert answer.status_code == 200 and prompt_of(server) == GOOD[name][effort], effort
+            if ask is responses:
+                assert answer.json()["reasoning"]["effort"] == effort
+        else:
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and error["param"] == param and error["code"] == "unsupported_parameter"
+            assert error["message"].startswith(f"{param} is not supported") and len(error["message"]) < 400
+            assert all(good in error["message"] for good in GOOD[name]), "it says what would be taken"
+
+
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        ("plain", {"disabled": "", "adaptive": ""}), ("always", {"enabled": "<think>", "adaptive": "<think>"}),
+        ("switch", {"disabled": "[False]", "enabled": "[True]", "adaptive": ""}),
+        ("efforts", {"enabled": "[medium]", "adaptive": "[medium]"}),
+        ("both", {"disabled": "[False][]", "enabled": "[True][medium]", "adaptive": "[]"}),
+    ],
+)  # fmt: skip
+def test_thinking_of_messages(servers: Any, name: str, taken: dict[str, str]) -> None:
+    server = servers[name]
+    for kind in ("disabled", "enabled", "adaptive"):
+        answer = messages(server, thinking={"type": kind})
+        if kind in taken:
+            assert answer.status_code == 200 and prompt_of(server) == taken[kind], kind
+        else:
+            assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("thinking is not supp")
+
+
+def test_thinking_and_effort_together(servers: Any) -> None:
+    server = servers["both"]
+    for thinking, effort, end in (
+        ("enabled", "high", "[True][high]"), ("adaptive", "low", "[True][low]"), ("disabled", "none", "[False][]"),
+    ):  # fmt: skip
+        answer = messages(server, thinking={"type": thinking}, output_config={"effort": effort})
+        assert answer.status_code == 200 and prompt_of(server) == end
+    for thinking, effort in (("disabled", "high"), ("enabled", "none")):
+        answer = messages(server, thinking={"type": thinking}, output_config={"effort": effort})
+        assert answer.status_code == 400 and f"thinking is {thinking}" in answer.json()["error"]["message"]
+    answer = messages(server, output_config={"effort": "max"})
+    assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("output_config.effort is not")
+    counted = [
+        httpx.post(
+            server.base + "/v1/messages/count_tokens",
+            json={"model": "fake", "messages": MESSAGES, "thinking": {"type": kind}},
+        ).json()["input_tokens"]
+        for kind in ("adaptive", "disabled")
+    ]
+    assert counted[1] - counted[0] == len("[False]"), "the tokens are those of the prompt that would run"
+
+
+def test_a_switch_set_twice_must_agree(servers: Any) -> None:
+    body = {"model": "fake", "messages": MESSAGES, "reasoning_effort": "none", "max_tokens": 2}
+    for value, status in ((False, 200), (True, 400)):
+        kwargs = {"chat_template_kwargs": {"enable_thinking": value}}
+        answer = httpx.post(servers["switch"].base + "/v1/chat/completions", json=body | kwargs)
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize("thinking", [{}, {"type": "x"}, {"type": "enabled", "budget_tokens": -1}, 5, {"budget": 1}])
+def test_bad_thinking(servers: Any, thinking: Any) -> None:
+    answer = messages(servers["both"], thinking=thinking)
+    assert answer.status_code == 400 and "thinking" in answer.json()["error"]["message"]
