@@ -15,6 +15,9 @@ QUIRE_API void quire_parallel(QuireBody body, const void* data, int64_t n_items,
 // The pool on which this library's kernels run: quire_parallel of this or another library, or null for one thread.
 QUIRE_API void quire_use_pool(QuireParallel pool);
 
+// Checksum of this header (setup.py, quire/kernels/native.py): a library that was built with another one is not used.
+QUIRE_API int64_t quire_interface();
+
 constexpr int QUIRE_MAX_PARAMS = 8;
 
 // One step's attention work, the same for every layer. Spans: quire/kernels/attention/plan.py.
