@@ -50,7 +50,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_linear": [_P],
     "quire_choose": [_P],
     "quire_run_tape": [_P, _L, _P],
-    "quire_store_kv": [_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
+    "quire_store_kv": [_I, _I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
 _RESULTS = {"quire_interface": _L}
 """Of functions that return something."""
