@@ -70,8 +70,8 @@ QUIRE_API void quire_silu_mul(int dtype, const void* x, int64_t x_row, void* out
 
 // Copy k and v rows of head_dim numbers into their cells, which are of the same type or have 8 bits.
 QUIRE_API void quire_store_kv(
-    int dtype, int int8_keys, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row, int64_t v_head,
-    void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
+    int dtype, int int8_keys, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row,
+    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
     int n_threads);
 
 // A matrix [n, k] packed for products. Layouts of data and scales: quire/kernels/qgemm/weight.py.

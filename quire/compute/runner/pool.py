@@ -21,8 +21,8 @@ from quire.kernels.qkv import rotate_and_store
 
 
 class KVPool:
-    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, cell] (`kernels.kvstore.cell`); dtype: the model's, or int8.
-    Page 0 takes padding."""
+    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, cell] of the model's dtype, or of int8, where a cell has
+    its scale (`kernels.kvstore.cell`). Page 0 takes padding."""
 
     def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: Device) -> None:
         size = cell.cell_size(arch.head_dim, dtype)

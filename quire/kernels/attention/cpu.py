@@ -135,7 +135,8 @@ def native_args(
     return _NativeArgs(
         None, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), None,
         q.stride(0), q.stride(1), *_strides(k, layout), *_strides(v, layout),
-        native.DTYPES[q.dtype], k.dtype == torch.int8, variant.causal, variant.window, variant.n_first, 0, variant.scale,
+        native.DTYPES[q.dtype], k.dtype == torch.int8,
+        variant.causal, variant.window, variant.n_first, 0, variant.scale,
     )  # fmt: skip
 
 

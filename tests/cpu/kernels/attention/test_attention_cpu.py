@@ -351,6 +351,18 @@ def test_obstacles_name_the_value(change: dict[str, object], message: str) -> No
     assert message in cpu.obstacle(case.plan(), Variant(1.0), case.q.dtype, case.k.dtype)
 
 
+def test_cells_of_8_bits_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch path attends to them too, and says that it runs."""
+    case = PagedCase([(130, 20), (40, 1)], 16, 2, 3, 64, torch.bfloat16, kv_dtype=torch.int8)
+    plan, variant = case.plan(), Variant(case.scale)
+    monkeypatch.setattr(native, "library", lambda: None)
+    found = select.obstacles(plan, variant, "cpu", torch.bfloat16, torch.int8)
+    assert found == {"cpu": native.explain(), "reference": None}
+    out = torch.empty_like(case.q)
+    reference.run(case.q, case.k, case.v, plan, variant, out, None)
+    assert worst_error(out[: case.n_rows], case.expected(variant)) <= reference.TOLERANCE[torch.bfloat16]
+
+
 def test_without_a_compiler_the_torch_path_runs(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
