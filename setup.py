@@ -9,6 +9,7 @@ import glob
 import json
 import os
 import platform
+import zlib
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -19,6 +20,8 @@ FOLDER = "csrc/cpu"
 SOURCES = ["attention.cpp", "linear.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
 with open(f"{FOLDER}/build.json") as table:
     BUILD = json.load(table)
+with open(f"{FOLDER}/quire_cpu.h", "rb") as header:
+    INTERFACE = f"-DQUIRE_INTERFACE={zlib.crc32(header.read())}"
 
 
 class BuildPackage(build_py):
@@ -67,7 +70,7 @@ def library(level: str, flags: list[str]) -> Extension:
         f"quire.kernels._native.libquire_{level}",
         sources=[f"{FOLDER}/{name}" for name in SOURCES],
         depends=[*glob.glob(f"{FOLDER}/*.h"), f"{FOLDER}/build.json"],
-        extra_compile_args=[*BUILD["flags"], *BUILD["warnings"], *flags],
+        extra_compile_args=[*BUILD["flags"], *BUILD["warnings"], *flags, INTERFACE],
         extra_link_args=["-Wl,-s"] if platform.system() == "Linux" else [],
         language="c++",
         optional=True,

@@ -5,10 +5,12 @@
 // multiples of E::B, and a row's arithmetic in a block has one fixed order. What surrounds a row (other rows of the
 // tile, chunking, page ids, threads) only adds terms that are exactly neutral: a hidden key has weight 0, an unchanged
 // maximum rescales by 1. So the output of a row is bitwise a function of its q and its keys and values alone.
-// Query, key and value transforms are computed in float32, and so is all after them (`Staged`).
+// Keys and values of 8 bits are multiplied as integers: the scale of a key is applied to its scores, that of a value to
+// its weights. Query, key and value transforms are computed in float32, and so is all after them (`Staged`).
 #ifndef QUIRE_VARIANT
 #include "plain_variant.h"
 #define QUIRE_ONLY_DTYPE -1
+#define QUIRE_ONLY_INT8 -1
 #endif
 #include "engine.h"
 #include "keys.h"
@@ -32,12 +34,40 @@ struct Row {
     Site site;
 };
 
+template <class T> constexpr bool has_scales = std::is_same_v<T, q8>;
+
+// The scales of the keys and values of a block, where they have some.
+template <class E> struct Scales {
+    static constexpr bool SOME = has_scales<typename E::T>;
+    alignas(64) float keys[SOME ? E::B : 1], values[SOME ? E::B : 1];
+
+    Scales(const Block<typename E::T>& block, int d) {
+        if constexpr (SOME)
+            for (int j = 0; j < E::B; j++) {
+                keys[j] = scale_of(block.keys[j], d);
+                values[j] = scale_of(block.values[j], d);
+            }
+    }
+
+    inline __attribute__((always_inline)) vf of_score(vf score, int j) const {
+        if constexpr (SOME) return score * load(keys + j);
+        else return score;
+    }
+
+    // Store weights as the second product reads them; returns what the row's sum is of.
+    inline __attribute__((always_inline)) vf put(typename E::Weight* weights, vf v, int j) const {
+        if constexpr (!SOME) return E::put(weights + j, v);
+        E::put(weights + j, v * load(values + j));
+        return v;
+    }
+};
+
 // Turn the scores of one row in the block of keys `first` .. first + B - 1 into weights, update its state, return the
 // rescaling of what was accumulated before. Weights of a softmax are 2^(score - max), 0 where hidden.
 template <class E, class V>
 QUIRE_INLINE float weigh(
     const QuireAttnArgs& a, const float* s, typename E::Weight* weights, Row& row, int32_t first, int32_t n_first,
-    const int32_t* positions) {
+    const int32_t* positions, const Scales<E>& scales) {
     constexpr int B = E::B, N = B / W;
     vf v[N], top = set1(NEG_INF);
     const float factor = V::softmax && !V::has_logits ? a.scale * LOG2E : a.scale;
@@ -46,7 +76,7 @@ QUIRE_INLINE float weigh(
     for (int i = 0; i < W; i++) lane[i] = i;
 #pragma GCC unroll 16
     for (int i = 0; i < N; i++) {
-        v[i] = load(s + i * W) * factor;
+        v[i] = scales.of_score(load(s + i * W), i * W) * factor;
         if constexpr (V::has_logits) {
             v[i] = V::logits(v[i], row.site, load_bits<vi>(positions + i * W), a);
             if constexpr (V::softmax) v[i] = v[i] * LOG2E;
@@ -68,14 +98,14 @@ QUIRE_INLINE float weigh(
         const float before = row.max, peak = hmax(top), now = peak > before ? peak : before;
         const float base = now == NEG_INF ? 0.f : now;  // nothing seen yet: every exponent below is -inf, not NaN
 #pragma GCC unroll 16
-        for (int i = 0; i < N; i++) sum = sum + E::put(weights + i * W, exp2(v[i] - base));
+        for (int i = 0; i < N; i++) sum = sum + scales.put(weights, exp2(v[i] - base), i * W);
         const float rescale = before == now ? 1.f : exp2(set1(before - base))[0];
         row.max = now;
         row.sum = fma(row.sum, set1(rescale), sum);
         return rescale;
     } else {
 #pragma GCC unroll 16
-        for (int i = 0; i < N; i++) sum = sum + E::put(weights + i * W, v[i]);
+        for (int i = 0; i < N; i++) sum = sum + scales.put(weights, v[i], i * W);
         row.sum = row.sum + sum;
         return 1.f;
     }
@@ -114,8 +144,8 @@ template <bool PARTNER, class F> static void transform(const float* from, float*
     }
 }
 
-// A tile at work. S: what q, k, v and out hold; E: how it is multiplied; V: the variant.
-template <class E, class S, class V> struct Tile {
+// A tile at work. S: what q and out hold; K: what k and v hold; E: how it is multiplied; V: the variant.
+template <class E, class S, class K, class V> struct Tile {
     using T = typename E::T;
     using Query = typename E::Query;
     static constexpr bool STAGED = transforms<V>;
@@ -124,7 +154,7 @@ template <class E, class S, class V> struct Tile {
     typename E::Panels panels;
     float *acc, *spare;    // [rows, padded d]; spare: one for each row and at least B, only where hooks need it
     float *keys, *values;  // staged: [B, padded d]
-    const void* zeros;     // [d]
+    const void* zeros;     // a cell
     Row* rows;
     Query* query;
     int n_rows = 0;
@@ -138,7 +168,7 @@ template <class E, class S, class V> struct Tile {
         const Scratch scratch({
             (int64_t)E::panel_bytes(d), all_rows, spared ? (block > all_rows ? block : all_rows) : 0,
             STAGED ? block : 0, STAGED ? block : 0, (int64_t)(most_rows * sizeof(Row)),
-            (int64_t)E::query_bytes(d) * most_rows, (int64_t)sizeof(float) * d,
+            (int64_t)E::query_bytes(d) * most_rows, (int64_t)sizeof(float) * (d + 1),
         });
         panels = E::panels((char*)scratch.piece(0), d);
         acc = (float*)scratch.piece(1);
@@ -147,7 +177,7 @@ template <class E, class S, class V> struct Tile {
         values = (float*)scratch.piece(4);
         rows = (Row*)scratch.piece(5);
         query = (Query*)scratch.piece(6);
-        zeros = memset(scratch.piece(7), 0, sizeof(float) * d);
+        zeros = memset(scratch.piece(7), 0, sizeof(float) * (d + 1));
     }
 
     // Rows of the tile: token t, query head g of the group at row t * group + g.
@@ -191,7 +221,7 @@ template <class E, class S, class V> struct Tile {
     bool few() const { return n_rows <= E::R && d % W == 0; }
 
     // Fold one block of keys, the first of them number `first`, into the rows that see any of it.
-    void fold(int32_t first, const Block<S>& block, const Block<S>& next) {
+    void fold(int32_t first, const Block<K>& block, const Block<K>& next) {
         if constexpr (STAGED) {
             Block<float> staged;
             stage(block, next, staged);
@@ -202,7 +232,7 @@ template <class E, class S, class V> struct Tile {
     }
 
     // Convert and transform the keys and values of a block.
-    void stage(const Block<S>& block, const Block<S>& next, Block<float>& to) {
+    void stage(const Block<K>& block, const Block<K>& next, Block<float>& to) {
         for (int i = 0; i < d; i += W)
             for (int j = 0; j < E::B; j += W) prefetch(next, j, i);
         Site site{0, 0, 0, (int32_t)head, 0, 0.f};
@@ -224,10 +254,13 @@ template <class E, class S, class V> struct Tile {
         to.n = block.n;
     }
 
-    template <bool HOOKED, class F> void stage_rows(const S* const* from, int n, float* to, const F& hook) {
+    template <bool HOOKED, class F> void stage_rows(const K* const* from, int n, float* to, const F& hook) {
         float* raw = HOOKED ? spare : to;
-        for (int j = 0; j < n; j++)
-            for (int i = 0; i < d; i += W) store(raw + j * lanes_d + i, get(from[j], i, d));
+        for (int j = 0; j < n; j++) {
+            float scale = 1.f;
+            if constexpr (has_scales<K>) scale = scale_of(from[j], d);
+            for (int i = 0; i < d; i += W) store(raw + j * lanes_d + i, get(from[j], i, d) * scale);
+        }
         if constexpr (HOOKED) transform<V::has_partner>(raw, to, n, d, hook);
     }
 
@@ -237,6 +270,7 @@ template <class E, class S, class V> struct Tile {
         alignas(64) float s[E::R * E::B];
         alignas(64) typename E::Weight weights[E::R * E::B];
         float rescale[E::R];
+        const Scales<E> scales(block, d);
         if (!few()) E::pack(panels, block, next, d);
         for (int r = 0; r < n_rows; r += E::R) {
             const int n = n_rows - r < E::R ? n_rows - r : E::R;
@@ -246,7 +280,7 @@ template <class E, class S, class V> struct Tile {
             else E::scores(n, query, r, panels, d, s);
             for (int i = 0; i < n; i++)
                 rescale[i] = weigh<E, V>(
-                    a, s + i * E::B, weights + i * E::B, rows[r + i], first, n_first, block.positions);
+                    a, s + i * E::B, weights + i * E::B, rows[r + i], first, n_first, block.positions, scales);
             const int n_seen = seen < n_keys ? seen : n_keys;
             if (few()) E::accumulate_few(n, weights, rescale, block.values, n_seen, d, acc);
             else E::accumulate(n, weights, rescale, panels, n_seen, lanes_d, acc + (int64_t)r * lanes_d);
@@ -285,8 +319,8 @@ template <class E, class S, class V> struct Tile {
     int64_t out_row(const Row& row) const { return (int64_t)row.site.q_row * a.plan->n_q_heads + row.site.q_head; }
 };
 
-template <class E, class S, class V>
-static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, Tile<E, S, V>& work) {
+template <class E, class S, class K, class V>
+static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, Tile<E, S, K, V>& work) {
     const QuireAttnPlan& p = *a.plan;
     const int span = tile[0], n_tokens = tile[2];
     const KeyList list(p, span);
@@ -295,9 +329,9 @@ static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, 
     const int32_t end = work.rows[work.n_rows - 1].end;
     const int32_t opening = (work.n_first + E::B - 1) / E::B, window = work.rows[0].lowest / E::B;
     const auto from = [&](int32_t b) { return b < opening || b >= window ? b : window; };  // no block between is seen
-    Block<S> blocks[2];  // the one at work and the next
-    const auto locate = [&](int32_t b, Block<S>& to) {
-        list.locate<needs_positions<V>>(a, head, b * E::B, end, (const S*)work.zeros, to);
+    Block<K> blocks[2];  // the one at work and the next
+    const auto locate = [&](int32_t b, Block<K>& to) {
+        list.locate<needs_positions<V>>(a, head, b * E::B, end, (const K*)work.zeros, to);
     };
     int32_t b = from(0);
     locate(b, blocks[0]);
@@ -313,21 +347,26 @@ static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, 
 // Multiplications (and elements read) below which waking a thread costs more than it saves: some 20 microseconds.
 constexpr int64_t SMALL_WORK = 1 << 20;
 
-template <class E, class S> static void run_all(const QuireAttnArgs& a) {
+template <class E, class S, class K> static void run_all(const QuireAttnArgs& a) {
     const QuireAttnPlan& p = *a.plan;
     int most_tokens = 0;
     for (int i = 0; i < p.n_tiles; i++)
         if (p.tiles[3 * i + 2] > most_tokens) most_tokens = p.tiles[3 * i + 2];
     const int most_rows = most_tokens * (p.n_q_heads / p.n_kv_heads);
     parallel_for((int64_t)p.n_tiles * p.n_kv_heads, 1, p.work < SMALL_WORK ? 1 : a.n_threads, [&](int64_t task) {
-        Tile<E, S, Variant> work(a, most_rows);
+        Tile<E, S, K, Variant> work(a, most_rows);
         run_tile(a, task % p.n_kv_heads, p.tiles + 3 * (task / p.n_kv_heads), work);
     });
 }
 
-template <class E> static void run_dtype(const QuireAttnArgs& a) {
-    using S = typename E::T;
-    run_all<std::conditional_t<transforms<Variant>, WideEngine<float>, E>, S>(a);
+template <template <class> class Engine, class S, class K> static void run_keys(const QuireAttnArgs& a) {
+    run_all<std::conditional_t<transforms<Variant>, WideEngine<float>, Engine<K>>, S, K>(a);
+}
+
+template <template <class> class Engine, class S> static void run_dtype(const QuireAttnArgs& a) {
+    constexpr auto runs = [](int int8) { return QUIRE_ONLY_INT8 < 0 || QUIRE_ONLY_INT8 == int8; };
+    if constexpr (runs(0)) if (a.int8_keys == 0) run_keys<Engine, S, S>(a);
+    if constexpr (runs(1)) if (a.int8_keys != 0) run_keys<Engine, S, q8>(a);
 }
 
 }  // namespace quire
@@ -336,7 +375,7 @@ using namespace quire;
 
 void quire_attention(const QuireAttnArgs* args) {
     constexpr auto runs = [](int dtype) { return QUIRE_ONLY_DTYPE < 0 || QUIRE_ONLY_DTYPE == dtype; };
-    if constexpr (runs(0)) if (args->dtype == 0) run_dtype<WideEngine<float>>(*args);
-    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<Bf16Engine>(*args);
-    if constexpr (runs(2)) if (args->dtype == 2) run_dtype<WideEngine<f16>>(*args);
+    if constexpr (runs(0)) if (args->dtype == 0) run_dtype<WideEngine, float>(*args);
+    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<Bf16Engine, bf16>(*args);
+    if constexpr (runs(2)) if (args->dtype == 2) run_dtype<WideEngine, f16>(*args);
 }

@@ -1,14 +1,15 @@
 // How a tile multiplies: two engines with one interface.
 //
-// WideEngine<T> converts to float32 and multiplies with fma. Bf16Engine multiplies pairs of bf16 with vdpbf16ps where
-// the instruction set has it. Both lay a block of B keys out as panels: keys transposed (lanes are keys), values as
-// rows (lanes are dimensions). Tiles of few rows (decode) skip the panels. Each score is one chain over d in one lane,
+// WideEngine<T> converts to float32 and multiplies with fma. Bf16Engine<T> multiplies pairs of bf16 with vdpbf16ps
+// where the instruction set has it. T is what keys and values are stored as; integers of 8 bits (cells.h) are exact in either,
+// their scales come in with the weights. Both lay a block of B keys out as panels: keys transposed (lanes are keys),
+// values as rows (lanes are dimensions). Tiles of few rows (decode) skip the panels. Each score is one chain over d in one lane,
 // each output one chain over keys in one lane: the same chain whatever the number of rows, with or without panels.
 // Pointers to keys and values beyond the valid ones lead to a row of zeros.
 #pragma once
 #include <cstdlib>
 
-#include "simd.h"
+#include "cells.h"
 
 namespace quire {
 
@@ -111,7 +112,7 @@ template <class Element> struct WideEngine {
         return v;
     }
 
-    static void pack_query(const T* from, float* query, int r, int d) {
+    template <class Q> static void pack_query(const Q* from, float* query, int r, int d) {
         float* to = query + r * padded(d);
         for (int i = 0; i < d; i += W) store(to + i, i + W <= d ? load(from + i) : load_some(from + i, d - i));
     }

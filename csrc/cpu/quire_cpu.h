@@ -15,6 +15,9 @@ QUIRE_API void quire_parallel(QuireBody body, const void* data, int64_t n_items,
 // The pool on which this library's kernels run: quire_parallel of this or another library, or null for one thread.
 QUIRE_API void quire_use_pool(QuireParallel pool);
 
+// Checksum of this header (setup.py, quire/kernels/native.py): a library that was built with another one is not used.
+QUIRE_API int64_t quire_interface();
+
 constexpr int QUIRE_MAX_PARAMS = 8;
 
 // One step's attention work, the same for every layer. Spans: quire/kernels/attention/plan.py.
@@ -33,7 +36,7 @@ struct QuireAttnPlan {
 };
 
 // Attention of q [n, n_q_heads, head_dim] to k and v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows
-// [n_keys, n_kv_heads, head_dim]. out [n, n_q_heads, head_dim] is contiguous; lse float32 [n, n_q_heads] (natural
+// [n_keys, n_kv_heads, head_dim] of q's type, or, with int8_keys, of cells of 8 bits (cells.h) with strides in bytes. out [n, n_q_heads, head_dim] is contiguous; lse float32 [n, n_q_heads] (natural
 // logarithm of the sum of weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant.py.
 struct QuireAttnArgs {
     const QuireAttnPlan* plan;
@@ -42,7 +45,7 @@ struct QuireAttnArgs {
     float* lse;
     int64_t q_row, q_head;  // strides; ragged: k_page and v_page are unused
     int64_t k_page, k_head, k_token, v_page, v_head, v_token;
-    int32_t dtype, causal, window, n_first, n_threads;
+    int32_t dtype, int8_keys, causal, window, n_first, n_threads;
     float scale;
     float scalars[QUIRE_MAX_PARAMS];  // parameters of the variant
     const void* tensors[QUIRE_MAX_PARAMS];
@@ -65,10 +68,10 @@ QUIRE_API void quire_rope(
 // out[i, :] = silu(x[i, :f]) * x[i, f:].
 QUIRE_API void quire_silu_mul(int dtype, const void* x, int64_t x_row, void* out, int64_t n, int64_t f, int n_threads);
 
-// Copy k and v rows into their cells; element_bytes is 2 or 4 (or 8).
+// Copy k and v rows of head_dim numbers into their cells, which are of the same type or have 8 bits.
 QUIRE_API void quire_store_kv(
-    int element_bytes, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row, int64_t v_head,
-    void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
+    int dtype, int int8_keys, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row,
+    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
     int n_threads);
 
 // A matrix [n, k] packed for products. Layouts of data and scales: quire/kernels/qgemm/weight.py.
@@ -131,13 +134,13 @@ struct QuireEmbed {
 };
 
 // Norm (where there are weights) and rotate q and k of qkv [n, (n_q_heads + 2 n_kv_heads) * head_dim] in place; write k
-// and v to the step's cells of pages [n_pages, n_kv_heads, page_size, head_dim].
+// and v to the step's cells of pages [n_pages, n_kv_heads, page_size, cell].
 struct QuireRotate {
     void* qkv;
     const void *q_norm, *k_norm;
     void *k_pages, *v_pages;
     const float* cos_sin;  // [max_pos, rotary]
-    int32_t n_q_heads, n_kv_heads, head_dim, rotary, page_size, dtype;
+    int32_t n_q_heads, n_kv_heads, head_dim, rotary, page_size, dtype, int8_keys;
     float eps;
 };
 

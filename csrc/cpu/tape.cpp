@@ -6,6 +6,7 @@
 #include "quire_cpu.h"
 #include "rows.h"
 #include "scratch.h"
+#include "store.h"
 #include "threads.h"
 
 namespace quire {
@@ -38,10 +39,11 @@ template <class T> void rotate_row(const QuireRotate& a, const QuireStep& s, int
     }
     const int64_t page = s.page_table[s.slots[i] * s.table_stride + s.positions[i] / a.page_size];
     const int64_t offset = s.positions[i] % a.page_size;
+    const CellWriter<T> writer{d, a.int8_keys != 0};
     for (int64_t h = 0; h < n_kv; h++) {
-        const int64_t cell = ((page * n_kv + h) * a.page_size + offset) * d;
-        memcpy((T*)a.k_pages + cell, heads + (n_q + h) * d, d * sizeof(T));
-        memcpy((T*)a.v_pages + cell, heads + (n_q + n_kv + h) * d, d * sizeof(T));
+        const int64_t cell = ((page * n_kv + h) * a.page_size + offset) * writer.bytes();
+        writer.write(heads + (n_q + h) * d, (char*)a.k_pages + cell);
+        writer.write(heads + (n_q + n_kv + h) * d, (char*)a.v_pages + cell);
     }
 }
 

@@ -22,6 +22,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.build import TORCH_DTYPES, make_device
+from quire.engine.capacity import kv_itemsize
 from quire.engine.core import StepRecord
 from quire.planner.cost import CostModel
 
@@ -35,7 +36,8 @@ class View:
     def __init__(self, config: EngineConfig, arch: ModelArch) -> None:
         """config: on a real device. Sets the number of threads, as the engine will."""
         device = make_device(config)
-        dtype = TORCH_DTYPES[resolve(config, arch, device.name).dtype]
+        limits = resolve(config, arch, device.name)
+        dtype = TORCH_DTYPES[limits.dtype]
         self._device = device.name
         self._timer = timer(device.name)
         self._dtypes = [dtype] if config.quantization == "none" else [dtype, torch.int8]
@@ -45,7 +47,7 @@ class View:
             hardware=probe(self._timer, self._dtypes),
             weight_itemsize=weight,
             head_itemsize=head,
-            kv_itemsize=dtype.itemsize,
+            kv_itemsize=kv_itemsize(limits, arch),
             windows=arch.windows,
             page_size=config.block_size,
         )

@@ -187,7 +187,7 @@ def _source_lines(variant: Variant, dtype: torch.dtype, found: dict[str, str | N
     able = [name for name, obstacle in found.items() if obstacle is None]
     if "cpu" in able:
         yield from _title("C++ for the CPU")
-        yield cpu_hooks.header(variant.program, dtype).rstrip()
+        yield cpu_hooks.header(variant.program, dtype, dtype).rstrip()
     if "hopper" in able:
         yield from _title("CUDA C++ (hopper)")
         yield cuda_hooks.header(variant.program).rstrip()

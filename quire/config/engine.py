@@ -44,8 +44,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["none", "int8", "int4"],
         _doc(
             "On a CPU, weights are rounded while loading: int8 has one scale an output channel; int4 one for each 32"
-            " weights, with the output head in int8. Activations are rounded to 8 bits in each product; embeddings,"
-            " norms and the KV cache keep their type."
+            " weights, with the output head in int8. Activations are rounded to 8 bits in each product; embeddings"
+            " and norms keep their type, and so does the KV cache without kv_cache_dtype."
         ),
     ] = "none"
     device: Annotated[
@@ -107,6 +107,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ge=0,
         ),
     ] = 0.0
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "bf16", "int8"],
+        _doc(
+            "Type of keys and values in the cache; auto takes that of dtype, bf16 is short for bfloat16. On a CPU int8"
+            " rounds them to 8 bits with a float32 scale for each token and head: about half the memory."
+        ),
+    ] = "auto"
     block_size: Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], _doc("Tokens a KV page holds.")] = 16
     gpu_memory_utilization: Annotated[
         float, _doc("Share of GPU memory that weights, activations and KV pages may take together.", gt=0, le=1)

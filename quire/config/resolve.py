@@ -17,6 +17,8 @@ class Limits(msgspec.Struct, frozen=True):
 
     dtype: str
     """'bfloat16', 'float16' or 'float32'."""
+    kv_dtype: str
+    """Of keys and values in the cache: `dtype` or 'int8'."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -48,13 +50,34 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             param="quantization",
         )
     max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
+    dtype = arch.dtype if config.dtype == "auto" else config.dtype
     return Limits(
-        dtype=arch.dtype if config.dtype == "auto" else config.dtype,
+        dtype=dtype,
+        kv_dtype=_kv_dtype(config.kv_cache_dtype, dtype, device),
         max_model_len=config.max_model_len or arch.max_position,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
     )
+
+
+def _kv_dtype(asked: str, dtype: str, device: str) -> str:
+    """'int8' on a CPU, or the type of the activations."""
+    if asked == "int8":
+        if device != "cpu":
+            raise ConfigError(
+                f"kv_cache_dtype = 'int8' works on the CPU only and the device is {device}, which takes 'auto' "
+                f"({dtype}): add --device cpu, or leave --kv-cache-dtype out",
+                param="kv_cache_dtype",
+            )
+        return asked
+    if asked != "auto" and dtype != "bfloat16":
+        raise ConfigError(
+            f"kv_cache_dtype = {asked!r} but dtype is {dtype}: keys and values are of the type of the activations or "
+            "int8; leave --kv-cache-dtype out, or add --dtype bfloat16",
+            param="kv_cache_dtype",
+        )
+    return dtype
 
 
 def _batched_tokens(n_tokens: int, n_seqs: int, device: str) -> int:

@@ -32,7 +32,7 @@ from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
 from quire.core.events import EngineReady
 from quire.core.units import format_bytes
-from quire.engine.capacity import ITEMSIZES, size_pool
+from quire.engine.capacity import kv_itemsize, size_pool
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -54,6 +54,7 @@ WARM_UP_TOKENS = 512
 MIN_SHARED_TOKENS = 256
 """Shortest common prefix that the CUDA attention is told of; the CPU's reads each sequence's own."""
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_DTYPES = TORCH_DTYPES | {"int8": torch.int8}
 
 
 def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[EngineCore, EngineReady]:
@@ -74,7 +75,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         graph_sizes = tuple(decode_sizes(limits.max_num_seqs))
         mixed_rows = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)[-1]
     n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, mixed_rows, model.n_bytes)
-    pool = KVPool(arch, n_pages, config.block_size, TORCH_DTYPES[limits.dtype], device)
+    pool = KVPool(arch, n_pages, config.block_size, KV_DTYPES[limits.kv_dtype], device)
     tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     n_tokens = None if tokenizer is None else len(tokenizer)
@@ -140,7 +141,7 @@ def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) 
     if not limits.max_stall_factor:
         return None
     hardware = hardware_named("cpu" if device == "cpu" else "h200")
-    return pace_for(arch, hardware, limits.max_stall_factor, weight_itemsize, ITEMSIZES[limits.dtype])
+    return pace_for(arch, hardware, limits.max_stall_factor, weight_itemsize, kv_itemsize(limits, arch))
 
 
 def _grammar_desk(tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch) -> GrammarDesk:

@@ -20,6 +20,8 @@ from quire.planner.memory import MemoryEquation
 logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+INT8_SCALE_BYTES = 4
+"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.cell`)."""
 CPU_SHARE = 0.25
 """The default pool on a CPU: this share of free memory, but not more than all slots at full length can fill."""
 
@@ -51,11 +53,16 @@ def equation(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         weight_itemsize=ITEMSIZES[limits.dtype],
-        kv_itemsize=ITEMSIZES[limits.dtype],
+        kv_itemsize=kv_itemsize(limits, arch),
         loaded_weights_bytes=taken_bytes,
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
     )
+
+
+def kv_itemsize(limits: Limits, arch: ModelArch) -> float:
+    """Bytes a number in the KV cache, scales counted in."""
+    return 1 + INT8_SCALE_BYTES / arch.head_dim if limits.kv_dtype == "int8" else ITEMSIZES[limits.kv_dtype]
 
 
 def size_pool(
@@ -95,8 +102,9 @@ def size_pool(
         )
         limits = msgspec.structs.replace(limits, max_model_len=n_tokens)
     logger.info(
-        "KV pool: %d pages of %d tokens, %s", n_pages, config.block_size, format_bytes(n_pages * terms.page_bytes)
-    )
+        "KV pool: %d pages of %d tokens in %s, %s",
+        n_pages, config.block_size, limits.kv_dtype, format_bytes(n_pages * terms.page_bytes),
+    )  # fmt: skip
     return n_pages, limits
 
 

@@ -2,7 +2,8 @@
 
 Owns the choice of instruction-set level; owns no arithmetic. A level's library brings the thread pool on which all
 kernels run, those of variants too (csrc/cpu/pool.cpp); its threads sleep while torch's own pool works.
-Invariant: `library()` is decided once a process and never changes.
+Invariants: `library()` is decided once a process and never changes; a library that was built from older sources is
+never used, and a warning says what that costs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import ctypes
 import dataclasses
 import functools
 import json
+import logging
 import re
+import zlib
 from pathlib import Path
 
 import torch
 
 from quire.core import env
 from quire.kernels import jit
+
+logger = logging.getLogger("quire.kernels")
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"})
 LEVELS: dict[str, frozenset[str]] = {
@@ -36,6 +41,7 @@ FOLDER = Path(__file__).parent / "_native"
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, list[type]] = {
+    "quire_interface": [],
     "quire_use_pool": [_P],
     "quire_attention": [_P],
     "quire_rms_norm": [_I, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _F, _I],
@@ -44,8 +50,17 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_linear": [_P],
     "quire_choose": [_P],
     "quire_run_tape": [_P, _L, _P],
-    "quire_store_kv": [_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
+    "quire_store_kv": [_I, _I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
+_RESULTS = {"quire_interface": _L}
+"""Of functions that return something."""
+
+
+REBUILD = "python setup.py build_ext --inplace (in a checkout), or reinstall"
+
+
+class StaleLibraryError(OSError):
+    """A library that does not fit csrc/cpu/quire_cpu.h: calling it could do anything."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,15 +90,24 @@ def choice() -> Choice:
     if env.read("QUIRE_NATIVE") == "0":
         return Choice(None, "", "Native CPU kernels are off (QUIRE_NATIVE=0): slower torch paths run instead.")
     troubles = [] if any(FOLDER.glob("*.so")) else ["none was built"]
+    stale = False
     for level in [] if troubles else supported(cpu_flags()):
         try:
             loaded = open_level(level)
         except OSError as error:
             troubles.append(f"{level}: {error}")
+            stale = stale or isinstance(error, StaleLibraryError)
             continue
-        return Choice(loaded, level, f"Native CPU kernels: level {level}.")
-    hint = "install a C++ compiler and reinstall (pip install -e .)"
-    return Choice(None, "", f"No native CPU kernels, slower torch paths run instead ({'; '.join(troubles)}): {hint}.")
+        reason = f"Native CPU kernels: level {level}."
+        if stale:
+            reason += f" Better ones were built from other sources ({'; '.join(troubles)}): rebuild with {REBUILD}."
+            logger.warning("%s", reason)
+        return Choice(loaded, level, reason)
+    hint = f"rebuild with {REBUILD}" if stale else "install a C++ compiler and reinstall (pip install -e .)"
+    reason = f"No native CPU kernels, slower torch paths run instead ({'; '.join(troubles)}): {hint}."
+    if stale:
+        logger.warning("%s", reason)
+    return Choice(None, "", reason)
 
 
 def supported(flags: frozenset[str]) -> list[str]:
@@ -92,11 +116,15 @@ def supported(flags: frozenset[str]) -> list[str]:
 
 
 def open_level(level: str) -> ctypes.CDLL:
-    """Load one level's library and declare its functions. Raises OSError when the file is missing or does not load."""
+    """Load one level's library and declare its functions. Raises OSError when the file is missing or does not load,
+    and StaleLibraryError when it was built from other sources."""
     path = FOLDER / f"libquire_{level}.so"
     if not path.exists():
         raise OSError(f"{path.name} was not built")
     loaded = open_library(path, list(_SIGNATURES))
+    built_from = loaded.quire_interface()
+    if built_from not in (0, interface()):  # 0: built by hand
+        raise StaleLibraryError("it is older than the sources: its structs differ from those of quire_cpu.h")
     loaded.quire_use_pool(pool_of(loaded))
     return loaded
 
@@ -109,13 +137,22 @@ def open_variant(path: Path, name: str) -> ctypes.CDLL:
 
 
 def open_library(path: Path, names: list[str]) -> ctypes.CDLL:
-    """Load a library and declare these functions. Raises OSError when it does not load."""
+    """Load a library and declare these functions. Raises OSError when it does not load, StaleLibraryError when it has
+    not all of them."""
     loaded = ctypes.CDLL(str(path))
     for name in names:
-        function = getattr(loaded, name)
+        function = getattr(loaded, name, None)
+        if function is None:
+            raise StaleLibraryError(f"it is older than the sources: it lacks {name}")
         function.argtypes = _SIGNATURES[name]
-        function.restype = None
+        function.restype = _RESULTS.get(name)
     return loaded
+
+
+def interface() -> int:
+    """What libraries built from the sources beside this package return from quire_interface: a checksum of the header
+    with all functions and structs, as setup.py computes it."""
+    return zlib.crc32((jit.sources_folder() / "cpu" / "quire_cpu.h").read_bytes())
 
 
 def pool_of(level: ctypes.CDLL) -> int | None:

@@ -39,7 +39,7 @@ class _Embed(ctypes.Structure):
 class _Rotate(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("qkv", "q_norm", "k_norm", "k_pages", "v_pages", "cos_sin")),
-        *((name, _I) for name in ("n_q_heads", "n_kv_heads", "head_dim", "rotary", "page_size", "dtype")),
+        *((name, _I) for name in ("n_q_heads", "n_kv_heads", "head_dim", "rotary", "page_size", "dtype", "int8_keys")),
         ("eps", ctypes.c_float),
     )
 
@@ -115,7 +115,7 @@ class Tape:
         norms = [None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm)]
         call = _Rotate(
             qkv.data_ptr(), *norms, k_pages.data_ptr(), v_pages.data_ptr(), cos_sin.data_ptr(), *self._heads,
-            cos_sin.shape[1], self._step.page_size, native.DTYPES[qkv.dtype], eps,
+            cos_sin.shape[1], self._step.page_size, native.DTYPES[qkv.dtype], k_pages.dtype == torch.int8, eps,
         )  # fmt: skip
         self._add(ROTATE, call, qkv, q_norm, k_norm, cos_sin, k_pages, v_pages)
 

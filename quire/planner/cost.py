@@ -33,8 +33,8 @@ class CostModel:
     """Bytes a weight of the layers, scales of quantised ones counted in."""
     head_itemsize: float = 2
     """Bytes a weight of the output head."""
-    kv_itemsize: int = 2
-    """Bytes a number in the KV cache."""
+    kv_itemsize: float = 2
+    """Bytes a number in the KV cache, scales counted in."""
     windows: tuple[int, ...] = ()
     """Keys that a row sees in each layer, 0: all before it; empty: all in every layer."""
     page_size: int = 0

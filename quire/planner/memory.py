@@ -43,8 +43,8 @@ class MemoryEquation:
     max_model_len: int
     weight_itemsize: int = 2
     """Bytes a weight and an activation."""
-    kv_itemsize: int = 2
-    """Bytes a number in the KV cache."""
+    kv_itemsize: float = 2
+    """Bytes a number in the KV cache, scales counted in."""
     loaded_weights_bytes: int = 0
     """True size of the weights when they are loaded already; 0 computes it from the shape."""
     graph_sizes: tuple[int, ...] = ()
@@ -97,7 +97,7 @@ class MemoryEquation:
     @property
     def page_bytes(self) -> int:
         """K and V of one page in all layers."""
-        return kv_numbers_per_token(self.shape) * self.page_size * self.kv_itemsize
+        return round(kv_numbers_per_token(self.shape) * self.page_size * self.kv_itemsize)
 
     @property
     def fixed_bytes(self) -> int:

@@ -49,7 +49,9 @@ class Pace:
         return max(self.min_tokens, int(n))
 
 
-def pace_for(shape: Shape, hardware: Hardware, factor: float, weight_itemsize: float = 2, kv_itemsize: int = 2) -> Pace:
+def pace_for(
+    shape: Shape, hardware: Hardware, factor: float, weight_itemsize: float = 2, kv_itemsize: float = 2
+) -> Pace:
     """The pace of a model with weights and K/V of these bytes a number; `factor` as in `Pace`."""
     body = shape.n_layers * layer_weights(shape)
     flops_per_s = EFFICIENCY * hardware.flops_per_s

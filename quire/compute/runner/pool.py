@@ -15,24 +15,27 @@ from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import cell
 from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qkv import rotate_and_store
 
 
 class KVPool:
-    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, head_dim] in the model's dtype. Page 0 takes padding."""
+    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, cell] of the model's dtype, or of int8, where a cell has
+    its scale (`kernels.kvstore.cell`). Page 0 takes padding."""
 
     def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: Device) -> None:
-        shape = (arch.n_layers, n_pages, arch.n_kv_heads, page_size, arch.head_dim)
-        self.n_heads = arch.n_heads
+        size = cell.cell_size(arch.head_dim, dtype)
+        shape = (arch.n_layers, n_pages, arch.n_kv_heads, page_size, size)
+        self.n_heads, self.head_dim = arch.n_heads, arch.head_dim
         self.k = device.zeros(shape, dtype)
         self.v = device.zeros(shape, dtype)
 
     @property
     def bytes_per_token(self) -> int:
         """K and V of one token in all layers."""
-        n_layers, _, n_kv_heads, _, head_dim = self.k.shape
-        return 2 * n_layers * n_kv_heads * head_dim * self.k.element_size()
+        n_layers, _, n_kv_heads, _, size = self.k.shape
+        return 2 * n_layers * n_kv_heads * size * self.k.element_size()
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy on write, in every layer."""
@@ -90,7 +93,7 @@ def plan_attention(
         page_size=pool.k.shape[3],
         n_q_heads=pool.n_heads,
         n_kv_heads=pool.k.shape[2],
-        head_dim=pool.k.shape[4],
+        head_dim=pool.head_dim,
         buffers=buffers,
         shared=shared,
         settled=settled,

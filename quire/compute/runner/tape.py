@@ -68,7 +68,7 @@ class StepTape:
         q_norm, k_norm = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
         self._linear(self._x, attention.qkv, self._qkv, norm=block.attention_norm.pair)
         self._tape.rotate_and_store(self._qkv, q_norm, k_norm, attention.eps, self._cos_sin, k, v)
-        q, out = (x[:, : self._y.shape[1]].unflatten(1, (-1, k.shape[3])) for x in (self._qkv, self._y))
+        q, out = (x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim)) for x in (self._qkv, self._y))
         self._tape.attend(q, k, v, attention.variant, out)
         if is_last:
             self._tape.take(self._x)

@@ -1,4 +1,5 @@
-"""Attention on CPU: the native library for float32, bfloat16 and float16; hooks are compiled into one of their own.
+"""Attention on CPU: the native library for float32, bfloat16 and float16, with keys and values of that type
+or in cells of 8 bits (kernels.kvstore.cell); hooks are compiled into one of their own.
 
 Owns the cutting of spans into tiles of tokens and the call into C. Invariant: no cut changes a bit of the output
 (csrc/cpu/attention.cpp). Shared prefixes of a plan are not used: each span reads its keys itself.
@@ -42,7 +43,7 @@ class _NativeArgs(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("plan", "q", "k", "v", "out", "lse")),
         *((name, ctypes.c_int64) for name in ("q_row", "q_head", "k_page", "k_head", "k_token")),
         *((name, ctypes.c_int64) for name in ("v_page", "v_head", "v_token")),
-        *((name, ctypes.c_int32) for name in ("dtype", "causal", "window", "n_first", "n_threads")),
+        *((name, ctypes.c_int32) for name in ("dtype", "int8_keys", "causal", "window", "n_first", "n_threads")),
         ("scale", ctypes.c_float),
         ("scalars", ctypes.c_float * MAX_PARAMS),
         ("tensors", ctypes.c_void_p * MAX_PARAMS),
@@ -94,11 +95,14 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
     """Why this cannot run here, or None. Builds the hooks of the variant, once for each program and dtype."""
     if native.library() is None:
         return native.explain()
-    if q_dtype not in native.DTYPES or kv_dtype is not q_dtype:
-        return f"the native kernels take float32, bfloat16 or float16 for q, k and v, not {q_dtype} and {kv_dtype}"
+    if q_dtype not in native.DTYPES or kv_dtype not in (q_dtype, torch.int8):
+        return (
+            "the native kernels take float32, bfloat16 or float16 for q, and the same or int8 for k and v, not "
+            f"{q_dtype} and {kv_dtype}"
+        )
     if plan.heads.head_dim > MAX_HEAD_DIM:
         return f"the native kernels take head_dim up to {MAX_HEAD_DIM}, not {plan.heads.head_dim}"
-    return cpu_hooks.obstacle(variant, q_dtype)
+    return cpu_hooks.obstacle(variant, q_dtype, kv_dtype)
 
 
 def run(
@@ -111,7 +115,7 @@ def run(
     lse: torch.Tensor | None,
 ) -> None:
     """See `op.run`. There must be no obstacle."""
-    hooks = cpu_hooks.compiled(variant, q.dtype)
+    hooks = cpu_hooks.compiled(variant, q.dtype, k.dtype)
     arguments = native_args(q, k, v, variant, out, plan.layout)
     arguments.plan, arguments.n_threads = ctypes.addressof(plan.work.native), torch.get_num_threads()
     arguments.lse = None if lse is None else lse.data_ptr()
@@ -131,7 +135,8 @@ def native_args(
     return _NativeArgs(
         None, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), None,
         q.stride(0), q.stride(1), *_strides(k, layout), *_strides(v, layout),
-        native.DTYPES[q.dtype], variant.causal, variant.window, variant.n_first, 0, variant.scale,
+        native.DTYPES[q.dtype], k.dtype == torch.int8,
+        variant.causal, variant.window, variant.n_first, 0, variant.scale,
     )  # fmt: skip
 
 

@@ -48,27 +48,27 @@ class Compiled:
     tensors: ctypes.Array
 
 
-_compiled: weakref.WeakKeyDictionary[Variant, dict[tuple[str, torch.dtype], Compiled]] = weakref.WeakKeyDictionary()
+_compiled: weakref.WeakKeyDictionary[Variant, dict[tuple[object, ...], Compiled]] = weakref.WeakKeyDictionary()
 
 
-def obstacle(variant: Variant, dtype: torch.dtype) -> str | None:
+def obstacle(variant: Variant, dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why the hooks of this variant cannot run, or None. Builds them if they were never built."""
     try:
-        compiled(variant, dtype)
+        compiled(variant, dtype, kv_dtype)
     except jit.BuildError as error:
         return f"the variant's hooks are not compiled, so the slower torch path runs: {error}"
     return None
 
 
-def compiled(variant: Variant, dtype: torch.dtype) -> Compiled:
-    """The function that computes this variant, and its parameters. Raises jit.BuildError."""
+def compiled(variant: Variant, dtype: torch.dtype, kv_dtype: torch.dtype) -> Compiled:
+    """The function that computes this variant of q of `dtype`, and its parameters. Raises jit.BuildError."""
     if variant.built_in:
         return Compiled(native.library().quire_attention, _NO_SCALARS, _NO_TENSORS)
     known = _compiled.setdefault(variant, {})
-    key = native.choice().level, dtype
+    key = native.choice().level, dtype, kv_dtype
     if key not in known:
         known[key] = Compiled(
-            _function(header(variant.program, dtype), native.choice().level),
+            _function(header(variant.program, dtype, kv_dtype), native.choice().level),
             (ctypes.c_float * MAX_PARAMS)(*variant.scalars.values()),
             (ctypes.c_void_p * MAX_PARAMS)(*(tensor.data_ptr() for tensor in variant.tensors.values())),
         )
@@ -86,7 +86,7 @@ def _function(text: str, level: str) -> Callable[..., None]:
     return native.open_variant(path, "quire_attention").quire_attention
 
 
-def header(program: Program, dtype: torch.dtype) -> str:
+def header(program: Program, dtype: torch.dtype, kv_dtype: torch.dtype) -> str:
     """The generated header: `struct Variant` of csrc/cpu/plain_variant.h with the hooks of a program."""
     flags = {f"has_{name}": hook in program.hooks for hook, (name, _) in FUNCTIONS.items()}
     flags["softmax"] = program.softmax
@@ -94,6 +94,7 @@ def header(program: Program, dtype: torch.dtype) -> str:
     lines = [
         "#define QUIRE_VARIANT 1",
         f"#define QUIRE_ONLY_DTYPE {native.DTYPES[dtype]}",
+        f"#define QUIRE_ONLY_INT8 {int(kv_dtype == torch.int8)}",
         '#include "functions.h"',
         "namespace quire {",
         "struct Variant {",

@@ -11,6 +11,7 @@ import torch
 from quire.kernels.attention import bounds, select
 from quire.kernels.attention.plan import AttnPlan, Heads, Layout, Mirrored, PlanBuffers, SharedPrefix, Spans
 from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import cell
 
 MAX_GROUP = 128
 """Query heads of one KV head: the rows of the largest tile."""
@@ -137,7 +138,8 @@ def run(
 
     q: [n, n_q_heads, head_dim], n >= q_indptr[-1], last dimension contiguous; rows beyond q_indptr[-1] are padding.
     k, v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows [n_keys, n_kv_heads, head_dim], any strides
-    with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored.
+    with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored. On CPU
+    also int8 cells, then with a last dimension of head_dim + 4 (kernels.kvstore.cell).
     out: like q, contiguous, or None to allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural
     logarithm of each row's sum of weights (-inf where nothing is seen), or None.
     Returns out; its padding rows hold anything. Row i of span s stands at position kv_lens[s] - (q_indptr[s + 1] - i).
@@ -272,14 +274,15 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
     if not q.dtype.is_floating_point:
         raise ValueError(f"q is {q.dtype}: attention takes floating-point types")
     heads = plan.heads
+    size = cell.cell_size(heads.head_dim, k.dtype)
     if plan.layout is Layout.RAGGED:
-        axes, wanted = "n_keys, n_kv_heads, head_dim", (heads.n_kv_heads, heads.head_dim)
+        axes, wanted = "n_keys, n_kv_heads, head_dim", (heads.n_kv_heads, size)
         n_keys = int((plan.spans.kv_at + plan.spans.kv_lens).max(initial=0))
         if k.shape[0] < n_keys:
             raise ValueError(f"k has {k.shape[0]} rows, but kv_indptr of the plan reaches {n_keys}")
     else:
         axes = "n_pages, n_kv_heads, page_size, head_dim"
-        wanted = (heads.n_kv_heads, plan.page_size, heads.head_dim)
+        wanted = (heads.n_kv_heads, plan.page_size, size)
     if tuple(k.shape[1:]) != wanted or v.shape != k.shape:
         raise ValueError(
             f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [{axes}] ending in {wanted} as planned: "
@@ -290,8 +293,10 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
     _check_devices(q, k, v, plan, variant)
     if q.stride(2) != 1 or k.stride(-1) != 1 or v.stride(-1) != 1:
         raise ValueError("the last dimension of q, k and v must be contiguous")
-    if k.dtype != v.dtype or k.dtype not in (q.dtype, torch.float8_e4m3fn):
-        raise ValueError(f"q is {q.dtype} but k, v are {k.dtype}, {v.dtype}: use q's dtype, or float8_e4m3fn for both")
+    if k.dtype != v.dtype or k.dtype not in (q.dtype, torch.float8_e4m3fn, torch.int8):
+        raise ValueError(
+            f"q is {q.dtype} but k, v are {k.dtype}, {v.dtype}: use q's dtype, float8_e4m3fn or int8 cells for both"
+        )
     if plan.causal and not variant.causal:
         raise ValueError("the variant is not causal but the plan is: give the variant to plan()")
     if plan.window and not (0 < variant.window <= plan.window and variant.n_first <= plan.n_first):

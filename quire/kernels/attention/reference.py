@@ -11,6 +11,7 @@ import torch
 from quire.kernels.attention import lower
 from quire.kernels.attention.plan import AttnPlan, Layout
 from quire.kernels.attention.variant import Variant
+from quire.kernels.kvstore import cell
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """dtype → largest |kernel - float64 reference| for values of about unit size: probabilities and output rounded once."""
@@ -34,7 +35,7 @@ def run(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    """One span after another, in blocks of rows. Shapes: see `op.run`; fp8 keys and values are converted.
+    """One span after another, in blocks of rows. Shapes: see `op.run`; keys and values of 8 bits are converted.
 
     lse [n, n_q_heads] gets the natural logarithm of the sum of weights, -inf for a row that sees nothing (its output
     transform is given 0). Without softmax there is none: NaN.
@@ -67,7 +68,7 @@ def _positions(plan: AttnPlan, span: int) -> np.ndarray:
 def _gather(
     k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, span: int, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The keys and values at these positions, [n_keys, n_kv_heads, head_dim]."""
+    """The cells of keys and values at these positions, [n_keys, n_kv_heads, cell]."""
     at = int(plan.spans.kv_at[span])
     if plan.layout is Layout.RAGGED:
         return k[at + positions], v[at + positions]
@@ -102,8 +103,8 @@ class _Block:
             "kv_head": torch.arange(plan.heads.n_kv_heads, device=q.device)[:, None],
             "dim": self.dim,
         }
-        self.keys = self._hook("key_transform", keys.to(self.wide), site)
-        self.values = self._hook("value_transform", values.to(self.wide), site)
+        self.keys = self._hook("key_transform", cell.decode(keys, self.wide), site)
+        self.values = self._hook("value_transform", cell.decode(values, self.wide), site)
 
     def attend(self, q: torch.Tensor, q_row: torch.Tensor, q_pos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [n, n_q_heads, head_dim] → output of the same shape, lse [n, n_q_heads]."""

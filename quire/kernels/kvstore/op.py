@@ -18,6 +18,8 @@ def copy_pages(
 ) -> None:
     """Copy the first n_tokens[i] cells of page sources[i] to page targets[i], for keys and values (copy on write).
 
+    k_pages, v_pages: [n_pages, n_kv_heads, page_size, cell], of any type; what a cell is: cell.py.
+
     The three lists have equal length; no target may be a source or appear twice.
     """
     _check_pages(k_pages, v_pages)

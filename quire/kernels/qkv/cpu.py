@@ -53,9 +53,10 @@ def _store(
     v_pages: torch.Tensor,
     cells: torch.Tensor,
 ) -> None:
-    _, n_kv_heads, page_size, head_dim = k_pages.shape
+    _, n_kv_heads, page_size, _ = k_pages.shape
     library.quire_store_kv(
-        k.element_size(), k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1),
-        k_pages.data_ptr(), v_pages.data_ptr(), cells.data_ptr(), k.shape[0], n_kv_heads, page_size, head_dim,
+        native.DTYPES[k.dtype], k_pages.dtype == torch.int8,
+        k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1),
+        k_pages.data_ptr(), v_pages.data_ptr(), cells.data_ptr(), k.shape[0], n_kv_heads, page_size, k.shape[2],
         torch.get_num_threads(),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire.kernels import backends
+from quire.kernels.kvstore import cell
 
 
 def rotate_and_store(
@@ -25,18 +26,20 @@ def rotate_and_store(
     that comes first, as in Qwen3, or None for no norm. positions: [n], int64 or int32, each < max_pos.
     cos_sin: [max_pos, rotary_dim] float32, cat(cos, sin) with rotary_dim / 2 columns each: rotary embedding (Su et al.
     2021, eq. 34) with the halves of a head as pairs, as in HF Llama; dimensions beyond rotary_dim pass unrotated.
-    k_pages, v_pages: [n_pages, n_kv_heads, page_size, d], qkv's dtype. cells: [n] int64, page * page_size + offset,
+    k_pages, v_pages: [n_pages, n_kv_heads, page_size, d] of qkv's dtype or, on CPU, int8 cells [.., d + 4] with a scale
+    each (kernels.kvstore.cell). cells: [n] int64, page * page_size + offset,
     distinct except in the dummy page 0; cells and positions are not range-checked.
     Norm, its weight and the rotation each round to the dtype, with arithmetic in float32 between. q_norm, k_norm and
     cos_sin may be read before the kernel launched just before has ended: synchronize once after writing them.
     Returns q: [n, n_q_heads, d], last dimension contiguous. Raises ValueError on a mismatch.
     """
     _check_pages(qkv, k_pages, v_pages)
-    _check_norms(qkv, q_norm, k_norm, k_pages.shape[3])
+    d = cell.head_dim_of(k_pages)
+    _check_norms(qkv, q_norm, k_norm, d)
     if positions.shape != qkv.shape[:1] or cells.shape != qkv.shape[:1] or cells.dtype != torch.int64:
         raise ValueError(f"positions {_shape(positions)} and cells {_shape(cells)} do not fit qkv {_shape(qkv)}")
-    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > k_pages.shape[3]:
-        raise ValueError(f"cos_sin {_shape(cos_sin)} does not fit heads of {k_pages.shape[3]}")
+    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > d:
+        raise ValueError(f"cos_sin {_shape(cos_sin)} does not fit heads of {d}")
     if not (positions.is_contiguous() and cells.is_contiguous() and cos_sin.is_contiguous()):
         raise ValueError("positions, cells and cos_sin must be contiguous")
     arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
@@ -48,8 +51,12 @@ def _check_pages(qkv: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
         raise ValueError(f"k_pages {_shape(k_pages)} and v_pages {_shape(v_pages)} must be equal 4-d pools")
     if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("k_pages and v_pages must be contiguous")
-    _, n_kv_heads, _, d = k_pages.shape
-    if qkv.dim() != 2 or qkv.dtype != k_pages.dtype or qkv.shape[1] % d or qkv.shape[1] // d <= 2 * n_kv_heads:
+    n_kv_heads, d = k_pages.shape[1], cell.head_dim_of(k_pages)
+    if k_pages.dtype == torch.int8 and k_pages.device.type != "cpu":
+        raise ValueError(f"pages of int8 work on the CPU only, not on {k_pages.device}: use qkv's {qkv.dtype}")
+    if qkv.dim() != 2 or d < 1 or qkv.shape[1] % d or qkv.shape[1] // d <= 2 * n_kv_heads:
+        raise ValueError(f"qkv {_shape(qkv)} does not fit pages {_shape(k_pages)}")
+    if k_pages.dtype not in (qkv.dtype, torch.int8):
         raise ValueError(f"qkv {_shape(qkv)} does not fit pages {_shape(k_pages)}")
     if qkv.stride(1) != 1:
         raise ValueError("the last dimension of qkv must be contiguous")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from quire.kernels.kvstore import cell
 from quire.kernels.norm import reference as norm
 
 TOLERANCE = {torch.float64: 2e-12, torch.float32: 4e-6, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
@@ -31,8 +32,8 @@ def rotate_and_store(
 
 def split(qkv: torch.Tensor, k_pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Views [n, heads, d] of the fused projection: q, k, v."""
-    _, n_kv_heads, _, d = k_pages.shape
-    heads = qkv.unflatten(1, (-1, d))
+    n_kv_heads = k_pages.shape[1]
+    heads = qkv.unflatten(1, (-1, cell.head_dim_of(k_pages)))
     q, k, v = heads.split((heads.shape[1] - 2 * n_kv_heads, n_kv_heads, n_kv_heads), dim=1)
     return q, k, v
 
@@ -49,5 +50,5 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> t
 def store(k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cells: torch.Tensor) -> None:
     """Indexed assignment; of equal cells an unspecified one wins (only the dummy page has such)."""
     pages, offsets = cells // k_pages.shape[2], cells % k_pages.shape[2]
-    k_pages[pages, :, offsets] = k
-    v_pages[pages, :, offsets] = v
+    k_pages[pages, :, offsets] = cell.encode(k) if k_pages.dtype == torch.int8 else k
+    v_pages[pages, :, offsets] = cell.encode(v) if v_pages.dtype == torch.int8 else v

@@ -14,6 +14,7 @@ from quire.kernels.attention import op, reference, variants
 from quire.kernels.attention.expression import Expr, Operand, as_float, tanh, where
 from quire.kernels.attention.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
 from quire.kernels.attention.variant import COORDINATES, Params, Site, Variant
+from quire.kernels.kvstore import cell
 
 NAN = float("nan")
 
@@ -35,7 +36,7 @@ class PagedCase:
     n_padding: int = 3
     layout: Layout = Layout.PAGED
     kv_dtype: torch.dtype | None = None
-    """torch.float8_e4m3fn for fp8 pages."""
+    """torch.float8_e4m3fn for fp8 pages, torch.int8 for cells with a scale."""
     strided: bool = False
     """k and v are views of one token-major tensor (NHD), q of a fused projection."""
     sequences: list[int] | None = None
@@ -58,7 +59,8 @@ class PagedCase:
         both = torch.stack((k, v), dim=1)
         if self.strided and self.layout is not Layout.RAGGED:
             both = both.transpose(2, 3).contiguous().transpose(2, 3)
-        both = both.to(self.kv_dtype or self.dtype).to(self.device)
+        both = cell.encode(both) if self.kv_dtype == torch.int8 else both.to(self.kv_dtype or self.dtype)
+        both = both.to(self.device)
         self.k, self.v = (x if self.strided else x.contiguous() for x in both.unbind(1))
         q = self._normal(rng, self.n_rows + self.n_padding, self.n_q_heads * (2 if self.strided else 1))
         q[self.n_rows :] = NAN
@@ -159,7 +161,7 @@ class PagedCase:
         """float64 out [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads], from the reference."""
         out = torch.zeros(self.q.shape, dtype=torch.float64, device=self.q.device)
         lse = torch.zeros(self.q.shape[:2], dtype=torch.float64, device=self.q.device)
-        wide = (x.double() for x in (self.q, self.k, self.v))
+        wide = (x.double() if x.is_floating_point() else x for x in (self.q, self.k, self.v))
         reference.run(*wide, self.bare_plan(variant), variant, out, lse)
         return out[: self.n_rows], lse[: self.n_rows]
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from quire.kernels import native
+from quire.kernels import jit, native
 
 
 def test_best_level_first() -> None:
@@ -34,6 +34,28 @@ def test_broken_library_falls_to_the_next_level(monkeypatch: pytest.MonkeyPatch,
     assert choice.library is None
     assert "portable: " in choice.reason
     assert "header" in choice.reason or "too short" in choice.reason
+
+
+def test_a_library_from_older_sources_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names what misses and the command; the torch path runs."""
+    compiler = jit.compiler("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    source = tmp_path / "old.cpp"
+    source.write_text('extern "C" long quire_interface() { return 7; }')
+    library = tmp_path / "libquire_portable.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    with caplog.at_level("WARNING", logger="quire.kernels"):
+        choice = native.choice.__wrapped__()
+    assert choice.library is None and choice.reason in caplog.text and len(caplog.records) == 1
+    for part in ("portable: it is older than the sources: it lacks quire_use_pool", "torch paths", native.REBUILD):
+        assert part in choice.reason
+    monkeypatch.setattr(native, "_SIGNATURES", {"quire_interface": []})
+    with pytest.raises(native.StaleLibraryError, match="its structs differ"):
+        native.open_level("portable")
 
 
 def test_switched_off_by_the_environment() -> None:

@@ -69,10 +69,10 @@ def make_model(arch: ModelArch, dtype: torch.dtype, quantization: str) -> DenseM
 class Side:
     """Pages and tables of one way to run."""
 
-    def __init__(self, model: DenseModel) -> None:
+    def __init__(self, model: DenseModel, kv_dtype: torch.dtype | None = None) -> None:
         self.device = CpuDevice()
         self.tables = SlotTables(4, 255, PAGE_SIZE, self.device)
-        self.pool = KVPool(model.arch, 100, PAGE_SIZE, model.dtype, self.device)
+        self.pool = KVPool(model.arch, 100, PAGE_SIZE, kv_dtype or model.dtype, self.device)
         params = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
         rng = np.random.default_rng(0)
         pages = rng.permutation(np.arange(1, 100))
@@ -99,19 +99,24 @@ def by_operations(model: DenseModel, side: Side, spans: list[tuple[int, int, int
 
 
 @pytest.mark.parametrize(
-    "config, dtype, quantization",
+    "config, dtype, quantization, kv_dtype",
     [
-        (QWEN3, torch.bfloat16, "none"), (QWEN3, torch.bfloat16, "int8"), (QWEN2, torch.float32, "none"),
-        (QWEN2, torch.bfloat16, "int4"), (MISTRAL, torch.float16, "none"),
+        (QWEN3, torch.bfloat16, "none", None), (QWEN3, torch.bfloat16, "int8", torch.int8),
+        (QWEN2, torch.float32, "none", None), (QWEN2, torch.bfloat16, "int4", None),
+        (MISTRAL, torch.float16, "none", torch.int8),
     ],
 )  # fmt: skip
 def test_the_same_bits(
-    tmp_path: pathlib.Path, config: dict[str, object], dtype: torch.dtype, quantization: str
+    tmp_path: pathlib.Path,
+    config: dict[str, object],
+    dtype: torch.dtype,
+    quantization: str,
+    kv_dtype: torch.dtype | None,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = make_model(read_arch(tmp_path), dtype, quantization)
     assert tape.obstacle(model) is None
-    expected, recorded = Side(model), Side(model)
+    expected, recorded = Side(model, kv_dtype), Side(model, kv_dtype)
     steps = StepTape(
         recorded.device, model, recorded.pool, recorded.tables, vocab_limit=190, max_rows=160, max_num_seqs=4
     )

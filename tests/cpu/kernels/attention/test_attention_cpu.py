@@ -38,6 +38,8 @@ from quire.kernels.attention.plan import Layout
 from quire.kernels.attention.variant import Params, Site, Variant
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TYPES = [(dtype, kv_dtype) for dtype in DTYPES for kv_dtype in (dtype, torch.int8)]
+"""Of q and out, and of k and v."""
 HEAD_DIMS = [16, 33, 64, 80, 96, 128, 256]
 PAGE_SIZES = (1, 3, 8, 16, 128)
 LEVELS = [name for name in native.supported(native.cpu_flags()) if (native.FOLDER / f"libquire_{name}.so").exists()]
@@ -88,17 +90,20 @@ def plain_variant(seed: int, case: PagedCase) -> Variant:
 
 
 @functools.cache
-def solved_case(seed: int, dtype: torch.dtype) -> tuple[PagedCase, Variant, tuple[torch.Tensor, torch.Tensor]]:
+def solved_case(
+    seed: int, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> tuple[PagedCase, Variant, tuple[torch.Tensor, torch.Tensor]]:
     longest = 5000 if seed == 0 else 400
-    case, _ = random_case(seed, dtype, HEAD_DIMS, longest, page_sizes=PAGE_SIZES)
+    case, _ = random_case(seed, dtype, HEAD_DIMS, longest, page_sizes=PAGE_SIZES, kv_dtype=kv_dtype)
     variant = plain_variant(seed, case)
     return case, variant, case.expected_state(variant)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_random_batches_match_float64(built_level: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "kv_dtype"), TYPES, ids=str)
+def test_random_batches_match_float64(built_level: str, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Of what the pages hold: keys and values of 8 bits as they were rounded."""
     for seed in range(9):
-        check(*solved_case(seed, dtype))
+        check(*solved_case(seed, dtype, kv_dtype))
 
 
 def bent(logits: Expr, site: Site, p: Params) -> Operand:
@@ -170,15 +175,17 @@ HOOKED: dict[str, tuple[Callable[[np.random.Generator, PagedCase], Variant], tor
     "capped_masked_drained": (capped_masked_drained, torch.float16, HEAD_DIMS),
     "biased_tree": (biased_tree, torch.bfloat16, HEAD_DIMS),
     "rotary": (rotary, torch.bfloat16, [96]),
+    "rotary int8": (rotary, torch.bfloat16, [96]),
     "sigmoids": (sigmoids, torch.float32, HEAD_DIMS),
 }
-"""Name → variant, dtype, head_dims: one compiled library each."""
+"""Name → variant, dtype, head_dims: one compiled library each; keys of 8 bits where the name says so."""
 
 
 def hooked_case(name: str, seed: int) -> tuple[PagedCase, Variant]:
     build, dtype, head_dims = HOOKED[name]
     longest, layouts = 1000 if seed == 1 else 300, (Layout(seed % 3),)
-    case, _ = random_case(seed, dtype, head_dims, longest, layouts=layouts, page_sizes=PAGE_SIZES)
+    kv_dtype = torch.int8 if name.endswith("int8") else dtype
+    case, _ = random_case(seed, dtype, head_dims, longest, layouts=layouts, page_sizes=PAGE_SIZES, kv_dtype=kv_dtype)
     return case, build(np.random.default_rng(seed), case)
 
 
@@ -189,7 +196,7 @@ def compiled_hooks() -> None:
         pytest.skip("needs a C++ compiler")
     cases = [hooked_case(name, 0) for name in HOOKED]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda pair: cpu_hooks.compiled(pair[1], pair[0].dtype), cases))
+        list(pool.map(lambda pair: cpu_hooks.compiled(pair[1], pair[0].dtype, pair[0].k.dtype), cases))
 
 
 @pytest.mark.parametrize("name", HOOKED)
@@ -222,12 +229,14 @@ def test_threads_and_order_of_tiles_change_nothing(built_level: str) -> None:
         check_bits(case, Variant(0.125, window=200, n_first=70))
 
 
-@pytest.mark.parametrize(("dtype", "window"), list(itertools.product(DTYPES, (0, 70))), ids=str)
-def test_rows_do_not_depend_on_anything_else(built_level: str, dtype: torch.dtype, window: int) -> None:
+@pytest.mark.parametrize(("types", "window"), list(itertools.product(TYPES, (0, 70))), ids=str)
+def test_rows_do_not_depend_on_anything_else(
+    built_level: str, types: tuple[torch.dtype, torch.dtype], window: int
+) -> None:
     """Bitwise: neighbours, chunking, page ids, page size and place of the row change nothing."""
     variant = Variant(0.125, window=window, n_first=window // 7)
     for head_dim, group in ((64, 4), (80, 1), (128, 8)):
-        prompt = PagedCase([(200, 200)], 16, 2, group, head_dim, dtype, seed=5)
+        prompt = PagedCase([(200, 200)], 16, 2, group, head_dim, types[0], seed=5, kv_dtype=types[1])
         whole, _ = answer(prompt, variant)
         for lengths, page_size in (([199, 1], 3), ([1, 70, 64, 65], 16), ([1] * 200, 128)):
             assert torch.equal(in_chunks(prompt, lengths, page_size, variant), whole), (head_dim, lengths)
@@ -245,7 +254,8 @@ def in_chunks(prompt: PagedCase, lengths: list[int], page_size: int, variant: Va
     """The rows of `prompt` again: its keys in other pages, its tokens in chunks, each beside two random neighbours."""
     n = prompt.n_rows
     spans = [(111, 37), (n, n), (90, 1)]
-    batch = PagedCase(spans, page_size, prompt.n_kv_heads, prompt.group, prompt.head_dim, prompt.dtype, seed=9)
+    types = {"dtype": prompt.dtype, "kv_dtype": prompt.kv_dtype}
+    batch = PagedCase(spans, page_size, prompt.n_kv_heads, prompt.group, prompt.head_dim, **types, seed=9)
     positions = torch.arange(n)
     source = prompt.page_table[prompt.slots[0]].long()[positions // prompt.page_size]
     target = batch.page_table[batch.slots[1]].long()[positions // page_size]
@@ -339,6 +349,18 @@ def test_obstacles_name_the_value(change: dict[str, object], message: str) -> No
     case = PagedCase(**{"spans": [(5, 1)], "page_size": 8, "n_kv_heads": 1, "group": 1, "head_dim": 16,
                         "dtype": torch.bfloat16, **change})  # fmt: skip
     assert message in cpu.obstacle(case.plan(), Variant(1.0), case.q.dtype, case.k.dtype)
+
+
+def test_cells_of_8_bits_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch path attends to them too, and says that it runs."""
+    case = PagedCase([(130, 20), (40, 1)], 16, 2, 3, 64, torch.bfloat16, kv_dtype=torch.int8)
+    plan, variant = case.plan(), Variant(case.scale)
+    monkeypatch.setattr(native, "library", lambda: None)
+    found = select.obstacles(plan, variant, "cpu", torch.bfloat16, torch.int8)
+    assert found == {"cpu": native.explain(), "reference": None}
+    out = torch.empty_like(case.q)
+    reference.run(case.q, case.k, case.v, plan, variant, out, None)
+    assert worst_error(out[: case.n_rows], case.expected(variant)) <= reference.TOLERANCE[torch.bfloat16]
 
 
 def test_without_a_compiler_the_torch_path_runs(
