@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t X_BYTES_AT_ONCE = 262144;  // activations that many tiles share: they should stay in an L2 cache
 constexpr int64_t LEAST_ROWS_AT_ONCE = 48;   // fewer would read the weights too often
+constexpr int64_t RANGE_BYTES = 524288;      // weights that one thread takes at once, at most
 
 bool is_quantised(const QuireMatrix& w) { return w.format == QUIRE_INT8 || w.format == QUIRE_INT4; }
 
@@ -74,12 +75,15 @@ template <class T> void prepare_block(const QuireLinear& a, const Activations& x
     else interleave<uint64_t>(rows, x.stride, x.stride / 8, n, block);
 }
 
-// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32. next: the tile that follows.
+constexpr int64_t NONE = -1;  // no tile
+
+// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32. next: the tile that follows,
+// or NONE: then what is asked for is there already.
 void tile_values(
     const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values,
     int64_t next) {
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
-    const uint8_t* after = (const uint8_t*)w.data + next * tile_bytes(w);
+    const uint8_t* after = next == NONE ? data + tile_bytes(w) - AHEAD : (const uint8_t*)w.data + next * tile_bytes(w);
     const int64_t k = padded_k(w);
     const auto lines = [&](auto format) {
         using Format = decltype(format);
@@ -115,8 +119,9 @@ QUIRE_INLINE void each_output(const T* bias, const float* values, int64_t live, 
 }
 
 // One tile for the rows from `first` on; with an activation, one of gates and the one of ups that belongs to it.
+// next: the tile that this thread computes afterwards.
 template <class T>
-void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t first, int64_t n_rows) {
+void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, int64_t next) {
     const QuireMatrix& w = *a.matrix;
     const int64_t size = n_rows * TILE * sizeof(float), c0 = tile * TILE;
     const int64_t n_out = a.then == QUIRE_SILU_MUL ? w.n / 2 : w.n, live = n_out - c0 < TILE ? n_out - c0 : TILE;
@@ -126,9 +131,9 @@ void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t 
     if (a.then == QUIRE_SILU_MUL) {
         const int64_t other = tile + n_out / TILE;
         tile_values(w, x, tile, first, n_rows, values, other);
-        tile_values(w, x, other, first, n_rows, ups, tile + 1);
+        tile_values(w, x, other, first, n_rows, ups, next);
     } else {
-        tile_values(w, x, tile, first, n_rows, values, tile + 1);
+        tile_values(w, x, tile, first, n_rows, values, next);
     }
     for (int64_t r = 0; r < n_rows; r++) {
         const float* row = values + r * TILE;
@@ -150,10 +155,17 @@ void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t 
     }
 }
 
-// How many tasks are some microseconds of work. A few in a row where one prefetches for the next.
-int64_t tasks_a_chunk(int64_t bytes, int64_t n_rows) {
-    const int64_t chunk = 60000 * 8 / (bytes * (8 + n_rows)), least = n_rows > TILE_ROWS && n_rows <= FEW_ROWS ? 3 : 1;
-    return chunk > least ? chunk : least;
+// Cuts n tasks into ranges for threads to take, n + 1 bounds at most; returns their number. Long ones first, since what
+// follows in memory is prefetched within a range only; short ones last, so that threads end together.
+int64_t cut(int64_t n, int64_t task_bytes, int64_t n_rows, int n_threads, int32_t* bounds) {
+    const int64_t least = 1 + 60000 * 8 / (task_bytes * (8 + n_rows)), most = 1 + RANGE_BYTES / task_bytes;
+    int64_t n_ranges = 0;
+    for (int64_t at = 0; at < n; n_ranges++) {
+        const int64_t share = (n - at) / (2 * n_threads), size = share < least ? least : share < most ? share : most;
+        bounds[n_ranges] = (int32_t)at, at += size;
+    }
+    bounds[n_ranges] = (int32_t)n;
+    return n_ranges;
 }
 
 template <class T> void run(const QuireLinear& a) {
@@ -177,10 +189,16 @@ template <class T> void run(const QuireLinear& a) {
         prepare_block<T>(a, x, first + block_begin(n_rows, b), first + block_begin(n_rows, b + 1));
     });
     const int64_t paired = a.then == QUIRE_SILU_MUL ? 2 : 1, n_tiles = (w.n / paired + TILE - 1) / TILE;
-    const int64_t chunk = tasks_a_chunk(paired * tile_bytes(w), a.m / n_parts);
-    parallel_for(n_parts * n_tiles, chunk, a.n_threads, [&](int64_t task) {
-        const int64_t part = task / n_tiles, first = part_begin(part);
-        run_tile<T>(a, x, task % n_tiles, first, part_begin(part + 1) - first);
+    const int64_t n_tasks = n_parts * n_tiles;
+    const Scratch bounds_memory({(n_tasks + 1) * (int64_t)sizeof(int32_t)}, Use::BOUNDS);
+    int32_t* bounds = (int32_t*)bounds_memory.piece(0);
+    const int64_t n_ranges = cut(n_tasks, paired * tile_bytes(w), a.m / n_parts, a.n_threads, bounds);
+    parallel_for(n_ranges, 1, a.n_threads, [&](int64_t range) {
+        for (int64_t task = bounds[range]; task < bounds[range + 1]; task++) {
+            const int64_t part = task / n_tiles, first = part_begin(part), tile = task % n_tiles;
+            const int64_t next = task + 1 < bounds[range + 1] ? (tile + 1) % n_tiles : NONE;
+            run_tile<T>(a, x, tile, first, part_begin(part + 1) - first, next);
+        }
     });
 }
 

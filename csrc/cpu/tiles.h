@@ -12,7 +12,7 @@ namespace quire {
 constexpr int TILE = 64;
 // Weights worked on at once: half of an L1, a quarter of an L2 cache.
 constexpr int L1_BYTES = 16384, L2_BYTES = 262144;
-constexpr int AHEAD = 4096;         // bytes between a load of weights and the prefetch
+constexpr int AHEAD = 2048;  // bytes between a load of weights from memory and the prefetch
 
 // Sums in registers: rows times vectors. More rows with fewer vectors, which read every other line, were slower
 // wherever weights come from memory.
@@ -62,14 +62,19 @@ template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
     }
 }
 
-// How many lines are worked on at once. Few rows: a whole tile, or what stays in an L2 cache while row blocks take
-// turns. Many: what stays in an L1 cache together with what is prefetched for the next turn.
+// How many lines are worked on at once. One block of rows: a whole tile, but for the end, during which the next tile is
+// asked for. Few rows: what stays in an L2 cache while row blocks take turns. Many: what stays in an L1 cache together
+// with what is prefetched for the next turn.
 inline int64_t lines_at_once(int64_t m, int64_t n_lines, int64_t line_bytes) {
-    return m <= TILE_ROWS ? n_lines : (m <= FEW_ROWS ? L2_BYTES : L1_BYTES) / line_bytes;
+    if (m > TILE_ROWS) return (m <= FEW_ROWS ? L2_BYTES : L1_BYTES) / line_bytes;
+    return n_lines * line_bytes > AHEAD ? n_lines - AHEAD / line_bytes : n_lines;
 }
 
 // What a row block prefetches while it works on weights `w` .. `end`, and how many cache lines for each 256 bytes.
-struct AheadInL1 {  // a fixed distance ahead, into the nearest cache
+struct AheadInL2 {  // a fixed distance ahead; an L1 cache has too few misses in flight to compute meanwhile
+    static constexpr int COUNT = 4, LOCALITY = 2;
+};
+struct AheadInL1 {  // twice as far, where weights mostly come from the L2 cache
     static constexpr int COUNT = 4, LOCALITY = 3;
 };
 struct NextInL2 {  // what follows the end, while these weights come from the L2 cache anyway
@@ -85,7 +90,8 @@ QUIRE_INLINE void with_prefetch(
     int64_t m, int64_t b, const uint8_t* w, int64_t n_bytes, const uint8_t* next, const F& f) {
     if (m > FEW_ROWS) f(NextInL1(), b < 4 ? next + b * n_bytes / 4 : w);
     else if (b == 1) f(NextInL2(), next);
-    else f(AheadInL1(), w + AHEAD);
+    else if (m > TILE_ROWS) f(AheadInL1(), w + 2 * AHEAD);
+    else f(AheadInL2(), n_bytes > AHEAD ? w + AHEAD : next);
 }
 
 }  // namespace quire

@@ -134,16 +134,14 @@ def pack(weight: torch.Tensor, scheme: qgemm.Scheme) -> qgemm.PackedWeight:
 
 def _packed_in_pieces(weight: torch.Tensor, scheme: qgemm.Scheme) -> qgemm.PackedWeight:
     n_rows = max(1, PIECE_VALUES // weight.shape[1] // PIECE_ROWS) * PIECE_ROWS
-    if len(weight) <= n_rows:
-        return qgemm.pack(weight, scheme)
     n_tiles = -(-len(weight) // PIECE_ROWS)
     data, scales = None, None
     for first in range(0, len(weight), n_rows):
         piece = qgemm.pack(weight[first : first + n_rows], scheme)
         if data is None or scales is None:
-            data = piece.data.new_empty(n_tiles, *piece.data.shape[1:])
+            data = qgemm.arena().empty((n_tiles, *piece.data.shape[1:]), piece.data.dtype)
             rows_in_scales = piece.scales.shape[0] // piece.data.shape[0]
-            scales = piece.scales.new_empty(n_tiles * rows_in_scales, *piece.scales.shape[1:])
+            scales = qgemm.arena().empty((n_tiles * rows_in_scales, *piece.scales.shape[1:]), piece.scales.dtype)
         tile = first // PIECE_ROWS
         data[tile : tile + len(piece.data)] = piece.data
         scales[tile * rows_in_scales : tile * rows_in_scales + len(piece.scales)] = piece.scales

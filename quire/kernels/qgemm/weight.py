@@ -12,6 +12,8 @@ import typing
 import torch
 import torch.nn.functional as F
 
+from quire.kernels.qgemm.arena import arena
+
 Scheme = typing.Literal["int8", "int4"]
 SCHEMES: tuple[Scheme, ...] = typing.get_args(Scheme)
 Format = typing.Literal["int8", "int4", "float32", "bfloat16", "float16"]
@@ -82,7 +84,8 @@ def pack_floats(weight: torch.Tensor) -> PackedWeight:
     lines = padded.view(-1, TILE, padded.shape[1] // unit, unit)
     if unit == 2:  # pairs move as 32 bits
         lines = lines.view(torch.int32)
-    data = lines.transpose(1, 2).contiguous().view(weight.dtype)
+    lines = lines.transpose(1, 2)
+    data = arena().empty(lines.shape, lines.dtype).copy_(lines).view(weight.dtype)
     return PackedWeight(name, n, k, data if unit == 2 else data.squeeze(3), weight.new_empty(0))
 
 
