@@ -10,6 +10,7 @@ import dataclasses
 import math
 import time
 
+import msgspec
 import numpy as np
 import torch
 
@@ -219,11 +220,14 @@ class Runner:
     def warm_up(self, n_tokens: int) -> None:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
 
-        `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds.
+        `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds. Then
+        one token with a penalty: the sampler outside of captured graphs.
         """
-        params = SlotParams(0.7, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
+        plain = SlotParams(0.7, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
+        penalised = msgspec.structs.replace(plain, presence_penalty=0.1)
         group = self._pool.n_heads // self._pool.k.shape[2]
-        for n in sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens}):
+        lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
+        for n, params in [*((n, plain) for n in lengths), (1, penalised)]:
             spans = Spans([0], [0], [n], [0], [True])
             self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
             self._sampler.close(0)
