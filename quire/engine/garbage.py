@@ -8,7 +8,10 @@ from collections.abc import Iterator
 
 THRESHOLDS = (10_000, 5, 200)
 """Young objects are looked at seldom: the default thresholds cost up to 20 ms a step. The middle generation has at most
-50,000 objects when it is looked at: 200,000 of them, all dead, took 0.1 s."""
+50,000 objects when it is looked at: 200,000 of them, all dead, took 0.1 s. The oldest one is looked at hardly ever: the
+engine's prefix tree is there."""
+SMALL_HEAP_THRESHOLDS = (10_000, 5, 4)
+"""For a process that has little beside what it froze: the oldest generation may be looked at more often."""
 
 
 @contextlib.contextmanager
@@ -29,8 +32,8 @@ def gc_kept_quiet() -> Iterator[None]:
             gc.unfreeze()
 
 
-def quiet_gc() -> None:
+def quiet_gc(thresholds: tuple[int, int, int] = THRESHOLDS) -> None:
     """For a process that serves: what is loaded now stays; later garbage is looked for seldom."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
+    gc.set_threshold(*thresholds)

@@ -127,6 +127,7 @@ class App:
         refusal = await self._run(exchange)
         if refusal is not None:
             await exchange.refuse(refusal)
+            _let_go(refusal)
         self.state.metrics.count_answer(exchange.route, scope["method"], exchange.status)
         if self.state.config.access_log and exchange.route not in QUIET_ROUTES:
             line = (scope["method"], exchange.route, exchange.status, time.monotonic() - began_s, exchange.request_id)
@@ -149,17 +150,21 @@ class App:
             await self.router(exchange.scope, exchange.receive, exchange.send)
         except Refusal as refusal:
             return refusal
-        except ClientGone:
+        except ClientGone as gone:
+            _let_go(gone)
             return None
         except HTTPException as error:
             return _http_refusal(error)
         except QuireError as error:
             if isinstance(error, EngineDead):
                 self.state.engine_lost.set()
+            _let_go(error)
             return refusal_of(error)
         except Exception:
             logger.exception("request %s failed", exchange.request_id)
             return internal_error()
+        finally:
+            del exchange.scope["quire.exchange"], exchange.scope["app"]  # cycles, which only the collector would end
         return None
 
     def _check_host(self, exchange: Exchange) -> None:
@@ -203,6 +208,13 @@ def _routes(state: ServerState) -> list[Route]:
     for method, path, handler in table:
         by_path.setdefault(path, {})[method] = handler
     return [Route(path, Endpoint(state, path, handlers), methods=list(handlers)) for path, handlers in by_path.items()]
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Take the frames away from an exception that was dealt with: they hold it in turn, and all of the request."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -25,7 +25,7 @@ import uvloop
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, LoadError, QuireError
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.garbage import quiet_gc
+from quire.engine.garbage import SMALL_HEAP_THRESHOLDS, quiet_gc
 from quire.engine.supervisor import ENGINE_COMMAND
 from quire.serve import logs
 from quire.serve.app import App
@@ -233,7 +233,7 @@ class Service:
                 loading.cancel()
                 await asyncio.wait((loading,), timeout=CLOSE_S)
         self.state.attach(llm)
-        quiet_gc()
+        quiet_gc(SMALL_HEAP_THRESHOLDS)
         self._announce(llm)
         return llm
 

@@ -73,6 +73,7 @@ def made(document: Document, base: str, mode: str, config: pytest.Config) -> Any
     """What schemathesis asks by a document, the same in every run."""
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=base)
+    schema.config.max_stream_events = 100_000  # 20 otherwise, and then the end is not seen
     n_examples = config.getoption("--examples")
     schema.config.generation.update(modes=[mode], max_examples=n_examples, deterministic=True, database="none")
     return schema

@@ -73,7 +73,7 @@ def test_every_finished_output_fits_its_schema(demo: LLM, temperature: float) ->
             n_finished += 1
             value = json.loads(one.text)
             jsonschema.validate(value, schema, jsonschema.Draft202012Validator, format_checker=checker)
-    assert n_finished >= 0.9 * len(CASES)
+    assert n_finished >= 200
 
 
 @pytest.mark.parametrize(

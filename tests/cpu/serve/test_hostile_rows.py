@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import re
@@ -122,6 +123,41 @@ def test_d08_resets_while_writing(watched: Any, caplog: pytest.LogCaptureFixture
         connection.close()
     time.sleep(0.2)
     assert "Traceback" not in caplog.text and not caplog.records
+
+
+@pytest.mark.parametrize("case", ["good", "streamed", "refused", "failed", "left", "left in a stream", "full"])
+def test_o08_a_request_leaves_nothing_for_the_collector(make_server: Any, case: str) -> None:
+    """Cycles of requests that lived long are found late: under overload they were most of the memory."""
+    server = make_server(engine_options={"max_num_waiting": 1})
+    fields = {"refused": {"temperature": -1}, "streamed": {"stream": True}, "left in a stream": {"stream": True}}
+    body = {**BODY, "max_tokens": 4, **fields.get(case, {})}
+    server.engine.fault = lambda request: case == "failed"
+    if case == "full":
+        server.llm.ready.max_num_seqs, server.engine.delay_s, body["prompt"] = 1, 0.02, [[5]] * 3
+    if case.startswith("left"):
+        server.engine.delay_s, body["max_tokens"] = 0.02, 1000
+    status = {"refused": b" 400 ", "failed": b" 500 ", "full": b" 429 "}.get(case, b" 200 ")
+
+    def ask() -> None:
+        with server.connect() as connection:
+            connection.sendall(raw(server, body).replace(b"host: a", b"host: a\r\nconnection: close"))
+            if case == "left":
+                time.sleep(0.03)
+            elif case == "left in a stream":
+                connection.recv(50)
+            else:
+                assert status in read_all(connection)[:20]
+
+    ask()
+    gc.disable()
+    try:
+        gc.collect()
+        for _ in range(20):
+            ask()
+        time.sleep(0.2)
+        assert gc.collect() < 40, "a request leaves cycles"
+    finally:
+        gc.enable()
 
 
 def test_d16_o11_retries_of_a_client_that_gave_up_do_not_add_load(watched: Any) -> None:

@@ -260,4 +260,33 @@ def _wrapped() -> list[Schema]:
     return found
 
 
-CASES: list[Schema] = [*_numbers(), *_strings(), *_constants(), *_arrays(), *_objects(), *_unions(), *_wrapped()]
+def _records() -> list[Schema]:
+    """What programs ask models for: small records of closed fields."""
+    level, day = {"enum": ["low", "medium", "high"]}, {"type": "string", "pattern": "^(mon|tue|wed)$"}
+    share: Schema = {"type": "number", "enum": [0, 0.25, 0.5, 1]}
+    return [
+        obj(ok=BOOL),
+        obj(ok=BOOL, reason=SHORT),
+        obj(label={"enum": ["spam", "ham"]}),
+        obj(label={"enum": ["spam", "ham"]}, confidence=share),
+        obj(day=day, urgency=level),
+        obj(days=arr(day, 1, 2)),
+        obj(id=INT, level={"anyOf": [level, NULL]}),
+        obj(verdict={"const": "pass"}, score={"type": "integer", "minimum": 1, "maximum": 5}),
+        obj(range={"type": "array", "prefixItems": [INT, INT], "items": False, "minItems": 2}),
+        obj(["action"], action={"enum": ["open", "close"]}, target=SHORT),
+        {"anyOf": [obj(kind={"const": "number"}, value=INT), obj(kind={"const": "text"}, value=SHORT)]},
+        arr(obj(id=INT), 1, 2),
+    ]
+
+
+CASES: list[Schema] = [
+    *_numbers(),
+    *_strings(),
+    *_constants(),
+    *_arrays(),
+    *_objects(),
+    *_unions(),
+    *_wrapped(),
+    *_records(),
+]
