@@ -1,4 +1,5 @@
-"""What `--quantization` and `--kv-cache-dtype int8` cost in quality: the demo model on held-out text and tasks, and logits of a random model.
+"""What `--quantization` and `--kv-cache-dtype int8` cost in quality: the demo model on held-out text and tasks, and
+logits of a random model.
 
     python -m benchmarks.quantization_quality
     python -m benchmarks.quantization_quality --peers ~/.cache/quire/peers    # llama.cpp beside it, see cpu_peers
