@@ -1,4 +1,5 @@
-"""What `--quantization` costs in quality: the demo model on held-out text and tasks, and logits of a random model.
+"""What `--quantization` and `--kv-cache-dtype int8` cost in quality: the demo model on held-out text and tasks, and
+logits of a random model.
 
     python -m benchmarks.quantization_quality
     python -m benchmarks.quantization_quality --peers ~/.cache/quire/peers    # llama.cpp beside it, see cpu_peers
@@ -36,7 +37,14 @@ from quire.compute.weights.loader import load_model
 from quire.config.arch import read_arch
 
 RESULT = pathlib.Path(__file__).with_name("results") / "quantization_quality.json"
-SCHEMES = ("none", "int8", "int4")
+SCHEMES = {
+    "none": ("none", "auto"),
+    "int8": ("int8", "auto"),
+    "int4": ("int4", "auto"),
+    "kv int8": ("none", "int8"),
+    "int8, kv int8": ("int8", "int8"),
+}
+"""Name → quantization, kv_cache_dtype."""
 PAGE = 16
 SHAPE = "qwen3-0.6b"
 
@@ -56,10 +64,10 @@ def parse_arguments() -> argparse.Namespace:
 class Prefill:
     """Logits of whole prompts: a loaded model over a KV pool of one sequence."""
 
-    def __init__(self, model: DenseModel, dtype: torch.dtype, length: int, device: CpuDevice) -> None:
+    def __init__(self, model: DenseModel, kv_dtype: torch.dtype, length: int, device: CpuDevice) -> None:
         n_pages = 1 + -(-length // PAGE)
         self.model = model
-        self.pool = KVPool(model.arch, n_pages, PAGE, dtype, device)
+        self.pool = KVPool(model.arch, n_pages, PAGE, kv_dtype, device)
         self.tables = SlotTables(1, length, PAGE, device)
         self.tables.pages[0, : n_pages - 1] = torch.arange(1, n_pages)
 
@@ -74,12 +82,13 @@ class Prefill:
         return self.model.logits(self.model.forward(ids[0], positions, context))[None]
 
 
-def load(folder: pathlib.Path, quantization: str, dtype: torch.dtype, length: int, device: CpuDevice) -> Prefill:
+def load(folder: pathlib.Path, scheme: str, dtype: torch.dtype, length: int, device: CpuDevice) -> Prefill:
+    quantization, kv_dtype = SCHEMES[scheme]
     model = load_model(
         folder, read_arch(folder), dtype=dtype, device=device.torch_device, max_model_len=length,
         quantization=quantization, progress=False,
     )  # fmt: skip
-    return Prefill(model, dtype, length, device)
+    return Prefill(model, torch.int8 if kv_dtype == "int8" else dtype, length, device)
 
 
 def some(documents: list[corpus.Document], n: int) -> list[corpus.Document]:
@@ -100,9 +109,11 @@ def peers(args: argparse.Namespace, folder: pathlib.Path) -> Iterator[tuple[str,
             peer.close()
 
 
-def replies(quantization: str, tokenizer: Tokenizer, n: int, threads: int) -> dict[str, list[str]]:
+def replies(scheme: str, tokenizer: Tokenizer, n: int, threads: int) -> dict[str, list[str]]:
     """Greedy replies of the engine to `n` held-out examples of each task."""
-    llm = LLM(str(MODELS / "demo"), quantization=quantization, device="cpu", num_threads=threads)
+    quantization, kv_dtype = SCHEMES[scheme]
+    options = {"quantization": quantization, "kv_cache_dtype": kv_dtype}
+    llm = LLM(str(MODELS / "demo"), **options, device="cpu", num_threads=threads)  # type: ignore[arg-type]
     params = SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS, detokenize=False)
     found = {}
     for name in TASKS:

@@ -5,7 +5,7 @@
 // multiples of E::B, and a row's arithmetic in a block has one fixed order. What surrounds a row (other rows of the
 // tile, chunking, page ids, threads) only adds terms that are exactly neutral: a hidden key has weight 0, an unchanged
 // maximum rescales by 1. So the output of a row is bitwise a function of its q and its keys and values alone.
-// Keys and values of 8 bits are multiplied as integers: the scale of a key is applied to its scores, that of a value to
+// Keys and values of 8 bits are multiplied as integers; the scale of a key is applied to its scores, that of a value to
 // its weights. Query, key and value transforms are computed in float32, and so is all after them (`Staged`).
 #ifndef QUIRE_VARIANT
 #include "plain_variant.h"
@@ -54,11 +54,16 @@ template <class E> struct Scales {
         else return score;
     }
 
-    // Store weights as the second product reads them; returns what the row's sum is of.
-    inline __attribute__((always_inline)) vf put(typename E::Weight* weights, vf v, int j) const {
-        if constexpr (!SOME) return E::put(weights + j, v);
-        E::put(weights + j, v * load(values + j));
-        return v;
+    // Store weights as the second product reads them; returns the sum of what was stored, but for the values' scales.
+    template <int N> inline __attribute__((always_inline)) vf put(typename E::Weight* weights, const vf (&v)[N]) const {
+        vf sum = vf{};
+        if constexpr (SOME) E::put_weights(weights, v, values);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) {
+            if constexpr (SOME) sum = sum + v[i];
+            else sum = sum + E::put(weights + i * W, v[i]);
+        }
+        return sum;
     }
 };
 
@@ -93,20 +98,18 @@ QUIRE_INLINE float weigh(
         }
         if constexpr (V::softmax) top = vmax(top, v[i]);
     }
-    vf sum = vf{};
     if constexpr (V::softmax) {
         const float before = row.max, peak = hmax(top), now = peak > before ? peak : before;
         const float base = now == NEG_INF ? 0.f : now;  // nothing seen yet: every exponent below is -inf, not NaN
 #pragma GCC unroll 16
-        for (int i = 0; i < N; i++) sum = sum + scales.put(weights, exp2(v[i] - base), i * W);
+        for (int i = 0; i < N; i++) v[i] = exp2(v[i] - base);
+        const vf sum = scales.put(weights, v);
         const float rescale = before == now ? 1.f : exp2(set1(before - base))[0];
         row.max = now;
         row.sum = fma(row.sum, set1(rescale), sum);
         return rescale;
     } else {
-#pragma GCC unroll 16
-        for (int i = 0; i < N; i++) sum = sum + scales.put(weights, v[i], i * W);
-        row.sum = row.sum + sum;
+        row.sum = row.sum + scales.put(weights, v);
         return 1.f;
     }
 }
@@ -268,7 +271,7 @@ template <class E, class S, class K, class V> struct Tile {
     void fold_block(int32_t first, const Block<T>& block, const Block<T>& next) {
         const int n_keys = block.n;
         alignas(64) float s[E::R * E::B];
-        alignas(64) typename E::Weight weights[E::R * E::B];
+        alignas(64) typename E::Weight weights[E::R * E::WEIGHTS];
         float rescale[E::R];
         const Scales<E> scales(block, d);
         if (!few()) E::pack(panels, block, next, d);
@@ -280,7 +283,7 @@ template <class E, class S, class K, class V> struct Tile {
             else E::scores(n, query, r, panels, d, s);
             for (int i = 0; i < n; i++)
                 rescale[i] = weigh<E, V>(
-                    a, s + i * E::B, weights + i * E::B, rows[r + i], first, n_first, block.positions, scales);
+                    a, s + i * E::B, weights + i * E::WEIGHTS, rows[r + i], first, n_first, block.positions, scales);
             const int n_seen = seen < n_keys ? seen : n_keys;
             if (few()) E::accumulate_few(n, weights, rescale, block.values, n_seen, d, acc);
             else E::accumulate(n, weights, rescale, panels, n_seen, lanes_d, acc + (int64_t)r * lanes_d);
@@ -359,14 +362,15 @@ template <class E, class S, class K> static void run_all(const QuireAttnArgs& a)
     });
 }
 
-template <template <class> class Engine, class S, class K> static void run_keys(const QuireAttnArgs& a) {
-    run_all<std::conditional_t<transforms<Variant>, WideEngine<float>, Engine<K>>, S, K>(a);
+template <class E, class S, class K> static void run_keys(const QuireAttnArgs& a) {
+    run_all<std::conditional_t<transforms<Variant>, WideEngine<float>, E>, S, K>(a);
 }
 
-template <template <class> class Engine, class S> static void run_dtype(const QuireAttnArgs& a) {
+template <class E> static void run_dtype(const QuireAttnArgs& a) {
+    using S = typename E::T;
     constexpr auto runs = [](int int8) { return QUIRE_ONLY_INT8 < 0 || QUIRE_ONLY_INT8 == int8; };
-    if constexpr (runs(0)) if (a.int8_keys == 0) run_keys<Engine, S, S>(a);
-    if constexpr (runs(1)) if (a.int8_keys != 0) run_keys<Engine, S, q8>(a);
+    if constexpr (runs(0)) if (a.int8_keys == 0) run_keys<E, S, S>(a);
+    if constexpr (runs(1)) if (a.int8_keys != 0) run_keys<CellEngine<S>, S, q8>(a);
 }
 
 }  // namespace quire
@@ -375,7 +379,7 @@ using namespace quire;
 
 void quire_attention(const QuireAttnArgs* args) {
     constexpr auto runs = [](int dtype) { return QUIRE_ONLY_DTYPE < 0 || QUIRE_ONLY_DTYPE == dtype; };
-    if constexpr (runs(0)) if (args->dtype == 0) run_dtype<WideEngine, float>(*args);
-    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<Bf16Engine, bf16>(*args);
-    if constexpr (runs(2)) if (args->dtype == 2) run_dtype<WideEngine, f16>(*args);
+    if constexpr (runs(0)) if (args->dtype == 0) run_dtype<WideEngine<float>>(*args);
+    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<Bf16Engine>(*args);
+    if constexpr (runs(2)) if (args->dtype == 2) run_dtype<WideEngine<f16>>(*args);
 }

@@ -1,10 +1,11 @@
-// How a tile multiplies: two engines with one interface.
+// How a tile multiplies: three engines with one interface.
 //
-// WideEngine<T> converts to float32 and multiplies with fma. Bf16Engine<T> multiplies pairs of bf16 with vdpbf16ps
-// where the instruction set has it. T is what keys and values are stored as; integers of 8 bits (cells.h) are exact in either,
-// their scales come in with the weights. Both lay a block of B keys out as panels: keys transposed (lanes are keys),
-// values as rows (lanes are dimensions). Tiles of few rows (decode) skip the panels. Each score is one chain over d in one lane,
-// each output one chain over keys in one lane: the same chain whatever the number of rows, with or without panels.
+// WideEngine<T> converts what keys and values are stored as to float32 and multiplies with fma. Bf16Engine multiplies
+// pairs of bf16 with vdpbf16ps where the instruction set has it, Int8Engine integers. All lay a block of B keys out as
+// panels: keys transposed (lanes are keys), values as rows (lanes are dimensions). Tiles of few rows (decode) skip the
+// panels. Each score is one chain over d in one lane, each output one chain over keys in one lane (or sums of integers,
+// which have no order): the same whatever the number of rows, with or without panels. The scales of cells (cells.h) are
+// applied by the caller to scores, and to weights in put_weights.
 // Pointers to keys and values beyond the valid ones lead to a row of zeros.
 #pragma once
 #include <cstdlib>
@@ -97,7 +98,7 @@ template <class Element> struct WideEngine {
     using T = Element;
     using Query = float;
     using Weight = float;
-    static constexpr int B = KEYS, R = ROWS;
+    static constexpr int B = KEYS, R = ROWS, WEIGHTS = B;
     struct Panels {
         float *k, *v;  // k: [padded d, B], v: [B, padded d]
     };
@@ -110,6 +111,12 @@ template <class Element> struct WideEngine {
     static vf put(Weight* to, vf v) {
         store(to, v);
         return v;
+    }
+
+    // The same for weights of values with scales.
+    template <int N> static void put_weights(Weight* to, const vf (&w)[N], const float* scales) {
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) store(to + i * W, w[i] * load(scales + i * W));
     }
 
     template <class Q> static void pack_query(const Q* from, float* query, int r, int d) {
@@ -203,3 +210,4 @@ template <class Element> struct WideEngine {
 }  // namespace quire
 
 #include "engine_bf16.h"
+#include "engine_int8.h"

@@ -1,5 +1,4 @@
-// Bf16Engine: products of bf16 pairs summed in float32 by vdpbf16ps, for bf16 queries and keys of bf16 or 8 bits.
-// Elsewhere it is WideEngine.
+// Bf16Engine: products of bf16 pairs summed in float32 by vdpbf16ps. Elsewhere it is WideEngine<bf16>.
 //
 // Panels hold pairs in 32 bits: keys as [d / 2, B] (two dimensions of one key), values as [B / 2, d] (one dimension of
 // two keys). Probabilities are rounded to bf16 for the second product, and the row's sum is that of the rounded ones.
@@ -10,25 +9,11 @@ namespace quire {
 
 #if QUIRE_AVX512 && defined(__AVX512BF16__)
 
-// 2 W elements as bf16.
-QUIRE_INLINE __m512i load_bf16(const bf16* p) { return load_bits<__m512i>(p); }
-QUIRE_INLINE __m512i load_bf16(const q8* p) {
-    return (__m512i)_mm512_cvtne2ps_pbh((__m512)load(p + W), (__m512)load(p));
-}
-
-// W elements at each pointer as bf16, those of `low` first.
-QUIRE_INLINE __m512i load_bf16(const bf16* low, const bf16* high) {
-    return _mm512_inserti64x4(_mm512_castsi256_si512(load_bits<__m256i>(low)), load_bits<__m256i>(high), 1);
-}
-QUIRE_INLINE __m512i load_bf16(const q8* low, const q8* high) {
-    return (__m512i)_mm512_cvtne2ps_pbh((__m512)load(high), (__m512)load(low));
-}
-
-template <class Element> struct Bf16Engine {
-    using T = Element;
+struct Bf16Engine {
+    using T = bf16;
     using Query = bf16;
     using Weight = bf16;
-    static constexpr int B = KEYS, R = ROWS;
+    static constexpr int B = KEYS, R = ROWS, WEIGHTS = B;
     struct Panels {
         uint32_t *k, *v;  // k: [pairs of dimensions, B], v: [B / 2, padded d]
     };
@@ -44,7 +29,7 @@ template <class Element> struct Bf16Engine {
         return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
     }
 
-    static void pack_query(const bf16* from, bf16* query, int r, int d) {
+    static void pack_query(const T* from, bf16* query, int r, int d) {
         bf16* to = query + (int64_t)r * 2 * pairs(d);
         memset(to, 0, 4 * pairs(d));
         memcpy(to, from, 2 * d);
@@ -52,18 +37,18 @@ template <class Element> struct Bf16Engine {
 
     // 2 W elements at p, of which n > 0 exist.
     static vf load_pairs(const T* p, int n) {
-        if (n >= 2 * W) return (vf)load_bf16(p);
+        if (n >= 2 * W) return load_bits<vf>(p);
         T lane[2 * W];
         memset(lane, 0, sizeof lane);
-        memcpy(lane, p, n * sizeof(T));
-        return (vf)load_bf16(lane);
+        memcpy(lane, p, 2 * n);
+        return load_bits<vf>(lane);
     }
 
     // Dimensions i .. i + 2 W - 1 of W keys as W vectors of pairs, lanes are keys.
     QUIRE_INLINE void load_transposed(vf (&to)[W], const T* const* keys, int i, int d) {
         if (d - i >= 2 * W) {
 #pragma GCC unroll 16
-            for (int r = 0; r < W; r++) to[r] = (vf)load_bf16(keys[r] + i);
+            for (int r = 0; r < W; r++) to[r] = load_bits<vf>(keys[r] + i);
         } else {
             for (int r = 0; r < W; r++) to[r] = load_pairs(keys[r] + i, d - i);
         }
@@ -72,10 +57,12 @@ template <class Element> struct Bf16Engine {
 
     // W dimensions of two keys: lane l has (even[l], odd[l]).
     QUIRE_INLINE vu value_pair(const T* even, const T* odd) {
+        const __m512i both = _mm512_inserti64x4(
+            _mm512_castsi256_si512(load_bits<__m256i>(even)), load_bits<__m256i>(odd), 1);
         const __m512i order = _mm512_set_epi16(
             31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
             23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        return (vu)_mm512_permutexvar_epi16(order, load_bf16(even, odd));
+        return (vu)_mm512_permutexvar_epi16(order, both);
     }
 
     // The same where only `live` dimensions exist.
@@ -138,7 +125,7 @@ template <class Element> struct Bf16Engine {
 
     static void accumulate(
         int n_rows, const bf16* w, const float* rescale, const Panels& p, int n_keys, int lanes_d, float* acc) {
-        combine<Bf16Engine<T>>(n_rows, w, rescale, n_keys, lanes_d, acc, [&](int t, int i) {
+        combine<Bf16Engine>(n_rows, w, rescale, n_keys, lanes_d, acc, [&](int t, int i) {
             return load_bits<vu>(p.v + t * lanes_d + i);
         });
     }
@@ -146,7 +133,7 @@ template <class Element> struct Bf16Engine {
     // The same for few rows, without panels; d is a multiple of W.
     static void accumulate_few(
         int n_rows, const bf16* w, const float* rescale, const T* const* values, int n_keys, int d, float* acc) {
-        combine<Bf16Engine<T>>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) {
+        combine<Bf16Engine>(n_rows, w, rescale, n_keys, d, acc, [&](int t, int i) {
             return value_pair(values[2 * t] + i, values[2 * t + 1] + i);
         });
     }
@@ -160,7 +147,7 @@ template <class Element> struct Bf16Engine {
 
 #else
 
-template <class Element> using Bf16Engine = WideEngine<Element>;
+using Bf16Engine = WideEngine<bf16>;
 
 #endif
 

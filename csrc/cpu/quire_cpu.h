@@ -36,8 +36,9 @@ struct QuireAttnPlan {
 };
 
 // Attention of q [n, n_q_heads, head_dim] to k and v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows
-// [n_keys, n_kv_heads, head_dim] of q's type, or, with int8_keys, of cells of 8 bits (cells.h) with strides in bytes. out [n, n_q_heads, head_dim] is contiguous; lse float32 [n, n_q_heads] (natural
-// logarithm of the sum of weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant.py.
+// [n_keys, n_kv_heads, head_dim] of q's type, or, with int8_keys, of cells of 8 bits (cells.h), then with strides in
+// bytes. out [n, n_q_heads, head_dim] is contiguous; lse float32 [n, n_q_heads] (natural logarithm of the sum of
+// weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant.py.
 struct QuireAttnArgs {
     const QuireAttnPlan* plan;
     const void *q, *k, *v;
@@ -71,8 +72,8 @@ QUIRE_API void quire_silu_mul(int dtype, const void* x, int64_t x_row, void* out
 // Copy k and v rows of head_dim numbers into their cells, which are of the same type or have 8 bits.
 QUIRE_API void quire_store_kv(
     int dtype, int int8_keys, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row,
-    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
-    int n_threads);
+    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size,
+    int head_dim, int n_threads);
 
 // A matrix [n, k] packed for products. Layouts of data and scales: quire/kernels/qgemm/weight.py.
 enum QuireFormat { QUIRE_INT8 = 0, QUIRE_INT4 = 1, QUIRE_F32 = 2, QUIRE_BF16 = 3, QUIRE_F16 = 4 };
