@@ -93,6 +93,8 @@ void lines_block(const uint8_t* w, int64_t n_lines, const char* x, char* sums, c
         for (int64_t line = 0; line < n_lines; line++, at += LINE, values += R * Format::X_BYTES, hint += HINTS * 64) {
             decltype(Format::weights(at)) weights[VECTORS];
             UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(hint + p * 64, 0, Prefetch::LOCALITY);
+            if constexpr (Prefetch::OWN)
+                UNROLL for (int p = 0; p < LINE; p += 64) __builtin_prefetch(at + AHEAD + p);
             UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = Format::weights(at + v * W * Format::LANE_BYTES);
             UNROLL for (int r = 0; r < R; r++) {
                 const auto value = Format::activations(values + r * Format::X_BYTES);

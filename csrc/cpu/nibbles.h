@@ -40,6 +40,8 @@ void nibbles_block(
                 UNROLL for (int v = 0; v < N; v++) acc[r][v] = begin_nibbles(x.starts[first + r]);
             UNROLL for (int line = 0; line < NIBBLE_LINES; line++, ask += Prefetch::COUNT * 64) {
                 UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(ask + p * 64, 0, Prefetch::LOCALITY);
+                if constexpr (Prefetch::OWN)
+                    UNROLL for (int v = 0; v < N; v++) __builtin_prefetch(at + AHEAD + (line * TILE + v * W) * 4);
                 UNROLL for (int v = 0; v < N; v++) {
                     const vi packed = load_bits<vi>(at + (line * TILE + v * W) * 4);
                     UNROLL for (int r = 0; r < R; r++) {

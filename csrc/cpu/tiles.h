@@ -47,12 +47,8 @@ template <int MOST, class F> QUIRE_INLINE void with_count(int64_t n, const F& f)
 
 inline int64_t n_row_blocks(int64_t m) { return (m + TILE_ROWS - 1) / TILE_ROWS; }
 
-// First row of block b of m rows. Few blocks are as high as possible, since the first of them hides the way of the
-// weights from memory; many are nearly equal.
-inline int64_t block_begin(int64_t m, int64_t b) {
-    if (m > FEW_ROWS) return b * m / n_row_blocks(m);
-    return b * TILE_ROWS < m ? b * TILE_ROWS : m;
-}
+// First row of block b of m rows: blocks are nearly equal.
+inline int64_t block_begin(int64_t m, int64_t b) { return b * m / n_row_blocks(m); }
 
 // Calls f(first row, constant number of rows, index of the block) for each block.
 template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
@@ -70,18 +66,19 @@ inline int64_t lines_at_once(int64_t m, int64_t n_lines, int64_t line_bytes) {
     return n_lines * line_bytes > AHEAD ? n_lines - AHEAD / line_bytes : n_lines;
 }
 
-// What a row block prefetches while it works on weights `w` .. `end`, and how many cache lines for each 256 bytes.
+// What a row block prefetches while it works on weights `w` .. `end`: how many cache lines for each 256 bytes, and
+// whether its own weights, too, from an L2 cache.
 struct AheadInL2 {  // a fixed distance ahead; an L1 cache has too few misses in flight to compute meanwhile
     static constexpr int COUNT = 4, LOCALITY = 2;
+    static constexpr bool OWN = false;
 };
-struct AheadInL1 {  // twice as far, where weights mostly come from the L2 cache
-    static constexpr int COUNT = 4, LOCALITY = 3;
-};
-struct NextInL2 {  // what follows the end, while these weights come from the L2 cache anyway
-    static constexpr int COUNT = 4, LOCALITY = 2;
+template <int N> struct NextInL2 {  // a part of what follows the end: memory is busy all the time
+    static constexpr int COUNT = N, LOCALITY = 2;
+    static constexpr bool OWN = true;
 };
 struct NextInL1 {  // each row block a quarter of what follows the end; later ones find all done
     static constexpr int COUNT = 1, LOCALITY = 3;
+    static constexpr bool OWN = false;
 };
 
 // Calls f(one of these, address to begin at) for row block b of m rows.
@@ -89,8 +86,8 @@ template <class F>
 QUIRE_INLINE void with_prefetch(
     int64_t m, int64_t b, const uint8_t* w, int64_t n_bytes, const uint8_t* next, const F& f) {
     if (m > FEW_ROWS) f(NextInL1(), b < 4 ? next + b * n_bytes / 4 : w);
-    else if (b == 1) f(NextInL2(), next);
-    else if (m > TILE_ROWS) f(AheadInL1(), w + 2 * AHEAD);
+    else if (m > 2 * TILE_ROWS && b > 0) f(NextInL2<1>(), next + (b + 1) * n_bytes / 4);
+    else if (m > TILE_ROWS) f(NextInL2<2>(), next + b * n_bytes / 2);
     else f(AheadInL2(), n_bytes > AHEAD ? w + AHEAD : next);
 }
 
