@@ -40,11 +40,13 @@ ERRORS: Final = {
     ("cpu", "float32"): (1e-4, 1e-5),
     ("cpu", "bfloat16"): (0.5, 0.2),
     ("cuda", "float32"): (1e-3, 1e-4),
-    ("cuda", "bfloat16"): (1.0, 0.2),
+    ("cuda", "bfloat16"): (1.0, 0.4),
 }
 """(device, dtype of the checkpoint) -> `error` and `key_error` of the oracle: some ten times what is measured, but for
 bfloat16 on CUDA, whose model is deeper and has longer texts: there transformers' own bfloat16 forward chooses tokens
-that are up to 1.9 behind the best (6 in 1,000 more than 0.6), and Quire one in 63,000 that was 1.4 behind."""
+that are up to 1.9 behind the best (6 in 1,000 more than 0.6), and Quire one in 63,000 that was 1.4 behind; its keys and
+values of 1,584 tokens are 0.21 to 0.28 away from float32's in the worst page (another page's are 1.4 away), Quire's
+0.25."""
 SLACK: Final = {"tensors": 16, "sequences": 66, "bytes": 4 << 20}
 """Growth of `live_objects` from the first idle moment to the last that is no leak: workspaces that grow once, and
 66 ended sequences whose entries the queue has not swept yet (control/queue.py)."""
