@@ -112,7 +112,10 @@ def main() -> None:
             name = f"weights {quantization}, batch {n_seqs}"
             results[name] = measure(model, n_seqs, args, device)
             print(name, results[name], flush=True)
-    write_report(args.output, build_report("kv_cache_cpu", vars(args), results))
+    write_report(
+        args.output,
+        build_report("kv_cache_cpu", {name: value for name, value in vars(args).items() if name != "output"}, results),
+    )
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def test_other_models_and_settings(tmp_path: pathlib.Path, family: str, dtype: t
 def nothing(*_: Any, **__: Any) -> None: ...
 
 
-def one_key_too_many(spans: Any) -> FlatBatch:
-    batch = flatten(spans)
+def one_key_too_many(spans: Any, masked: Any) -> FlatBatch:
+    batch = flatten(spans, masked)
     batch.kv_lens += 1
     return batch
 

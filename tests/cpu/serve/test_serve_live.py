@@ -296,6 +296,8 @@ def test_killed_engine_is_started_again(start: Callable[..., Process]) -> None:
     golden = httpx.post(process.base + "/v1/completions", json=whole, timeout=60).json()["choices"]
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(httpx.post, process.base + "/v1/completions", json=whole, timeout=60)
+        while not waiting.done() and not httpx.get(process.base + "/v1/load").json()["num_requests_running"]:
+            time.sleep(0.01)
         assert kill_engine_in_a_stream(process)["error"]["code"] == "engine_lost"
         health = httpx.get(process.base + "/health")
         assert health.status_code == 503 and health.headers["retry-after"]
