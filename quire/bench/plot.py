@@ -22,7 +22,7 @@ def check_plot_path(path: str) -> None:
     if suffix not in SUFFIXES:
         raise ConfigError(f"--plot {shown(path)}: the name must end with {' or '.join(SUFFIXES)}")
     if suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot with .png needs matplotlib: pip install 'quire[bench]', or write an .html")
+        raise ConfigError("--plot with .png needs matplotlib: pip install matplotlib, or write an .html")
     if not pathlib.Path(path).absolute().parent.is_dir():
         raise ConfigError(f"--plot {shown(path)}: the folder does not exist")
 

@@ -86,7 +86,8 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         str,
         _doc(
             "URL of a collector (OTLP over HTTP, such as http://localhost:4318/v1/traces) to which an OpenTelemetry"
-            ' span of each request is sent; needs `pip install "quire[otel]"`.'
+            " span of each request is sent; needs `pip install opentelemetry-sdk"
+            " opentelemetry-exporter-otlp-proto-http`."
         ),
     ] = ""
     shutdown_timeout: Annotated[

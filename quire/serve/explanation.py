@@ -68,22 +68,30 @@ def _reasons(one: Explanation, figures: dict[str, Any]) -> list[str]:
         waited = "It still waits" if not one.end else "It never got a turn"
         found.append((one.ended_s or 1e9, f"{waited}: {one.n_waiting_before} sequences waited when it came."))
     else:
-        found.append((one.admitted_s, f"It waited {one.admitted_s:.3f} s behind {one.n_waiting_before} sequences."))
+        behind = f" behind {_count(one.n_waiting_before, 'sequence')}" if one.n_waiting_before else ""
+        found.append((one.admitted_s, f"It waited {one.admitted_s:.3f} s{behind}."))
     if one.first_token_s is not None and one.admitted_s is not None:
         n_new = one.prompt_len - one.n_cached
-        text = f"{n_new} of {one.prompt_len} prompt tokens were computed, in {len(one.chunks)} chunks"
-        if one.chunks:
-            text += f" that shared their steps with up to {max(chunk.n_others for chunk in one.chunks)} sequences"
+        text = f"{n_new} of {one.prompt_len} prompt tokens were computed, in {_count(len(one.chunks), 'chunk')}"
+        n_others = max((chunk.n_others for chunk in one.chunks), default=0)
+        if n_others:
+            text += f" beside up to {_count(n_others, 'other sequence')}"
         found.append((one.first_token_s - one.admitted_s, f"{text}, in {one.first_token_s - one.admitted_s:.3f} s."))
     if one.ended_s is not None and one.first_token_s is not None:
         seconds, n_steps = one.ended_s - one.first_token_s, sum(group.n_steps for group in one.steps)
         n_beside = sum(group.n_prompt_tokens for group in one.steps) - (one.prompt_len - one.n_cached)
-        text = f"{one.n_outputs} tokens of output took {seconds:.3f} s; of {n_steps} steps in all"
-        found.append((seconds, f"{text}, some computed {max(0, n_beside)} prompt tokens of others."))
+        text = f"{_count(one.n_outputs, 'token')} of output took {seconds:.3f} s"
+        if n_beside > 0:
+            text += f"; of {_count(n_steps, 'step')} in all, some computed {_count(n_beside, 'prompt token')} of others"
+        found.append((seconds, f"{text}."))
     if one.n_preemptions:
-        found.append((0.0, f"It lost its KV pages {one.n_preemptions} times and computed again."))
+        found.append((0.0, f"It lost its KV pages {_count(one.n_preemptions, 'time')} and computed again."))
     if one.miss_position is not None and one.miss_position < one.prompt_len and one.miss_cached is not None:
         wanted, cached = (shown(figures[f"miss_{name}_text"]) for name in ("wanted", "cached"))
         text = f"The best cached prefix differs at token {one.miss_position}: {wanted} here, {cached} there."
         found.append((0.0, text))
     return [text for _, text in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

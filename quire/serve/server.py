@@ -262,7 +262,8 @@ class Service:
         self.state.draining = True
         deadline_s = asyncio.get_running_loop().time() + self.server.shutdown_timeout
         if self.state.live and self.server.shutdown_timeout:
-            _say(f"Finishing {len(self.state.live)} requests; a second Ctrl-C cuts them off.")
+            n_live = len(self.state.live)
+            _say(f"Finishing {n_live} request{'s' if n_live != 1 else ''}; a second Ctrl-C cuts them off.")
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
         for attendant in list(self.state.live):

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces: one span for each request that the engine took. Optional: `pip install "quire[otel]"`.
+"""OpenTelemetry traces: one span for each request that the engine took. Optional: the extra `otel`.
 
 Owns the span's attributes (GenAI semantic conventions, and vLLM's names where those have none) and the way to the
 collector. Does not own the times, which are the engine's. Invariants: without --otlp-traces-endpoint nothing of
@@ -51,7 +51,8 @@ def check_endpoint(endpoint: str) -> None:
             found = False
         if not found:
             raise ConfigError(
-                f'otlp_traces_endpoint needs the package {package}, which is not installed: pip install "quire[otel]"'
+                f"otlp_traces_endpoint needs the package {package}, which is not installed: pip install"
+                " opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
             )
 
 

@@ -26,7 +26,7 @@ def check_chart_path(path: str) -> None:
     if pathlib.Path(path).suffix != ".png":
         raise ConfigError(f"--plot {shown(path)}: the name must end with .png")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'quire[bench]'")
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib")
     if not pathlib.Path(path).absolute().parent.is_dir():
         raise ConfigError(f"--plot {shown(path)}: the folder does not exist")
 

@@ -194,5 +194,5 @@ def test_without_the_package_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter", None)
     ServerConfig().verify()
-    with pytest.raises(ConfigError, match=r"pip install \"quire\[otel\]\""):
+    with pytest.raises(ConfigError, match=r"pip install opentelemetry-sdk opentelemetry"):
         ServerConfig(otlp_traces_endpoint="http://localhost:4318/v1/traces").verify()
