@@ -69,8 +69,8 @@ Tally = collections.Counter[tuple[str, int]]
 
 OWN_ANSWERED = "schemathesis, own document, positive, to be answered"
 OPENAI_ANSWERED = "schemathesis, OpenAI's document, positive, to be answered"
-MIN_ANSWERED = 1 / 3
-"""Least share of 200s on each path where most of what is made can be answered; more than half was seen."""
+MIN_ANSWERED = 1 / 4
+"""Least share of 200s on each path where much of what is made can be answered; 0.37 to 0.95 was seen."""
 
 Document = dict[str, Any]
 
@@ -135,7 +135,9 @@ def own_answered(server: Any, pytestconfig: pytest.Config) -> Any:
 def openai_answered(openai_document: Document, server: Any, pytestconfig: pytest.Config) -> Any:
     """The same, with answers judged by OpenAI's document."""
     own = server.ask("/openapi.json")["components"]["schemas"]
-    for path, name in (("/chat/completions", "ChatRequest"), ("/completions", "CompletionRequest")):
+    names = {"/chat/completions": "ChatRequest", "/completions": "CompletionRequest"}
+    openai_document["paths"] = {path: openai_document["paths"][path] for path in names}
+    for path, name in names.items():
         narrow(own[name])
         own[name]["properties"].pop("tools", None)  # the only reference to other schemas
         openai_document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"] = own[name]

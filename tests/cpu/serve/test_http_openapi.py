@@ -66,8 +66,8 @@ def test_null_may_stand_for_every_field_that_may_be_left_out() -> None:
 
 
 CONST = {"MessageParam.role": "user", "ToolChoice.type": "auto", "Tool.type": "function",
-         "ResponsesTool.type": "function", "BatchRequest.endpoint": TEXT, "BatchRequest.completion_window": "24h", "MessageItem.role": "user",
-         "CallItem.type": "function_call", "CallOutputItem.type": "function_call_output",
+         "ResponsesTool.type": "function", "BatchRequest.endpoint": TEXT, "BatchRequest.completion_window": "24h",
+         "MessageItem.role": "user", "CallItem.type": "function_call", "CallOutputItem.type": "function_call_output",
          "ReasoningItem.type": "reasoning"}  # fmt: skip
 
 
