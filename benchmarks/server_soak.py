@@ -1,6 +1,7 @@
 """Mixed load on a live server for any number of seconds, with faults; nothing may hang, leak or change.
 
-    python benchmarks/server_soak.py --seconds 1800 --api-processes 2 --out benchmarks/results/server_soak.json
+    python benchmarks/server_soak.py --seconds 1800 --pause 10 --clients 6 --pace 1.0 --api-processes 2 \\
+        --out benchmarks/results/server_soak.json
 
 The bundled model on the CPU. Clients stream, complete, chat, leave, read slowly and send nonsense; each second one
 that is a process of its own is killed. The engine is killed once, and stopped (SIGSTOP) once for `--pause` seconds, as

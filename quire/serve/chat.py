@@ -72,9 +72,7 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     conversation, prompt = await chat_prompt(state, exchange, body)
     check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
     reading = await state.prompts.parse(
-        lambda: reading_of(
-            body, state.style, state.llm.tokenizer, conversation.tools, prompt, params.structured_outputs
-        ),
+        lambda: reading_of(body, state.style, state.llm.tokenizer, conversation, prompt, params.structured_outputs),
         exchange.body_bytes,
     )
     params.structured_outputs = reading.structured

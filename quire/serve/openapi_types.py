@@ -1,7 +1,8 @@
 """Types of JSON bodies as JSON schemas, with the bounds that the checks behind the types have.
 
 Owns the wording of types and the table of bounds. Does not own the checks (`validation.py`, `conversation.py`, ...).
-Invariant: a value that a schema here excludes is refused; one that it allows may still be too much for the model.
+Invariant: a value that a schema here excludes is refused; one that it allows may still be too much for the model. A
+field that is known and not honoured is null or left out.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ _OBJECT_OR_NULL: JsonObject = {"type": ["object", "null"]}
 _TOKEN: JsonObject = {"type": "integer", "minimum": 0}
 _TOKENS: JsonObject = {"maxItems": MAX_LISTED_TOKENS, "items": _TOKEN}
 _STRING: JsonObject = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
+_METADATA: JsonObject = {
+    "maxProperties": MAX_METADATA,
+    "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+    "additionalProperties": {"type": "string", **_LABEL},
+}
+_TOOL_CHOICE: JsonObject = {"anyOf": [{"enum": ["auto", "none", "required"]}, _OBJECT_OR_NULL]}
 
 BOUNDS: dict[str, JsonObject] = {
     "n": {"minimum": 1, "maximum": MAX_N},
@@ -69,11 +76,8 @@ BOUNDS: dict[str, JsonObject] = {
     "user": _LABEL,
     "safety_identifier": _LABEL,
     "prompt_cache_key": _LABEL,
-    "metadata": {
-        "maxProperties": MAX_METADATA,
-        "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
-        "additionalProperties": {"type": "string", **_LABEL},
-    },
+    **{f"{one}Request.metadata": _METADATA for one in ("Chat", "Completion", "Responses", "Batch")},
+    "MessageMetadata.user_id": _LABEL,
     "service_tier": {"enum": ["auto", "default", None]},
     "MessagesRequest.service_tier": {"enum": ["auto", "standard_only", None]},
     "encoding_format": {"enum": ["float", "base64", None]},
@@ -91,7 +95,8 @@ BOUNDS: dict[str, JsonObject] = {
     "ResponsesTool.parameters": _OBJECT_OR_NULL,
     "MessagesTool.input_schema": _OBJECT_OR_NULL,
     "ToolUseBlock.input": _OBJECT,
-    "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required"]}, _OBJECT_OR_NULL]},
+    "ChatRequest.tool_choice": _TOOL_CHOICE,
+    "ResponsesRequest.tool_choice": _TOOL_CHOICE,
     "ToolChoice.type": {"enum": ["auto", "any", "tool", "none"]},
     "store": {"enum": [False, None]},
     "background": {"enum": [False, None]},
@@ -165,8 +170,7 @@ class TypeSchemas:
         if kind.tag_field is not None:
             properties[kind.tag_field] = {"const": kind.tag}
         for field in kind.fields:
-            if not isinstance(field.type, inspect.NoneType):  # such a field is known and refused
-                properties[field.encode_name] = self._field(name, field)
+            properties[field.encode_name] = self._field(name, field)
         required = [field.encode_name for field in kind.fields if field.required]
         found: JsonObject = {"type": "object", "properties": properties}
         if kind.cls.__doc__:

@@ -17,6 +17,7 @@ from quire.core.errors import shown
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.config import ServerConfig
+from quire.serve.conversation import Conversation
 from quire.serve.refusal import bad_request, unsupported
 from quire.serve.schema import ChatRequest, JsonObject
 from quire.text.message import MessageReader
@@ -41,7 +42,7 @@ class MessageStyle:
     tools: str | None = None
     """A key of `FORMATS`."""
     reasoning: str | None = None
-    """`deepseek_r1` always begins with reasoning; `qwen3` as its prompt or text says."""
+    """`deepseek_r1` begins with reasoning unless that is switched off; `qwen3` as its prompt or text says."""
     auto_tools: bool = True
     """Whether the model may choose to call tools."""
     switch: str | None = None
@@ -108,17 +109,19 @@ def reading_of(
     body: ChatRequest,
     style: MessageStyle,
     tokenizer: HfTokenizer | None,
-    tools: list[JsonObject] | None,
+    conversation: Conversation,
     prompt: list[int],
     structured: StructuredOutputsParams | None,
 ) -> Reading:
-    """How the answer to `prompt` is read and constrained. tools: as the template saw them, None if it saw none."""
+    """How the answer to `prompt` is read and constrained. conversation: as the template saw it."""
+    tools = conversation.tools
     if tokenizer is None:
         return Reading(None, structured, False)
     constraint = _tool_constraint(body, style, tokenizer, _offered(body, tools), structured)
     tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip(SPACE)
     thinks = style.reasoning is not None and not tail.endswith(END)
-    inside = thinks and (style.reasoning == "deepseek_r1" or tail.endswith(BEGIN))
+    is_off = style.switch is not None and conversation.kwargs.get(style.switch) is False
+    inside = thinks and (tail.endswith(BEGIN) or (style.reasoning == "deepseek_r1" and not is_off))
     if thinks and constraint is not None:
         constraint = msgspec.structs.replace(constraint, begins_after=END, may_begin_with=None if inside else BEGIN)
     names = [tool["function"]["name"] for tool in tools or []] if style.tools is not None else []

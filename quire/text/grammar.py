@@ -75,10 +75,12 @@ class GrammarCompiler:
         cache_bytes: int = CACHE_BYTES,
         max_strands: int = 1,
     ) -> None:
-        """max_strands: of a grammar; more than there are threads, so that two seldom meet in one."""
+        """end_token_ids: those beyond the tokenizer are never sampled, and left out. max_strands: of a grammar; more
+        than there are threads, so that two seldom meet in one."""
         self._tokenizer = tokenizer
         self._width = logits_width
-        self._end_ids = sorted({*end_token_ids}) or [one for one in (tokenizer.eos_id,) if one is not None]
+        known = sorted({one for one in end_token_ids if one < len(tokenizer)})
+        self._end_ids = known or [one for one in (tokenizer.eos_id,) if one is not None]
         self._vocabulary: llguidance.LLTokenizer | None = None
         self._lock = threading.Lock()
         self._cache: collections.OrderedDict[str, _Cached] = collections.OrderedDict()

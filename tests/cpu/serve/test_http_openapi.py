@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
+from msgspec import inspect
 
 from quire.serve.app import ROUTES
 from quire.serve.openapi import ANSWERS, BODIES, OTHER_MEDIA, document_of
-from quire.serve.openapi_types import BOUNDS
+from quire.serve.openapi_types import BOUNDS, ITEMS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DOCUMENT = document_of(ROUTES, ("fake",), needs_key=False)
@@ -52,7 +55,7 @@ def test_schemas_are_schemas_and_references_hold() -> None:
     for schema in schemas.values():
         jsonschema.Draft202012Validator.check_schema(schema)
     references = re.findall(r"'#/components/schemas/(\w+)'", str(DOCUMENT))
-    assert set(references) <= schemas.keys()
+    assert set(references) == schemas.keys(), "a component to which nothing refers says nothing"
 
 
 def test_null_may_stand_for_every_field_that_may_be_left_out() -> None:
@@ -60,6 +63,79 @@ def test_null_may_stand_for_every_field_that_may_be_left_out() -> None:
         for field in schema["properties"].keys() - {*schema.get("required", []), "type", "role"}:
             if not name.endswith("Error") and (name, field) != ("ResponsesTool", "name"):  # checked as a tool's name
                 jsonschema.validate(None, {**schema["properties"][field], "components": DOCUMENT["components"]})
+
+
+CONST = {"MessageParam.role": "user", "ToolChoice.type": "auto", "Tool.type": "function",
+         "ResponsesTool.type": "function", "BatchRequest.endpoint": TEXT, "BatchRequest.completion_window": "24h",
+         "MessageItem.role": "user", "CallItem.type": "function_call", "CallOutputItem.type": "function_call_output",
+         "ReasoningItem.type": "reasoning"}  # fmt: skip
+
+
+def least(kind: inspect.Type, name: str = "") -> Any:
+    """A small good value of a type. name: `Type.field` where it stands."""
+    match kind:
+        case inspect.StructType():
+            tag = {} if kind.tag_field is None else {kind.tag_field: kind.tag}
+            owner = kind.cls.__name__
+            return tag | {one.name: least(one.type, f"{owner}.{one.name}") for one in kind.fields if one.required}
+        case inspect.ListType():
+            return [least(kind.item_type)]
+        case inspect.UnionType():
+            return least(kind.types[0], name)
+        case inspect.LiteralType():
+            return kind.values[0]
+        case inspect.RawType():
+            return {}
+        case inspect.IntType():
+            return 1
+    return CONST.get(name, "fake")
+
+
+def nulls(kind: inspect.Type, wrap: Callable[[Any], Any] = lambda value: value) -> Iterator[tuple[str, Any]]:
+    """(`Type.field`, body with null there and little else) for every field, however deep. wrap: puts it there."""
+    match kind:
+        case inspect.ListType():
+            yield from nulls(kind.item_type, lambda value: wrap([value]))
+        case inspect.UnionType():
+            for one in kind.types:
+                yield from nulls(one, wrap)
+        case inspect.StructType():
+            for field in kind.fields:
+                yield f"{kind.cls.__name__}.{field.name}", wrap({**least(kind), field.name: None})
+                yield from nulls(field.type, lambda value, name=field.name: wrap({**least(kind), name: value}))
+
+
+@pytest.mark.parametrize("taken", [*BODIES.values(), *ITEMS])
+def test_null_is_in_the_document_where_the_types_take_it(taken: Any) -> None:
+    kind = inspect.type_info(taken)
+    found = {"$ref": f"#/components/schemas/{taken.__name__}", "components": DOCUMENT["components"]}
+    schema = jsonschema.Draft202012Validator(found)
+    assert schema.is_valid(least(kind)), [error.message for error in schema.iter_errors(least(kind))]
+    for name, body in nulls(kind):
+        if name in ("ToolUseBlock.input", "FunctionTool.parameters", "MessagesTool.input_schema"):
+            continue  # bytes that are looked at later
+        try:
+            msgspec.json.decode(msgspec.json.encode(body), type=taken)
+        except msgspec.ValidationError:
+            assert not schema.is_valid(body), name
+        else:
+            assert schema.is_valid(body), (name, [error.message for error in schema.iter_errors(body)])
+
+
+def test_a_choice_of_tools_is_of_its_own_api() -> None:
+    good = {
+        "ChatRequest": ["auto", {"type": "function", "function": {"name": "f"}}],
+        "ResponsesRequest": ["auto", {"type": "function", "name": "f"}],
+        "MessagesRequest": [{"type": "auto"}, {"type": "tool", "name": "f"}],
+        "CountTokensRequest": [{"type": "any", "disable_parallel_tool_use": True}],
+    }
+    bad = {name: [5, "any", []] for name in ("ChatRequest", "ResponsesRequest")}
+    bad |= {name: ["auto", {"nonsense": 1}, {"type": "required"}] for name in ("MessagesRequest", "CountTokensRequest")}
+    for name, values in good.items():
+        property_schema = DOCUMENT["components"]["schemas"][name]["properties"]["tool_choice"]
+        schema = jsonschema.Draft202012Validator({**property_schema, "components": DOCUMENT["components"]})
+        assert all(schema.is_valid(value) for value in [None, *values]), name
+        assert not any(schema.is_valid(value) for value in bad[name]), name
 
 
 def test_every_bound_is_of_a_field() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -124,6 +124,33 @@ def test_a_switch_set_twice_must_agree(servers: Any) -> None:
         kwargs = {"chat_template_kwargs": {"enable_thinking": value}}
         answer = httpx.post(servers["switch"].base + "/v1/chat/completions", json=body | kwargs)
         assert answer.status_code == status
+
+
+@pytest.mark.parametrize("parser", ["deepseek_r1", "qwen3"])
+def test_an_answer_without_reasoning_is_content(parser: Literal["deepseek_r1", "qwen3"]) -> None:
+    """Where the template leaves no trace of being switched off at the end of the prompt."""
+    from live_server import LiveServer
+
+    from quire.serve.config import ServerConfig
+
+    config = ServerConfig(port=0, reasoning_parser=parser, enable_chat_template_kwargs=True)
+    server = LiveServer(config, template=TEMPLATES["switch"]).start()
+    try:
+        for text, fields, thought, content in (
+            ("It is 4.", {"reasoning_effort": "none"}, None, "It is 4."),
+            ("It is 4.", {"chat_template_kwargs": {"enable_thinking": False}}, None, "It is 4."),
+            ("<think>Hm</think>It is 4.", {"reasoning_effort": "none"}, "Hm", "It is 4."),
+            ("Hm</think>It is 4.", {"reasoning_effort": "medium"}, "Hm", "It is 4."),
+            ("Hm</think>It is 4.", {}, "Hm", "It is 4."),
+        ):
+            if parser == "qwen3" and not text.startswith("<") and thought is not None:
+                continue  # the mark at the beginning is needed there
+            server.engine.text = text
+            body = {"model": "fake", "messages": MESSAGES, **fields}
+            message = httpx.post(server.base + "/v1/chat/completions", json=body).json()["choices"][0]["message"]
+            assert (message.get("reasoning_content"), message["content"]) == (thought, content), fields
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("thinking", [{}, {"type": "x"}, {"type": "enabled", "budget_tokens": -1}, 5, {"budget": 1}])

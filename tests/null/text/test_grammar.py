@@ -169,6 +169,15 @@ def test_g07_ten_thousand_schemas_take_no_disk_and_bounded_memory(tokenizer: HfT
     assert process.io_counters().write_bytes == written, "something goes to disk"
 
 
+@pytest.mark.parametrize(("end_ids", "end"), [([0, 5000], 0), ([5000], 2)])
+def test_end_tokens_beyond_the_tokenizer_are_left_out(tokenizer: HfTokenizer, end_ids: list[int], end: int) -> None:
+    """As where a model has more logits than its tokenizer tokens; the sampler never takes one of the rest."""
+    assert len(tokenizer) <= 4096 and tokenizer.eos_id == 2
+    matcher = GrammarCompiler(tokenizer, 5120, end_ids).compile(grammar_of(StructuredOutputsParams(regex="a")))
+    (a,) = tokenizer.encode("a", add_special_tokens=False)
+    assert matcher.accept(a) and matcher.mask()[end // 8] == 1 << end % 8 and sum(matcher.mask()) == 1 << end % 8
+
+
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:
     first = compiler.compile(grammar_of(StructuredOutputsParams(regex="ab")))
     second = compiler.compile(grammar_of(StructuredOutputsParams(regex="ab")))
