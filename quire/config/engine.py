@@ -90,8 +90,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     load_timeout: Annotated[
         float,
         _doc(
-            "Seconds in which an engine process must have loaded the model; after them its stacks go to the log and it"
-            " is ended, as when a file system does not answer. 0: any.",
+            "Seconds in which a server's engine process must have loaded the model, and then its API processes the"
+            " tokenizer; after them the stacks of the engine go to the log and the server ends, as when a file system"
+            " does not answer. Downloads from the hub are not limited, and the clock starts again after them. 0: any.",
             ge=0,
         ),
     ] = 1800.0

@@ -211,6 +211,12 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """Sequences that run at once; 0 counts none beyond the queue."""
 
 
+class Fetching(msgspec.Struct, tag="fetching"):
+    """While it loads, a download from the hub begins or is over. Sent to the process that started the engine."""
+
+    is_over: bool
+
+
 class Heartbeat(msgspec.Struct, tag="beat"):
     """Sent to the process that started the engine, some times a second."""
 
@@ -222,5 +228,5 @@ class Heartbeat(msgspec.Struct, tag="beat"):
 Event = Union[StepOutputs, ClientCut, Explained, EngineReady]
 """What an engine sends to its clients."""
 
-Status = Union[EngineReady, EngineFailed, Heartbeat]
+Status = Union[EngineReady, EngineFailed, Fetching, Heartbeat]
 """What an engine tells the process that started it."""

@@ -32,7 +32,7 @@ from quire.core.events import (
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Request, Terms
 from quire.core.sampling import SamplingParams
-from quire.engine.frontend import Frontend
+from quire.engine.frontend import Frontend, load_beside
 from quire.engine.grammar_queue import GrammarQueue
 from quire.engine.intake import Prompt
 from quire.engine.link import EngineLink
@@ -96,11 +96,11 @@ class AsyncLLM:
         supervisor = EngineSupervisor(config, engine_command)
         link = EngineLink(supervisor.address, config.engine_stall_timeout)
         try:
-            _, frontend = await asyncio.gather(supervisor.start(), asyncio.to_thread(Frontend.load, config))
+            _, frontend = await load_beside(supervisor.start(), config)
             ready = await link.wait_ready()
         except BaseException:
             link.close()
-            supervisor.close()
+            await supervisor.close()
             raise
         return cls(frontend.attach(ready), link, supervisor)
 
@@ -110,7 +110,7 @@ class AsyncLLM:
         tokenizer cannot be."""
         link = EngineLink(address, config.engine_stall_timeout)
         try:
-            ready, frontend = await asyncio.gather(link.wait_ready(), asyncio.to_thread(Frontend.load, config))
+            ready, frontend = await load_beside(link.wait_ready(), config)
         except BaseException:
             link.close()
             raise

@@ -1,23 +1,34 @@
 """The torch-free half of a loaded model: names, tokenizer, chat template, end tokens, intake.
 
 Owns loading them from a checkpoint folder. Does not own weights (`engine/build`).
+Invariant: a file system that does not answer stops neither the event loop nor the end of the process.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import contextlib
 import dataclasses
 import pathlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.arch import ModelArch, read_arch
 from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults, read_generation
 from quire.core.clock import Clock, MonotonicClock
+from quire.core.errors import ConfigError
 from quire.core.events import EngineReady
 from quire.engine.intake import Intake
 from quire.text.chat_template import ChatTemplate
 from quire.text.grammar import GrammarChecker, GrammarCompiler
 from quire.text.tokenizer import HfTokenizer
+
+EXIT_S = 2.0
+"""Longest time that the end of the process waits for a frontend that is being loaded."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,6 +78,59 @@ class Frontend:
         if self.tokenizer is not None:
             grammars = GrammarChecker(GrammarCompiler(self.tokenizer, self.ready.logits_width, end_ids, cache_bytes=0))
         return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock, grammars)
+
+
+async def load_beside(engine: Coroutine[Any, Any, EngineReady], config: EngineConfig) -> tuple[EngineReady, Frontend]:
+    """Load the frontend while `engine` waits for the engine. Raises what either raises, and ConfigError when the
+    frontend is not there `load_timeout` after the engine."""
+    loading = _load_in_thread(config)
+    starting = asyncio.create_task(_limited(engine, loading, config))
+    try:
+        return await asyncio.gather(starting, loading)
+    finally:
+        loading.cancel()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+
+async def _limited(
+    engine: Coroutine[Any, Any, EngineReady], loading: asyncio.Future[Frontend], config: EngineConfig
+) -> EngineReady:
+    ready = await engine
+    done, _ = await asyncio.wait((loading,), timeout=config.load_timeout or None)
+    if not done:
+        raise ConfigError(
+            f"the tokenizer and chat template of {config.model or 'the demo model'} were not loaded within "
+            f"load_timeout = {config.load_timeout:g} s after the engine: mostly a disk or network file system that "
+            "does not answer. Mend it, or allow more"
+        )
+    return ready
+
+
+def _load_in_thread(config: EngineConfig) -> asyncio.Future[Frontend]:
+    """`Frontend.load` in a daemon thread: those of `asyncio.to_thread` are joined at the end of the loop and of the
+    process, however long they stand still."""
+    loop = asyncio.get_running_loop()
+    loading: asyncio.Future[Frontend] = loop.create_future()
+
+    def settle(end: Callable[[Any], None], value: object) -> None:
+        if not loading.done():
+            end(value)
+
+    def load() -> None:
+        try:
+            end: Callable[[Any], None] = loading.set_result
+            value: object = Frontend.load(config)
+        except BaseException as error:
+            end, value = loading.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, end, value)
+        atexit.unregister(thread.join)
+
+    thread = threading.Thread(target=load, daemon=True, name="quire-frontend")
+    atexit.register(thread.join, EXIT_S)  # a thread that only needs a moment is not torn out of a library
+    thread.start()
+    return loading
 
 
 def load_tokenizer(config: EngineConfig, folder: pathlib.Path, arch: ModelArch) -> HfTokenizer | None:

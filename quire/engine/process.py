@@ -22,6 +22,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
+from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
 from quire.core import env
 from quire.core.errors import QuireError
@@ -31,6 +32,7 @@ from quire.core.events import (
     EngineFailed,
     EngineReady,
     Explain,
+    Fetching,
     Heartbeat,
     SeqDelta,
     Shutdown,
@@ -164,10 +166,22 @@ def follow_parent(address: str) -> None:
     threading.Thread(target=wait, daemon=True, name="quire-parent-watch").start()
 
 
+def fetch(config: EngineConfig, status: StatusPipe) -> EngineConfig:
+    """The same options with folders in the place of hub names. The parent is told how long that takes: its limit on
+    loading does not hold meanwhile. Raises LoadError or ConfigError."""
+    if not is_on_hub(config.model) and not is_on_hub(config.tokenizer):
+        return config
+    status.say(Fetching(is_over=False))
+    model = str(find_checkpoint(config.model, config.revision))
+    tokenizer = str(find_checkpoint(config.tokenizer, config.revision)) if config.tokenizer else ""
+    status.say(Fetching(is_over=True))
+    return msgspec.structs.replace(config, model=model, tokenizer=tokenizer, revision="")
+
+
 def serve(config: EngineConfig, socket: zmq.Socket, status: StatusPipe, build: Build) -> int:
     """Build the engine and run its loop; returns the exit status."""
     try:
-        core, ready = build(config, is_server=True)
+        core, ready = build(fetch(config, status), is_server=True)
     except QuireError as error:
         status.say(EngineFailed(error.message))
         return 1

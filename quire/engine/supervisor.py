@@ -22,7 +22,7 @@ import msgspec
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineError
-from quire.core.events import EngineFailed, EngineReady, Heartbeat
+from quire.core.events import EngineFailed, EngineReady, Fetching, Heartbeat
 from quire.engine.progress import makes_progress
 from quire.engine.wire import SHUTDOWN_LINE, ProcessStart, decode_status, socket_folder
 
@@ -69,6 +69,10 @@ class EngineSupervisor:
         self._ready: asyncio.Future[EngineReady] | None = None
         self._gone = asyncio.Event()
         """The status pipe has ended: the process is gone or about to be."""
+        self._late = asyncio.Event()
+        """The process has not loaded the model in time."""
+        self._load_timer: asyncio.TimerHandle | None = None
+        """Sets `_late`; None while nothing is loaded, or is being fetched from the hub."""
         self._said: str | None = None
         self._beat = Heartbeat(0.0, 0)
         self._beat_s = 0.0
@@ -118,12 +122,14 @@ class EngineSupervisor:
                 if process.poll() is not None:
                     break
                 await asyncio.sleep(0.05)
-        self.close()
+        await self.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the process and free everything now (idempotent)."""
-        self._end_process()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            await self._end_process()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _start(self) -> EngineReady:
         """Start a process and wait until it is loaded. Raises EngineError with its reason if it ends before."""
@@ -147,22 +153,33 @@ class EngineSupervisor:
             stdin.flush()
         except BrokenPipeError:
             self._gone.set()
-        gone = asyncio.ensure_future(self._gone.wait())
-        limit_s = self._config.load_timeout
+        gone, late = asyncio.ensure_future(self._gone.wait()), asyncio.ensure_future(self._late.wait())
+        self._limit_load(True)
         try:
-            await asyncio.wait((self._ready, gone), timeout=limit_s or None, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._ready, gone, late), return_when=asyncio.FIRST_COMPLETED)
             if self._ready.done():
                 return self._ready.result()
             if not gone.done():
                 self._signal(signal.SIGUSR1)
                 await asyncio.wait((gone,), timeout=DUMP_S)
                 self._said = (
-                    f"the model was not loaded within load_timeout = {limit_s:g} s; the stacks in the log say what it "
-                    "waits for: mostly a disk or network file system that does not answer. Mend it, or allow more"
+                    f"the model was not loaded within load_timeout = {self._config.load_timeout:g} s, downloads from "
+                    "the hub not counted; the stacks in the log say what it waits for: mostly a disk or network file "
+                    "system that does not answer. Mend it, or allow more"
                 )
         finally:
+            self._limit_load(False)
             gone.cancel()
+            late.cancel()
         raise EngineError(await self._epitaph())
+
+    def _limit_load(self, is_on: bool) -> None:
+        """Start the clock of `load_timeout` from 0, or stop it."""
+        if self._load_timer is not None:
+            self._load_timer.cancel()
+        self._late.clear()
+        limit_s = self._config.load_timeout if is_on else 0
+        self._load_timer = asyncio.get_running_loop().call_later(limit_s, self._late.set) if limit_s else None
 
     def _read_status(self) -> None:
         try:
@@ -182,6 +199,8 @@ class EngineSupervisor:
                     self._beat = status
                 case EngineFailed(message):
                     self._said = message
+                case Fetching(is_over):
+                    self._limit_load(is_over)
                 case EngineReady() if self._ready is not None and not self._ready.done():
                     self._beat = Heartbeat(0.0, 0)
                     self._ready.set_result(status)
@@ -195,19 +214,22 @@ class EngineSupervisor:
             if process.poll() is not None:
                 break
             await asyncio.sleep(0.02)
-        self._end_process()
+        await self._end_process()
         return self._said or f"the engine process ended with {status_text(process.returncode or 0)}"
 
-    def _end_process(self) -> None:
-        if self._process is not None:
-            if self._process.poll() is None:
-                self._process.kill()
-            try:
-                self._process.wait(KILLED_S)
-            except subprocess.TimeoutExpired:
-                logger.error("the engine process %d was killed and does not end", self._process.pid)
-            if self._process.stdin is not None:
-                self._process.stdin.close()
+    async def _end_process(self) -> None:
+        process = self._process
+        if process is not None:
+            if process.poll() is None:
+                process.kill()
+            for _ in range(int(KILLED_S / 0.02)):
+                if process.poll() is not None:
+                    break
+                await asyncio.sleep(0.02)
+            else:
+                logger.error("the engine process %d was killed and does not end", process.pid)
+            if process.stdin is not None:
+                process.stdin.close()
         if self._status_fd >= 0:
             asyncio.get_running_loop().remove_reader(self._status_fd)
             os.close(self._status_fd)

@@ -182,6 +182,8 @@ def _build(path: str, sources: Sequence[pathlib.Path], flags: Sequence[str], hea
 
 def _is_whole(target: pathlib.Path) -> bool:
     """An entry with the content that was built: to load one that a full disk or a crash has cut short can kill us."""
+    if not _sum_path(target).exists():  # new, or made before there were sums
+        return False
     try:
         good = _sum_path(target).read_text() == _sum(target)
     except (OSError, UnicodeDecodeError):

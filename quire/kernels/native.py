@@ -2,8 +2,8 @@
 
 Owns the choice of instruction-set level; owns no arithmetic. A level's library brings the thread pool on which all
 kernels run, those of variants too (csrc/cpu/pool.cpp); its threads sleep while torch's own pool works.
-Invariants: `library()` is decided once a process and never changes; a library that was built from older sources is
-never used, and a warning says what that costs.
+Invariants: `library()` is decided once a process and never changes; a library that was built with another quire_cpu.h,
+or lacks a function, is never used, and a warning says what that costs. Changes of csrc/cpu/*.cpp alone are not noticed.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def choice() -> Choice:
             continue
         reason = f"Native CPU kernels: level {level}."
         if stale:
-            reason += f" Better ones were built from other sources ({'; '.join(troubles)}): rebuild with {REBUILD}."
+            reason += f" Better ones do not fit the sources ({'; '.join(troubles)}): rebuild with {REBUILD}."
             logger.warning("%s", reason)
         return Choice(loaded, level, reason)
     hint = f"rebuild with {REBUILD}" if stale else "install a C++ compiler and reinstall (pip install -e .)"
@@ -117,7 +117,7 @@ def supported(flags: frozenset[str]) -> list[str]:
 
 def open_level(level: str) -> ctypes.CDLL:
     """Load one level's library and declare its functions. Raises OSError when the file is missing or does not load,
-    and StaleLibraryError when it was built from other sources."""
+    and StaleLibraryError when it was built with another quire_cpu.h."""
     path = FOLDER / f"libquire_{level}.so"
     if not path.exists():
         raise OSError(f"{path.name} was not built")

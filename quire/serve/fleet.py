@@ -81,9 +81,10 @@ class Worker:
             self.process.send_signal(number)
 
     def close(self) -> None:
-        """End it now."""
+        """End it now. One whose file system is gone may stay in the kernel for good: that is not waited for."""
         self.signal(signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LEAVE_S)
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()

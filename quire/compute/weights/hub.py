@@ -52,6 +52,11 @@ def find_checkpoint(model: str, revision: str = "") -> pathlib.Path:
     return _download(model, revision)
 
 
+def is_on_hub(model: str) -> bool:
+    """Whether `find_checkpoint` would ask the hub: nothing here is called so. Names that are no hub's count too."""
+    return model not in BUNDLED and not pathlib.Path(model).expanduser().exists()
+
+
 def _download(name: str, revision: str) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

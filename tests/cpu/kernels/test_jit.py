@@ -106,6 +106,7 @@ def test_f17_a_damaged_library_is_built_again(
     path.with_suffix(".sum").unlink()
     made = path.stat().st_ino
     assert build(tmp_path, 7).stat().st_ino != made
+    assert caplog.text.count("is damaged") == len(damages), "without a sum nothing says that it is damaged"
     path.with_suffix(".sum").write_bytes(b"\xff\xfe")
     build(tmp_path, 7)
     assert ctypes.CDLL(str(path)).one() == 7

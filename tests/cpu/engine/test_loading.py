@@ -1,0 +1,158 @@
+"""What the time limit on loading covers: file systems that do not answer, here as well as there; not downloads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+import huggingface_hub
+import pytest
+
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError, EngineError
+from quire.core.events import EngineReady, Fetching
+from quire.engine.frontend import load_beside
+from quire.engine.process import StatusPipe, fetch
+from quire.engine.supervisor import EngineSupervisor
+from quire.engine.wire import decode_status, encode_status
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+READY = EngineReady(128, n_pages=65, page_size=4, logits_width=320, device="null")
+
+
+@pytest.fixture
+def fifo(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A file that does not answer: nobody writes to it."""
+    os.mkfifo(tmp_path / "fifo")
+    return tmp_path / "fifo"
+
+
+def engine_script(tmp_path: pathlib.Path, *steps: str) -> tuple[str, ...]:
+    """An engine process that only says things: `steps` are Python lines, with `say(bytes)`."""
+    lines = [
+        "import json, os, sys, time",
+        "fd = json.loads(sys.stdin.readline())['status_fd']",
+        "say = lambda line: os.write(fd, line + b'\\n')",
+        *steps,
+    ]
+    script = tmp_path / "engine.py"
+    script.write_text("\n".join(lines))
+    return (str(script),)
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+async def test_downloads_are_not_limited_and_loading_after_them_is(is_ready: bool, tmp_path: pathlib.Path) -> None:
+    begin, end = encode_status(Fetching(is_over=False)), encode_status(Fetching(is_over=True))
+    last = f"say({encode_status(READY)!r})" if is_ready else "time.sleep(60)"
+    command = engine_script(tmp_path, f"say({begin!r})", "time.sleep(1.2)", f"say({end!r})", last, "sys.stdin.read()")
+    supervisor = EngineSupervisor(EngineConfig(device="null", load_timeout=0.6), command)
+    began_s = time.monotonic()
+    try:
+        if is_ready:
+            assert await supervisor.start() == READY
+        else:
+            with pytest.raises(ConfigError, match=r"within load_timeout = 0\.6 s, downloads from the hub not counted"):
+                await supervisor.start()
+        assert time.monotonic() - began_s > 1.2
+    finally:
+        await supervisor.close()
+
+
+def test_the_engine_process_says_when_it_downloads(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    reading, writing = os.pipe()
+    fetched: list[tuple[str, str | None]] = []
+
+    def download(name: str, *, revision: str | None, **options: object) -> str:
+        assert decode_status(os.read(reading, 4096)) == Fetching(is_over=False) if not fetched else True
+        fetched.append((name, revision))
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    status = StatusPipe(writing)
+    got = fetch(EngineConfig(model="org/name", tokenizer="org/words", revision="v1", seed=3), status)
+    assert fetched == [("org/name", "v1"), ("org/words", "v1")]
+    assert got == EngineConfig(model=f"{tmp_path}/org/name", tokenizer=f"{tmp_path}/org/words", seed=3)
+    assert decode_status(os.read(reading, 4096)) == Fetching(is_over=True)
+    local = EngineConfig(model=str(tmp_path))
+    assert fetch(local, status) is local
+    os.close(writing)
+    assert os.read(reading, 1) == b"", "nothing is said without a download"
+    os.close(reading)
+
+
+async def test_m16_a_frontend_that_stalls_alone(checkpoint: pathlib.Path, fifo: pathlib.Path) -> None:
+    async def engine() -> EngineReady:
+        return READY
+
+    began_s = time.monotonic()
+    with pytest.raises(ConfigError, match=f"of {checkpoint} .* load_timeout = 0.3 s after the engine"):
+        await load_beside(engine(), EngineConfig(model=str(checkpoint), chat_template=str(fifo), load_timeout=0.3))
+    assert time.monotonic() - began_s < 5
+    await release(fifo)
+
+
+async def test_the_first_failure_ends_the_other(checkpoint: pathlib.Path, fifo: pathlib.Path) -> None:
+    async def broken() -> EngineReady:
+        raise EngineError("no memory")
+
+    waits = asyncio.Event()
+
+    async def endless() -> EngineReady:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            waits.set()
+        return READY
+
+    with pytest.raises(EngineError, match="no memory"):
+        await load_beside(broken(), EngineConfig(model=str(checkpoint), chat_template=str(fifo)))
+    await release(fifo)
+    with pytest.raises(ConfigError, match="revision"):
+        await load_beside(endless(), EngineConfig(model=str(checkpoint), revision="v1"))
+    assert waits.is_set()
+
+
+async def release(fifo: pathlib.Path) -> None:
+    """Let the thread that reads the FIFO, or is about to, see its end."""
+    end_s = time.monotonic() + 10
+    while any(thread.name == "quire-frontend" for thread in threading.enumerate()):
+        assert time.monotonic() < end_s
+        with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
+            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        await asyncio.sleep(0.02)
+
+
+def test_m16_a_server_whose_model_folder_stalls_ends(
+    checkpoint: pathlib.Path, fifo: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Both processes stand still at the same file of the model; the server says so and is gone, and so is the engine.
+
+    A FIFO in the folder would be refused: instead, opening the file goes to one, whoever does it.
+    """
+    (tmp_path / "sitecustomize.py").write_text(f"""
+import os, sys
+def stall(event, arguments):
+    if event == "open" and str(arguments[0]) == {str(checkpoint / "config.json")!r}:
+        print("stalls:", sys.argv[0], file=sys.stderr, flush=True)
+        os.open({str(fifo)!r}, os.O_RDONLY)
+sys.addaudithook(stall)
+""")
+    command = [sys.executable, "-m", "quire", "serve", str(checkpoint), "--port", "0", "--device", "cpu"]
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    process = subprocess.Popen(
+        [*command, "--load-timeout", "2"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        _, said = process.communicate(timeout=30)  # the engine has the same stderr: its end is awaited too
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2
+    assert f"stalls: {ROOT}/quire/__main__.py" in said
+    assert "quire: error: the model was not loaded within load_timeout = 2 s" in said
