@@ -128,7 +128,7 @@ def gguf_name(name: str) -> str:
 
 def interleave(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
     """Rows of q or k in the order of Meta's rotary embedding, which files of the architecture `llama` have."""
-    return weight.view(n_heads, 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+    return weight.view(n_heads, 2, -1, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
 
 
 def rope_factors(config: dict[str, Any]) -> np.ndarray[Any, Any]:

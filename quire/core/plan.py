@@ -8,6 +8,8 @@ so a span may read pages that another span of the same plan fills).
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from quire.core.request import Pooling
@@ -112,6 +114,10 @@ class StepPlan(msgspec.Struct):
     masked: list[int] = []
     """Spans, in order, whose token is chosen under a mask that follows in `StepMasks`. The forward pass does not wait
     for it, the choice of the step's tokens does."""
+
+
+MASK_WORD_BITS: Final = 32
+"""Tokens of one word of a mask."""
 
 
 class StepMasks(msgspec.Struct, array_like=True):

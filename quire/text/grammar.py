@@ -23,8 +23,9 @@ import msgspec
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from quire.core.errors import SHOWN_CHARS, InvalidParameter, RequestError
+from quire.core.plan import MASK_WORD_BITS
 from quire.core.structured import StructuredOutputsParams, check_json
-from quire.text.matcher import WORD_BITS, Matcher, first_line
+from quire.text.matcher import Matcher, first_line
 from quire.text.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 128 << 20
@@ -122,7 +123,7 @@ class GrammarCompiler:
 
     def _compiled(self, vocabulary: llguidance.LLTokenizer, grammar: str) -> Matcher:
         inner = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
-        return Matcher(inner, -(-len(self._tokenizer) // WORD_BITS), next(self._strand_ids))
+        return Matcher(inner, -(-len(self._tokenizer) // MASK_WORD_BITS), next(self._strand_ids))
 
     def _next_strand(self, grammar: str, found: _Cached) -> Matcher:
         """Strands in turn; one more now and then for a grammar that is used a lot and compiles quickly."""

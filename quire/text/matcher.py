@@ -6,14 +6,11 @@ Owns masks and moves over llguidance. Does not own grammars (`text/grammar`) nor
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import llguidance
 import numpy as np
 
 from quire.core.errors import SHOWN_CHARS
-
-WORD_BITS: Final = 32
 
 
 class Matcher:

@@ -9,39 +9,7 @@ import gguf
 import numpy as np
 import torch
 
-NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def interleave(weight: np.ndarray[Any, Any], n_heads: int) -> np.ndarray[Any, Any]:
-    """What llama.cpp's converter does to q and k of Llama models."""
-    return (
-        weight.reshape(n_heads, 2, weight.shape[0] // n_heads // 2, *weight.shape[1:])
-        .swapaxes(1, 2)
-        .reshape(weight.shape)
-    )
-
-
-def gguf_name(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{kind}"
-    _, _, layer, rest = stem.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.{kind}"
+from benchmarks.peers.models import gguf_name, interleave
 
 
 def quantised(weight: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
@@ -87,10 +55,11 @@ def write_gguf(
     for name, parameter in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        weight = parameter.float().numpy()
+        weight = parameter.float()
         for part, n_heads in (("q_proj.", config.num_attention_heads), ("k_proj.", config.num_key_value_heads)):
             if architecture == "llama" and part in name:
                 weight = interleave(weight, n_heads)
+        weight = weight.numpy()
         matrix = weight.ndim == 2
         if not matrix or dtype == "F32":
             writer.add_tensor(gguf_name(name), np.ascontiguousarray(weight, dtype=np.float32))

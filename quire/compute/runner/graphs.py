@@ -21,10 +21,11 @@ from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.config.arch import ModelArch
+from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
-from quire.kernels.sample import N_CONTROLS, WORD_BITS, Choice, TokenMasks, choose_by
+from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks, choose_by
 from quire.planner.shape import layer_weights
 
 logger = logging.getLogger("quire.engine")
@@ -102,7 +103,7 @@ class StepGraphs:
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
-        self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // WORD_BITS)), torch.int32)
+        self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
         self._tails: dict[int, Callable[[], None]] = {}
 

@@ -19,7 +19,6 @@ FINE, NON_FINITE, EMPTY = 0, 1, 2
 UNIFORM, INVERSE, DROP, TOP_K, TOP_P = range(5)
 """Lines of the controls: see `Draw.controls`."""
 N_CONTROLS: Final = 5
-WORD_BITS: Final = 32
 
 
 def mix(x: Any) -> Any:
