@@ -32,8 +32,8 @@ constexpr int64_t CALL_EVERY_NS = 100000;
 constexpr int64_t LOST_CORE_NS = 20000;   // between two looks at the clock: something else ran
 constexpr int64_t CALLER_SPIN_NS = 50000;  // the caller sleeps after so long a wait for begun chunks
 constexpr int64_t STALL_NS = 30000, STALL_CHUNKS = 4;  // a wait beyond both is a lost core
-constexpr int64_t ALONE_TIMES = 4, MOST_ALONE_NS = 100000000;
-constexpr int64_t RELAPSE_TIMES = 4;  // a stall that followed so soon, in times what it lost, doubles the time alone
+constexpr int64_t ALONE_TIMES = 10, MOST_ALONE_NS = 200000000;
+constexpr int64_t RELAPSE_TIMES = 20;  // a stall that followed so soon, in times what it lost, doubles the time alone
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
