@@ -141,7 +141,8 @@ def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:
             temperature=np.array([0.0, 1.5, 0.7][:m], np.float32), uniform=np.array([0.0, 0.99, 0.4][:m]),
             top_k=np.zeros(m, np.int32), top_p=np.ones(m, np.float32), min_p=np.zeros(m, np.float32),
         ).controls()  # fmt: skip
-        choice = tokens_of.run_and_choose(batch, controls)
+        call, choice = tokens_of.choosing(batch, controls)
+        call.run()
         expected = choose_by(logits_of.run(batch)[:, :190], torch.from_numpy(controls))
         assert torch.equal(choice.token_ids, expected.token_ids)
         assert not choice.status.any() and bool((choice.token_ids < 190).all())
