@@ -42,12 +42,13 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
                 seq.computed = end
                 if seq.request.pooling is not None:
                     _pool(roster, seq, result.pooled.get(i), deltas)
-            if i in all_prompt_rows:
+            if all_prompt_rows and i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
                 if count != 1:
                     raise InvariantError(f"a faulted sequence goes on in step {step}")
-                _append_token(roster, seq, tokens[token_at], logprobs.get(token_at), deltas)
+                row_logprobs = logprobs.get(token_at) if logprobs else None
+                _append_token(roster, seq, tokens[token_at], row_logprobs, deltas)
         token_at += count
 
 
@@ -120,17 +121,18 @@ def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[Seq
 
 def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:
     """One more output token, and the end if it is the last."""
-    seq.tokens.append(token)
-    n_outputs = len(seq.tokens) - seq.prompt_len
+    known = seq.tokens
+    known.append(token)
     delta = SeqDelta(seq.request.request_id, seq.index, [token])
-    if seq.params.logprobs >= 0 and row is not None:
+    if row is not None and seq.params.logprobs >= 0:
         delta.logprobs = [row]
+    n_outputs = len(known) - seq.prompt_len
     if n_outputs == 1:
         _complete_first(seq, delta)
     if token in seq.stop_ids and n_outputs > seq.min_tokens:
         delta.stop_token = token
         delta.finish_reason = FinishReason.STOP
-    elif n_outputs >= seq.request.max_tokens:
+    elif len(known) > seq.limit:
         delta.finish_reason = FinishReason.LENGTH
     deltas.append(delta)
     if delta.finish_reason is not None:
