@@ -11,8 +11,8 @@ import numpy as np
 
 from quire.compute.sample.edits import SlotEdits
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import N_CONTROLS, Draw, uniform
-from quire.kernels.sample.draw import INVERSE, UNIFORM
+from quire.kernels.sample import N_CONTROLS, Draw
+from quire.kernels.sample.draw import INVERSE, UNIFORM, keyed_bits, seed_key
 
 NEVER: Final = 1 << 62
 """A position that does not come."""
@@ -25,7 +25,8 @@ class SlotTable:
         self.lines = np.zeros((N_CONTROLS, n_slots))
         """Controls of `kernels.sample` but for the random numbers, which depend on positions."""
         self.truncated = np.zeros(n_slots, bool)
-        self.seed = np.zeros(n_slots, np.int64)
+        self.key = np.zeros(n_slots, np.int64)
+        """`seed_key` of its seed."""
         self.presence = np.zeros(n_slots, np.float32)
         self.frequency = np.zeros(n_slots, np.float32)
         self.repetition = np.ones(n_slots, np.float32)
@@ -52,7 +53,7 @@ class SlotTable:
         )
         self.lines[:, slot] = draw.controls()[:, 0]
         self.truncated[slot] = draw.truncated[0]
-        self.seed[slot] = params.seed
+        self.key[slot] = seed_key(np.array([params.seed]))[0]
         self.presence[slot] = params.presence_penalty
         self.frequency[slot] = params.frequency_penalty
         self.repetition[slot] = params.repetition_penalty
@@ -76,5 +77,5 @@ class SlotTable:
         lines = self.lines.take(slots, axis=1)  # contiguous lines
         random = lines[INVERSE] > 0
         if np.count_nonzero(random):
-            lines[UNIFORM] = np.where(random, uniform(self.seed[slots], positions), 0)
+            lines[UNIFORM] = np.where(random, keyed_bits(self.key[slots], positions) * 2.0**-53, 0)
         return lines
