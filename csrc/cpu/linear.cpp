@@ -3,8 +3,10 @@
 // The rows are normed and brought into the format of the product once; then tiles of output channels are computed by
 // whoever comes. Layouts: quire/kernels/qgemm/weight.py; meaning of the numbers: reference.py there. Invariant: a row's
 // result depends on that row alone, bit for bit, whatever the other rows, their number and the threads.
+#include "interleave.h"
 #include "lines.h"
 #include "nibbles.h"
+#include "outputs.h"
 #include "quantise.h"
 #include "quire_cpu.h"
 #include "rows.h"
@@ -14,7 +16,7 @@
 namespace quire {
 namespace {
 
-constexpr int64_t X_BYTES_AT_ONCE = 262144;  // activations that many tiles share: they should stay in an L2 cache
+constexpr int64_t X_BYTES_AT_ONCE = 524288;  // activations that many tiles share: they should stay in an L2 cache
 constexpr int64_t LEAST_ROWS_AT_ONCE = 48;   // fewer would read the weights too often
 constexpr int64_t RANGE_BYTES = 524288;      // weights that one thread takes at once, at most
 
@@ -56,13 +58,6 @@ template <class T> void prepare_row(const QuireLinear& a, const Activations& x, 
     else pack_floats<WideLines<float>>(values, w.k, to, x.stride);
 }
 
-// to[i][r] = from[r][i]: units of rows that lie `stride` bytes apart take turns.
-template <class Unit> void interleave(const char* from, int64_t stride, int64_t n_units, int64_t n_rows, char* to) {
-    for (int64_t i = 0; i < n_units; i++)
-        for (int64_t r = 0; r < n_rows; r++)
-            memcpy(to + (i * n_rows + r) * sizeof(Unit), from + r * stride + i * sizeof(Unit), sizeof(Unit));
-}
-
 // The rows first .. end - 1, one block.
 template <class T> void prepare_block(const QuireLinear& a, const Activations& x, int64_t first, int64_t end) {
     const QuireMatrix& w = *a.matrix;
@@ -71,34 +66,30 @@ template <class T> void prepare_block(const QuireLinear& a, const Activations& x
     char *block = x.data + first * x.stride, *rows = n > 1 ? (char*)own.piece(1) : block;
     for (int64_t r = 0; r < n; r++) prepare_row<T>(a, x, first + r, (T*)own.piece(0), rows + r * x.stride);
     if (n == 1) return;
-    if (x_unit(w) == 4) interleave<uint32_t>(rows, x.stride, x.stride / 4, n, block);
-    else interleave<uint64_t>(rows, x.stride, x.stride / 8, n, block);
+    with_count<TILE_ROWS>(n, [&](auto count) {
+        if (x_unit(w) == 4) interleave<uint32_t, count>(rows, x.stride, x.stride / 4, block);
+        else interleave<uint64_t, count>(rows, x.stride, x.stride / 8, block);
+    });
 }
 
 constexpr int64_t NONE = -1;  // no tile
 
-// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32. next: the tile that follows,
-// or NONE: then what is asked for is there already.
-void tile_values(
-    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values,
+// sums [n_rows, TILE] of a tile for the rows from `first` on: integers for QUIRE_INT8, else floats. next: the tile that
+// follows, or NONE: then what is asked for is there already.
+void tile_sums(
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* sums,
     int64_t next) {
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
     const uint8_t* after = next == NONE ? data + tile_bytes(w) - AHEAD : (const uint8_t*)w.data + next * tile_bytes(w);
     const int64_t k = padded_k(w);
     const auto lines = [&](auto format) {
         using Format = decltype(format);
-        lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)values, after);
+        lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)sums, after);
     };
     if (w.format == QUIRE_INT4) {
-        nibbles_sums(data, (const bf16*)w.scales + tile * TILE * x.n_groups, x, first, n_rows, values, after);
+        nibbles_sums(data, (const bf16*)w.scales + tile * TILE * x.n_groups, x, first, n_rows, sums, after);
     } else if (w.format == QUIRE_INT8) {
         lines(ByteLines());
-        const float* scales = (const float*)w.scales + tile * TILE;
-        for (int64_t r = 0; r < n_rows; r++)
-            for (int c = 0; c < TILE; c += W) {
-                float* at = values + r * TILE + c;
-                store(at, to_float(load_bits<vi>(at)) * load(scales + c) * x.scales[first + r]);
-            }
     } else if (w.format == QUIRE_BF16) {
         lines(Bf16Lines());
     } else if (w.format == QUIRE_F16) {
@@ -108,50 +99,28 @@ void tile_values(
     }
 }
 
-// Calls f(column, live lanes, products plus bias, rounded to T) over the live channels of a tile.
-template <class T, class F>
-QUIRE_INLINE void each_output(const T* bias, const float* values, int64_t live, const F& f) {
-    each_vector(live, [&](int64_t c, int n) {
-        vf y = load(values + c);
-        if (bias != nullptr) y += get_lanes(bias + c, n);
-        f(c, n, rounded<T>(y));
-    });
-}
-
 // One tile for the rows from `first` on; with an activation, one of gates and the one of ups that belongs to it.
 // next: the tile that this thread computes afterwards.
 template <class T>
 void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, int64_t next) {
     const QuireMatrix& w = *a.matrix;
-    const int64_t size = n_rows * TILE * sizeof(float), c0 = tile * TILE;
-    const int64_t n_out = a.then == QUIRE_SILU_MUL ? w.n / 2 : w.n, live = n_out - c0 < TILE ? n_out - c0 : TILE;
+    const int64_t n_out = a.then == QUIRE_SILU_MUL ? w.n / 2 : w.n, c0 = tile * TILE, other = tile + n_out / TILE;
+    const int64_t size = n_rows * TILE * sizeof(float);
     const Scratch scratch({size, size});
-    float *values = (float*)scratch.piece(0), *ups = (float*)scratch.piece(1);
+    float *sums = (float*)scratch.piece(0), *up_sums = (float*)scratch.piece(1);
+    tile_sums(w, x, tile, first, n_rows, sums, a.then == QUIRE_SILU_MUL ? other : next);
+    if (a.then == QUIRE_SILU_MUL) tile_sums(w, x, other, first, n_rows, up_sums, next);
     const T* bias = w.bias == nullptr ? nullptr : (const T*)w.bias + c0;
-    if (a.then == QUIRE_SILU_MUL) {
-        const int64_t other = tile + n_out / TILE;
-        tile_values(w, x, tile, first, n_rows, values, other);
-        tile_values(w, x, other, first, n_rows, ups, next);
+    const Outputs<T> to{
+        (char*)a.out + ((first * a.out_row) + c0) * (a.then == QUIRE_WIDEN ? sizeof(float) : sizeof(T)), n_rows,
+        a.out_row, n_out - c0 < TILE ? n_out - c0 : TILE, bias, bias == nullptr ? nullptr : bias + n_out};
+    if (w.format == QUIRE_INT8) {
+        const float *scales = (const float*)w.scales + c0, *up_scales = scales + n_out, *row_scales = x.scales + first;
+        using P = Products<true>;
+        put_outputs(to, a.then, P{sums, scales, row_scales}, P{up_sums, up_scales, row_scales});
     } else {
-        tile_values(w, x, tile, first, n_rows, values, next);
-    }
-    for (int64_t r = 0; r < n_rows; r++) {
-        const float* row = values + r * TILE;
-        T* out = (T*)a.out + (first + r) * a.out_row + c0;
-        float* wide = (float*)a.out + (first + r) * a.out_row + c0;
-        each_output(bias, row, live, [&](int64_t c, int n, vf y) {
-            if (a.then == QUIRE_ADD) {
-                put_lanes(out + c, get_lanes(out + c, n) + y, n);
-            } else if (a.then == QUIRE_SILU_MUL) {
-                vf up = load(ups + r * TILE + c);
-                if (bias != nullptr) up += get_lanes(bias + n_out + c, n);
-                put_lanes(out + c, silu_mul<T>(y, rounded<T>(up)), n);
-            } else if (a.then == QUIRE_WIDEN) {
-                put_lanes(wide + c, y, n);
-            } else {
-                put_lanes(out + c, y, n);
-            }
-        });
+        using P = Products<false>;
+        put_outputs(to, a.then, P{sums, nullptr, nullptr}, P{up_sums, nullptr, nullptr});
     }
 }
 

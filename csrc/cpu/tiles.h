@@ -12,6 +12,9 @@ namespace quire {
 constexpr int TILE = 64;
 // Weights worked on at once: half of an L1, a quarter of an L2 cache.
 constexpr int L1_BYTES = 16384, L2_BYTES = 262144;
+#ifndef MANY_BYTES
+constexpr int MANY_BYTES = 196608;
+#endif
 constexpr int AHEAD = 2048;  // bytes between a load of weights from memory and the prefetch
 
 // Sums in registers: rows times vectors. More rows with fewer vectors, which read every other line, were slower
@@ -62,7 +65,7 @@ template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
 // asked for. Few rows: what stays in an L2 cache while row blocks take turns. Many: what stays in an L1 cache together
 // with what is prefetched for the next turn.
 inline int64_t lines_at_once(int64_t m, int64_t n_lines, int64_t line_bytes) {
-    if (m > TILE_ROWS) return (m <= FEW_ROWS ? L2_BYTES : L1_BYTES) / line_bytes;
+    if (m > TILE_ROWS) { const int64_t most = (m <= FEW_ROWS ? L2_BYTES : MANY_BYTES) / line_bytes, n = (n_lines + most - 1) / most; return m <= FEW_ROWS ? most : (n_lines + n - 1) / n; }
     return n_lines * line_bytes > AHEAD ? n_lines - AHEAD / line_bytes : n_lines;
 }
 
@@ -77,7 +80,7 @@ template <int N> struct NextInL2 {  // a part of what follows the end: memory is
     static constexpr bool OWN = true;
 };
 struct NextInL1 {  // each row block a quarter of what follows the end; later ones find all done
-    static constexpr int COUNT = 1, LOCALITY = 3;
+    static constexpr int COUNT = 1, LOCALITY = 2;
     static constexpr bool OWN = false;
 };
 
