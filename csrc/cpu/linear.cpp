@@ -3,6 +3,7 @@
 // The rows are normed and brought into the format of the product once; then tiles of output channels are computed by
 // whoever comes. Layouts: quire/kernels/qgemm/weight.py; meaning of the numbers: reference.py there. Invariant: a row's
 // result depends on that row alone, bit for bit, whatever the other rows, their number and the threads.
+#include "amx.h"
 #include "interleave.h"
 #include "lines.h"
 #include "nibbles.h"
@@ -16,7 +17,15 @@
 namespace quire {
 namespace {
 
-constexpr int64_t X_BYTES_AT_ONCE = 524288;  // activations that many tiles share: they should stay in an L2 cache
+// Activations that many tiles share: they should stay in an L2 cache.
+#if QUIRE_AMX
+#ifndef AMX_X
+#define AMX_X 1114112
+#endif
+constexpr int64_t X_BYTES_AT_ONCE = AMX_X, ROWS_TOGETHER = PAIR_ROWS;
+#else
+constexpr int64_t X_BYTES_AT_ONCE = 524288, ROWS_TOGETHER = 1;
+#endif
 constexpr int64_t LEAST_ROWS_AT_ONCE = 48;   // fewer would read the weights too often
 constexpr int64_t RANGE_BYTES = 524288;      // weights that one thread takes at once, at most
 
@@ -44,6 +53,15 @@ int64_t x_stride(const QuireMatrix& w) {
 // Bytes of activations in one line of one row.
 int64_t x_unit(const QuireMatrix& w) { return w.format == QUIRE_BF16 ? Bf16Lines::X_BYTES : 4; }
 
+// Whether rows are placed for, and products computed by, amx.h.
+bool on_amx(const QuireMatrix& w) {
+#if QUIRE_AMX
+    return w.format == QUIRE_INT8 || w.format == QUIRE_BF16;
+#else
+    return false;
+#endif
+}
+
 // One row as the product reads it, alone: `stride` bytes.
 template <class T> void prepare_row(const QuireLinear& a, const Activations& x, int64_t row, T* normed, char* to) {
     const QuireMatrix& w = *a.matrix;
@@ -57,6 +75,19 @@ template <class T> void prepare_row(const QuireLinear& a, const Activations& x, 
     else if (w.format == QUIRE_BF16) pack_floats<Bf16Lines>(values, w.k, to, x.stride);
     else pack_floats<WideLines<float>>(values, w.k, to, x.stride);
 }
+
+#if QUIRE_AMX
+// The rows begin .. end - 1 of n_rows rows from `first` on, which tiles are computed for together.
+template <class T>
+void place_rows(const QuireLinear& a, const Activations& x, int64_t first, int64_t n_rows, int64_t begin, int64_t end) {
+    const Scratch own({a.matrix->k * (int64_t)sizeof(T), x.stride});
+    char* alone = (char*)own.piece(1);
+    for (int64_t r = begin; r < end; r++) {
+        prepare_row<T>(a, x, first + r, (T*)own.piece(0), alone);
+        place_row(alone, x.stride, r, n_rows, x.data + first * x.stride);
+    }
+}
+#endif
 
 // The rows first .. end - 1, one block.
 template <class T> void prepare_block(const QuireLinear& a, const Activations& x, int64_t first, int64_t end) {
@@ -82,6 +113,10 @@ void tile_sums(
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
     const uint8_t* after = next == NONE ? data + tile_bytes(w) - AHEAD : (const uint8_t*)w.data + next * tile_bytes(w);
     const int64_t k = padded_k(w);
+#if QUIRE_AMX
+    if (w.format == QUIRE_INT8) return amx_sums<true>(data, k / ByteLines::K, x, first, n_rows, (char*)sums, after);
+    if (w.format == QUIRE_BF16) return amx_sums<false>(data, k / Bf16Lines::K, x, first, n_rows, (char*)sums, after);
+#endif
     const auto lines = [&](auto format) {
         using Format = decltype(format);
         lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)sums, after);
@@ -147,7 +182,7 @@ template <class T> void run(const QuireLinear& a) {
         {x.m * x.stride, x.m * x.n_groups * (int64_t)sizeof(float), x.m * x.n_groups * (int64_t)sizeof(int32_t)},
         Use::LOOP);
     x.data = (char*)scratch.piece(0), x.scales = (float*)scratch.piece(1), x.starts = (int32_t*)scratch.piece(2);
-    const int64_t fitting = X_BYTES_AT_ONCE / x.stride;
+    const int64_t fitting = X_BYTES_AT_ONCE / x.stride / ROWS_TOGETHER * ROWS_TOGETHER;
     const int64_t most = fitting > LEAST_ROWS_AT_ONCE ? fitting : LEAST_ROWS_AT_ONCE;
     const int64_t n_parts = (a.m + most - 1) / most, n_blocks = n_row_blocks((a.m + n_parts - 1) / n_parts);
     const auto part_begin = [&](int64_t part) { return part * a.m / n_parts; };
@@ -155,7 +190,11 @@ template <class T> void run(const QuireLinear& a) {
         const int64_t part = task / n_blocks, b = task % n_blocks;
         const int64_t first = part_begin(part), n_rows = part_begin(part + 1) - first;
         if (b >= n_row_blocks(n_rows)) return;
-        prepare_block<T>(a, x, first + block_begin(n_rows, b), first + block_begin(n_rows, b + 1));
+        const int64_t begin = block_begin(n_rows, b), end = block_begin(n_rows, b + 1);
+#if QUIRE_AMX
+        if (on_amx(w)) return place_rows<T>(a, x, first, n_rows, begin, end);
+#endif
+        prepare_block<T>(a, x, first + begin, first + end);
     });
     const int64_t paired = a.then == QUIRE_SILU_MUL ? 2 : 1, n_tiles = (w.n / paired + TILE - 1) / TILE;
     const int64_t n_tasks = n_parts * n_tiles;
