@@ -44,8 +44,8 @@ FOLDER = Path(__file__).parent / "_native"
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, list[type]] = {
     "quire_interface": [],
-    "quire_enable": [],
     "quire_use_pool": [_P],
+    "quire_enable": [],
     "quire_attention": [_P],
     "quire_rms_norm": [_I, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _F, _I],
     "quire_rope": [_I, _P, _L, _L, _I, _P, _L, _L, _I, _L, _P, _I, _P, _I, _I],
