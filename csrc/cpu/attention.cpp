@@ -67,12 +67,13 @@ template <class E> struct Scales {
     }
 };
 
-// Turn the scores of one row in the block of keys `first` .. first + B - 1 into weights, update its state, return the
-// rescaling of what was accumulated before. Weights of a softmax are 2^(score - max), 0 where hidden.
+// Turn the scores of one row in the block of keys `first` .. first + B - 1 into weights, whose lanes' sums are `sum`,
+// update the row's maximum, return the power of 2 that rescales what was accumulated before. Weights of a softmax are
+// 2^(score - max), 0 where hidden.
 template <class E, class V>
 QUIRE_INLINE float weigh(
     const QuireAttnArgs& a, const float* s, typename E::Weight* weights, Row& row, int32_t first, int32_t n_first,
-    const int32_t* positions, const Scales<E>& scales) {
+    const int32_t* positions, const Scales<E>& scales, vf& sum) {
     constexpr int B = E::B, N = B / W;
     vf v[N], top = set1(NEG_INF);
     const float factor = V::softmax && !V::has_logits ? a.scale * LOG2E : a.scale;
@@ -103,14 +104,12 @@ QUIRE_INLINE float weigh(
         const float base = now == NEG_INF ? 0.f : now;  // nothing seen yet: every exponent below is -inf, not NaN
 #pragma GCC unroll 16
         for (int i = 0; i < N; i++) v[i] = exp2(v[i] - base);
-        const vf sum = scales.put(weights, v);
-        const float rescale = before == now ? 1.f : exp2(set1(before - base))[0];
+        sum = scales.put(weights, v);
         row.max = now;
-        row.sum = fma(row.sum, set1(rescale), sum);
-        return rescale;
+        return before - base;
     } else {
-        row.sum = row.sum + scales.put(weights, v);
-        return 1.f;
+        sum = scales.put(weights, v);
+        return 0.f;
     }
 }
 
@@ -188,13 +187,15 @@ template <class E, class S, class K, class V> struct Tile {
         head = kv_head;
         n_rows = n_tokens * group;
         n_first = a.window > 0 ? list.below(a.n_first) : 0;
-        for (int r = 0; r < n_rows; r++) {
-            const int64_t at = position + r / group;
-            const int32_t q_head = (int32_t)(kv_head * group + r % group);
+        for (int t = 0; t < n_tokens; t++) {
+            const int64_t at = position + t;
             const int32_t lowest = a.window > 0 ? list.below(at - a.window + 1) : 0;
             const int32_t end = a.causal ? list.below(at + 1) : list.size();
-            const Site site{(int32_t)(first_row + r / group), (int32_t)at, q_head, (int32_t)kv_head, 0, 0.f};
-            rows[r] = Row{NEG_INF, vf{}, lowest, end, site};
+            for (int g = 0; g < group; g++) {
+                const int32_t q_head = (int32_t)(kv_head * group + g);
+                const Site site{(int32_t)(first_row + t), (int32_t)at, q_head, (int32_t)kv_head, 0, 0.f};
+                rows[t * group + g] = Row{NEG_INF, vf{}, lowest, end, site};
+            }
         }
         pack_queries();
         memset(acc, 0, sizeof(float) * lanes_d * n_rows);
@@ -272,19 +273,23 @@ template <class E, class S, class K, class V> struct Tile {
         const int n_keys = block.n;
         alignas(64) float s[E::R * E::B];
         alignas(64) typename E::Weight weights[E::R * E::WEIGHTS];
-        float rescale[E::R];
+        alignas(64) float rescale[W] = {};
+        vf sums[E::R];
         const Scales<E> scales(block, d);
         if (!few()) E::pack(panels, block, next, d);
         for (int r = 0; r < n_rows; r += E::R) {
             const int n = n_rows - r < E::R ? n_rows - r : E::R;
             const int32_t seen = rows[r + n - 1].end - first;
             if (seen <= 0 || (first + n_keys <= rows[r].lowest && first >= n_first)) continue;
+            const int n_seen = seen < n_keys ? seen : n_keys;
             if (few()) E::scores_of_few(n, query, block, next, d, s);
-            else E::scores(n, query, r, panels, d, s);
+            else E::scores(n, query, r, panels, n_seen, d, s);
             for (int i = 0; i < n; i++)
                 rescale[i] = weigh<E, V>(
-                    a, s + i * E::B, weights + i * E::WEIGHTS, rows[r + i], first, n_first, block.positions, scales);
-            const int n_seen = seen < n_keys ? seen : n_keys;
+                    a, s + i * E::B, weights + i * E::WEIGHTS, rows[r + i], first, n_first, block.positions, scales,
+                    sums[i]);
+            store(rescale, exp2(load(rescale)));  // no branch: whether a maximum rises is anybody's guess
+            for (int i = 0; i < n; i++) rows[r + i].sum = fma(rows[r + i].sum, set1(rescale[i]), sums[i]);
             if (few()) E::accumulate_few(n, weights, rescale, block.values, n_seen, d, acc);
             else E::accumulate(n, weights, rescale, panels, n_seen, lanes_d, acc + (int64_t)r * lanes_d);
         }

@@ -51,10 +51,15 @@ QUIRE_INLINE vf fma(vf a, vf b, vf c) {
 
 QUIRE_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }  // b if either is NaN
 
+// The largest lane; lanes that are NaN may be left out.
 QUIRE_INLINE float hmax(vf v) {
+#if QUIRE_AVX512
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float m = v[0];
     for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
     return m;
+#endif
 }
 
 // Sum of the lanes as a balanced tree.
