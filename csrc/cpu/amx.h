@@ -15,7 +15,7 @@ namespace quire {
 constexpr int BLOCK_ROWS = 16, PAIR_ROWS = 2 * BLOCK_ROWS, STEP_BYTES = 64;
 constexpr int AMX_LINE = 4 * TILE, STEP_LINES = 16, STEP_WEIGHTS = STEP_LINES * AMX_LINE;
 #ifndef QUIRE_AMX_STEPS
-#define QUIRE_AMX_STEPS 8
+#define QUIRE_AMX_STEPS 32
 #endif
 constexpr int STEPS_AT_ONCE = QUIRE_AMX_STEPS;  // half of their weights, 16 KB, stays in an L1 cache while rows pass by
 
