@@ -2,7 +2,7 @@
 //
 // A step is 64 bytes of k: 16 lines of weights, which in memory are the tiles that a multiplication reads, times blocks
 // of up to 16 rows of activations. Invariant: an output is one chain of steps in the order of k, whatever stands beside
-// it, so it is the same for any number of rows. Tile registers are in use only inside amx_sums: a configuration left
+// it, so it is the same for any number of rows. Tile registers are in use only inside amx_products: a configuration left
 // behind would be saved at every switch of threads.
 #pragma once
 #include "tiles.h"
@@ -14,11 +14,6 @@ namespace quire {
 
 constexpr int BLOCK_ROWS = 16, PAIR_ROWS = 2 * BLOCK_ROWS, STEP_BYTES = 64;
 constexpr int AMX_LINE = 4 * TILE, STEP_LINES = 16, STEP_WEIGHTS = STEP_LINES * AMX_LINE;
-#ifndef QUIRE_AMX_STEPS
-#define QUIRE_AMX_STEPS 32
-#endif
-constexpr int STEPS_AT_ONCE = QUIRE_AMX_STEPS;  // half of their weights, 16 KB, stays in an L1 cache while rows pass by
-
 // What ldtilecfg reads: the sizes of registers 0..3 (sums), 4, 5 (activations) and 6, 7 (weights).
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -56,84 +51,84 @@ inline void place_row(const char* row, int64_t stride, int64_t r, int64_t n_rows
         else _tile_dpbf16ps(sums, x, w); \
     } while (0)
 
-// The products of one tile, TILE channels wide, with rows of activations. INTEGERS: signed bytes times unsigned ones,
-// else pairs of bfloat16.
-template <bool INTEGERS> class AmxTile {
+// Weights of TILE channels, and those that will be wanted afterwards.
+struct AmxWeights {
+    const uint8_t *at, *next;
+};
+
+// Up to PAIR_ROWS rows times TILE channels, all of k in one go. INTEGERS: signed bytes times unsigned ones, else pairs of
+// bfloat16.
+template <bool INTEGERS> class AmxBlock {
   public:
-    AmxTile(const uint8_t* w, int64_t n_lines, const Activations& x, char* sums, const uint8_t* next)
-        : w(w), n_steps(n_lines / STEP_LINES), x(x), sums(sums), next(next) {
-        const int64_t rest = n_lines % STEP_LINES * AMX_LINE;
-        has_tail = rest > 0;
-        if (!has_tail) return;
-        memcpy(tail, w + n_steps * STEP_WEIGHTS, rest);
-        memset(tail + rest, 0, STEP_WEIGHTS - rest);
+    AmxBlock(const Activations& x, int64_t n_lines)
+        : x(x), n_steps(n_lines / STEP_LINES), tail_bytes(n_lines % STEP_LINES * AMX_LINE) {}
+    ~AmxBlock() { _tile_release(); }
+
+    // Turn to the rows from `first` on.
+    void open(int64_t first, int64_t n) {
+        if (n != n_rows) _tile_loadconfig(&SHAPES.of[n]);
+        n_rows = n;
+        upper = x.data + first * x.stride, lower = upper + BLOCK_ROWS * x.stride;
+        if constexpr (INTEGERS)
+            for (int64_t r = 0; r < n; r++) starts[r] = set1i(x.starts[first + r]);
+        asm volatile("" ::: "memory");  // compilers know not what tile loads read
     }
 
-    // The rows from `first` on.
-    void run(int64_t first, int64_t n_rows) {
-        const int64_t n_pairs = n_rows / PAIR_ROWS, n_left = n_rows % PAIR_ROWS;
-        if (n_pairs > 0) pairs(first, n_pairs, PAIR_ROWS, (PAIR_ROWS + n_pairs - 1) / n_pairs);
-        const int64_t done = n_pairs * PAIR_ROWS;
-        sums += done * AMX_LINE;
-        if (n_left > BLOCK_ROWS) pairs(first + done, 1, n_left, n_pairs > 0 ? 0 : PAIR_ROWS);
-        else if (n_left > 0) done > 0 ? block<false>(first + done, n_left) : block<true>(first, n_left);
-        _tile_release();
+    // sums [n_rows, TILE]. Each step asks for `hints` cache lines of what follows.
+    void multiply(const AmxWeights& w, int64_t hints, char* sums) {
+        if (tail_bytes > 0) {
+            memcpy(tail, w.at + n_steps * STEP_WEIGHTS, tail_bytes);
+            memset(tail + tail_bytes, 0, STEP_WEIGHTS - tail_bytes);
+            asm volatile("" ::: "memory");
+        }
+        if (n_rows <= BLOCK_ROWS) return hints == 0 ? all_channels<false>(w, sums) : all_channels<true>(w, sums);
+        half(w.at, tail, w.next, hints, sums);
+        half(w.at + AMX_LINE / 2, tail + AMX_LINE / 2, w.next + n_steps * hints * 64, hints, sums + AMX_LINE / 2);
     }
 
   private:
-    // Pairs of blocks, of n_rows rows together. Each step asks for `hints` cache lines of what follows.
-    void pairs(int64_t first, int64_t n_pairs, int64_t n_rows, int64_t hints) {
-        _tile_loadconfig(&SHAPES.of[n_rows]);
+    // Two blocks of rows times half of the channels.
+    void half(const uint8_t* w, const uint8_t* rest, const uint8_t* hint, int64_t hints, char* sums) {
         const int64_t lower_step = (n_rows - BLOCK_ROWS) * STEP_BYTES;
-        int64_t step = 0;
-        do {
-            const int64_t n = n_steps - step < STEPS_AT_ONCE ? n_steps - step : STEPS_AT_ONCE;
-            const bool last = step + n == n_steps;
-            const uint8_t *from = w + step * STEP_WEIGHTS, *hint = last ? next : from + n * STEP_WEIGHTS;
-            for (int half = 0; half < 2; half++)
-                for (int64_t p = 0; p < n_pairs; p++) {
-                    const int64_t row = first + p * PAIR_ROWS;
-                    const char* upper = x.data + row * x.stride + step * BLOCK_ROWS * STEP_BYTES;
-                    const char* lower = x.data + (row + BLOCK_ROWS) * x.stride + step * lower_step;
-                    char* at = sums + p * PAIR_ROWS * AMX_LINE + half * AMX_LINE / 2;
-                    if (step == 0) start(row, n_rows);
-                    else load(at);
-                    multiply(upper, lower, lower_step, from + half * AMX_LINE / 2, n, hint, hints);
-                    if (last && has_tail)
-                        multiply(
-                            upper + n * BLOCK_ROWS * STEP_BYTES, lower + n * lower_step, lower_step,
-                            tail + half * AMX_LINE / 2, 1, hint, 0);
-                    store(at);
-                }
-            step += n;
-        } while (step < n_steps);
-    }
-
-    // n steps of a pair of blocks times half of the channels.
-    static void multiply(
-        const char* upper, const char* lower, int64_t lower_step, const uint8_t* w, int64_t n, const uint8_t*& hint,
-        int64_t hints) {
-        for (int64_t i = 0; i < n; i++, w += STEP_WEIGHTS, upper += BLOCK_ROWS * STEP_BYTES, lower += lower_step) {
+        const char *from = upper, *from_lower = lower;
+        const vi* lower_starts = INTEGERS ? starts + BLOCK_ROWS : starts;
+        _tile_loadd(0, starts, START_STRIDE);
+        _tile_loadd(1, starts, START_STRIDE);
+        _tile_loadd(2, lower_starts, START_STRIDE);
+        _tile_loadd(3, lower_starts, START_STRIDE);
+        for (int64_t i = 0; i < n_steps; i++, w += STEP_WEIGHTS) {
             for (int64_t h = 0; h < hints; h++, hint += 64) __builtin_prefetch(hint, 0, 2);
-            _tile_loadd(4, upper, STEP_BYTES);
-            _tile_loadd(6, w, AMX_LINE);
-            AMX_MULTIPLY(0, 4, 6);
-            _tile_loadd(7, w + 64, AMX_LINE);
-            AMX_MULTIPLY(1, 4, 7);
-            _tile_loadd(5, lower, STEP_BYTES);
-            AMX_MULTIPLY(2, 5, 6);
-            AMX_MULTIPLY(3, 5, 7);
+            step(from, from_lower, w);
+            from += BLOCK_ROWS * STEP_BYTES, from_lower += lower_step;
         }
+        if (tail_bytes > 0) step(from, from_lower, rest);
+        _tile_stored(0, sums, AMX_LINE);
+        _tile_stored(1, sums + 64, AMX_LINE);
+        _tile_stored(2, sums + BLOCK_ROWS * AMX_LINE, AMX_LINE);
+        _tile_stored(3, sums + BLOCK_ROWS * AMX_LINE + 64, AMX_LINE);
     }
 
-    // A block of rows times all channels, all of k in one go. FRESH: the weights come from memory.
-    template <bool FRESH> void block(int64_t first, int64_t n_rows) {
-        _tile_loadconfig(&SHAPES.of[n_rows]);
-        const char* from = x.data + first * x.stride;
-        start(first, n_rows);
-        for (int64_t i = 0; i < n_steps + has_tail; i++, from += n_rows * STEP_BYTES) {
-            const uint8_t* at = i < n_steps ? w + i * STEP_WEIGHTS : tail;
-            const uint8_t* hint = i + 1 < n_steps ? at + STEP_WEIGHTS : next;
+    QUIRE_INLINE void step(const char* from, const char* from_lower, const uint8_t* w) {
+        _tile_loadd(4, from, STEP_BYTES);
+        _tile_loadd(6, w, AMX_LINE);
+        AMX_MULTIPLY(0, 4, 6);
+        _tile_loadd(7, w + 64, AMX_LINE);
+        AMX_MULTIPLY(1, 4, 7);
+        _tile_loadd(5, from_lower, STEP_BYTES);
+        AMX_MULTIPLY(2, 5, 6);
+        AMX_MULTIPLY(3, 5, 7);
+    }
+
+    // One block of rows times all channels. FRESH: the weights come from memory.
+    template <bool FRESH> void all_channels(const AmxWeights& w, char* sums) {
+        const char* from = upper;
+        _tile_loadd(0, starts, START_STRIDE);
+        _tile_loadd(1, starts, START_STRIDE);
+        _tile_loadd(2, starts, START_STRIDE);
+        _tile_loadd(3, starts, START_STRIDE);
+        for (int64_t i = 0; i < n_steps + (tail_bytes > 0); i++, from += n_rows * STEP_BYTES) {
+            const uint8_t* at = i < n_steps ? w.at + i * STEP_WEIGHTS : tail;
+            const uint8_t* hint = i + 1 < n_steps ? at + STEP_WEIGHTS : w.next;
             if constexpr (FRESH)
                 for (int p = 0; p < STEP_WEIGHTS; p += 64) __builtin_prefetch(hint + p);
             _tile_loadd(4, from, STEP_BYTES);
@@ -152,55 +147,33 @@ template <bool INTEGERS> class AmxTile {
         _tile_stored(3, sums + 192, AMX_LINE);
     }
 
-    // Sums of rows before the first step. Loads are faster than _tile_zero in a chain of multiplications.
-    void start(int64_t row, int64_t n_rows) {
-        const bool pair = n_rows > BLOCK_ROWS;
-        int64_t stride = 0;
-        if constexpr (INTEGERS) {
-            stride = sizeof(vi);
-            for (int64_t r = 0; r < n_rows; r++) starts[r] = set1i(x.starts[row + r]);
-        }
-        asm volatile("" ::: "memory");  // compilers know not what tile loads read
-        const vi *upper = starts, *lower = pair && INTEGERS ? starts + BLOCK_ROWS : starts;
-        _tile_loadd(0, upper, stride);
-        _tile_loadd(1, upper, stride);
-        _tile_loadd(2, lower, stride);
-        _tile_loadd(3, lower, stride);
-    }
-
-    static void load(const char* at) {
-        _tile_loadd(0, at, AMX_LINE);
-        _tile_loadd(1, at + 64, AMX_LINE);
-        _tile_loadd(2, at + BLOCK_ROWS * AMX_LINE, AMX_LINE);
-        _tile_loadd(3, at + BLOCK_ROWS * AMX_LINE + 64, AMX_LINE);
-    }
-
-    static void store(char* at) {
-        _tile_stored(0, at, AMX_LINE);
-        _tile_stored(1, at + 64, AMX_LINE);
-        _tile_stored(2, at + BLOCK_ROWS * AMX_LINE, AMX_LINE);
-        _tile_stored(3, at + BLOCK_ROWS * AMX_LINE + 64, AMX_LINE);
-    }
-
-    const uint8_t* w;
-    int64_t n_steps;
-    bool has_tail;
+    static constexpr int64_t START_STRIDE = INTEGERS ? sizeof(vi) : 0;  // floats begin with the same zeros
     const Activations& x;
-    char* sums;
-    const uint8_t* next;
+    const int64_t n_steps, tail_bytes;
+    int64_t n_rows = 0;
+    const char *upper = nullptr, *lower = nullptr;
     alignas(64) vi starts[INTEGERS ? PAIR_ROWS : 1] = {};
     alignas(64) uint8_t tail[STEP_WEIGHTS];
 };
 
 #undef AMX_MULTIPLY
 
-// sums [n_rows, TILE] of a tile, for the rows from `first` on, which place_row put together. next: the tile that will
-// follow.
-template <bool INTEGERS>
-void amx_sums(
-    const uint8_t* w, int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows, char* sums,
-    const uint8_t* next) {
-    AmxTile<INTEGERS>(w, n_lines, x, sums, next).run(first, n_rows);
+// Products of N tiles of weights with the rows from `first` on, which place_row put together: a few rows at a time, sums
+// [few, TILE] of each tile, and then done(row, number of rows).
+template <bool INTEGERS, int N, class Done>
+void amx_products(
+    const AmxWeights (&w)[N], int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows,
+    char* const (&sums)[N], const Done& done) {
+    AmxBlock<INTEGERS> block(x, n_lines);
+    const int64_t n_blocks = (n_rows + PAIR_ROWS - 1) / PAIR_ROWS, share = (PAIR_ROWS + n_blocks - 1) / n_blocks;
+    for (int64_t b = 0; b < n_blocks; b++) {
+        const int64_t row = b * PAIR_ROWS, n = n_rows - row < PAIR_ROWS ? n_rows - row : PAIR_ROWS;
+        const int64_t hints = b > 0 && n <= BLOCK_ROWS ? 0 : share;
+        block.open(first + row, n);
+        for (int i = 0; i < N; i++)
+            block.multiply({w[i].at, w[i].next + b * n_lines / STEP_LINES * share * 128}, hints, sums[i]);
+        done(row, n);
+    }
 }
 
 }  // namespace quire

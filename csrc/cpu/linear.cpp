@@ -19,10 +19,7 @@ namespace {
 
 // Activations that many tiles share: they should stay in an L2 cache.
 #if QUIRE_AMX
-#ifndef AMX_X
-#define AMX_X 1114112
-#endif
-constexpr int64_t X_BYTES_AT_ONCE = AMX_X, ROWS_TOGETHER = PAIR_ROWS;
+constexpr int64_t X_BYTES_AT_ONCE = 1114112, ROWS_TOGETHER = PAIR_ROWS;
 #else
 constexpr int64_t X_BYTES_AT_ONCE = 524288, ROWS_TOGETHER = 1;
 #endif
@@ -113,10 +110,6 @@ void tile_sums(
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
     const uint8_t* after = next == NONE ? data + tile_bytes(w) - AHEAD : (const uint8_t*)w.data + next * tile_bytes(w);
     const int64_t k = padded_k(w);
-#if QUIRE_AMX
-    if (w.format == QUIRE_INT8) return amx_sums<true>(data, k / ByteLines::K, x, first, n_rows, (char*)sums, after);
-    if (w.format == QUIRE_BF16) return amx_sums<false>(data, k / Bf16Lines::K, x, first, n_rows, (char*)sums, after);
-#endif
     const auto lines = [&](auto format) {
         using Format = decltype(format);
         lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)sums, after);
@@ -134,6 +127,22 @@ void tile_sums(
     }
 }
 
+#if QUIRE_AMX
+// tile_sums a few rows at a time, of a tile and of the `other` one unless it is NONE, each time followed by
+// put(row, number of rows).
+template <bool INTEGERS, class Put>
+void run_on_amx(
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t other, int64_t first, int64_t n_rows, float* sums,
+    float* other_sums, int64_t next, const Put& put) {
+    const auto at = [&](int64_t t) { return (const uint8_t*)w.data + t * tile_bytes(w); };
+    const int64_t n_lines = padded_k(w) / (INTEGERS ? ByteLines::K : Bf16Lines::K), after = next == NONE ? tile : next;
+    if (other == NONE) return amx_products<INTEGERS>({{at(tile), at(after)}}, n_lines, x, first, n_rows, {(char*)sums}, put);
+    const bool turns = n_rows > PAIR_ROWS;  // both tiles are read again and again
+    const AmxWeights gates{at(tile), at(turns ? after : other)}, ups{at(other), at(turns ? after + other - tile : after)};
+    amx_products<INTEGERS>({gates, ups}, n_lines, x, first, n_rows, {(char*)sums, (char*)other_sums}, put);
+}
+#endif
+
 // One tile for the rows from `first` on; with an activation, one of gates and the one of ups that belongs to it.
 // next: the tile that this thread computes afterwards.
 template <class T>
@@ -143,20 +152,31 @@ void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t 
     const int64_t size = n_rows * TILE * sizeof(float);
     const Scratch scratch({size, size});
     float *sums = (float*)scratch.piece(0), *up_sums = (float*)scratch.piece(1);
-    tile_sums(w, x, tile, first, n_rows, sums, a.then == QUIRE_SILU_MUL ? other : next);
-    if (a.then == QUIRE_SILU_MUL) tile_sums(w, x, other, first, n_rows, up_sums, next);
     const T* bias = w.bias == nullptr ? nullptr : (const T*)w.bias + c0;
-    const Outputs<T> to{
-        (char*)a.out + ((first * a.out_row) + c0) * (a.then == QUIRE_WIDEN ? sizeof(float) : sizeof(T)), n_rows,
-        a.out_row, n_out - c0 < TILE ? n_out - c0 : TILE, bias, bias == nullptr ? nullptr : bias + n_out};
-    if (w.format == QUIRE_INT8) {
-        const float *scales = (const float*)w.scales + c0, *up_scales = scales + n_out, *row_scales = x.scales + first;
-        using P = Products<true>;
-        put_outputs(to, a.then, P{sums, scales, row_scales}, P{up_sums, up_scales, row_scales});
-    } else {
-        using P = Products<false>;
-        put_outputs(to, a.then, P{sums, nullptr, nullptr}, P{up_sums, nullptr, nullptr});
-    }
+    const auto put = [&](int64_t row, int64_t n) {  // rows whose sums begin at `sums`
+        const int64_t out_bytes = a.then == QUIRE_WIDEN ? sizeof(float) : sizeof(T);
+        const Outputs<T> to{
+            (char*)a.out + ((first + row) * a.out_row + c0) * out_bytes, n, a.out_row,
+            n_out - c0 < TILE ? n_out - c0 : TILE, bias, bias == nullptr ? nullptr : bias + n_out};
+        if (w.format == QUIRE_INT8) {
+            const float *scales = (const float*)w.scales + c0, *row_scales = x.scales + first + row;
+            using P = Products<true>;
+            put_outputs(to, a.then, P{sums, scales, row_scales}, P{up_sums, scales + n_out, row_scales});
+        } else {
+            using P = Products<false>;
+            put_outputs(to, a.then, P{sums, nullptr, nullptr}, P{up_sums, nullptr, nullptr});
+        }
+    };
+    const int64_t second = a.then == QUIRE_SILU_MUL ? other : NONE;
+#if QUIRE_AMX
+    if (w.format == QUIRE_INT8)
+        return run_on_amx<true>(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
+    if (w.format == QUIRE_BF16)
+        return run_on_amx<false>(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
+#endif
+    tile_sums(w, x, tile, first, n_rows, sums, second == NONE ? next : second);
+    if (second != NONE) tile_sums(w, x, second, first, n_rows, up_sums, next);
+    put(0, n_rows);
 }
 
 // Cuts n tasks into ranges for threads to take, n + 1 bounds at most; returns their number. Long ones first, since what
