@@ -19,11 +19,11 @@ constexpr int NIBBLE_VECTORS = 1;
 #endif
 
 // sums[r][c] += weight c times row + r over groups first_group .. end_group of the tile. Prefetches from `hint` on.
-template <int R, class Prefetch>
+template <int R, class Ask>
 void nibbles_block(
     const uint8_t* w, const bf16* w_scales, int64_t first_group, int64_t end_group, const Activations& x, int64_t row,
     float* sums, const uint8_t* hint) {
-    constexpr int N = R <= 2 ? VECTORS : NIBBLE_VECTORS, SHARE = Prefetch::COUNT * N * W / TILE;  // of a pass of columns
+    constexpr int N = R <= 2 ? VECTORS : NIBBLE_VECTORS, SHARE = Ask::COUNT * N * W / TILE;  // of a pass of columns
     constexpr int HINTS = SHARE > 0 ? SHARE : 1;
     const vi low = set1i(0x0f0f0f0f);
     for (int c = 0; c < TILE; c += N * W) {
@@ -31,17 +31,15 @@ void nibbles_block(
         UNROLL for (int r = 0; r < R; r++)
             UNROLL for (int v = 0; v < N; v++) total[r][v] = load(sums + r * TILE + c + v * W);
         const uint8_t* at = w + first_group * PACKED_GROUP + c * 4;
-        const uint8_t* ask = hint + (SHARE > 0 ? c * Prefetch::COUNT : 0);
+        const uint8_t* ask = hint + (SHARE > 0 ? c * Ask::COUNT : 0);
         const int8_t* q = (const int8_t*)x.data + row * x.stride + first_group * GROUP * R;
         for (int64_t g = first_group; g < end_group; g++, at += PACKED_GROUP, q += GROUP * R) {
             const int64_t first = g * x.m + row;
             vi acc[R][N];
             UNROLL for (int r = 0; r < R; r++)
                 UNROLL for (int v = 0; v < N; v++) acc[r][v] = begin_nibbles(x.starts[first + r]);
-            UNROLL for (int line = 0; line < NIBBLE_LINES; line++, ask += Prefetch::COUNT * 64) {
-                UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(ask + p * 64, 0, Prefetch::LOCALITY);
-                if constexpr (Prefetch::OWN)
-                    UNROLL for (int v = 0; v < N; v++) __builtin_prefetch(at + AHEAD + (line * TILE + v * W) * 4);
+            UNROLL for (int line = 0; line < NIBBLE_LINES; line++, ask += Ask::COUNT * 64) {
+                UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(ask + p * 64, 0, 2);
                 UNROLL for (int v = 0; v < N; v++) {
                     const vi packed = load_bits<vi>(at + (line * TILE + v * W) * 4);
                     UNROLL for (int r = 0; r < R; r++) {
@@ -75,8 +73,8 @@ inline void nibbles_sums(
         const int64_t end = last ? x.n_groups : g + step;
         const uint8_t *block = w + g * PACKED_GROUP, *after = last ? next : w + end * PACKED_GROUP;
         row_blocks(n_rows, [&](int64_t row, auto n, int64_t b) {
-            with_prefetch(n_rows, b, block, (end - g) * PACKED_GROUP, after, [&](auto prefetch, const uint8_t* hint) {
-                nibbles_block<n, decltype(prefetch)>(w, w_scales, g, end, x, first + row, sums + row * TILE, hint);
+            with_prefetch(n_rows, b, block, (end - g) * PACKED_GROUP, after, [&](auto ask, const uint8_t* hint) {
+                nibbles_block<n, decltype(ask)>(w, w_scales, g, end, x, first + row, sums + row * TILE, hint);
             });
         });
     }
