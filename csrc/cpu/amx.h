@@ -2,8 +2,8 @@
 //
 // A step is 64 bytes of k: 16 lines of weights, which in memory are the tiles that a multiplication reads, times blocks
 // of up to 16 rows of activations. Invariant: an output is one chain of steps in the order of k, whatever stands beside
-// it, so it is the same for any number of rows. Tile registers are in use only inside amx_products: a configuration left
-// behind would be saved at every switch of threads.
+// it, so it is the same for any number of rows. Tile registers are in use only inside amx_products: a configuration
+// left behind would be saved at every switch of threads.
 #pragma once
 #include "tiles.h"
 
@@ -51,13 +51,14 @@ inline void place_row(const char* row, int64_t stride, int64_t r, int64_t n_rows
         else _tile_dpbf16ps(sums, x, w); \
     } while (0)
 
-// Weights of TILE channels, and those that will be wanted afterwards.
-struct AmxWeights {
+// Weights of TILE channels, those that will be wanted afterwards, and where sums [few rows, TILE] go.
+struct AmxTile {
     const uint8_t *at, *next;
+    char* sums;
 };
 
-// Up to PAIR_ROWS rows times TILE channels, all of k in one go. INTEGERS: signed bytes times unsigned ones, else pairs of
-// bfloat16.
+// Up to PAIR_ROWS rows times TILE channels, all of k in one go. INTEGERS: signed bytes times unsigned ones, else pairs
+// of bfloat16.
 template <bool INTEGERS> class AmxBlock {
   public:
     AmxBlock(const Activations& x, int64_t n_lines)
@@ -74,14 +75,15 @@ template <bool INTEGERS> class AmxBlock {
         asm volatile("" ::: "memory");  // compilers know not what tile loads read
     }
 
-    // sums [n_rows, TILE]. Each step asks for `hints` cache lines of what follows.
-    void multiply(const AmxWeights& w, int64_t hints, char* sums) {
+    // All sums of the rows. Each step asks for `hints` cache lines of what follows.
+    void multiply(const AmxTile& w, int64_t hints) {
+        char* sums = w.sums;
         if (tail_bytes > 0) {
             memcpy(tail, w.at + n_steps * STEP_WEIGHTS, tail_bytes);
             memset(tail + tail_bytes, 0, STEP_WEIGHTS - tail_bytes);
             asm volatile("" ::: "memory");
         }
-        if (n_rows <= BLOCK_ROWS) return hints == 0 ? all_channels<false>(w, sums) : all_channels<true>(w, sums);
+        if (n_rows <= BLOCK_ROWS) return hints == 0 ? all_channels<false>(w) : all_channels<true>(w);
         half(w.at, tail, w.next, hints, sums);
         half(w.at + AMX_LINE / 2, tail + AMX_LINE / 2, w.next + n_steps * hints * 64, hints, sums + AMX_LINE / 2);
     }
@@ -120,8 +122,9 @@ template <bool INTEGERS> class AmxBlock {
     }
 
     // One block of rows times all channels. FRESH: the weights come from memory.
-    template <bool FRESH> void all_channels(const AmxWeights& w, char* sums) {
+    template <bool FRESH> void all_channels(const AmxTile& w) {
         const char* from = upper;
+        char* sums = w.sums;
         _tile_loadd(0, starts, START_STRIDE);
         _tile_loadd(1, starts, START_STRIDE);
         _tile_loadd(2, starts, START_STRIDE);
@@ -158,20 +161,22 @@ template <bool INTEGERS> class AmxBlock {
 
 #undef AMX_MULTIPLY
 
-// Products of N tiles of weights with the rows from `first` on, which place_row put together: a few rows at a time, sums
-// [few, TILE] of each tile, and then done(row, number of rows).
-template <bool INTEGERS, int N, class Done>
+// Products of n_tiles tiles of weights with the rows from `first` on, which place_row put together: a few rows at a time,
+// sums of each tile, and then done(row, number of rows).
+template <bool INTEGERS, class Done>
 void amx_products(
-    const AmxWeights (&w)[N], int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows,
-    char* const (&sums)[N], const Done& done) {
+    const AmxTile* tiles, int n_tiles, int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows,
+    const Done& done) {
     AmxBlock<INTEGERS> block(x, n_lines);
     const int64_t n_blocks = (n_rows + PAIR_ROWS - 1) / PAIR_ROWS, share = (PAIR_ROWS + n_blocks - 1) / n_blocks;
     for (int64_t b = 0; b < n_blocks; b++) {
         const int64_t row = b * PAIR_ROWS, n = n_rows - row < PAIR_ROWS ? n_rows - row : PAIR_ROWS;
         const int64_t hints = b > 0 && n <= BLOCK_ROWS ? 0 : share;
         block.open(first + row, n);
-        for (int i = 0; i < N; i++)
-            block.multiply({w[i].at, w[i].next + b * n_lines / STEP_LINES * share * 128}, hints, sums[i]);
+        for (int i = 0; i < n_tiles; i++) {
+            const AmxTile& w = tiles[i];
+            block.multiply({w.at, w.next + b * 2 * (n_lines / STEP_LINES) * share * 64, w.sums}, hints);
+        }
         done(row, n);
     }
 }

@@ -1,7 +1,7 @@
 // AmxEngine: products of bf16 pairs by Intel's tile registers.
 //
-// Scores are computed transposed, keys times queries, so that keys are read where they lie: a tile is 16 keys, a step 32
-// dimensions. Values become pairs of keys as in Bf16Engine. Few rows and many take the same way, with the same bits.
+// Scores are computed transposed, keys times queries, so that keys are read where they lie: a tile is 16 keys, a step
+// 32 dimensions. Values become pairs of keys as in Bf16Engine. Few rows and many take the same way, with the same bits.
 #pragma once
 #include "amx.h"
 #include "engine_bf16.h"

@@ -136,10 +136,13 @@ void run_on_amx(
     float* other_sums, int64_t next, const Put& put) {
     const auto at = [&](int64_t t) { return (const uint8_t*)w.data + t * tile_bytes(w); };
     const int64_t n_lines = padded_k(w) / (INTEGERS ? ByteLines::K : Bf16Lines::K), after = next == NONE ? tile : next;
-    if (other == NONE) return amx_products<INTEGERS>({{at(tile), at(after)}}, n_lines, x, first, n_rows, {(char*)sums}, put);
-    const bool turns = n_rows > PAIR_ROWS;  // both tiles are read again and again
-    const AmxWeights gates{at(tile), at(turns ? after : other)}, ups{at(other), at(turns ? after + other - tile : after)};
-    amx_products<INTEGERS>({gates, ups}, n_lines, x, first, n_rows, {(char*)sums, (char*)other_sums}, put);
+    const bool turns = n_rows > PAIR_ROWS;  // two tiles are read again and again
+    AmxTile tiles[2] = {{at(tile), at(after), (char*)sums}};
+    if (other != NONE) {
+        if (!turns) tiles[0].next = at(other);
+        tiles[1] = {at(other), at(turns ? after + other - tile : after), (char*)other_sums};
+    }
+    amx_products<INTEGERS>(tiles, other == NONE ? 1 : 2, n_lines, x, first, n_rows, put);
 }
 #endif
 

@@ -68,10 +68,10 @@ def test_a_level_whose_registers_are_refused_is_not_used(
         pytest.skip("needs a C++ compiler")
     names = [name for name in native._SIGNATURES if name not in ("quire_enable", "quire_interface")]
     for level, error in (("avx2", 28), ("portable", 0)):
-        functions = "".join(f"void {name}() {{}}" for name in [*names, "quire_parallel"])
+        functions = [f"void {name}() {{}}" for name in [*names, "quire_parallel"]]
+        functions += [f"long quire_enable() {{ return {error}; }}", "long quire_interface() { return 0; }"]
         source = tmp_path / f"{level}.cpp"
-        source.write_text(f'extern "C" {{ long quire_interface() {{ return 0; }} long quire_enable() {{ return {error}; }}'
-                          f" {functions} }}")  # fmt: skip
+        source.write_text('extern "C" {\n' + "\n".join(functions) + "\n}\n")
         library = tmp_path / f"libquire_{level}.so"
         subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
     monkeypatch.setattr(native, "FOLDER", tmp_path)
