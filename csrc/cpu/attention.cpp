@@ -328,9 +328,19 @@ template <class E, class S, class K, class V> struct Tile {
     int64_t out_row(const Row& row) const { return (int64_t)row.site.q_row * a.plan->n_q_heads + row.site.q_head; }
 };
 
-template <class E, class S, class K, class V>
-static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, Tile<E, S, K, V>& work) {
+// Where the keys and values lie that task number `task` begins with, if there is such a task.
+template <class K> static void locate_first(const QuireAttnArgs& a, int64_t task, const K* zeros, Block<K>& to) {
     const QuireAttnPlan& p = *a.plan;
+    if (task >= (int64_t)p.n_tiles * p.n_kv_heads) return;
+    const KeyList list(p, p.tiles[3 * (task / p.n_kv_heads)]);
+    list.locate<false>(a, task % p.n_kv_heads, 0, list.size(), zeros, to);
+}
+
+template <class E, class S, class K, class V>
+static void run_tile(const QuireAttnArgs& a, int64_t task, Tile<E, S, K, V>& work) {
+    const QuireAttnPlan& p = *a.plan;
+    const int64_t head = task % p.n_kv_heads;
+    const int32_t* tile = p.tiles + 3 * (task / p.n_kv_heads);
     const int span = tile[0], n_tokens = tile[2];
     const KeyList list(p, span);
     const int64_t start = (int64_t)p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
@@ -344,17 +354,21 @@ static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, 
     };
     int32_t b = from(0);
     locate(b, blocks[0]);
-    for (int turn = 0; blocks[turn].n > 0; turn ^= 1) {
+    bool more = blocks[0].n > 0;
+    for (int turn = 0; more; turn ^= 1) {
         const int32_t after = from(b + 1);
-        locate(after, blocks[turn ^ 1]);
-        work.fold(b * E::B, blocks[turn], blocks[turn ^ 1]);
+        Block<K>& next = blocks[turn ^ 1];
+        locate(after, next);
+        more = next.n > 0;
+        if (!more) locate_first(a, task + a.n_threads, (const K*)work.zeros, next);  // likely this thread's next task
+        work.fold(b * E::B, blocks[turn], next);
         b = after;
     }
     work.close();
 }
 
-// Multiplications (and elements read) below which waking a thread costs more than it saves: some 20 microseconds.
-constexpr int64_t SMALL_WORK = 1 << 20;
+// Multiplications (and elements read) below which waking a thread costs more than it saves: some 5 microseconds.
+constexpr int64_t SMALL_WORK = 1 << 17;
 
 template <class E, class S, class K> static void run_all(const QuireAttnArgs& a) {
     const QuireAttnPlan& p = *a.plan;
@@ -364,7 +378,7 @@ template <class E, class S, class K> static void run_all(const QuireAttnArgs& a)
     const int most_rows = (most_tokens * (p.n_q_heads / p.n_kv_heads) + E::R - 1) / E::R * E::R;
     parallel_for((int64_t)p.n_tiles * p.n_kv_heads, 1, p.work < SMALL_WORK ? 1 : a.n_threads, [&](int64_t task) {
         Tile<E, S, K, Variant> work(a, most_rows);
-        run_tile(a, task % p.n_kv_heads, p.tiles + 3 * (task / p.n_kv_heads), work);
+        run_tile(a, task, work);
     });
 }
 

@@ -25,6 +25,7 @@ constexpr int64_t X_BYTES_AT_ONCE = 524288, ROWS_TOGETHER = 1;
 #endif
 constexpr int64_t LEAST_ROWS_AT_ONCE = 48;   // fewer would read the weights too often
 constexpr int64_t RANGE_BYTES = 524288;      // weights that one thread takes at once, at most
+constexpr int64_t AHEAD_OF_STEP = 4 << 20;   // weights of later products that waiting threads ask for, at most
 
 bool is_quantised(const QuireMatrix& w) { return w.format == QUIRE_INT8 || w.format == QUIRE_INT4; }
 
@@ -195,6 +196,20 @@ int64_t cut(int64_t n, int64_t task_bytes, int64_t n_rows, int n_threads, int32_
     return n_ranges;
 }
 
+// Announce the matrices that follow.
+void announce_next(const QuireMatrix& w) {
+    Ahead ahead[MOST_AHEAD];
+    int n = 0;
+    int64_t left = AHEAD_OF_STEP;
+    for (const QuireMatrix* next = w.next; next != nullptr && n + 2 <= MOST_AHEAD && left > 0; next = next->next) {
+        const int64_t n_tiles = (next->n + TILE - 1) / TILE, bytes = n_tiles * tile_bytes(*next);
+        ahead[n++] = {next->data, bytes < left ? bytes : left};
+        left -= bytes;
+        if (next->format == QUIRE_INT4) ahead[n++] = {next->scales, n_tiles * TILE * groups_of(*next) * (int64_t)sizeof(bf16)};
+    }
+    announce(ahead, n);
+}
+
 template <class T> void run(const QuireLinear& a) {
     const QuireMatrix& w = *a.matrix;
     Activations x{};
@@ -224,6 +239,7 @@ template <class T> void run(const QuireLinear& a) {
     const Scratch bounds_memory({(n_tasks + 1) * (int64_t)sizeof(int32_t)}, Use::BOUNDS);
     int32_t* bounds = (int32_t*)bounds_memory.piece(0);
     const int64_t n_ranges = cut(n_tasks, paired * tile_bytes(w), a.m / n_parts, a.n_threads, bounds);
+    announce_next(w);
     parallel_for(n_ranges, 1, a.n_threads, [&](int64_t range) {
         for (int64_t task = bounds[range]; task < bounds[range + 1]; task++) {
             const int64_t part = task / n_tiles, first = part_begin(part), tile = task % n_tiles;

@@ -86,6 +86,7 @@ struct QuireMatrix {
     const void* data;
     const void* scales;  // int8: float32; int4: bfloat16
     const void* bias;    // [n], type of the activations; may be null
+    const QuireMatrix* next;  // of the product that follows in a step: threads that wait ask memory for it; may be null
     int64_t n, k;
     int32_t format, unused;
 };

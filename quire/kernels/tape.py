@@ -69,6 +69,8 @@ class Tape:
         self._ops: list[_Op] = []
         self._kept: list[Any] = [tokens, page_table]
         """What the operations point into."""
+        self._matrices: list[products.Matrix] = []
+        """Of the products, in the order of a step."""
         self._array: Any = None
         self._heads = (n_q_heads, n_kv_heads, d)
         tile_tokens = max(1, TILE_ROWS * n_kv_heads // n_q_heads)
@@ -94,6 +96,7 @@ class Tape:
     ) -> None:
         """out = what `qgemm.linear` gives; then: one of NOTHING, ADD (to `out`), SILU_MUL, WIDEN of `qgemm.cpu`."""
         matrix = products.matrix(packed, bias)
+        self._link(matrix)
         weight, eps = (None, 0.0) if norm is None else norm
         call = products.Call(
             ctypes.addressof(matrix), x.data_ptr(), None if weight is None else weight.data_ptr(), out.data_ptr(),
@@ -170,6 +173,13 @@ class Tape:
         if self._array is None:
             self._array = (_Op * len(self._ops))(*self._ops)
         native.library().quire_run_tape(self._array, len(self._ops), ctypes.byref(step))
+
+    def _link(self, matrix: products.Matrix) -> None:
+        """Each matrix names the one of the next product, the last one the first of the next step."""
+        if self._matrices:
+            self._matrices[-1].next = ctypes.addressof(matrix)
+        self._matrices.append(matrix)
+        matrix.next = ctypes.addressof(self._matrices[0])
 
     def _add(self, code: int, args: ctypes.Structure, *kept: object) -> None:
         self._ops.append(_Op(code, ctypes.addressof(args)))

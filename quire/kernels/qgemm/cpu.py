@@ -22,7 +22,7 @@ class Matrix(ctypes.Structure):
     """QuireMatrix in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("data", "scales", "bias")),
+        *((name, _P) for name in ("data", "scales", "bias", "next")),
         ("n", _L), ("k", _L), ("format", _I), ("unused", _I),
     )  # fmt: skip
 
@@ -42,7 +42,7 @@ def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> Matrix:
     """The weight as C sees it; it points into `packed` and `bias`, which must be contiguous."""
     address = None if bias is None else bias.data_ptr()
     form = FORMATS.index(packed.scheme)
-    return Matrix(packed.data.data_ptr(), packed.scales.data_ptr(), address, packed.n, packed.k, form, 0)
+    return Matrix(packed.data.data_ptr(), packed.scales.data_ptr(), address, None, packed.n, packed.k, form, 0)
 
 
 def linear(
