@@ -18,6 +18,7 @@ from quire.bench.kernels.timing import timer
 from quire.bench.limit import ceilings_line, step_limits_s
 from quire.bench.profiling import capture
 from quire.bench.trace import write_trace
+from quire.compute.quant import SCHEMES
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
@@ -25,10 +26,6 @@ from quire.engine.build import TORCH_DTYPES, make_device
 from quire.engine.capacity import kv_itemsize
 from quire.engine.core import StepRecord
 from quire.planner.cost import CostModel
-
-ITEMSIZES = {"int8": (1.0, 1.0), "int4": (0.5 + 2 / 32, 1.0)}
-"""`--quantization` → bytes a weight of the layers and of the head; int4 has a scale of 2 bytes for 32 weights."""
-
 
 class View:
     """To be made before the engine is loaded: the probe of a GPU wants its memory."""
@@ -41,12 +38,13 @@ class View:
         self._device = device.name
         self._timer = timer(device.name)
         self._dtypes = [dtype] if config.quantization == "none" else [dtype, torch.int8]
-        weight, head = ITEMSIZES.get(config.quantization, (dtype.itemsize, dtype.itemsize))
+        scheme = SCHEMES[config.quantization]
+        itemsize = dtype.itemsize if scheme is None else scheme.bytes_per_weight
         self.cost = CostModel(
             shape=arch,
             hardware=probe(self._timer, self._dtypes),
-            weight_itemsize=weight,
-            head_itemsize=head,
+            weight_itemsize=itemsize,
+            head_itemsize=itemsize,
             kv_itemsize=kv_itemsize(limits, arch),
             windows=arch.windows,
             page_size=config.block_size,
