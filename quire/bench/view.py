@@ -18,14 +18,15 @@ from quire.bench.kernels.timing import timer
 from quire.bench.limit import ceilings_line, step_limits_s
 from quire.bench.profiling import capture
 from quire.bench.trace import write_trace
-from quire.compute.quant import SCHEMES
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import resolve
 from quire.engine.build import TORCH_DTYPES, make_device
 from quire.engine.capacity import kv_itemsize
 from quire.engine.core import StepRecord
+from quire.kernels.qgemm import SCHEMES
 from quire.planner.cost import CostModel
+
 
 class View:
     """To be made before the engine is loaded: the probe of a GPU wants its memory."""
@@ -38,8 +39,8 @@ class View:
         self._device = device.name
         self._timer = timer(device.name)
         self._dtypes = [dtype] if config.quantization == "none" else [dtype, torch.int8]
-        scheme = SCHEMES[config.quantization]
-        itemsize = dtype.itemsize if scheme is None else scheme.bytes_per_weight
+        quantized = SCHEMES.get(config.quantization)
+        itemsize = dtype.itemsize if quantized is None else quantized.bytes_per_weight
         self.cost = CostModel(
             shape=arch,
             hardware=probe(self._timer, self._dtypes),

@@ -48,7 +48,8 @@ def _weight(layer: Layer, setting: Setting) -> torch.Tensor:
 
 
 def _contenders(scheme: str, layer: Layer, m: int, setting: Setting) -> Iterable[Contender]:
-    weights = [_weight(layer, setting) for _ in range(setting.timer.n_copies(SCHEMES[scheme].bytes_per_weight * layer.n * layer.k))]
+    n_copies = setting.timer.n_copies(SCHEMES[scheme].bytes_per_weight * layer.n * layer.k)
+    weights = [_weight(layer, setting) for _ in range(n_copies)]
     packed: list[PackedWeight] = [pack(weight, scheme) for weight in weights]
     x = setting.randn(m, layer.k)
     for implementation in catalog.runnable("qgemm", setting.device.type):

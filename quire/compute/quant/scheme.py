@@ -49,11 +49,6 @@ class QuantScheme(Protocol):
     name: str
     """Value of `--quantization`."""
 
-    @property
-    def bytes_per_weight(self) -> float:
-        """Of the matrices, with scales."""
-        ...
-
     def product(self, weight: torch.Tensor) -> Product:
         """The product of a matrix. A tied head gets its own copy here; the embedding stays as it is."""
         ...
@@ -89,29 +84,16 @@ class PackedProduct:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rounded:
-    """Every matrix, the output head too, rounded by one scheme of `kernels/qgemm`."""
+    """Every matrix, the output head too, rounded by the scheme of this name in `kernels/qgemm`."""
 
     name: str
-    scheme: str
-
-    @property
-    def bytes_per_weight(self) -> float:
-        """See `QuantScheme`."""
-        return qgemm.SCHEMES[self.scheme].bytes_per_weight
 
     def product(self, weight: torch.Tensor) -> Product:
         """See `QuantScheme`."""
-        return PackedProduct(pack(weight, self.scheme))
+        return PackedProduct(pack(weight, self.name))
 
 
-_ROUNDED = (
-    Rounded("int8", "int8"),
-    Rounded("int8-g32", "int8-g32"),
-    Rounded("int4", "int4-g64"),
-    Rounded("int4-g32", "int4-g32"),
-    Rounded("int4-g128", "int4-g128"),
-)
-SCHEMES: Final[Mapping[str, QuantScheme | None]] = {"none": None, **{one.name: one for one in _ROUNDED}}
+SCHEMES: Final[Mapping[str, QuantScheme | None]] = {"none": None, **{name: Rounded(name) for name in qgemm.SCHEMES}}
 """Value of `--quantization` → scheme; None leaves the matrices in the model's dtype."""
 
 

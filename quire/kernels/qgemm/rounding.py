@@ -1,4 +1,4 @@
-"""How weights are rounded to 8 or 4 bits, in plain torch: the oracle of csrc/cpu/pack.cpp, used where that is not built.
+"""How weights are rounded to 8 or 4 bits, in plain torch: the oracle of csrc/cpu/pack.cpp, used if that is not built.
 
 Owns the numbers of `BOOK` and the search for scales; does not own where codes lie in memory (`weight.py`).
 """
@@ -76,7 +76,7 @@ def whole_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def grouped(rows: torch.Tensor, bits: int, group: int, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [n, k] → codes [n, k padded] and float16 scales [n, groups] in units of `unit`, to which codes are fitted.
+    """float32 [n, k] → codes [n, k padded], fitted to the float16 scales [n, groups], which are in `unit`.
 
     8 bits: integers in -127..127, the largest magnitude of a group is 127. 4 bits: indices into `BOOK`.
     """

@@ -33,10 +33,12 @@ class Scheme:
 SCHEMES: Final = {
     "int8": Scheme(8, 0),
     "int8-g32": Scheme(8, 32),
+    "int4": Scheme(4, 64),
     "int4-g32": Scheme(4, 32),
-    "int4-g64": Scheme(4, 64),
     "int4-g128": Scheme(4, 128),
 }
+"""Also the values of `--quantization`. int4 has the largest groups that are as exact as llama.cpp's Q4_0 on normal
+weights (docs/lab-notes.md, 11); on heavier tails they are more exact."""
 FLOATS: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Types that are packed as they are."""
 

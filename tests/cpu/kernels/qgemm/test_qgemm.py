@@ -17,6 +17,7 @@ from quire.kernels.qgemm import reference, rounding
 from quire.kernels.qgemm import weight as weights
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TABLE = (-127, -126, -100, -8, -3, -1, 0, 1, 2, 5, 20, 60, 90, 99, 126, 127)
 TILE_K = {False: 4, True: 8}
 """Whether weights have 4 bits → k in a line of the layout."""
 SHAPES = [(1, 1, 1), (2, 7, 3), (3, 64, 32), (4, 65, 33), (5, 1, 1030), (7, 200, 300), (13, 130, 96), (70, 100, 257)]
@@ -51,7 +52,7 @@ def test_matches_the_reference(level: str, scheme: str, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("scheme", qgemm.SCHEMES)
 def test_integers_are_exact(level: str, scheme: str) -> None:
     """Integers with scales of one on both sides, at the ends of their ranges: the sums are integers, bit for bit."""
-    table = () if qgemm.SCHEMES[scheme].bits == 8 else (-127, -126, -100, -8, -3, -1, 0, 1, 2, 5, 20, 60, 90, 99, 126, 127)
+    table = () if qgemm.SCHEMES[scheme].bits == 8 else TABLE
     for m, ends in [(1, False), (2, True), (3, False), (11, True), (20, False)]:
         weight = torch.randint(-127, 128, (70, 992)).float()
         if table:
@@ -124,7 +125,7 @@ def test_rounding_to_8_bits(level: str, scheme: str) -> None:
     assert bool(((packed.dequantized() - weight.float()).abs() <= 0.531 * steps).all())
 
 
-@pytest.mark.parametrize("scheme", ["int4-g32", "int4-g64", "int4-g128"])
+@pytest.mark.parametrize("scheme", ["int4-g32", "int4", "int4-g128"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_to_4_bits(level: str, scheme: str, dtype: torch.dtype) -> None:
     """The native search finds what the oracle finds, but for ties; each code is the nearest for its scale."""
@@ -144,7 +145,7 @@ def test_rounding_to_4_bits(level: str, scheme: str, dtype: torch.dtype) -> None
     assert torch.allclose((got - weight.float()).abs(), best, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("scheme", "most"), [("int4-g32", 0.0760), ("int4-g64", 0.0830), ("int4-g128", 0.0880)])
+@pytest.mark.parametrize(("scheme", "most"), [("int4-g32", 0.0760), ("int4", 0.0830), ("int4-g128", 0.0880)])
 def test_the_error_of_4_bits(scheme: str, most: float) -> None:
     """Relative error of normal weights; 0.086 for groups of 32 on a uniform grid."""
     weight = torch.randn(512, 1024)
@@ -152,7 +153,7 @@ def test_the_error_of_4_bits(scheme: str, most: float) -> None:
     assert 0.9 * most < float(wrong.norm() / weight.norm()) < most
 
 
-@pytest.mark.parametrize("scheme", ["int8-g32", "int4-g64"])
+@pytest.mark.parametrize("scheme", ["int8-g32", "int4"])
 @pytest.mark.parametrize("size", [1e-25, 1e-9, 1e9, 1e30])
 def test_scales_of_any_size(level: str, scheme: str, size: float) -> None:
     """float16 scales are relative to the largest weight; groups a thousandth of it lose nothing."""
@@ -213,7 +214,7 @@ def test_fused_is_the_same_as_step_by_step(level: str, form: str, dtype: torch.d
 
 
 def test_no_rows(level: str) -> None:
-    assert qgemm.linear(torch.zeros(0, 40), qgemm.pack(torch.randn(8, 40), "int4-g64")).shape == (0, 8)
+    assert qgemm.linear(torch.zeros(0, 40), qgemm.pack(torch.randn(8, 40), "int4")).shape == (0, 8)
 
 
 def test_mismatches_are_refused() -> None:
