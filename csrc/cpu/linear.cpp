@@ -4,9 +4,9 @@
 // whoever comes. Layouts: quire/kernels/qgemm/weight.py; meaning of the numbers: reference.py there. Invariant: a row's
 // result depends on that row alone, bit for bit, whatever the other rows, their number and the threads.
 #include "amx.h"
+#include "groups.h"
 #include "interleave.h"
 #include "lines.h"
-#include "nibbles.h"
 #include "outputs.h"
 #include "quantise.h"
 #include "quire_cpu.h"
@@ -27,18 +27,23 @@ constexpr int64_t LEAST_ROWS_AT_ONCE = 48;   // fewer would read the weights too
 constexpr int64_t RANGE_BYTES = 524288;      // weights that one thread takes at once, at most
 constexpr int64_t AHEAD_OF_STEP = 4 << 20;   // weights of later products that waiting threads ask for, at most
 
-bool is_quantised(const QuireMatrix& w) { return w.format == QUIRE_INT8 || w.format == QUIRE_INT4; }
+constexpr int64_t INT8_K = 32;               // k of a matrix of 8 bits without groups is padded to a multiple
 
-int64_t groups_of(const QuireMatrix& w) { return w.format == QUIRE_INT4 ? (w.k + GROUP - 1) / GROUP : 1; }
+bool has_groups(const QuireMatrix& w) { return w.format == QUIRE_NIBBLES || w.format == QUIRE_BYTES; }
+
+bool is_quantised(const QuireMatrix& w) { return w.format == QUIRE_INT8 || has_groups(w); }
+
+int64_t groups_of(const QuireMatrix& w) { return has_groups(w) ? (w.k + w.group - 1) / w.group : 1; }
 
 // k with zeros: whole groups for integers, whole pairs for bfloat16.
 int64_t padded_k(const QuireMatrix& w) {
-    const int64_t unit = is_quantised(w) ? GROUP : w.format == QUIRE_BF16 ? Bf16Lines::K : 1;
+    const int64_t whole = has_groups(w) ? w.group : INT8_K;
+    const int64_t unit = is_quantised(w) ? whole : w.format == QUIRE_BF16 ? Bf16Lines::K : 1;
     return (w.k + unit - 1) / unit * unit;
 }
 
 int64_t tile_bytes(const QuireMatrix& w) {
-    constexpr int64_t HALF_BYTES[] = {2, 1, 8, 4, 4};  // of a weight, by format
+    constexpr int64_t HALF_BYTES[] = {2, 1, 8, 4, 4, 2};  // of a weight, by format
     return padded_k(w) * TILE * HALF_BYTES[w.format] / 2;
 }
 
@@ -68,8 +73,8 @@ template <class T> void prepare_row(const QuireLinear& a, const Activations& x, 
         norm_row<T>(values, nullptr, nullptr, (const T*)a.norm, normed, w.k, a.eps);
         values = normed;
     }
-    if (w.format == QUIRE_INT8) quantise_row(values, w.k, padded_k(w), BYTE_ZERO, x, row, (int8_t*)to, x.stride);
-    else if (w.format == QUIRE_INT4) quantise_row(values, w.k, GROUP, NIBBLE_ZERO, x, row, (int8_t*)to, x.stride);
+    if (w.format == QUIRE_INT8) quantise_row(values, w.k, padded_k(w), 1.f, x, row, (int8_t*)to, x.stride);
+    else if (has_groups(w)) quantise_row(values, w.k, w.group, w.unit, x, row, (int8_t*)to, x.stride);
     else if (w.format == QUIRE_BF16) pack_floats<Bf16Lines>(values, w.k, to, x.stride);
     else pack_floats<WideLines<float>>(values, w.k, to, x.stride);
 }
@@ -115,8 +120,11 @@ void tile_sums(
         using Format = decltype(format);
         lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)sums, after);
     };
-    if (w.format == QUIRE_INT4) {
-        nibbles_sums(data, (const bf16*)w.scales + tile * TILE * x.n_groups, x, first, n_rows, sums, after);
+    if (has_groups(w)) {
+        const GroupTile weights{data, (const f16*)w.scales + tile * TILE * x.n_groups, w.group, x.n_groups};
+        const GroupNibbles nibbles{table_of(w.table)};
+        if (w.format == QUIRE_BYTES) groups_sums(GroupBytes(), weights, x, first, n_rows, sums, after);
+        else groups_sums(nibbles, weights, x, first, n_rows, sums, after);
     } else if (w.format == QUIRE_INT8) {
         lines(ByteLines());
     } else if (w.format == QUIRE_BF16) {
@@ -205,7 +213,7 @@ void announce_next(const QuireMatrix& w) {
         const int64_t n_tiles = (next->n + TILE - 1) / TILE, bytes = n_tiles * tile_bytes(*next);
         ahead[n++] = {next->data, bytes < left ? bytes : left};
         left -= bytes;
-        if (next->format == QUIRE_INT4) ahead[n++] = {next->scales, n_tiles * TILE * groups_of(*next) * (int64_t)sizeof(bf16)};
+        if (has_groups(*next)) ahead[n++] = {next->scales, n_tiles * TILE * groups_of(*next) * (int64_t)sizeof(f16)};
     }
     announce(ahead, n);
 }
