@@ -161,8 +161,8 @@ template <bool INTEGERS> class AmxBlock {
 
 #undef AMX_MULTIPLY
 
-// Products of n_tiles tiles of weights with the rows from `first` on, which place_row put together: a few rows at a time,
-// sums of each tile, and then done(row, number of rows).
+// Products of n_tiles tiles of weights with the rows from `first` on, which place_row put together: a few rows at a
+// time, sums of each tile, and then done(row, number of rows).
 template <bool INTEGERS, class Done>
 void amx_products(
     const AmxTile* tiles, int n_tiles, int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows,

@@ -3,7 +3,7 @@
 // The rows are normed and brought into the format of the product once; then tiles of output channels are computed by
 // whoever comes. Layouts: quire/kernels/qgemm/weight.py; meaning of the numbers: reference.py there. Invariant: a row's
 // result depends on that row alone, bit for bit, whatever the other rows, their number and the threads.
-#include "amx.h"
+#include "amx_groups.h"
 #include "groups.h"
 #include "interleave.h"
 #include "lines.h"
@@ -56,14 +56,13 @@ int64_t x_stride(const QuireMatrix& w) {
 // Bytes of activations in one line of one row.
 int64_t x_unit(const QuireMatrix& w) { return w.format == QUIRE_BF16 ? Bf16Lines::X_BYTES : 4; }
 
-// Whether rows are placed for, and products computed by, amx.h.
-bool on_amx(const QuireMatrix& w) {
 #if QUIRE_AMX
+// Whether m rows are placed for, and multiplied by, tile registers.
+bool on_amx(const QuireMatrix& w, int64_t m) {
+    if (has_groups(w)) return w.group % STEP_BYTES == 0 && m >= LEAST_AMX_ROWS;
     return w.format == QUIRE_INT8 || w.format == QUIRE_BF16;
-#else
-    return false;
-#endif
 }
+#endif
 
 // One row as the product reads it, alone: `stride` bytes.
 template <class T> void prepare_row(const QuireLinear& a, const Activations& x, int64_t row, T* normed, char* to) {
@@ -153,6 +152,27 @@ void run_on_amx(
     }
     amx_products<INTEGERS>(tiles, other == NONE ? 1 : 2, n_lines, x, first, n_rows, put);
 }
+
+// The same for weights in groups.
+template <class Put>
+void run_groups_on_amx(
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t other, int64_t first, int64_t n_rows, float* sums,
+    float* other_sums, int64_t next, const Put& put) {
+    const int64_t size = w.format == QUIRE_NIBBLES ? padded_k(w) * TILE : 0;
+    const Scratch scratch({size, size}, Use::LOOKED_UP);
+    const GroupNibbles nibbles{table_of(w.table)};
+    const auto prepared = [&](int64_t t, float* to, int i) {
+        const uint8_t *data = (const uint8_t*)w.data, *at = data + t * tile_bytes(w);
+        if (size > 0) look_up_lines(nibbles, at, padded_k(w) / PAIR_K, (uint8_t*)scratch.piece(i));
+        const int64_t after = next == NONE ? t : next + t - tile;
+        return AmxGroupTile{
+            size > 0 ? (const uint8_t*)scratch.piece(i) : at, (const f16*)w.scales + t * TILE * x.n_groups, to,
+            data + after * tile_bytes(w), tile_bytes(w)};
+    };
+    AmxGroupTile tiles[2] = {prepared(tile, sums, 0)};
+    if (other != NONE) tiles[1] = prepared(other, other_sums, 1);
+    amx_group_products(tiles, other == NONE ? 1 : 2, w.group, x, first, n_rows, put);
+}
 #endif
 
 // One tile for the rows from `first` on; with an activation, one of gates and the one of ups that belongs to it.
@@ -185,6 +205,7 @@ void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t 
         return run_on_amx<true>(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
     if (w.format == QUIRE_BF16)
         return run_on_amx<false>(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
+    if (on_amx(w, a.m)) return run_groups_on_amx(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
 #endif
     tile_sums(w, x, tile, first, n_rows, sums, second == NONE ? next : second);
     if (second != NONE) tile_sums(w, x, second, first, n_rows, up_sums, next);
@@ -238,7 +259,7 @@ template <class T> void run(const QuireLinear& a) {
         if (b >= n_row_blocks(n_rows)) return;
         const int64_t begin = block_begin(n_rows, b), end = block_begin(n_rows, b + 1);
 #if QUIRE_AMX
-        if (on_amx(w)) return place_rows<T>(a, x, first, n_rows, begin, end);
+        if (on_amx(w, a.m)) return place_rows<T>(a, x, first, n_rows, begin, end);
 #endif
         prepare_block<T>(a, x, first + begin, first + end);
     });
