@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 FOLDER = "csrc/cpu"
-SOURCES = ["attention.cpp", "linear.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
+SOURCES = ["attention.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
 with open(f"{FOLDER}/build.json") as table:
     BUILD = json.load(table)
 with open(f"{FOLDER}/quire_cpu.h", "rb") as header:

@@ -40,7 +40,10 @@ RESULT = pathlib.Path(__file__).with_name("results") / "quantization_quality.jso
 SCHEMES = {
     "none": ("none", "auto"),
     "int8": ("int8", "auto"),
+    "int8-g32": ("int8-g32", "auto"),
     "int4": ("int4", "auto"),
+    "int4-g32": ("int4-g32", "auto"),
+    "int4-g128": ("int4-g128", "auto"),
     "kv int8": ("none", "int8"),
     "int8, kv int8": ("int8", "int8"),
 }

@@ -162,6 +162,7 @@ template <class E, class S, class K, class V> struct Tile {
     int n_rows = 0;
     int32_t n_first = 0;
     int64_t head = 0;
+    typename E::Session session;
 
     Tile(const QuireAttnArgs& args, int most_rows)
         : a(args), d(args.plan->head_dim), lanes_d(padded(d)), group(args.plan->n_q_heads / args.plan->n_kv_heads) {
@@ -222,7 +223,7 @@ template <class E, class S, class K, class V> struct Tile {
     }
 
     // Few enough rows that repacking a block would cost more than it saves.
-    bool few() const { return n_rows <= E::R && d % W == 0; }
+    bool few() const { return !E::PANELS_ONLY && n_rows <= E::R && d % W == 0; }
 
     // Fold one block of keys, the first of them number `first`, into the rows that see any of it.
     void fold(int32_t first, const Block<K>& block, const Block<K>& next) {
@@ -374,7 +375,7 @@ template <class E, class S, class K> static void run_all(const QuireAttnArgs& a)
     int most_tokens = 0;
     for (int i = 0; i < p.n_tiles; i++)
         if (p.tiles[3 * i + 2] > most_tokens) most_tokens = p.tiles[3 * i + 2];
-    const int most_rows = most_tokens * (p.n_q_heads / p.n_kv_heads);
+    const int most_rows = (most_tokens * (p.n_q_heads / p.n_kv_heads) + E::R - 1) / E::R * E::R;
     parallel_for((int64_t)p.n_tiles * p.n_kv_heads, 1, p.work < SMALL_WORK ? 1 : a.n_threads, [&](int64_t task) {
         Tile<E, S, K, Variant> work(a, most_rows);
         run_tile(a, task, work);
@@ -399,6 +400,6 @@ using namespace quire;
 void quire_attention(const QuireAttnArgs* args) {
     constexpr auto runs = [](int dtype) { return QUIRE_ONLY_DTYPE < 0 || QUIRE_ONLY_DTYPE == dtype; };
     if constexpr (runs(0)) if (args->dtype == 0) run_dtype<WideEngine<float>>(*args);
-    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<Bf16Engine>(*args);
+    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<PairEngine>(*args);
     if constexpr (runs(2)) if (args->dtype == 2) run_dtype<WideEngine<f16>>(*args);
 }

@@ -6,8 +6,6 @@
 
 namespace quire {
 
-constexpr int NIBBLE_ZERO = 8;  // what a stored nibble has too much
-
 #if defined(__AVX512VNNI__)
 
 constexpr int BYTE_ZERO = 128;  // what dot_bytes leaves in each stored byte: the caller subtracts it
@@ -16,8 +14,6 @@ constexpr int BYTE_ZERO = 128;  // what dot_bytes leaves in each stored byte: th
 QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
     return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)x);
 }
-
-#define QUIRE_WIDE_NIBBLES 1
 
 #elif QUIRE_AVX512 || QUIRE_AVX2
 
@@ -50,32 +46,31 @@ QUIRE_INLINE vi dot_bytes(vi acc, vi w, vi x) {
     return acc + (((vi)odd << 16) >> 16) + ((vi)odd >> 16);
 }
 
-#define QUIRE_WIDE_NIBBLES 1
-
 #endif
 
-// Sums of a group of 32 nibbles, w in 0..15: begin, eight times dot_nibbles, end. `start` is added to every lane.
-#if QUIRE_WIDE_NIBBLES
-QUIRE_INLINE vi begin_nibbles(int32_t start) { return set1i(start); }
-QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) { return dot_bytes(acc, w, x); }
-QUIRE_INLINE vi end_nibbles(vi acc, int32_t) { return acc; }
-#else  // pairs of 16 bits: 16 * 15 * 127 fits
-QUIRE_INLINE vi begin_nibbles(int32_t) { return vi{}; }
+// Sixteen bytes to choose from.
 #if QUIRE_AVX512
-QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) {
-    return (vi)_mm512_add_epi16((__m512i)acc, _mm512_maddubs_epi16((__m512i)w, (__m512i)x));
+typedef vi Table;
+QUIRE_INLINE Table table_of(const uint8_t* bytes) {
+    return (vi)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)bytes));
 }
-QUIRE_INLINE vi end_nibbles(vi acc, int32_t start) {
-    return (vi)_mm512_madd_epi16((__m512i)acc, _mm512_set1_epi16(1)) + start;
+// Bytes of the table; each byte of `at` is in 0..15.
+QUIRE_INLINE vi look_up(Table table, vi at) { return (vi)_mm512_shuffle_epi8((__m512i)table, (__m512i)at); }
+#elif QUIRE_AVX2
+typedef vi Table;
+QUIRE_INLINE Table table_of(const uint8_t* bytes) {
+    return (vi)_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)bytes));
 }
+QUIRE_INLINE vi look_up(Table table, vi at) { return (vi)_mm256_shuffle_epi8((__m256i)table, (__m256i)at); }
 #else
-QUIRE_INLINE vi dot_nibbles(vi acc, vi w, vi x) {
-    return (vi)_mm256_add_epi16((__m256i)acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)x));
+struct Table { uint8_t bytes[16]; };
+QUIRE_INLINE Table table_of(const uint8_t* bytes) { return load_bits<Table>(bytes); }
+QUIRE_INLINE vi look_up(Table table, vi at) {
+    uint8_t bytes[sizeof(vi)];
+    store_bits(bytes, at);
+    for (size_t i = 0; i < sizeof(vi); i++) bytes[i] = table.bytes[bytes[i]];
+    return load_bits<vi>(bytes);
 }
-QUIRE_INLINE vi end_nibbles(vi acc, int32_t start) {
-    return (vi)_mm256_madd_epi16((__m256i)acc, _mm256_set1_epi16(1)) + start;
-}
-#endif
 #endif
 
 QUIRE_INLINE vf to_float(vi v) { return __builtin_convertvector(v, vf); }

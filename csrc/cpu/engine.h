@@ -1,4 +1,4 @@
-// How a tile multiplies: three engines with one interface.
+// How a tile multiplies: engines with one interface.
 //
 // WideEngine<T> converts what keys and values are stored as to float32 and multiplies with fma. Bf16Engine multiplies
 // pairs of bf16 with vdpbf16ps where the instruction set has it, Int8Engine integers. All lay a block of B keys out as
@@ -101,7 +101,12 @@ QUIRE_INLINE void combine(
     }
 }
 
-template <class Element> struct WideEngine {
+struct VectorEngine {
+    static constexpr bool PANELS_ONLY = false;  // no way of its own for few rows
+    struct Session {};                          // lives as long as a tile of attention is at work
+};
+
+template <class Element> struct WideEngine : VectorEngine {
     using T = Element;
     using Query = float;
     using Weight = float;
@@ -219,3 +224,4 @@ template <class Element> struct WideEngine {
 
 #include "engine_bf16.h"
 #include "engine_int8.h"
+#include "engine_amx.h"

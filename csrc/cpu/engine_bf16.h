@@ -9,7 +9,7 @@ namespace quire {
 
 #if QUIRE_AVX512 && defined(__AVX512BF16__)
 
-struct Bf16Engine {
+struct Bf16Engine : VectorEngine {
     using T = bf16;
     using Query = bf16;
     using Weight = bf16;

@@ -12,7 +12,7 @@ namespace quire {
 
 #if QUIRE_AVX512
 
-struct Int8Engine {
+struct Int8Engine : VectorEngine {
     using T = q8;
     using Query = int16_t;
     using Weight = int16_t;

@@ -39,13 +39,14 @@ template <class T> int32_t quantise(const T* x, int64_t count, int8_t* q, float*
 }
 
 // One row of k values to q, zeros up to its `size`; scales and starts go where they belong.
-// zero: what stored weights have too much.
+// unit: a factor of all weights, which goes into the scales.
 template <class T>
 void quantise_row(
-    const T* x, int64_t k, int64_t group, int32_t zero, const Activations& to, int64_t row, int8_t* q, int64_t size) {
+    const T* x, int64_t k, int64_t group, float unit, const Activations& to, int64_t row, int8_t* q, int64_t size) {
     for (int64_t g = 0; g < to.n_groups; g++) {
         const int64_t first = g * group, count = first + group < k ? group : k - first, at = g * to.m + row;
-        to.starts[at] = -zero * quantise(x + first, count, q + first, to.scales + at);
+        to.starts[at] = -BYTE_ZERO * quantise(x + first, count, q + first, to.scales + at);
+        to.scales[at] *= unit;
     }
     memset(q + k, 0, size - k);
 }

@@ -18,6 +18,10 @@ QUIRE_API void quire_use_pool(QuireParallel pool);
 // Checksum of this header (setup.py, quire/kernels/native.py): a library that was built with another one is not used.
 QUIRE_API int64_t quire_interface();
 
+// Asks the system for the registers that this library's instructions need, for the whole process. 0, or an error number:
+// then no other function may be called.
+QUIRE_API int64_t quire_enable();
+
 constexpr int QUIRE_MAX_PARAMS = 8;
 
 // One step's attention work, the same for every layer. Spans: quire/kernels/attention/plan.py.
@@ -76,15 +80,20 @@ QUIRE_API void quire_store_kv(
     int head_dim, int n_threads);
 
 // A matrix [n, k] packed for products. Layouts of data and scales: quire/kernels/qgemm/weight.py.
-enum QuireFormat { QUIRE_INT8 = 0, QUIRE_INT4 = 1, QUIRE_F32 = 2, QUIRE_BF16 = 3, QUIRE_F16 = 4 };
+// NIBBLES and BYTES have groups of `group` values along k, a multiple of 32 that divides 256.
+enum QuireFormat {
+    QUIRE_INT8 = 0, QUIRE_NIBBLES = 1, QUIRE_F32 = 2, QUIRE_BF16 = 3, QUIRE_F16 = 4, QUIRE_BYTES = 5
+};
 
 struct QuireMatrix {
     const void* data;
-    const void* scales;  // int8: float32; int4: bfloat16
+    const void* scales;  // int8: float32, a channel; groups: float16, in `unit`, a power of two
     const void* bias;    // [n], type of the activations; may be null
     const QuireMatrix* next;  // of the product that follows in a step: threads that wait ask memory for it; may be null
     int64_t n, k;
-    int32_t format, unused;
+    int32_t format, group;
+    float unit;
+    uint8_t table[16];  // nibbles: what each stands for, plus 128
 };
 
 // What becomes of y = norm(x) @ matrix.T + bias, rounded to the type of x: it is stored; added to what `out` holds;
@@ -102,6 +111,18 @@ struct QuireLinear {
 };
 
 QUIRE_API void quire_linear(const QuireLinear* args);
+
+// Rounds a matrix [n, k] of rows `row` apart into groups: codes and scales in units of `unit`. bits 8: integers in
+// -127..127; 4: indices into `table`, ascending, whose ends are the largest magnitudes below and above zero.
+struct QuirePack {
+    const void* weight;
+    void *data, *scales;
+    int64_t n, k, row;
+    int32_t dtype, bits, group, n_threads;
+    float unit, table[16];
+};
+
+QUIRE_API void quire_pack(const QuirePack* args);
 
 // One token for each row of logits [n_rows, width]: the largest where inverses[i] (1 / temperature) is 0, else the
 // first at which the cumulative weight exceeds uniforms[i] times the total. Logits below floors[i] weigh nothing;

@@ -24,10 +24,8 @@ from quire.config.resolve import resolve
 from quire.engine.build import TORCH_DTYPES, make_device
 from quire.engine.capacity import kv_itemsize
 from quire.engine.core import StepRecord
+from quire.kernels.qgemm import SCHEMES
 from quire.planner.cost import CostModel
-
-ITEMSIZES = {"int8": (1.0, 1.0), "int4": (0.5 + 2 / 32, 1.0)}
-"""`--quantization` → bytes a weight of the layers and of the head; int4 has a scale of 2 bytes for 32 weights."""
 
 
 class View:
@@ -41,12 +39,13 @@ class View:
         self._device = device.name
         self._timer = timer(device.name)
         self._dtypes = [dtype] if config.quantization == "none" else [dtype, torch.int8]
-        weight, head = ITEMSIZES.get(config.quantization, (dtype.itemsize, dtype.itemsize))
+        quantized = SCHEMES.get(config.quantization)
+        itemsize = dtype.itemsize if quantized is None else quantized.bytes_per_weight
         self.cost = CostModel(
             shape=arch,
             hardware=probe(self._timer, self._dtypes),
-            weight_itemsize=weight,
-            head_itemsize=head,
+            weight_itemsize=itemsize,
+            head_itemsize=itemsize,
             kv_itemsize=kv_itemsize(limits, arch),
             windows=arch.windows,
             page_size=config.block_size,

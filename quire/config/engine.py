@@ -41,11 +41,12 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         _doc("Type of weights and activations; auto takes the checkpoint's."),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "int4"],
+        Literal["none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128"],
         _doc(
-            "On a CPU, weights are rounded while loading: int8 has one scale an output channel; int4 one for each 32"
-            " weights, with the output head in int8. Activations are rounded to 8 bits in each product; embeddings"
-            " and norms keep their type, and so does the KV cache without kv_cache_dtype."
+            "On a CPU, weights are rounded while loading, to 8 or 4 bits with one scale an output channel (int8), for"
+            " each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are more exact and take more"
+            " memory. Activations are rounded to 8 bits in each product; embeddings and norms keep their type, and so"
+            " does the KV cache without kv_cache_dtype."
         ),
     ] = "none"
     device: Annotated[

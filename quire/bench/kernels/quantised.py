@@ -16,12 +16,10 @@ from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.linear import LAYERS, Layer
 from quire.kernels import catalog
-from quire.kernels.qgemm import SCHEMES, PackedWeight, Scheme, pack, reference
+from quire.kernels.qgemm import SCHEMES, PackedWeight, pack, reference
 
 NAMES = ("0.6b qkv", "0.6b down")
 ROWS = (1, 16)
-BYTES = {"int8": 1.0, "int4": 0.5625}
-"""Of a weight with its scale."""
 
 
 def cases(op: str, setting: Setting) -> Iterator[Case]:
@@ -30,7 +28,7 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
         for name in NAMES:
             layer = LAYERS[name].plain
             for m in ROWS:
-                w_bytes = BYTES[scheme] * layer.n * layer.k
+                w_bytes = SCHEMES[scheme].bytes_per_weight * layer.n * layer.k
                 work = Work(w_bytes + setting.element_bytes * m * layer.k, setting.element_bytes * m * layer.n)
                 contenders = functools.partial(_contenders, scheme, layer, m, setting)
                 yield Case(op, f"{name} {scheme}, {m} rows", work, contenders, quick=m == 16 and name == NAMES[0])
@@ -49,8 +47,9 @@ def _weight(layer: Layer, setting: Setting) -> torch.Tensor:
     return setting.randn(layer.n, layer.k).mul_(layer.k**-0.5)
 
 
-def _contenders(scheme: Scheme, layer: Layer, m: int, setting: Setting) -> Iterable[Contender]:
-    weights = [_weight(layer, setting) for _ in range(setting.timer.n_copies(BYTES[scheme] * layer.n * layer.k))]
+def _contenders(scheme: str, layer: Layer, m: int, setting: Setting) -> Iterable[Contender]:
+    n_copies = setting.timer.n_copies(SCHEMES[scheme].bytes_per_weight * layer.n * layer.k)
+    weights = [_weight(layer, setting) for _ in range(n_copies)]
     packed: list[PackedWeight] = [pack(weight, scheme) for weight in weights]
     x = setting.randn(m, layer.k)
     for implementation in catalog.runnable("qgemm", setting.device.type):
@@ -61,7 +60,7 @@ def _contenders(scheme: Scheme, layer: Layer, m: int, setting: Setting) -> Itera
     yield Contender("torch", lambda: [functools.partial(F.linear, x, weight) for weight in weights], is_peer=True)
 
 
-def _error(scheme: Scheme, setting: Setting, module: str) -> float:
+def _error(scheme: str, setting: Setting, module: str) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
     packed = pack(_weight(Layer(200, 330), setting), scheme)
     x, bias = setting.randn(7, 330), setting.randn(200)

@@ -109,6 +109,11 @@ class Linear:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(self.weight, None)
             self.is_packed = True
 
+    def adopt(self, product: Product) -> None:
+        """Take a product that is filled elsewhere, instead of the matrix; what is copied into its parts is lost."""
+        self.product = product
+        self.weight = self.weight.new_empty(0)
+
     @property
     def n_bytes(self) -> int:
         """Memory of the parameters, without those that another layer owns."""

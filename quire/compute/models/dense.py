@@ -99,14 +99,14 @@ class DenseModel:
     `scheme` says what `pack` makes of the matrices."""
 
     def __init__(self, arch: ModelArch, make: Make, cos_sin: torch.Tensor, scheme: QuantScheme | None = None) -> None:
-        body, head = (None, None) if scheme is None else (scheme.body, scheme.head)
+        quantize = None if scheme is None else scheme.product
         self.arch = arch
         self.cos_sin = cos_sin
         self.embed = Embedding(make, arch.vocab_size, arch.hidden_size)
-        self.blocks = [Block(arch, layer, make, body) for layer in range(arch.n_layers)]
+        self.blocks = [Block(arch, layer, make, quantize) for layer in range(arch.n_layers)]
         self.norm = RMSNorm(make, arch.hidden_size, arch.rms_eps)
         tied = self.embed.weight if arch.tie_embeddings else None
-        self.head = Linear(make, arch.hidden_size, (arch.vocab_size,), tied=tied, quantize=head)
+        self.head = Linear(make, arch.hidden_size, (arch.vocab_size,), tied=tied, quantize=quantize)
 
     def forward(
         self,

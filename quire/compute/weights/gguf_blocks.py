@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 
-def _nibbles(packed: torch.Tensor) -> torch.Tensor:
+def nibbles(packed: torch.Tensor) -> torch.Tensor:
     """uint8 [n, k] → uint8 [n, 2, k]: low halves, then high halves."""
     return torch.stack((packed & 15, packed >> 4), dim=1)
 
@@ -24,7 +24,7 @@ def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 def _q4_0(blocks: torch.Tensor) -> torch.Tensor:
     """Scale, 32 nibbles around 8."""
-    return (_nibbles(blocks[:, 2:]).flatten(1).float() - 8) * _half(blocks, 0)
+    return (nibbles(blocks[:, 2:]).flatten(1).float() - 8) * _half(blocks, 0)
 
 
 def _q8_0(blocks: torch.Tensor) -> torch.Tensor:
@@ -39,13 +39,13 @@ def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
     scales = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), dim=1)
     minima = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), dim=1)
     scale, minimum = scales.float() * _half(blocks, 0), minima.float() * _half(blocks, 2)
-    groups = _nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, 8, 32).float()
+    groups = nibbles(blocks[:, 16:].reshape(-1, 32)).reshape(-1, 8, 32).float()
     return (groups * scale[..., None] - minimum[..., None]).flatten(1)
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
     """2 halves of 128: low 4 bits in 64 bytes, high 2 bits in 32, around 32; an int8 scale for each 16."""
-    low = _nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 4, 32)
+    low = nibbles(blocks[:, :128].reshape(-1, 64)).reshape(-1, 4, 32)
     packed = blocks[:, 128:192].reshape(-1, 32)
     high = torch.stack([(packed >> shift) & 3 for shift in (0, 2, 4, 6)], dim=1)
     groups = (low | (high << 4)).reshape(-1, 16, 16).float() - 32

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from quire.compute.layers.rotary import rope_table
 from quire.compute.models.dense import DenseModel
 from quire.compute.quant import SCHEMES
+from quire.compute.weights import gguf_exact
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.dummy import fill_random
 from quire.compute.weights.gguf import interleaved_heads, open_gguf, separate_halves
@@ -103,7 +104,11 @@ def load_model(
         shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
         copies = _match(shards, build(torch.device("meta")), in_gguf)
         model = build(device)
-        _stream(shards, copies, Targets(model), check_finite, progress)
+        targets = Targets(model)
+        if in_gguf and scheme is not None:
+            entries = {copy.target: copy.entry for copy in copies[0] if not copy.compare}
+            targets.places = gguf_exact.places(model, scheme.name, entries)
+        _stream(shards, copies, targets, check_finite, progress)
     model.pack()
     return model
 
@@ -114,6 +119,8 @@ class Targets:
     def __init__(self, model: DenseModel) -> None:
         self.tensors = dict(model.weights())
         self._owners = model.owners()
+        self.places: dict[str, gguf_exact.Place] = {}
+        """Names whose blocks go there as they are."""
 
     def filled(self, name: str) -> None:
         """`name` has its values. Embeddings and norms stay, for the comparison with a tied head."""
@@ -198,6 +205,13 @@ def _read_tensors(
 ) -> None:
     with open_shard(shard) as descriptor:
         for copy in copies:
+            if copy.target in targets.places and not copy.compare:
+                place = targets.places[copy.target]
+                for n_bytes in gguf_exact.fill(descriptor, copy.entry, place, copy.n_interleaved, shard.path):
+                    bar.update(n_bytes if copy.target != gguf_exact.EMBEDDING else 0)
+                if copy.target != gguf_exact.EMBEDDING:
+                    targets.filled(copy.target)
+                    continue
             target = targets.tensors[copy.target].view(-1)
             for start, piece in _pieces(descriptor, copy.entry, buffer, shard.path):
                 part = target[start : start + len(piece)]

@@ -2,6 +2,6 @@
 
 from quire.kernels.qgemm.arena import arena
 from quire.kernels.qgemm.op import linear, pack, pack_floats
-from quire.kernels.qgemm.weight import SCHEMES, PackedWeight, Scheme
+from quire.kernels.qgemm.weight import SCHEMES, PackedWeight
 
-__all__ = ["SCHEMES", "PackedWeight", "Scheme", "arena", "linear", "pack", "pack_floats"]
+__all__ = ["SCHEMES", "PackedWeight", "arena", "linear", "pack", "pack_floats"]

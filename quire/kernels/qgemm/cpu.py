@@ -10,12 +10,16 @@ from quire.kernels import native
 from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
 from quire.kernels.norm import rms_norm
-from quire.kernels.qgemm import reference
-from quire.kernels.qgemm.weight import FORMATS, PackedWeight
+from quire.kernels.qgemm import reference, rounding
+from quire.kernels.qgemm import weight as weights
+from quire.kernels.qgemm.weight import SCHEMES, PackedWeight
 
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 NOTHING, ADD, SILU_MUL, WIDEN = range(4)
 """QuireThen in csrc/cpu/quire_cpu.h."""
+INT8, NIBBLES, F32, BF16, F16, BYTES = range(6)
+"""QuireFormat in csrc/cpu/quire_cpu.h."""
+FLOAT_FORMATS = {"float32": F32, "bfloat16": BF16, "float16": F16}
 
 
 class Matrix(ctypes.Structure):
@@ -23,7 +27,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, _P) for name in ("data", "scales", "bias", "next")),
-        ("n", _L), ("k", _L), ("format", _I), ("unused", _I),
+        ("n", _L), ("k", _L), ("format", _I), ("group", _I), ("unit", ctypes.c_float), ("table", ctypes.c_uint8 * 16),
     )  # fmt: skip
 
 
@@ -38,11 +42,44 @@ class Call(ctypes.Structure):
     )
 
 
+class _Pack(ctypes.Structure):
+    """QuirePack in csrc/cpu/quire_cpu.h."""
+
+    _fields_ = (
+        *((name, _P) for name in ("weight", "data", "scales")),
+        *((name, _L) for name in ("n", "k", "row")),
+        *((name, _I) for name in ("dtype", "bits", "group", "n_threads")),
+        ("unit", ctypes.c_float), ("table", ctypes.c_float * 16),
+    )  # fmt: skip
+
+
 def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> Matrix:
     """The weight as C sees it; it points into `packed` and `bias`, which must be contiguous."""
     address = None if bias is None else bias.data_ptr()
-    form = FORMATS.index(packed.scheme)
-    return Matrix(packed.data.data_ptr(), packed.scales.data_ptr(), address, None, packed.n, packed.k, form, 0)
+    group, form = 0, FLOAT_FORMATS.get(packed.scheme, INT8)
+    if packed.scheme in SCHEMES and SCHEMES[packed.scheme].group:
+        group, form = SCHEMES[packed.scheme].group, BYTES if SCHEMES[packed.scheme].bits == 8 else NIBBLES
+    table = (ctypes.c_uint8 * 16)(*(value + 128 for value in packed.table))
+    return Matrix(
+        packed.data.data_ptr(), packed.scales.data_ptr(), address, None, packed.n, packed.k, form, group,
+        packed.unit, table,
+    )  # fmt: skip
+
+
+def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
+    """See op.py; weight: finite. unit: for scales of groups."""
+    library, form = native.library(), SCHEMES[scheme]
+    if library is None or weight.dtype not in native.DTYPES or not form.group:
+        return weights.pack(weight, scheme, unit)
+    weight = weight.detach() if weight.stride(1) == 1 else weight.detach().contiguous()
+    packed = weights.empty(scheme, *weight.shape, unit, rounding.BOOK if form.bits == 4 else ())
+    call = _Pack(
+        weight.data_ptr(), packed.data.data_ptr(), packed.scales.data_ptr(), *weight.shape, weight.stride(0),
+        native.DTYPES[weight.dtype], form.bits, form.group, torch.get_num_threads(), unit,
+        (ctypes.c_float * 16)(*packed.table),
+    )  # fmt: skip
+    library.quire_pack(ctypes.byref(call))
+    return packed
 
 
 def linear(

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from quire.core.errors import ConfigError
 from quire.kernels import backends
 from quire.kernels.gemm import Norm
+from quire.kernels.qgemm import rounding
 from quire.kernels.qgemm import weight as weights
-from quire.kernels.qgemm.weight import FLOATS, SCHEMES, PackedWeight, Scheme
+from quire.kernels.qgemm.weight import FLOATS, SCHEMES, PackedWeight
 
 
-def pack(weight: torch.Tensor, scheme: Scheme) -> PackedWeight:
-    """Quantise a matrix and lay it out for the CPU kernels; takes some five times the float32 memory of the matrix.
+def pack(weight: torch.Tensor, scheme: str) -> PackedWeight:
+    """Quantise a matrix and lay it out for the CPU kernels.
 
-    weight: [n, k] of any floating type on the CPU. scheme: 'int8' (a scale an output channel) or 'int4' (a bfloat16
-    scale for each 32 values along k); both symmetric. Raises ValueError on another shape, type, scheme, on k beyond
-    131,072, and on infinities and NaN; ConfigError on another device.
+    weight: [n, k] of any floating type on the CPU. scheme: a name in `SCHEMES`; numbers: `rounding.py`. Raises
+    ValueError on another shape, type, scheme, on k beyond 131,072, and on infinities and NaN; ConfigError on another
+    device.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"scheme {scheme!r} is not one of {', '.join(SCHEMES)}")
     _check_matrix(weight)
-    return weights.pack(weight, scheme)
+    largest = max(abs(float(end)) for end in weight.detach().aminmax())
+    if not math.isfinite(largest):
+        shape = f"[{weight.shape[0]}, {weight.shape[1]}]"
+        raise ValueError(f"weight {shape} holds an infinity or a NaN: it cannot be quantised to {scheme}")
+    return backends.module("qgemm", "cpu").pack(weight, scheme, rounding.unit_of(largest))
 
 
 def pack_floats(weight: torch.Tensor) -> PackedWeight:
@@ -45,7 +52,7 @@ def linear(
     """f(rms_norm(x) @ weight.T + bias): what `kernels.gemm.linear` computes, with a packed weight.
 
     x: [m, k], last dimension contiguous, float32, bfloat16 or float16; a weight that is not quantised has its type.
-    Quantised weights: x is rounded to 8 bits, each row with one scale (int8) or one for each 32 values (int4); a row
+    Quantised weights: x is rounded to 8 bits, each row with one scale (int8) or one for each group of the weight; a row
     with an infinity or a NaN gives NaN. The other arguments as in `kernels.gemm.linear`. A row's result does not depend
     on the other rows or on the number of threads, bit for bit. Raises ValueError on a mismatch, ConfigError on another
     device.

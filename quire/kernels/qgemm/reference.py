@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.qgemm.weight import GROUP, SCHEMES, PackedWeight, unpack, unpack_floats
+from quire.kernels.qgemm.weight import SCHEMES, PackedWeight, unpack, unpack_floats
 
 SMALLEST = 1e-30
 """Rows or groups of activations whose largest magnitude is smaller count as zeros."""
@@ -41,7 +41,7 @@ def exact(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = Non
         total = x.double() @ unpack_floats(packed).double().T
         return total if bias is None else total + bias.double()
     weight, w_scales = unpack(packed)
-    group = GROUP if packed.scheme == "int4" else weight.shape[1]
+    group = SCHEMES[packed.scheme].group or weight.shape[1]
     integers, x_scales = quantized_rows(x, group)
     total = torch.zeros(x.shape[0], packed.n, dtype=torch.float64)
     for g in range(x_scales.shape[1]):

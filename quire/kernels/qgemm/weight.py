@@ -1,48 +1,75 @@
 """Packed weights: what the numbers of a format are, and where they lie in memory.
 
-Owns the formats, rounding of weights and the layout that csrc/cpu/linear.cpp reads; owns no product. The layout is the
-same for every instruction set. Invariant: `unpack(packed)` gives back exactly the integers that `pack` laid out.
+Owns the formats and the layout that csrc/cpu reads; owns neither rounding (`rounding.py`) nor products. The layout is
+the same for every instruction set. Invariant: `unpack(packed)` gives back exactly the integers that were laid out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import typing
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 
+from quire.kernels.qgemm import rounding
 from quire.kernels.qgemm.arena import arena
 
-Scheme = typing.Literal["int8", "int4"]
-SCHEMES: tuple[Scheme, ...] = typing.get_args(Scheme)
-Format = typing.Literal["int8", "int4", "float32", "bfloat16", "float16"]
-FORMATS: tuple[Format, ...] = typing.get_args(Format)
-"""In the order of QuireFormat in csrc/cpu/quire_cpu.h."""
-FLOATS: dict[torch.dtype, Format] = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scheme:
+    """How weights are quantised: weight = integer * scale, symmetric; in 4 bits the integer is one of 16 in a table."""
+
+    bits: int
+    group: int
+    """Values along k that share a scale; 0: all of an output channel."""
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """With its share of a scale of a group."""
+        return self.bits / 8 + (2 / self.group if self.group else 0)
+
+
+SCHEMES: Final = {
+    "int8": Scheme(8, 0),
+    "int8-g32": Scheme(8, 32),
+    "int4": Scheme(4, 64),
+    "int4-g32": Scheme(4, 32),
+    "int4-g128": Scheme(4, 128),
+}
+"""Also the values of `--quantization`. int4 has the largest groups that are as exact as llama.cpp's Q4_0 on normal
+weights (docs/lab-notes.md, 11); on heavier tails they are more exact."""
+FLOATS: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Types that are packed as they are."""
 
-GROUP = 32
-"""Values along k that share a scale in int4; k is padded with zeros to a multiple of it in both schemes."""
-TILE = 64
+UNIT: Final = 32
+"""k is padded with zeros to a multiple of it, or to whole groups, where weights are quantised."""
+TILE: Final = 64
 """Output channels that lie together; n is padded with zeros to a multiple of it."""
-MAX_K = 1 << 17
+MAX_K: Final = 1 << 17
 """Beyond it a sum of products may not fit 32 bits."""
+PIECE_VALUES: Final = 1 << 20
+"""Values of a matrix that are rounded at once: memory that packing takes beside the matrix and the result."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A matrix [n, k]; weight = integer * scale, or the number itself."""
+    """A matrix [n, k]; weight = integer * scale * unit, or the number itself."""
 
-    scheme: Format
+    scheme: str
+    """One of `SCHEMES` or the values of `FLOATS`."""
     n: int
     k: int
     data: torch.Tensor
-    """float32, float16: [n/64, k, 64]. bfloat16: [n/64, k/2, 64, 2]. The others uint8. int8: [n/64, k/4, 64, 4], the
-    integer plus 128. int4: [n/64, k/32, 4, 64, 4], two integers plus 8: in the low half that of a k of the group's
-    first 16, in the high half that of the k 16 further."""
+    """float32, float16: [n/64, k, 64]. bfloat16: [n/64, k/2, 64, 2]. The others uint8. 8 bits: [n/64, k/4, 64, 4], the
+    integer plus 128. 4 bits: [n/64, k/8, 64, 4], two indices into `table`: in the low half that of one of the first 4
+    of 8 k, in the high half that of the k 4 further."""
     scales: torch.Tensor
-    """int8: float32 [n]. int4: bfloat16 [n/64, k/32, 64]. Both with n padded. Else empty."""
+    """int8: float32 [n]. Groups: float16 [n/64, k/group, 64]. Both with n padded. Else empty."""
+    unit: float = 1.0
+    """A power of two."""
+    table: tuple[int, ...] = ()
+    """4 bits: 16 integers in -127..127."""
 
     @property
     def n_bytes(self) -> int:
@@ -58,20 +85,48 @@ class PackedWeight:
         return wide.flatten(1)[:, : self.k].contiguous()
 
 
-def pack(weight: torch.Tensor, scheme: Scheme) -> PackedWeight:
-    """See op.py."""
-    n, k = weight.shape
-    padded = F.pad(weight.detach().float(), (0, -k % GROUP, 0, -n % TILE))
-    integers, scales = quantized(padded, scheme)
-    if not bool(scales.isfinite().all()):
-        raise ValueError(f"weight [{n}, {k}] holds an infinity or a NaN: it cannot be quantised to {scheme}")
-    if scheme == "int8":
-        lines = (integers + 128).to(torch.uint8).view(-1, TILE, padded.shape[1] // 4, 4)
-        return PackedWeight(scheme, n, k, lines.transpose(1, 2).contiguous(), scales.flatten())
-    halves = (integers + 8).to(torch.uint8).view(-1, TILE, padded.shape[1] // GROUP, 2, GROUP // 8, 4)
-    packed = (halves[:, :, :, 0] | halves[:, :, :, 1] << 4).permute(0, 2, 3, 1, 4).contiguous()
-    scales = scales.bfloat16().view(-1, TILE, scales.shape[1]).transpose(1, 2).contiguous()
-    return PackedWeight(scheme, n, k, packed, scales)
+def empty(scheme: str, n: int, k: int, unit: float = 1.0, table: tuple[int, ...] = ()) -> PackedWeight:
+    """A quantised matrix whose codes and scales are to be filled in; `table`: of 4 bits."""
+    form, n_tiles = SCHEMES[scheme], -(-n // TILE)
+    whole = k + -k % (form.group or UNIT)
+    data = arena().empty((n_tiles, whole * form.bits // 32, TILE, 4), torch.uint8)
+    if form.group:
+        scales = arena().empty((n_tiles, whole // form.group, TILE), torch.float16)
+    else:
+        scales = arena().empty((n_tiles * TILE,), torch.float32)
+    return PackedWeight(scheme, n, k, data, scales, unit, table)
+
+
+def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
+    """See op.py; weight: finite. unit: for scales of groups."""
+    form = SCHEMES[scheme]
+    table = rounding.BOOK if form.bits == 4 else ()
+    packed = empty(scheme, *weight.shape, unit if form.group else 1.0, table)
+    n_rows = max(1, PIECE_VALUES // weight.shape[1] // TILE) * TILE
+    for first in range(0, len(weight), n_rows):
+        piece = weight[first : first + n_rows].detach().float()
+        rows = F.pad(piece, (0, 0, 0, -len(piece) % TILE))
+        if form.group:
+            codes, scales = rounding.grouped(rows, form.bits, form.group, packed.unit)
+        else:
+            codes, scales = rounding.whole_rows(F.pad(rows, (0, -rows.shape[1] % UNIT)))
+        lay_out(packed, first, codes, scales)
+    return packed
+
+
+def lay_out(packed: PackedWeight, first: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    """Put rows `first`, ... of codes [r, k padded] and scales [r] or [r, groups] into place; whole tiles of rows."""
+    tiles = slice(first // TILE, first // TILE + len(codes) // TILE)
+    if SCHEMES[packed.scheme].bits == 8:
+        lines = (codes + 128).to(torch.uint8).view(-1, TILE, codes.shape[1] // 4, 4)
+    else:
+        halves = codes.to(torch.uint8).view(-1, TILE, codes.shape[1] // 8, 2, 4)
+        lines = halves[:, :, :, 0] | halves[:, :, :, 1] << 4
+    packed.data[tiles] = lines.transpose(1, 2)
+    if scales.dim() == 2:
+        packed.scales[tiles] = scales.view(-1, TILE, scales.shape[1]).transpose(1, 2)
+    else:
+        packed.scales[first : first + len(scales)] = scales
 
 
 def pack_floats(weight: torch.Tensor) -> PackedWeight:
@@ -95,32 +150,16 @@ def unpack_floats(packed: PackedWeight) -> torch.Tensor:
     return lines.transpose(1, 2).flatten(2).flatten(0, 1)[: packed.n, : packed.k]
 
 
-def quantized(weight: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [n, k] → float32 integers [n, k] and scales [n, 1 or k / 32], in int4 rounded to bfloat16.
-
-    int8: -127..127, the largest magnitude of a row is 127. int4: -8..7, the value of largest magnitude of a group is
-    -8 (the choice of llama.cpp's Q4_0).
-    """
-    if scheme == "int8":
-        groups = weight[:, None, :]
-        scales = groups.abs().amax(-1) / 127
-        low, high = -127, 127
-    else:
-        groups = weight.unflatten(1, (-1, GROUP))
-        least, most = groups.aminmax(dim=-1)
-        scales = (torch.where(-least > most, least, most) / -8).bfloat16().float()
-        low, high = -8, 7
-    divided = groups / torch.where(scales == 0, 1.0, scales)[:, :, None]
-    return divided.round_().clamp_(low, high).flatten(1), scales
-
-
 def unpack(packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [n, k padded] and float32 scales [n, 1 or k / 32]."""
-    if packed.scheme == "int8":
-        integers = packed.data.transpose(1, 2).flatten(2).flatten(0, 1).to(torch.int16) - 128
+    """int8 [n, k padded] and float32 scales [n, groups], one of int8."""
+    codes = packed.data.transpose(1, 2)
+    if SCHEMES[packed.scheme].bits == 8:
+        integers = codes.flatten(2).to(torch.int16) - 128
+    else:
+        halves = torch.stack((codes & 15, codes >> 4), dim=3).flatten(2)
+        integers = torch.tensor(packed.table, dtype=torch.int16)[halves.long()]
+    if packed.scales.dim() == 1:
         scales = packed.scales[:, None]
     else:
-        halves = torch.stack((packed.data & 15, packed.data >> 4), dim=2).permute(0, 4, 1, 2, 3, 5)
-        integers = halves.flatten(2).flatten(0, 1).to(torch.int16) - 8
-        scales = packed.scales.transpose(1, 2).flatten(0, 1).float()
-    return integers[: packed.n].to(torch.int8), scales[: packed.n]
+        scales = packed.scales.transpose(1, 2).flatten(0, 1).float() * packed.unit
+    return integers.flatten(0, 1)[: packed.n].to(torch.int8), scales[: packed.n]

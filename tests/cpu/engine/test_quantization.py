@@ -21,7 +21,7 @@ from quire.engine.llm import LLM
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "quire/_models/demo"
 
 
-@pytest.fixture(scope="module", params=["int8", "int4"])
+@pytest.fixture(scope="module", params=["int8", "int4", "int4-g128"])
 def quantized(request: pytest.FixtureRequest) -> Iterator[LLM]:
     yield LLM(str(DEMO), quantization=request.param, max_num_seqs=16, num_gpu_blocks_override=257, device="cpu")
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from quire.config.arch import read_arch
+from quire.config.gguf import read_header
 from quire.core.errors import LoadError
 
 IDS = list(range(3, 60))
@@ -115,3 +116,71 @@ def test_refused_weights(
     path.write_bytes(data.replace(b"blk.0.attn_v", b"blk.0.attn_x"))
     with pytest.raises(LoadError, match=r"blk\.0\.attn_x\.weight"):
         tools["load"](path)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "scheme", "fields"),
+    [
+        ("Llama", "Q8_0", "int8-g32", {"tie_word_embeddings": True}),
+        ("Llama", "Q4_0", "int4-g32", {"attention_bias": True}),
+        ("Qwen3", "Q4_0", "int8-g32", {}),
+        ("Qwen3", "Q4_0", "int4-g32", {"tie_word_embeddings": True}),
+    ],
+)
+def test_blocks_are_held_as_they_are(
+    family: str,
+    dtype: str,
+    scheme: str,
+    fields: dict[str, Any],
+    tmp_path: pathlib.Path,
+    tools: dict[str, Callable[..., Any]],
+    write_gguf: Callable[..., Any],
+) -> None:
+    """Matrices have the numbers of the file, while bfloat16 would round them; logits are close to float32's."""
+    sizes = {"hidden_size": 256, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 64}
+    oracle = tools["random_checkpoint"](tmp_path / "hf", family, **sizes, **fields)
+    path = write_gguf(tmp_path / "m.gguf", oracle, family.lower(), dtype)
+    plain = tools["load"](path)
+    model = tools["load"](path, torch.bfloat16, quantization=scheme)
+    for ours, theirs in zip(model.linears(), plain.linears(), strict=True):
+        assert ours.product.packed.scheme == scheme
+        assert torch.equal(ours.product.packed.dequantized(), theirs.product.packed.dequantized())
+        assert ours.bias is None or torch.equal(ours.bias.float(), theirs.bias.bfloat16().float())
+    assert torch.equal(model.embed.weight, plain.embed.weight.bfloat16())
+    found, expected = (tools["run_chunks"](one, one.dtype, IDS, [len(IDS)]).float() for one in (model, plain))
+    assert float((found - expected).norm() / expected.norm()) < 0.08
+
+
+def test_what_cannot_be_held_is_rounded(
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any]
+) -> None:
+    """Parts that end within a tile of rows, and types that a scheme lacks: as from any other file."""
+    sizes = {
+        "hidden_size": 96,
+        "intermediate_size": 96,
+        "num_hidden_layers": 1,
+        "head_dim": 32,
+        "num_key_value_heads": 1,
+    }
+    oracle = tools["random_checkpoint"](tmp_path / "hf", "Qwen3", **sizes)
+    path = write_gguf(tmp_path / "m.gguf", oracle, "qwen3", "Q8_0")
+    plain = tools["load"](path)
+    for scheme, held in (("int8-g32", {"gate_up": False, "down": True}), ("int4", {"gate_up": False, "down": False})):
+        model = tools["load"](path, torch.bfloat16, quantization=scheme)
+        for name, exact in held.items():
+            ours, theirs = (getattr(one.blocks[0], name).product.packed.dequantized() for one in (model, plain))
+            assert torch.equal(ours, theirs) == exact, name
+            assert float((ours - theirs).norm() / theirs.norm()) < 0.1
+
+
+def test_a_scale_that_is_not_finite_is_refused(
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any]
+) -> None:
+    oracle = tools["random_checkpoint"](tmp_path / "hf", "Qwen3", hidden_size=64, intermediate_size=64, head_dim=64)
+    path = write_gguf(tmp_path / "m.gguf", oracle, "qwen3", "Q8_0")
+    tensor = read_header(path).tensors["blk.0.ffn_down.weight"]
+    data = bytearray(path.read_bytes())
+    data[tensor.start : tensor.start + 2] = b"\x00\x7c"
+    path.write_bytes(data)
+    with pytest.raises(LoadError, match=r"down_proj.* scales"):
+        tools["load"](path, quantization="int8-g32")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +20,11 @@ from quire.compute.quant import SCHEMES, scheme
 from quire.compute.quant.scheme import PackedProduct
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch, read_arch
+from quire.config.engine import EngineConfig
 from quire.core.errors import LoadError
 from quire.kernels import qgemm
 from quire.kernels.qgemm import reference
+from quire.kernels.qgemm import weight as weights
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -33,7 +36,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-BITS = {"int8": 8, "int4": 4}
+NAMES = tuple(qgemm.SCHEMES)
 
 
 @pytest.fixture(autouse=True)
@@ -72,23 +75,29 @@ def packed(linear: Linear) -> qgemm.PackedWeight:
     return linear.product.packed
 
 
+def test_the_option_names_the_schemes() -> None:
+    hint = typing.get_type_hints(EngineConfig)["quantization"]
+    assert list(typing.get_args(hint)) == list(SCHEMES) == ["none", *NAMES]
+
+
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("shape", [(64, 32), (200, 48), (64 * 5 + 1, 96)])
-def test_pieces_make_the_same_matrix(name: qgemm.Scheme, shape: tuple[int, int], monkeypatch: Any) -> None:
+def test_pieces_make_the_same_matrix(name: str, shape: tuple[int, int], monkeypatch: Any) -> None:
+    """Of the path without a library, and of 8 bits without groups."""
     weight = torch.randn(shape).bfloat16()
-    whole = qgemm.pack(weight, name)
-    monkeypatch.setattr(scheme, "PIECE_VALUES", 1)
-    pieces = scheme.pack(weight, name)
+    whole = weights.pack(weight, name, 2.0**-18)
+    monkeypatch.setattr(weights, "PIECE_VALUES", 1)
+    pieces = weights.pack(weight, name, 2.0**-18)
     assert (pieces.scheme, pieces.n, pieces.k) == (whole.scheme, whole.n, whole.k)
     assert torch.equal(pieces.data, whole.data) and torch.equal(pieces.scales, whole.scales)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_layer_is_its_packed_matrix(name: str) -> None:
     chosen = SCHEMES[name]
     assert chosen is not None
     make = functools.partial(torch.empty, dtype=torch.bfloat16)
-    linear = Linear(make, 96, (64, 32, 32), bias=True, quantize=chosen.body)
+    linear = Linear(make, 96, (64, 32, 32), bias=True, quantize=chosen.product)
     for index in range(3):
         for tensor in linear.part(index).values():
             tensor.normal_()
@@ -103,7 +112,7 @@ def test_a_layer_is_its_packed_matrix(name: str) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_path: pathlib.Path) -> None:
     arch = write(tmp_path, tied=tied)
     model = load(tmp_path, name)
@@ -118,10 +127,10 @@ def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_
         }
         for key, weight in expected.items():
             layer = getattr(block.attention if key in ("qkv", "out") else block, key)
-            assert torch.equal(packed(layer).dequantized(), qgemm.pack(weight, name).dequantized()), f"{i} {key}"  # type: ignore[arg-type]
+            assert torch.equal(packed(layer).dequantized(), qgemm.pack(weight, name).dequantized()), f"{i} {key}"
     head = stored["model.embed_tokens.weight" if tied else "lm_head.weight"]
-    assert packed(model.head).scheme == "int8"
-    assert torch.equal(packed(model.head).dequantized(), qgemm.pack(head, "int8").dequantized())
+    assert packed(model.head).scheme == name
+    assert torch.equal(packed(model.head).dequantized(), qgemm.pack(head, name).dequantized())
     assert torch.equal(model.embed.weight, stored["model.embed_tokens.weight"])
     assert arch.tie_embeddings == tied
 
@@ -129,7 +138,7 @@ def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_
 def test_bytes_are_those_of_the_tensors(tmp_path: pathlib.Path) -> None:
     """Against what is reachable from the model, tensor by tensor."""
     write(tmp_path, tied=True)
-    for name in ("int8", "int4"):
+    for name in NAMES:
         model = load(tmp_path, name)
         tensors, seen = [model], set()
         total = 0
@@ -159,7 +168,7 @@ def test_floating_matrices_do_not_pile_up(load_format: str, tmp_path: pathlib.Pa
     most = 0
     original = scheme.pack
 
-    def counted(weight: torch.Tensor, name: qgemm.Scheme) -> qgemm.PackedWeight:
+    def counted(weight: torch.Tensor, name: str) -> qgemm.PackedWeight:
         nonlocal most
         packed.append(StorageWeakRef(weight.untyped_storage()))
         most = max(most, sum(not one.expired() for one in packed))
@@ -197,11 +206,12 @@ def test_a_tied_head_has_its_own_copy() -> None:
     assert chosen is not None
     table = torch.randn(130, 64).bfloat16()
     kept = table.clone()
-    head = Linear(torch.empty, 64, (130,), tied=table, quantize=chosen.head)
+    head = Linear(torch.empty, 64, (130,), tied=table, quantize=chosen.product)
     assert head.n_bytes == 0
     head.pack()
     assert torch.equal(table, kept)
     logits = head(kept[:3], out=torch.empty(3, 130))
     assert logits.dtype == torch.float32 and logits.shape == (3, 130)
-    assert head.n_bytes == 192 * 64 + 192 * 4
-    assert torch.allclose(logits, kept[:3].float() @ kept.float().T, rtol=0.03, atol=0.5)
+    assert head.n_bytes == 192 * 64 // 2 + 192 * 2
+    expected = kept[:3].float() @ kept.float().T
+    assert float((logits - expected).norm() / expected.norm()) < 0.1

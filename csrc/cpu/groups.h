@@ -1,0 +1,167 @@
+// Products of weights in groups along k: bytes, or nibbles that each stand for one of 16 bytes. A group has a scale a
+// channel.
+//
+// Layouts: quire/kernels/qgemm/weight.py. Sums of a group are exact integers; groups are added as floats in the order
+// of k: so it is the same whether nibbles are looked up in registers or, for many rows, once.
+#pragma once
+#include "dot.h"
+#include "tiles.h"
+
+namespace quire {
+
+constexpr int PAIR_K = 8, BYTE_LINE = TILE * 4;   // k of a pair of lines of bytes, which is one line of nibbles
+constexpr int CHUNK_K = L1_BYTES / TILE;         // worked on at once where rows or channels take turns: whole groups
+
+struct Pair { vi first, second; };
+
+struct GroupBytes {
+    static constexpr int PAIR_BYTES = 2 * BYTE_LINE;
+    QUIRE_INLINE Pair get(const GroupBytes&, const uint8_t* at) {
+        return {load_bits<vi>(at), load_bits<vi>(at + BYTE_LINE)};
+    }
+};
+
+struct GroupNibbles {
+    static constexpr int PAIR_BYTES = BYTE_LINE;
+    Table table;
+    QUIRE_INLINE Pair get(const GroupNibbles& source, const uint8_t* at) {
+        const vi packed = load_bits<vi>(at), low = set1i(0x0f0f0f0f);
+        return {look_up(source.table, packed & low), look_up(source.table, (packed >> 4) & low)};
+    }
+};
+
+// What a block of rows asks for while it works on a line at `at`. Its own weights a fixed distance ahead, and at the
+// end of a tile those of the next one:
+struct AskAhead {
+    const uint8_t* end;
+    int64_t to_next;  // from the end of this tile to the next one
+    QUIRE_INLINE void line(AskAhead& ask, const uint8_t* at) {
+        const uint8_t* ahead = at + AHEAD;
+        ahead += ahead < ask.end ? 0 : ask.to_next;
+        UNROLL for (int p = 0; p < BYTE_LINE; p += 64) __builtin_prefetch(ahead + p, 0, 2);
+    }
+};
+// A half of the chunk that follows; N_HINTS: cache lines for each line.
+template <int N_HINTS> struct AskNext {
+    const uint8_t* hint;
+    QUIRE_INLINE void line(AskNext& ask, const uint8_t*) {
+        UNROLL for (int p = 0; p < N_HINTS; p++, ask.hint += 64) __builtin_prefetch(ask.hint, 0, 2);
+    }
+};
+
+// One tile's weights.
+struct GroupTile {
+    const uint8_t* data;
+    const f16* scales;  // [n_groups, TILE]
+    int64_t group, n_groups;
+};
+
+// Vectors of a line at once: integers and floats of R rows fit the registers.
+constexpr int group_vectors(int n_rows) { return n_rows * 2 > TILE_ROWS ? VECTORS / 2 : VECTORS; }
+
+// sums[r][c] += weight c times row + r for channels c .. over groups first .. end - 1, whose weights begin at `data`.
+template <int R, bool ASKS, class Source, class Ask>
+QUIRE_INLINE void groups_pass(
+    const Source& source, const uint8_t* data, const GroupTile& tile, int64_t first, int64_t end, const Activations& x,
+    int64_t row, float* sums, int c, Ask& ask) {
+    constexpr int N = group_vectors(R);
+    vf total[R][N];
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int v = 0; v < N; v++) total[r][v] = load(sums + r * TILE + c + v * W);
+    const uint8_t* at = data + c * 4;
+    const int8_t* q = (const int8_t*)x.data + row * x.stride + first * tile.group * R;
+    for (int64_t g = first; g < end; g++) {
+        const int32_t* starts = x.starts + g * x.m + row;
+        const float* x_scales = x.scales + g * x.m + row;
+        vi acc[R][N];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int v = 0; v < N; v++) acc[r][v] = set1i(starts[r]);
+        for (int64_t k = 0; k < tile.group; k += PAIR_K, at += Source::PAIR_BYTES, q += R * PAIR_K) {
+            if constexpr (ASKS)
+                UNROLL for (int p = 0; p < Source::PAIR_BYTES; p += BYTE_LINE) Ask::line(ask, at + p);
+            Pair w[N];
+            UNROLL for (int v = 0; v < N; v++) w[v] = Source::get(source, at + v * W * 4);
+            UNROLL for (int r = 0; r < R; r++) {
+                const vi value = repeat(q + r * 4);
+                UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_bytes(acc[r][v], w[v].first, value);
+            }
+            UNROLL for (int r = 0; r < R; r++) {
+                const vi value = repeat(q + (R + r) * 4);
+                UNROLL for (int v = 0; v < N; v++) acc[r][v] = dot_bytes(acc[r][v], w[v].second, value);
+            }
+        }
+        UNROLL for (int v = 0; v < N; v++) {
+            const vf w_scale = load(tile.scales + g * TILE + c + v * W);
+            UNROLL for (int r = 0; r < R; r++)
+                total[r][v] = fma(to_float(acc[r][v]), w_scale * x_scales[r], total[r][v]);
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++)
+        UNROLL for (int v = 0; v < N; v++) store(sums + r * TILE + c + v * W, total[r][v]);
+}
+
+// The same for all channels of the tile.
+template <int R, class Source, class Ask>
+void groups_block(
+    const Source& source, const uint8_t* data, const GroupTile& tile, int64_t first, int64_t end, const Activations& x,
+    int64_t row, float* sums, Ask ask) {
+    groups_pass<R, true>(source, data, tile, first, end, x, row, sums, 0, ask);
+    for (int c = group_vectors(R) * W; c < TILE; c += group_vectors(R) * W)
+        groups_pass<R, false>(source, data, tile, first, end, x, row, sums, c, ask);
+}
+
+// n_pairs lines of nibbles looked up into `to`.
+inline void look_up_lines(const GroupNibbles& source, const uint8_t* at, int64_t n_pairs, uint8_t* to) {
+    for (int64_t i = 0; i < n_pairs; i++)
+        UNROLL for (int c = 0; c < BYTE_LINE; c += W * 4) {
+            const Pair pair = GroupNibbles::get(source, at + i * BYTE_LINE + c);
+            store_bits(to + 2 * i * BYTE_LINE + c, pair.first);
+            store_bits(to + (2 * i + 1) * BYTE_LINE + c, pair.second);
+        }
+}
+
+// Groups first_group .. end - 1, at `data`, for all rows, block by block; `after`: the weights that follow.
+template <int N_HINTS, class Source>
+void groups_chunk(
+    const Source& source, const uint8_t* data, const GroupTile& tile, int64_t first_group, int64_t end,
+    const Activations& x, int64_t first, int64_t n_rows, float* sums, const uint8_t* after, int64_t after_bytes) {
+    row_blocks(n_rows, [&](int64_t row, auto n, int64_t b) {
+        const AskNext<N_HINTS> ask{b < 2 ? after + b * after_bytes / 2 : data};
+        groups_block<n>(source, data, tile, first_group, end, x, first + row, sums + row * TILE, ask);
+    });
+}
+
+// sums [n_rows, TILE] of a tile, for the rows from `first` on. next: the tile that will follow.
+template <class Source>
+void groups_sums(
+    const Source& source, const GroupTile& tile, const Activations& x, int64_t first, int64_t n_rows, float* sums,
+    const uint8_t* next) {
+    constexpr bool NIBBLES = Source::PAIR_BYTES == BYTE_LINE;
+    const int64_t group_bytes = tile.group / PAIR_K * Source::PAIR_BYTES, chunk = CHUNK_K / tile.group;
+    const uint8_t* end = tile.data + tile.n_groups * group_bytes;
+    memset(sums, 0, n_rows * TILE * sizeof(float));
+    const bool one_pass = n_rows * 2 <= TILE_ROWS && VECTORS * W == TILE;
+    const int64_t step = one_pass ? tile.n_groups : chunk;
+    for (int64_t g = 0; g < tile.n_groups; g += step) {
+        const bool last = g + step >= tile.n_groups;
+        const int64_t stop = last ? tile.n_groups : g + step, n_bytes = (stop - g) * group_bytes;
+        const uint8_t *data = tile.data + g * group_bytes, *after = last ? next : data + n_bytes;
+        if (n_rows <= TILE_ROWS) {
+            with_count<TILE_ROWS>(n_rows, [&](auto n) {
+                groups_block<n>(source, data, tile, g, stop, x, first, sums, AskAhead{end, next - end});
+            });
+        } else if constexpr (NIBBLES) {
+            if (n_rows <= FEW_ROWS) {
+                groups_chunk<2>(source, data, tile, g, stop, x, first, n_rows, sums, after, n_bytes);
+            } else {
+                alignas(64) uint8_t bytes[L1_BYTES];
+                look_up_lines(source, data, (stop - g) * tile.group / PAIR_K, bytes);
+                groups_chunk<1>(GroupBytes(), bytes, tile, g, stop, x, first, n_rows, sums, after, n_bytes);
+            }
+        } else {
+            groups_chunk<2>(source, data, tile, g, stop, x, first, n_rows, sums, after, n_bytes);
+        }
+    }
+}
+
+}  // namespace quire
