@@ -62,14 +62,19 @@ QUIRE_INLINE Table table_of(const uint8_t* bytes) {
     return (vi)_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)bytes));
 }
 QUIRE_INLINE vi look_up(Table table, vi at) { return (vi)_mm256_shuffle_epi8((__m256i)table, (__m256i)at); }
+#elif defined(__aarch64__)
+typedef uint8x16_t Table;
+QUIRE_INLINE Table table_of(const uint8_t* bytes) { return vld1q_u8(bytes); }
+QUIRE_INLINE vi look_up(Table table, vi at) { return (vi)vqtbl1q_u8(table, (uint8x16_t)at); }
 #else
 struct Table { uint8_t bytes[16]; };
 QUIRE_INLINE Table table_of(const uint8_t* bytes) { return load_bits<Table>(bytes); }
 QUIRE_INLINE vi look_up(Table table, vi at) {
-    uint8_t bytes[sizeof(vi)];
-    store_bits(bytes, at);
-    for (size_t i = 0; i < sizeof(vi); i++) bytes[i] = table.bytes[bytes[i]];
-    return load_bits<vi>(bytes);
+    uint64_t in[sizeof(vi) / 8], out[sizeof(vi) / 8] = {};  // words: bytes stored apart would stall the load behind them
+    store_bits(in, at);
+    for (size_t i = 0; i < sizeof(vi); i++)
+        out[i / 8] |= (uint64_t)table.bytes[in[i / 8] >> i % 8 * 8 & 255] << i % 8 * 8;
+    return load_bits<vi>(out);
 }
 #endif
 

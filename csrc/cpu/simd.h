@@ -9,6 +9,8 @@
 #include <type_traits>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 namespace quire {

@@ -117,12 +117,13 @@ def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
 def lay_out(packed: PackedWeight, first: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
     """Put rows `first`, ... of codes [r, k padded] and scales [r] or [r, groups] into place; whole tiles of rows."""
     tiles = slice(first // TILE, first // TILE + len(codes) // TILE)
-    if SCHEMES[packed.scheme].bits == 8:
-        lines = (codes + 128).to(torch.uint8).view(-1, TILE, codes.shape[1] // 4, 4)
-    else:
-        halves = codes.to(torch.uint8).view(-1, TILE, codes.shape[1] // 8, 2, 4)
-        lines = halves[:, :, :, 0] | halves[:, :, :, 1] << 4
-    packed.data[tiles] = lines.transpose(1, 2)
+    is_nibbles = SCHEMES[packed.scheme].bits == 4
+    # Four bytes move as 32 bits; a nibble that is shifted stays in its byte.
+    words = (codes if is_nibbles else codes + 128).to(torch.uint8).contiguous().view(torch.int32)
+    lines = words.view(-1, TILE, words.shape[1])
+    if is_nibbles:
+        lines = lines[:, :, ::2] | lines[:, :, 1::2] << 4
+    packed.data.view(torch.int32)[tiles] = lines.transpose(1, 2).unsqueeze(3)
     if scales.dim() == 2:
         packed.scales[tiles] = scales.view(-1, TILE, scales.shape[1]).transpose(1, 2)
     else:
