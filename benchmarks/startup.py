@@ -1,6 +1,6 @@
 """Start-up on the demo model: `import quire`, `quire serve` to the first healthy answer, and to the first token.
 
-python -m benchmarks.startup
+    python -m benchmarks.startup
 """
 
 from __future__ import annotations

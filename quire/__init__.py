@@ -1,7 +1,7 @@
 """Quire: an LLM inference and serving engine. Public names are loaded when first used.
 
-from quire import LLM, SamplingParams
-outputs = LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))
+    from quire import LLM, SamplingParams
+    outputs = LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))
 """
 
 from __future__ import annotations
