@@ -55,13 +55,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ik-bench", default="", help="path of a built llama-batched-bench of ik_llama.cpp")
     parser.add_argument("--lengths", default="", help="lengths file of W3; without it there is no mixed traffic")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--output-len", type=int, default=128, help="tokens of a sequence, traffic and demo apart")
     parser.add_argument("--threads", type=int, default=min(2, n_cores()))
     parser.add_argument("--from-gguf", action="store_true", help="Quire reads the peer's file, then rounds it again")
     parser.add_argument("--quick", action="store_true", help="one pair, short outputs, the demo and 0.6B models")
     parser.add_argument("--output", default=str(RESULT))
     args = parser.parse_args()
     if args.quick:
-        args.models, args.pairs = [one for one in args.models if "llama" not in one], 1
+        args.models, args.pairs, args.output_len = [one for one in args.models if "llama" not in one], 1, 32
         args.peers = [one for one in args.peers if one != HF]
     return args
 
@@ -106,7 +107,7 @@ class Benchmark:
             folder = models.checkpoint(self.args.folder / "models", model, DEMO)
             for name in self.args.formats:
                 todo = [
-                    one for one in measures(model, self.args.quick, self.args.lengths)
+                    one for one in measures(model, self.args.quick, self.args.lengths, self.args.output_len)
                     if re.search(self.args.only, f"{model} {name} {one.name}")
                 ]  # fmt: skip
                 if todo:

@@ -108,9 +108,9 @@ def traffic(path: str) -> Measure:
     return Measure("traffic", "total", scaled, TRAFFIC_SLOTS, least, (LLAMA, HF))
 
 
-def measures(model: str, quick: bool, lengths: str) -> Sequence[Measure]:
-    """What is measured of a model, in the order of the table. lengths: file for `traffic`, or empty."""
-    n_out = 32 if quick else 128
+def measures(model: str, quick: bool, lengths: str, n_out: int) -> Sequence[Measure]:
+    """What is measured of a model, in the order of the table. lengths: file for `traffic`, or empty. n_out: tokens of a
+    sequence."""
     if model == "demo":
         return [Measure("decode", "decode", ((128, 128),), 1, {}, (LLAMA,), least=1500.0)]
     prefill = targets({"bf16": 1.5, "8-bit": 4.0, "4-bit": 2.5})

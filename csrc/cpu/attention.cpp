@@ -67,12 +67,13 @@ template <class E> struct Scales {
     }
 };
 
-// Turn the scores of one row in the block of keys `first` .. first + B - 1 into weights, update its state, return the
-// rescaling of what was accumulated before. Weights of a softmax are 2^(score - max), 0 where hidden.
+// Turn the scores of one row in the block of keys `first` .. first + B - 1 into weights, whose lanes' sums are `sum`,
+// update the row's maximum, return the power of 2 that rescales what was accumulated before. Weights of a softmax are
+// 2^(score - max), 0 where hidden.
 template <class E, class V>
 QUIRE_INLINE float weigh(
     const QuireAttnArgs& a, const float* s, typename E::Weight* weights, Row& row, int32_t first, int32_t n_first,
-    const int32_t* positions, const Scales<E>& scales) {
+    const int32_t* positions, const Scales<E>& scales, vf& sum) {
     constexpr int B = E::B, N = B / W;
     vf v[N], top = set1(NEG_INF);
     const float factor = V::softmax && !V::has_logits ? a.scale * LOG2E : a.scale;
@@ -103,14 +104,12 @@ QUIRE_INLINE float weigh(
         const float base = now == NEG_INF ? 0.f : now;  // nothing seen yet: every exponent below is -inf, not NaN
 #pragma GCC unroll 16
         for (int i = 0; i < N; i++) v[i] = exp2(v[i] - base);
-        const vf sum = scales.put(weights, v);
-        const float rescale = before == now ? 1.f : exp2(set1(before - base))[0];
+        sum = scales.put(weights, v);
         row.max = now;
-        row.sum = fma(row.sum, set1(rescale), sum);
-        return rescale;
+        return before - base;
     } else {
-        row.sum = row.sum + scales.put(weights, v);
-        return 1.f;
+        sum = scales.put(weights, v);
+        return 0.f;
     }
 }
 
@@ -163,6 +162,7 @@ template <class E, class S, class K, class V> struct Tile {
     int n_rows = 0;
     int32_t n_first = 0;
     int64_t head = 0;
+    typename E::Session session;
 
     Tile(const QuireAttnArgs& args, int most_rows)
         : a(args), d(args.plan->head_dim), lanes_d(padded(d)), group(args.plan->n_q_heads / args.plan->n_kv_heads) {
@@ -188,13 +188,15 @@ template <class E, class S, class K, class V> struct Tile {
         head = kv_head;
         n_rows = n_tokens * group;
         n_first = a.window > 0 ? list.below(a.n_first) : 0;
-        for (int r = 0; r < n_rows; r++) {
-            const int64_t at = position + r / group;
-            const int32_t q_head = (int32_t)(kv_head * group + r % group);
+        for (int t = 0; t < n_tokens; t++) {
+            const int64_t at = position + t;
             const int32_t lowest = a.window > 0 ? list.below(at - a.window + 1) : 0;
             const int32_t end = a.causal ? list.below(at + 1) : list.size();
-            const Site site{(int32_t)(first_row + r / group), (int32_t)at, q_head, (int32_t)kv_head, 0, 0.f};
-            rows[r] = Row{NEG_INF, vf{}, lowest, end, site};
+            for (int g = 0; g < group; g++) {
+                const int32_t q_head = (int32_t)(kv_head * group + g);
+                const Site site{(int32_t)(first_row + t), (int32_t)at, q_head, (int32_t)kv_head, 0, 0.f};
+                rows[t * group + g] = Row{NEG_INF, vf{}, lowest, end, site};
+            }
         }
         pack_queries();
         memset(acc, 0, sizeof(float) * lanes_d * n_rows);
@@ -221,7 +223,7 @@ template <class E, class S, class K, class V> struct Tile {
     }
 
     // Few enough rows that repacking a block would cost more than it saves.
-    bool few() const { return n_rows <= E::R && d % W == 0; }
+    bool few() const { return !E::PANELS_ONLY && n_rows <= E::R && d % W == 0; }
 
     // Fold one block of keys, the first of them number `first`, into the rows that see any of it.
     void fold(int32_t first, const Block<K>& block, const Block<K>& next) {
@@ -272,19 +274,23 @@ template <class E, class S, class K, class V> struct Tile {
         const int n_keys = block.n;
         alignas(64) float s[E::R * E::B];
         alignas(64) typename E::Weight weights[E::R * E::WEIGHTS];
-        float rescale[E::R];
+        alignas(64) float rescale[W] = {};
+        vf sums[E::R];
         const Scales<E> scales(block, d);
         if (!few()) E::pack(panels, block, next, d);
         for (int r = 0; r < n_rows; r += E::R) {
             const int n = n_rows - r < E::R ? n_rows - r : E::R;
             const int32_t seen = rows[r + n - 1].end - first;
             if (seen <= 0 || (first + n_keys <= rows[r].lowest && first >= n_first)) continue;
+            const int n_seen = seen < n_keys ? seen : n_keys;
             if (few()) E::scores_of_few(n, query, block, next, d, s);
-            else E::scores(n, query, r, panels, d, s);
+            else E::scores(n, query, r, panels, n_seen, d, s);
             for (int i = 0; i < n; i++)
                 rescale[i] = weigh<E, V>(
-                    a, s + i * E::B, weights + i * E::WEIGHTS, rows[r + i], first, n_first, block.positions, scales);
-            const int n_seen = seen < n_keys ? seen : n_keys;
+                    a, s + i * E::B, weights + i * E::WEIGHTS, rows[r + i], first, n_first, block.positions, scales,
+                    sums[i]);
+            store(rescale, exp2(load(rescale)));  // no branch: whether a maximum rises is anybody's guess
+            for (int i = 0; i < n; i++) rows[r + i].sum = fma(rows[r + i].sum, set1(rescale[i]), sums[i]);
             if (few()) E::accumulate_few(n, weights, rescale, block.values, n_seen, d, acc);
             else E::accumulate(n, weights, rescale, panels, n_seen, lanes_d, acc + (int64_t)r * lanes_d);
         }
@@ -322,9 +328,19 @@ template <class E, class S, class K, class V> struct Tile {
     int64_t out_row(const Row& row) const { return (int64_t)row.site.q_row * a.plan->n_q_heads + row.site.q_head; }
 };
 
-template <class E, class S, class K, class V>
-static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, Tile<E, S, K, V>& work) {
+// Where the keys and values lie that task number `task` begins with, if there is such a task.
+template <class K> static void locate_first(const QuireAttnArgs& a, int64_t task, const K* zeros, Block<K>& to) {
     const QuireAttnPlan& p = *a.plan;
+    if (task >= (int64_t)p.n_tiles * p.n_kv_heads) return;
+    const KeyList list(p, p.tiles[3 * (task / p.n_kv_heads)]);
+    list.locate<false>(a, task % p.n_kv_heads, 0, list.size(), zeros, to);
+}
+
+template <class E, class S, class K, class V>
+static void run_tile(const QuireAttnArgs& a, int64_t task, Tile<E, S, K, V>& work) {
+    const QuireAttnPlan& p = *a.plan;
+    const int64_t head = task % p.n_kv_heads;
+    const int32_t* tile = p.tiles + 3 * (task / p.n_kv_heads);
     const int span = tile[0], n_tokens = tile[2];
     const KeyList list(p, span);
     const int64_t start = (int64_t)p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
@@ -338,27 +354,31 @@ static void run_tile(const QuireAttnArgs& a, int64_t head, const int32_t* tile, 
     };
     int32_t b = from(0);
     locate(b, blocks[0]);
-    for (int turn = 0; blocks[turn].n > 0; turn ^= 1) {
+    bool more = blocks[0].n > 0;
+    for (int turn = 0; more; turn ^= 1) {
         const int32_t after = from(b + 1);
-        locate(after, blocks[turn ^ 1]);
-        work.fold(b * E::B, blocks[turn], blocks[turn ^ 1]);
+        Block<K>& next = blocks[turn ^ 1];
+        locate(after, next);
+        more = next.n > 0;
+        if (!more) locate_first(a, task + a.n_threads, (const K*)work.zeros, next);  // likely this thread's next task
+        work.fold(b * E::B, blocks[turn], next);
         b = after;
     }
     work.close();
 }
 
-// Multiplications (and elements read) below which waking a thread costs more than it saves: some 20 microseconds.
-constexpr int64_t SMALL_WORK = 1 << 20;
+// Multiplications (and elements read) below which waking a thread costs more than it saves: some 5 microseconds.
+constexpr int64_t SMALL_WORK = 1 << 17;
 
 template <class E, class S, class K> static void run_all(const QuireAttnArgs& a) {
     const QuireAttnPlan& p = *a.plan;
     int most_tokens = 0;
     for (int i = 0; i < p.n_tiles; i++)
         if (p.tiles[3 * i + 2] > most_tokens) most_tokens = p.tiles[3 * i + 2];
-    const int most_rows = most_tokens * (p.n_q_heads / p.n_kv_heads);
+    const int most_rows = (most_tokens * (p.n_q_heads / p.n_kv_heads) + E::R - 1) / E::R * E::R;
     parallel_for((int64_t)p.n_tiles * p.n_kv_heads, 1, p.work < SMALL_WORK ? 1 : a.n_threads, [&](int64_t task) {
         Tile<E, S, K, Variant> work(a, most_rows);
-        run_tile(a, task % p.n_kv_heads, p.tiles + 3 * (task / p.n_kv_heads), work);
+        run_tile(a, task, work);
     });
 }
 
@@ -380,6 +400,6 @@ using namespace quire;
 void quire_attention(const QuireAttnArgs* args) {
     constexpr auto runs = [](int dtype) { return QUIRE_ONLY_DTYPE < 0 || QUIRE_ONLY_DTYPE == dtype; };
     if constexpr (runs(0)) if (args->dtype == 0) run_dtype<WideEngine<float>>(*args);
-    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<Bf16Engine>(*args);
+    if constexpr (runs(1)) if (args->dtype == 1) run_dtype<PairEngine>(*args);
     if constexpr (runs(2)) if (args->dtype == 2) run_dtype<WideEngine<f16>>(*args);
 }

@@ -1,4 +1,4 @@
-// How a tile multiplies: three engines with one interface.
+// How a tile multiplies: engines with one interface.
 //
 // WideEngine<T> converts what keys and values are stored as to float32 and multiplies with fma. Bf16Engine multiplies
 // pairs of bf16 with vdpbf16ps where the instruction set has it, Int8Engine integers. All lay a block of B keys out as
@@ -51,6 +51,13 @@ template <int MOST, class F> QUIRE_INLINE void by_count(int n, const F& f) {
     f(Int<MOST>{});
 }
 
+// Calls f(Int<number of rows>{}, Int<vectors that hold n_keys>{}).
+template <class F> QUIRE_INLINE void by_rows_and_columns(int n_rows, int n_keys, const F& f) {
+    by_count<ROWS>(n_rows, [&](auto rows) {
+        by_count<COLUMNS>((n_keys + W - 1) / W, [&](auto columns) { f(rows, columns); });
+    });
+}
+
 // acc[i][j] over `steps` chained multiply-adds: multiply(acc, a, b). a(step, i) is a broadcast, b(step, j) a vector.
 template <int R, int C, class Vector, class Mul, class A, class Bf>
 QUIRE_INLINE void chain(Vector (&acc)[R][C], int steps, const A& a, const Bf& b, const Mul& multiply) {
@@ -94,7 +101,12 @@ QUIRE_INLINE void combine(
     }
 }
 
-template <class Element> struct WideEngine {
+struct VectorEngine {
+    static constexpr bool PANELS_ONLY = false;  // no way of its own for few rows
+    struct Session {};                          // lives as long as a tile of attention is at work
+};
+
+template <class Element> struct WideEngine : VectorEngine {
     using T = Element;
     using Query = float;
     using Weight = float;
@@ -137,10 +149,11 @@ template <class Element> struct WideEngine {
             for (int i = 0; i < d; i += W) store(p.v + j * padded(d) + i, values_at(block.values[j] + i, d - i));
     }
 
-    static void scores(int n_rows, const float* query, int row, const Panels& p, int d, float* s) {
+    // Scores of at least the first n_keys keys of a block.
+    static void scores(int n_rows, const float* query, int row, const Panels& p, int n_keys, int d, float* s) {
         const float* q = query + (int64_t)row * padded(d);
         const int stride = padded(d);
-        for (int j = 0; j < B; j += COLUMNS * W)
+        for (int j = 0; j < n_keys; j += COLUMNS * W)
             by_count<R>(n_rows, [&](auto rows) {
                 constexpr int N = decltype(rows)::value;
                 vf acc[N][COLUMNS] = {};
@@ -211,3 +224,4 @@ template <class Element> struct WideEngine {
 
 #include "engine_bf16.h"
 #include "engine_int8.h"
+#include "engine_amx.h"

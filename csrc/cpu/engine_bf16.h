@@ -9,7 +9,7 @@ namespace quire {
 
 #if QUIRE_AVX512 && defined(__AVX512BF16__)
 
-struct Bf16Engine {
+struct Bf16Engine : VectorEngine {
     using T = bf16;
     using Query = bf16;
     using Weight = bf16;
@@ -31,8 +31,7 @@ struct Bf16Engine {
 
     static void pack_query(const T* from, bf16* query, int r, int d) {
         bf16* to = query + (int64_t)r * 2 * pairs(d);
-        memset(to, 0, 4 * pairs(d));
-        memcpy(to, from, 2 * d);
+        for (int i = 0; i < d; i += 2 * W) store_bits(to + i, load_pairs(from + i, d - i));
     }
 
     // 2 W elements at p, of which n > 0 exist.
@@ -84,19 +83,19 @@ struct Bf16Engine {
             for (int i = 0; i < d; i += W) store_bits(p.v + t * padded(d) + i, value_pair(block.values[2 * t] + i, block.values[2 * t + 1] + i, d - i));
     }
 
-    static void scores(int n_rows, const bf16* query, int row, const Panels& p, int d, float* s) {
+    static void scores(int n_rows, const bf16* query, int row, const Panels& p, int n_keys, int d, float* s) {
         const int stride = 2 * pairs(d);
         const bf16* q = query + (int64_t)row * stride;
-        by_count<R>(n_rows, [&](auto rows) {
-            constexpr int N = decltype(rows)::value;
-            vf acc[N][COLUMNS] = {};
-            chain<N, COLUMNS>(
+        by_rows_and_columns(n_rows, n_keys, [&](auto rows, auto columns) {
+            constexpr int N = decltype(rows)::value, C = decltype(columns)::value;
+            vf acc[N][C] = {};
+            chain<N, C>(
                 acc, (d + 1) / 2, [&](int t, int i) { return weight(q + i * stride, t); },
                 [&](int t, int c) { return load_bits<vu>(p.k + t * B + c * W); }, multiply_add);
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++)
 #pragma GCC unroll 8
-                for (int c = 0; c < COLUMNS; c++) store(s + i * B + c * W, acc[i][c]);
+                for (int c = 0; c < C; c++) store(s + i * B + c * W, acc[i][c]);
         });
     }
 

@@ -12,7 +12,7 @@ namespace quire {
 
 #if QUIRE_AVX512
 
-struct Int8Engine {
+struct Int8Engine : VectorEngine {
     using T = q8;
     using Query = int16_t;
     using Weight = int16_t;
@@ -113,19 +113,19 @@ struct Int8Engine {
                     p.v + t * padded(d) + i, value_pair(block.values[2 * t] + i, block.values[2 * t + 1] + i, d - i));
     }
 
-    static void scores(int n_rows, const Query* query, int row, const Panels& p, int d, float* s) {
+    static void scores(int n_rows, const Query* query, int row, const Panels& p, int n_keys, int d, float* s) {
         const int stride = query_size(d);
         const Query* q = query + (int64_t)row * stride;
-        by_count<R>(n_rows, [&](auto rows) {
-            constexpr int N = decltype(rows)::value;
-            vi acc[N][COLUMNS] = {};
-            chain<N, COLUMNS>(
+        by_rows_and_columns(n_rows, n_keys, [&](auto rows, auto columns) {
+            constexpr int N = decltype(rows)::value, C = decltype(columns)::value;
+            vi acc[N][C] = {};
+            chain<N, C>(
                 acc, (d + 1) / 2, [&](int t, int i) { return pair(q + i * stride, t); },
                 [&](int t, int c) { return load_bits<vu>(p.k + t * B + c * W); }, multiply_add);
 #pragma GCC unroll 8
             for (int i = 0; i < N; i++)
 #pragma GCC unroll 8
-                for (int c = 0; c < COLUMNS; c++)
+                for (int c = 0; c < C; c++)
                     store(s + i * B + c * W, to_float(acc[i][c]) * step_of(q + i * stride + 2 * pairs(d)));
         });
     }

@@ -3,8 +3,11 @@
 // The rows are normed and brought into the format of the product once; then tiles of output channels are computed by
 // whoever comes. Layouts: quire/kernels/qgemm/weight.py; meaning of the numbers: reference.py there. Invariant: a row's
 // result depends on that row alone, bit for bit, whatever the other rows, their number and the threads.
+#include "amx_groups.h"
 #include "groups.h"
+#include "interleave.h"
 #include "lines.h"
+#include "outputs.h"
 #include "quantise.h"
 #include "quire_cpu.h"
 #include "rows.h"
@@ -14,9 +17,15 @@
 namespace quire {
 namespace {
 
-constexpr int64_t X_BYTES_AT_ONCE = 262144;  // activations that many tiles share: they should stay in an L2 cache
+// Activations that many tiles share: they should stay in an L2 cache.
+#if QUIRE_AMX
+constexpr int64_t X_BYTES_AT_ONCE = 1114112, ROWS_TOGETHER = PAIR_ROWS;
+#else
+constexpr int64_t X_BYTES_AT_ONCE = 524288, ROWS_TOGETHER = 1;
+#endif
 constexpr int64_t LEAST_ROWS_AT_ONCE = 48;   // fewer would read the weights too often
 constexpr int64_t RANGE_BYTES = 524288;      // weights that one thread takes at once, at most
+constexpr int64_t AHEAD_OF_STEP = 4 << 20;   // weights of later products that waiting threads ask for, at most
 
 constexpr int64_t INT8_K = 32;               // k of a matrix of 8 bits without groups is padded to a multiple
 
@@ -47,6 +56,14 @@ int64_t x_stride(const QuireMatrix& w) {
 // Bytes of activations in one line of one row.
 int64_t x_unit(const QuireMatrix& w) { return w.format == QUIRE_BF16 ? Bf16Lines::X_BYTES : 4; }
 
+#if QUIRE_AMX
+// Whether m rows are placed for, and multiplied by, tile registers.
+bool on_amx(const QuireMatrix& w, int64_t m) {
+    if (has_groups(w)) return w.group % STEP_BYTES == 0 && m >= LEAST_AMX_ROWS;
+    return w.format == QUIRE_INT8 || w.format == QUIRE_BF16;
+}
+#endif
+
 // One row as the product reads it, alone: `stride` bytes.
 template <class T> void prepare_row(const QuireLinear& a, const Activations& x, int64_t row, T* normed, char* to) {
     const QuireMatrix& w = *a.matrix;
@@ -61,12 +78,18 @@ template <class T> void prepare_row(const QuireLinear& a, const Activations& x, 
     else pack_floats<WideLines<float>>(values, w.k, to, x.stride);
 }
 
-// to[i][r] = from[r][i]: units of rows that lie `stride` bytes apart take turns.
-template <class Unit> void interleave(const char* from, int64_t stride, int64_t n_units, int64_t n_rows, char* to) {
-    for (int64_t i = 0; i < n_units; i++)
-        for (int64_t r = 0; r < n_rows; r++)
-            memcpy(to + (i * n_rows + r) * sizeof(Unit), from + r * stride + i * sizeof(Unit), sizeof(Unit));
+#if QUIRE_AMX
+// The rows begin .. end - 1 of n_rows rows from `first` on, which tiles are computed for together.
+template <class T>
+void place_rows(const QuireLinear& a, const Activations& x, int64_t first, int64_t n_rows, int64_t begin, int64_t end) {
+    const Scratch own({a.matrix->k * (int64_t)sizeof(T), x.stride});
+    char* alone = (char*)own.piece(1);
+    for (int64_t r = begin; r < end; r++) {
+        prepare_row<T>(a, x, first + r, (T*)own.piece(0), alone);
+        place_row(alone, x.stride, r, n_rows, x.data + first * x.stride);
+    }
 }
+#endif
 
 // The rows first .. end - 1, one block.
 template <class T> void prepare_block(const QuireLinear& a, const Activations& x, int64_t first, int64_t end) {
@@ -76,37 +99,33 @@ template <class T> void prepare_block(const QuireLinear& a, const Activations& x
     char *block = x.data + first * x.stride, *rows = n > 1 ? (char*)own.piece(1) : block;
     for (int64_t r = 0; r < n; r++) prepare_row<T>(a, x, first + r, (T*)own.piece(0), rows + r * x.stride);
     if (n == 1) return;
-    if (x_unit(w) == 4) interleave<uint32_t>(rows, x.stride, x.stride / 4, n, block);
-    else interleave<uint64_t>(rows, x.stride, x.stride / 8, n, block);
+    with_count<TILE_ROWS>(n, [&](auto count) {
+        if (x_unit(w) == 4) interleave<uint32_t, count>(rows, x.stride, x.stride / 4, block);
+        else interleave<uint64_t, count>(rows, x.stride, x.stride / 8, block);
+    });
 }
 
 constexpr int64_t NONE = -1;  // no tile
 
-// values [n_rows, TILE]: the products of a tile for the rows from `first` on, in float32. next: the tile that follows,
-// or NONE: then what is asked for is there already.
-void tile_values(
-    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* values,
+// sums [n_rows, TILE] of a tile for the rows from `first` on: integers for QUIRE_INT8, else floats. next: the tile that
+// follows, or NONE: then what is asked for is there already.
+void tile_sums(
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* sums,
     int64_t next) {
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
     const uint8_t* after = next == NONE ? data + tile_bytes(w) - AHEAD : (const uint8_t*)w.data + next * tile_bytes(w);
     const int64_t k = padded_k(w);
     const auto lines = [&](auto format) {
         using Format = decltype(format);
-        lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)values, after);
+        lines_sums<Format>(data, k / Format::K, x, first, n_rows, (char*)sums, after);
     };
     if (has_groups(w)) {
         const GroupTile weights{data, (const f16*)w.scales + tile * TILE * x.n_groups, w.group, x.n_groups};
         const GroupNibbles nibbles{table_of(w.table)};
-        if (w.format == QUIRE_BYTES) groups_sums(GroupBytes(), weights, x, first, n_rows, values, after);
-        else groups_sums(nibbles, weights, x, first, n_rows, values, after);
+        if (w.format == QUIRE_BYTES) groups_sums(GroupBytes(), weights, x, first, n_rows, sums, after);
+        else groups_sums(nibbles, weights, x, first, n_rows, sums, after);
     } else if (w.format == QUIRE_INT8) {
         lines(ByteLines());
-        const float* scales = (const float*)w.scales + tile * TILE;
-        for (int64_t r = 0; r < n_rows; r++)
-            for (int c = 0; c < TILE; c += W) {
-                float* at = values + r * TILE + c;
-                store(at, to_float(load_bits<vi>(at)) * load(scales + c) * x.scales[first + r]);
-            }
     } else if (w.format == QUIRE_BF16) {
         lines(Bf16Lines());
     } else if (w.format == QUIRE_F16) {
@@ -116,51 +135,81 @@ void tile_values(
     }
 }
 
-// Calls f(column, live lanes, products plus bias, rounded to T) over the live channels of a tile.
-template <class T, class F>
-QUIRE_INLINE void each_output(const T* bias, const float* values, int64_t live, const F& f) {
-    each_vector(live, [&](int64_t c, int n) {
-        vf y = load(values + c);
-        if (bias != nullptr) y += get_lanes(bias + c, n);
-        f(c, n, rounded<T>(y));
-    });
+#if QUIRE_AMX
+// tile_sums a few rows at a time, of a tile and of the `other` one unless it is NONE, each time followed by
+// put(row, number of rows).
+template <bool INTEGERS, class Put>
+void run_on_amx(
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t other, int64_t first, int64_t n_rows, float* sums,
+    float* other_sums, int64_t next, const Put& put) {
+    const auto at = [&](int64_t t) { return (const uint8_t*)w.data + t * tile_bytes(w); };
+    const int64_t n_lines = padded_k(w) / (INTEGERS ? ByteLines::K : Bf16Lines::K), after = next == NONE ? tile : next;
+    const bool turns = n_rows > PAIR_ROWS;  // two tiles are read again and again
+    AmxTile tiles[2] = {{at(tile), at(after), (char*)sums}};
+    if (other != NONE) {
+        if (!turns) tiles[0].next = at(other);
+        tiles[1] = {at(other), at(turns ? after + other - tile : after), (char*)other_sums};
+    }
+    amx_products<INTEGERS>(tiles, other == NONE ? 1 : 2, n_lines, x, first, n_rows, put);
 }
+
+// The same for weights in groups.
+template <class Put>
+void run_groups_on_amx(
+    const QuireMatrix& w, const Activations& x, int64_t tile, int64_t other, int64_t first, int64_t n_rows, float* sums,
+    float* other_sums, int64_t next, const Put& put) {
+    const int64_t size = w.format == QUIRE_NIBBLES ? padded_k(w) * TILE : 0;
+    const Scratch scratch({size, size}, Use::LOOKED_UP);
+    const GroupNibbles nibbles{table_of(w.table)};
+    const auto prepared = [&](int64_t t, float* to, int i) {
+        const uint8_t *data = (const uint8_t*)w.data, *at = data + t * tile_bytes(w);
+        if (size > 0) look_up_lines(nibbles, at, padded_k(w) / PAIR_K, (uint8_t*)scratch.piece(i));
+        const int64_t after = next == NONE ? t : next + t - tile;
+        return AmxGroupTile{
+            size > 0 ? (const uint8_t*)scratch.piece(i) : at, (const f16*)w.scales + t * TILE * x.n_groups, to,
+            data + after * tile_bytes(w), tile_bytes(w)};
+    };
+    AmxGroupTile tiles[2] = {prepared(tile, sums, 0)};
+    if (other != NONE) tiles[1] = prepared(other, other_sums, 1);
+    amx_group_products(tiles, other == NONE ? 1 : 2, w.group, x, first, n_rows, put);
+}
+#endif
 
 // One tile for the rows from `first` on; with an activation, one of gates and the one of ups that belongs to it.
 // next: the tile that this thread computes afterwards.
 template <class T>
 void run_tile(const QuireLinear& a, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, int64_t next) {
     const QuireMatrix& w = *a.matrix;
-    const int64_t size = n_rows * TILE * sizeof(float), c0 = tile * TILE;
-    const int64_t n_out = a.then == QUIRE_SILU_MUL ? w.n / 2 : w.n, live = n_out - c0 < TILE ? n_out - c0 : TILE;
+    const int64_t n_out = a.then == QUIRE_SILU_MUL ? w.n / 2 : w.n, c0 = tile * TILE, other = tile + n_out / TILE;
+    const int64_t size = n_rows * TILE * sizeof(float);
     const Scratch scratch({size, size});
-    float *values = (float*)scratch.piece(0), *ups = (float*)scratch.piece(1);
+    float *sums = (float*)scratch.piece(0), *up_sums = (float*)scratch.piece(1);
     const T* bias = w.bias == nullptr ? nullptr : (const T*)w.bias + c0;
-    if (a.then == QUIRE_SILU_MUL) {
-        const int64_t other = tile + n_out / TILE;
-        tile_values(w, x, tile, first, n_rows, values, other);
-        tile_values(w, x, other, first, n_rows, ups, next);
-    } else {
-        tile_values(w, x, tile, first, n_rows, values, next);
-    }
-    for (int64_t r = 0; r < n_rows; r++) {
-        const float* row = values + r * TILE;
-        T* out = (T*)a.out + (first + r) * a.out_row + c0;
-        float* wide = (float*)a.out + (first + r) * a.out_row + c0;
-        each_output(bias, row, live, [&](int64_t c, int n, vf y) {
-            if (a.then == QUIRE_ADD) {
-                put_lanes(out + c, get_lanes(out + c, n) + y, n);
-            } else if (a.then == QUIRE_SILU_MUL) {
-                vf up = load(ups + r * TILE + c);
-                if (bias != nullptr) up += get_lanes(bias + n_out + c, n);
-                put_lanes(out + c, silu_mul<T>(y, rounded<T>(up)), n);
-            } else if (a.then == QUIRE_WIDEN) {
-                put_lanes(wide + c, y, n);
-            } else {
-                put_lanes(out + c, y, n);
-            }
-        });
-    }
+    const auto put = [&](int64_t row, int64_t n) {  // rows whose sums begin at `sums`
+        const int64_t out_bytes = a.then == QUIRE_WIDEN ? sizeof(float) : sizeof(T);
+        const Outputs<T> to{
+            (char*)a.out + ((first + row) * a.out_row + c0) * out_bytes, n, a.out_row,
+            n_out - c0 < TILE ? n_out - c0 : TILE, bias, bias == nullptr ? nullptr : bias + n_out};
+        if (w.format == QUIRE_INT8) {
+            const float *scales = (const float*)w.scales + c0, *row_scales = x.scales + first + row;
+            using P = Products<true>;
+            put_outputs(to, a.then, P{sums, scales, row_scales}, P{up_sums, scales + n_out, row_scales});
+        } else {
+            using P = Products<false>;
+            put_outputs(to, a.then, P{sums, nullptr, nullptr}, P{up_sums, nullptr, nullptr});
+        }
+    };
+    const int64_t second = a.then == QUIRE_SILU_MUL ? other : NONE;
+#if QUIRE_AMX
+    if (w.format == QUIRE_INT8)
+        return run_on_amx<true>(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
+    if (w.format == QUIRE_BF16)
+        return run_on_amx<false>(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
+    if (on_amx(w, a.m)) return run_groups_on_amx(w, x, tile, second, first, n_rows, sums, up_sums, next, put);
+#endif
+    tile_sums(w, x, tile, first, n_rows, sums, second == NONE ? next : second);
+    if (second != NONE) tile_sums(w, x, second, first, n_rows, up_sums, next);
+    put(0, n_rows);
 }
 
 // Cuts n tasks into ranges for threads to take, n + 1 bounds at most; returns their number. Long ones first, since what
@@ -176,6 +225,20 @@ int64_t cut(int64_t n, int64_t task_bytes, int64_t n_rows, int n_threads, int32_
     return n_ranges;
 }
 
+// Announce the matrices that follow.
+void announce_next(const QuireMatrix& w) {
+    Ahead ahead[MOST_AHEAD];
+    int n = 0;
+    int64_t left = AHEAD_OF_STEP;
+    for (const QuireMatrix* next = w.next; next != nullptr && n + 2 <= MOST_AHEAD && left > 0; next = next->next) {
+        const int64_t n_tiles = (next->n + TILE - 1) / TILE, bytes = n_tiles * tile_bytes(*next);
+        ahead[n++] = {next->data, bytes < left ? bytes : left};
+        left -= bytes;
+        if (has_groups(*next)) ahead[n++] = {next->scales, n_tiles * TILE * groups_of(*next) * (int64_t)sizeof(f16)};
+    }
+    announce(ahead, n);
+}
+
 template <class T> void run(const QuireLinear& a) {
     const QuireMatrix& w = *a.matrix;
     Activations x{};
@@ -186,7 +249,7 @@ template <class T> void run(const QuireLinear& a) {
         {x.m * x.stride, x.m * x.n_groups * (int64_t)sizeof(float), x.m * x.n_groups * (int64_t)sizeof(int32_t)},
         Use::LOOP);
     x.data = (char*)scratch.piece(0), x.scales = (float*)scratch.piece(1), x.starts = (int32_t*)scratch.piece(2);
-    const int64_t fitting = X_BYTES_AT_ONCE / x.stride;
+    const int64_t fitting = X_BYTES_AT_ONCE / x.stride / ROWS_TOGETHER * ROWS_TOGETHER;
     const int64_t most = fitting > LEAST_ROWS_AT_ONCE ? fitting : LEAST_ROWS_AT_ONCE;
     const int64_t n_parts = (a.m + most - 1) / most, n_blocks = n_row_blocks((a.m + n_parts - 1) / n_parts);
     const auto part_begin = [&](int64_t part) { return part * a.m / n_parts; };
@@ -194,13 +257,18 @@ template <class T> void run(const QuireLinear& a) {
         const int64_t part = task / n_blocks, b = task % n_blocks;
         const int64_t first = part_begin(part), n_rows = part_begin(part + 1) - first;
         if (b >= n_row_blocks(n_rows)) return;
-        prepare_block<T>(a, x, first + block_begin(n_rows, b), first + block_begin(n_rows, b + 1));
+        const int64_t begin = block_begin(n_rows, b), end = block_begin(n_rows, b + 1);
+#if QUIRE_AMX
+        if (on_amx(w, a.m)) return place_rows<T>(a, x, first, n_rows, begin, end);
+#endif
+        prepare_block<T>(a, x, first + begin, first + end);
     });
     const int64_t paired = a.then == QUIRE_SILU_MUL ? 2 : 1, n_tiles = (w.n / paired + TILE - 1) / TILE;
     const int64_t n_tasks = n_parts * n_tiles;
     const Scratch bounds_memory({(n_tasks + 1) * (int64_t)sizeof(int32_t)}, Use::BOUNDS);
     int32_t* bounds = (int32_t*)bounds_memory.piece(0);
     const int64_t n_ranges = cut(n_tasks, paired * tile_bytes(w), a.m / n_parts, a.n_threads, bounds);
+    announce_next(w);
     parallel_for(n_ranges, 1, a.n_threads, [&](int64_t range) {
         for (int64_t task = bounds[range]; task < bounds[range + 1]; task++) {
             const int64_t part = task / n_tiles, first = part_begin(part), tile = task % n_tiles;

@@ -79,22 +79,28 @@ template <class Format, class T> void pack_floats(const T* x, int64_t count, cha
     memset(to + count * sizeof(Stored), 0, stride - count * sizeof(Stored));
 }
 
-// sums[r][c] += weight c times row r over n_lines lines. Prefetches from `hint` on.
-template <class Format, int R, class Prefetch>
-void lines_block(const uint8_t* w, int64_t n_lines, const char* x, char* sums, const uint8_t* hint) {
+// sums[r][c] += weight c times row `first` + r over n_lines lines, whose activations begin at `from`; the first block
+// of a tile starts the sums. Prefetches from `hint` on.
+template <class Format, int R, class Ask>
+void lines_block(
+    const uint8_t* w, int64_t n_lines, const Activations& x, int64_t first, bool fresh, const char* from, char* sums,
+    const uint8_t* hint) {
     using Sum = typename Format::Sum;
-    constexpr int LINE = TILE * Format::LANE_BYTES, SHARE = Prefetch::COUNT * LINE / 256, HINTS = SHARE > 0 ? SHARE : 1;
+    constexpr int LINE = TILE * Format::LANE_BYTES, SHARE = Ask::COUNT * LINE / 256, HINTS = SHARE > 0 ? SHARE : 1;
     for (int c = 0; c < TILE; c += VECTORS * W) {
         Sum acc[R][VECTORS];
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = load_bits<Sum>(sums + (r * TILE + c + v * W) * 4);
+        if (fresh) {
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = Format::start(x, first + r);
+        } else {
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int v = 0; v < VECTORS; v++) acc[r][v] = load_bits<Sum>(sums + (r * TILE + c + v * W) * 4);
+        }
         const uint8_t* at = w + c * Format::LANE_BYTES;
-        const char* values = x;
+        const char* values = from;
         for (int64_t line = 0; line < n_lines; line++, at += LINE, values += R * Format::X_BYTES, hint += HINTS * 64) {
             decltype(Format::weights(at)) weights[VECTORS];
-            UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(hint + p * 64, 0, Prefetch::LOCALITY);
-            if constexpr (Prefetch::OWN)
-                UNROLL for (int p = 0; p < LINE; p += 64) __builtin_prefetch(at + AHEAD + p);
+            UNROLL for (int p = 0; p < HINTS; p++) __builtin_prefetch(hint + p * 64, 0, 2);
             UNROLL for (int v = 0; v < VECTORS; v++) weights[v] = Format::weights(at + v * W * Format::LANE_BYTES);
             UNROLL for (int r = 0; r < R; r++) {
                 const auto value = Format::activations(values + r * Format::X_BYTES);
@@ -112,8 +118,6 @@ void lines_sums(
     const uint8_t* w, int64_t n_lines, const Activations& x, int64_t first, int64_t n_rows, char* sums,
     const uint8_t* next) {
     constexpr int LINE = TILE * Format::LANE_BYTES;
-    for (int64_t r = 0; r < n_rows; r++)
-        for (int c = 0; c < TILE; c += W) store_bits(sums + (r * TILE + c) * 4, Format::start(x, first + r));
     const int64_t step = lines_at_once(n_rows, n_lines, LINE);
     for (int64_t line = 0; line < n_lines; line += step) {
         const bool last = line + step >= n_lines;
@@ -121,8 +125,9 @@ void lines_sums(
         const uint8_t *block = w + line * LINE, *after = last ? next : block + count * LINE;
         row_blocks(n_rows, [&](int64_t row, auto n, int64_t b) {
             const char* values = x.data + (first + row) * x.stride + line * n * Format::X_BYTES;
-            with_prefetch(n_rows, b, block, count * LINE, after, [&](auto prefetch, const uint8_t* hint) {
-                lines_block<Format, n, decltype(prefetch)>(block, count, values, sums + row * TILE * 4, hint);
+            with_prefetch(n_rows, b, block, count * LINE, after, [&](auto ask, const uint8_t* hint) {
+                lines_block<Format, n, decltype(ask)>(
+                    block, count, x, first + row, line == 0, values, sums + row * TILE * 4, hint);
             });
         });
     }

@@ -11,6 +11,7 @@
 
 #include "bell.h"
 #include "quire_cpu.h"
+#include "threads.h"
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
 #include <signal.h>
@@ -31,8 +32,8 @@ constexpr int64_t CALL_EVERY_NS = 100000;
 constexpr int64_t LOST_CORE_NS = 20000;   // between two looks at the clock: something else ran
 constexpr int64_t CALLER_SPIN_NS = 50000;  // the caller sleeps after so long a wait for begun chunks
 constexpr int64_t STALL_NS = 30000, STALL_CHUNKS = 4;  // a wait beyond both is a lost core
-constexpr int64_t ALONE_TIMES = 10, MOST_ALONE_NS = 100000000;
-constexpr int64_t RELAPSE_TIMES = 4;  // another stall that soon, in times alone, doubles the time alone
+constexpr int64_t ALONE_TIMES = 10, MOST_ALONE_NS = 200000000;
+constexpr int64_t RELAPSE_TIMES = 20;  // a stall that followed so soon, in times what it lost, doubles the time alone
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -47,8 +48,39 @@ void relax() {
 #endif
 }
 
+// What was announced, and how much of it has been asked for. Threads may see parts of two announcements at once: a
+// wrong prefetch is harmless.
+class Outlook {
+  public:
+    void set(const Ahead* ahead, int n) {
+        for (int i = 0; i < MOST_AHEAD; i++) {
+            const char* data = i < n ? (const char*)ahead[i].data : nullptr;
+            ends[i].store(data, std::memory_order_relaxed);
+            at[i].store(data, std::memory_order_relaxed);
+            ends[i].store(i < n ? data + ahead[i].bytes : nullptr, std::memory_order_relaxed);
+        }
+    }
+
+    // Ask for the next piece, into an L2 cache; false if there is none.
+    bool ask() {
+        for (int i = 0; i < MOST_AHEAD; i++) {
+            if (at[i].load(std::memory_order_relaxed) >= ends[i].load(std::memory_order_relaxed)) continue;
+            const char* piece = at[i].fetch_add(PIECE, std::memory_order_relaxed);
+            for (int64_t line = 0; line < PIECE; line += 64) __builtin_prefetch(piece + line, 0, 2);
+            return true;
+        }
+        return false;
+    }
+
+  private:
+    static constexpr int64_t PIECE = 1024;
+    std::atomic<const char*> at[MOST_AHEAD]{}, ends[MOST_AHEAD]{};
+};
+
 class Pool {
   public:
+    Outlook outlook;
+
     void run(Body body, const void* data, int64_t n_items, int64_t chunk, int n_threads) {
         const int64_t n_chunks = (n_items + chunk - 1) / chunk;
         const bool alone = n_threads <= 1 || n_chunks <= 1 || n_chunks > (int64_t)COUNT;
@@ -117,7 +149,7 @@ class Pool {
                 const uint32_t seen = all_done.look();
                 if (pending.load(std::memory_order_acquire) != 0) all_done.sleep(seen);
             } else {
-                for (int i = 0; i < 8; i++) relax();
+                pass();
             }
             now = now_ns();
         }
@@ -126,20 +158,28 @@ class Pool {
     }
 
     void work_alone(int64_t now, int64_t lost) {
-        const bool relapse = now - alone_until < RELAPSE_TIMES * alone_ns;
+        const bool relapse = now - lost - alone_until < RELAPSE_TIMES * lost;
         alone_ns = relapse && 2 * alone_ns > ALONE_TIMES * lost ? 2 * alone_ns : ALONE_TIMES * lost;
         if (alone_ns > MOST_ALONE_NS) alone_ns = MOST_ALONE_NS;
         alone_until = now + alone_ns;
     }
 
-    // Runs chunks while there are any; true if one was found within SPIN_NS and the core was not taken away.
+    // A moment of waiting; true if it was of use.
+    bool pass() {
+        if (outlook.ask()) return true;
+        for (int i = 0; i < 8; i++) relax();
+        return false;
+    }
+
+    // Runs chunks while there are any; true if one was found within SPIN_NS of the last useful moment and the core was
+    // not taken away.
     bool spin(int index) {
-        const int64_t start = now_ns();
-        int64_t before = start;
+        int64_t start = now_ns(), before = start;
         for (;;) {
             if (work(index) > 0) return true;
-            for (int i = 0; i < 8; i++) relax();
+            const bool useful = pass();
             const int64_t now = now_ns();
+            if (useful) start = now;
             if (now - start > SPIN_NS || now - before > LOST_CORE_NS) return false;
             before = now;
         }
@@ -197,6 +237,9 @@ Pool& pool() {
 }
 
 }  // namespace
+
+void announce(const Ahead* ahead, int n) { pool().outlook.set(ahead, n); }
+
 }  // namespace quire
 
 void quire_parallel(QuireBody body, const void* data, int64_t n_items, int64_t chunk, int n_threads) {

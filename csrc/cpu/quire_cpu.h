@@ -18,6 +18,10 @@ QUIRE_API void quire_use_pool(QuireParallel pool);
 // Checksum of this header (setup.py, quire/kernels/native.py): a library that was built with another one is not used.
 QUIRE_API int64_t quire_interface();
 
+// Asks the system for the registers that this library's instructions need, for the whole process. 0, or an error number:
+// then no other function may be called.
+QUIRE_API int64_t quire_enable();
+
 constexpr int QUIRE_MAX_PARAMS = 8;
 
 // One step's attention work, the same for every layer. Spans: quire/kernels/attention/plan.py.
@@ -85,6 +89,7 @@ struct QuireMatrix {
     const void* data;
     const void* scales;  // int8: float32, a channel; groups: float16, in `unit`, a power of two
     const void* bias;    // [n], type of the activations; may be null
+    const QuireMatrix* next;  // of the product that follows in a step: threads that wait ask memory for it; may be null
     int64_t n, k;
     int32_t format, group;
     float unit;

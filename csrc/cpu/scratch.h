@@ -6,7 +6,7 @@
 namespace quire {
 
 // Who uses it: a task of a parallel loop, what surrounds the loop, or several of them, or a step.
-enum class Use { TASK, LOOP, BOUNDS, APART, STEP };
+enum class Use { TASK, LOOP, BOUNDS, APART, STEP, LOOKED_UP };
 
 class Scratch {
   public:
@@ -34,7 +34,7 @@ class Scratch {
             int64_t size = 0;
             ~Block() { free(raw); }
         };
-        static thread_local Block blocks[5];
+        static thread_local Block blocks[6];
         Block& block = blocks[use];
         if (block.size < bytes) {
             free(block.raw);

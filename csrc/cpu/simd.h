@@ -53,37 +53,59 @@ QUIRE_INLINE vf fma(vf a, vf b, vf c) {
 
 QUIRE_INLINE vf vmax(vf a, vf b) { return a > b ? a : b; }  // b if either is NaN
 
+// The largest lane; lanes that are NaN may be left out.
 QUIRE_INLINE float hmax(vf v) {
+#if QUIRE_AVX512
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float m = v[0];
     for (int i = 1; i < W; i++) m = v[i] > m ? v[i] : m;
     return m;
+#endif
 }
 
 // Sum of the lanes as a balanced tree.
 QUIRE_INLINE float hsum(vf v) {
+#if QUIRE_AVX512
+    const __m512 wide = (__m512)v;
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps(wide, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
     float lane[W];
     store_bits(lane, v);
     for (int n = W / 2; n > 0; n /= 2)
         for (int i = 0; i < n; i++) lane[i] += lane[i + n];
     return lane[0];
+#endif
 }
 
-// 2^x, relative error below 2e-7; 0 for x <= -127, infinity from 127.5 on, NaN stays NaN. Coefficients: Cephes exp2f.
-QUIRE_INLINE vf exp2(vf x) {
-    x = x < set1(-127.f) ? set1(-127.f) : x;
-    x = x > set1(128.f) ? set1(128.f) : x;
-    const vf magic = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    const vf shifted = x + magic;
-    const vf f = x - (shifted - magic);
+// 2^f for f in -0.5 .. 0.5. Coefficients: Cephes exp2f.
+QUIRE_INLINE vf exp2_fraction(vf f) {
     vf y = set1(1.535336188319500e-4f);
     y = fma(y, f, set1(1.339887440266574e-3f));
     y = fma(y, f, set1(9.618437357674640e-3f));
     y = fma(y, f, set1(5.550332471162809e-2f));
     y = fma(y, f, set1(2.402264791363012e-1f));
     y = fma(y, f, set1(6.931472028550421e-1f));
-    y = fma(y, f, set1(1.f));
+    return fma(y, f, set1(1.f));
+}
+
+// 2^x, relative error below 2e-7; infinity from 127.5 on, NaN stays NaN. Below 2^-126, the smallest normal number, the
+// result is 0 or right, as the instruction set has it.
+QUIRE_INLINE vf exp2(vf x) {
+#if QUIRE_AVX512  // an infinite x makes the fraction NaN, which scalef turns into 0 or infinity
+    const __m512 whole = _mm512_roundscale_ps((__m512)x, 0);
+    return (vf)_mm512_scalef_ps((__m512)exp2_fraction(x - (vf)whole), whole);
+#else
+    x = x < set1(-127.f) ? set1(-127.f) : x;
+    x = x > set1(128.f) ? set1(128.f) : x;
+    const vf magic = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const vf shifted = x + magic;
     const vi exponent = (vi)shifted - (vi)magic + 127;
-    return y * (vf)(exponent << 23);
+    return exp2_fraction(x - (shifted - magic)) * (vf)(exponent << 23);
+#endif
 }
 
 // tanh x, absolute error below 2e-7, relative error below 1e-6 near 0. Coefficients: Cephes tanhf.
@@ -132,7 +154,16 @@ QUIRE_INLINE vf load(const f16* p) {
 
 QUIRE_INLINE void store(float* p, vf v) { store_bits(p, v); }
 
-// Round to nearest even; a NaN becomes a quiet NaN.
+#if QUIRE_AVX512 && defined(__AVX512BF16__)
+
+// Round to nearest even; a NaN becomes a quiet NaN; magnitudes below the smallest normal number become 0.
+QUIRE_INLINE vu bf16_bits(vf v) { return (vu)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)); }
+
+QUIRE_INLINE void store(bf16* p, vf v) { store_bits(p, _mm512_cvtneps_pbh((__m512)v)); }
+
+#else
+
+// The same, but for magnitudes below the smallest normal number, which are rounded as well.
 QUIRE_INLINE vu bf16_bits(vf v) {
     const vu u = (vu)v;
     const vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -147,6 +178,8 @@ QUIRE_INLINE void store(bf16* p, vf v) {
     store_bits(p, __builtin_convertvector(bf16_bits(v), vh));
 #endif
 }
+
+#endif
 
 // One float to float16 bits, round to nearest even (the portable path; x86 has an instruction).
 QUIRE_INLINE uint16_t f16_bits(float x) {

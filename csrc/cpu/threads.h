@@ -21,4 +21,13 @@ template <class F> void parallel_for(int64_t n_items, int64_t chunk, int n_threa
     run_parallel(body, &f, n_items, chunk, n_threads);
 }
 
+// Memory that will be read soon. Threads of the pool that wait ask for it meanwhile, so that memory does not rest; these
+// are prefetches only. Replaces what was announced before; at most MOST_AHEAD.
+struct Ahead {
+    const void* data;
+    int64_t bytes;
+};
+constexpr int MOST_AHEAD = 4;
+void announce(const Ahead* ahead, int n);
+
 }  // namespace quire

@@ -10,8 +10,8 @@
 namespace quire {
 
 constexpr int TILE = 64;
-// Weights worked on at once: half of an L1, a quarter of an L2 cache.
-constexpr int L1_BYTES = 16384, L2_BYTES = 262144;
+// Weights worked on at once: half of an L1, a fifth of an L2 cache.
+constexpr int L1_BYTES = 16384, L2_BYTES = 196608;
 constexpr int AHEAD = 2048;  // bytes between a load of weights from memory and the prefetch
 
 // Sums in registers: rows times vectors. More rows with fewer vectors, which read every other line, were slower
@@ -59,36 +59,29 @@ template <class F> QUIRE_INLINE void row_blocks(int64_t m, const F& f) {
 }
 
 // How many lines are worked on at once. One block of rows: a whole tile, but for the end, during which the next tile is
-// asked for. Few rows: what stays in an L2 cache while row blocks take turns. Many: what stays in an L1 cache together
-// with what is prefetched for the next turn.
+// asked for. Few rows: what stays in an L1 cache while row blocks take turns, since from an L2 cache they would take it
+// where memory delivers. Many: what stays in an L2 cache, which gives lines as fast as they are multiplied; the longer a
+// block, the rarer sums are loaded and stored.
 inline int64_t lines_at_once(int64_t m, int64_t n_lines, int64_t line_bytes) {
-    if (m > TILE_ROWS) return (m <= FEW_ROWS ? L2_BYTES : L1_BYTES) / line_bytes;
-    return n_lines * line_bytes > AHEAD ? n_lines - AHEAD / line_bytes : n_lines;
+    if (m <= TILE_ROWS) return n_lines * line_bytes > AHEAD ? n_lines - AHEAD / line_bytes : n_lines;
+    const int64_t most = (m <= FEW_ROWS ? L1_BYTES : L2_BYTES) / line_bytes, n_parts = (n_lines + most - 1) / most;
+    return (n_lines + n_parts - 1) / n_parts;
 }
 
-// What a row block prefetches while it works on weights `w` .. `end`: how many cache lines for each 256 bytes, and
-// whether its own weights, too, from an L2 cache.
-struct AheadInL2 {  // a fixed distance ahead; an L1 cache has too few misses in flight to compute meanwhile
-    static constexpr int COUNT = 4, LOCALITY = 2;
-    static constexpr bool OWN = false;
-};
-template <int N> struct NextInL2 {  // a part of what follows the end: memory is busy all the time
-    static constexpr int COUNT = N, LOCALITY = 2;
-    static constexpr bool OWN = true;
-};
-struct NextInL1 {  // each row block a quarter of what follows the end; later ones find all done
-    static constexpr int COUNT = 1, LOCALITY = 3;
-    static constexpr bool OWN = false;
-};
+// What a row block asks memory for while it works: COUNT cache lines for each 256 bytes of weights, for the L2 cache. An
+// L1 cache has too few misses in flight to compute meanwhile.
+template <int N> struct Prefetch { static constexpr int COUNT = N; };
 
-// Calls f(one of these, address to begin at) for row block b of m rows.
+// Calls f(a Prefetch, address to begin at) for row block b of m rows at work on n_bytes from w on, which `next` follows.
+// One block: what lies a fixed distance ahead. Several: each a part of what follows, so that memory is busy all the time;
+// of many blocks the later ones find all done.
 template <class F>
 QUIRE_INLINE void with_prefetch(
     int64_t m, int64_t b, const uint8_t* w, int64_t n_bytes, const uint8_t* next, const F& f) {
-    if (m > FEW_ROWS) f(NextInL1(), b < 4 ? next + b * n_bytes / 4 : w);
-    else if (m > 2 * TILE_ROWS && b > 0) f(NextInL2<1>(), next + (b + 1) * n_bytes / 4);
-    else if (m > TILE_ROWS) f(NextInL2<2>(), next + b * n_bytes / 2);
-    else f(AheadInL2(), n_bytes > AHEAD ? w + AHEAD : next);
+    if (m > FEW_ROWS) f(Prefetch<1>(), b < 4 ? next + b * n_bytes / 4 : w);
+    else if (m > 2 * TILE_ROWS && b > 0) f(Prefetch<1>(), next + (b + 1) * n_bytes / 4);
+    else if (m > TILE_ROWS) f(Prefetch<2>(), next + b * n_bytes / 2);
+    else f(Prefetch<4>(), n_bytes > AHEAD ? w + AHEAD : next);
 }
 
 }  // namespace quire

@@ -8,6 +8,8 @@ that was in flight.
 
 from __future__ import annotations
 
+import operator
+
 import msgspec
 
 from quire.control.draft import StepDraft
@@ -17,6 +19,8 @@ from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.request import Pooling
 from quire.core.result import StepResult, TokenLogprobs
+
+_wants_more = operator.attrgetter("wants_more")
 
 
 def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: list[SeqDelta]) -> None:
@@ -38,18 +42,21 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
                 seq.computed = end
                 if seq.request.pooling is not None:
                     _pool(roster, seq, result.pooled.get(i), deltas)
-            if i in all_prompt_rows:
+            if all_prompt_rows and i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
                 if count != 1:
                     raise InvariantError(f"a faulted sequence goes on in step {step}")
-                _append_token(roster, seq, tokens[token_at], logprobs.get(token_at), deltas)
+                row_logprobs = logprobs.get(token_at) if logprobs else None
+                _append_token(roster, seq, tokens[token_at], row_logprobs, deltas)
         token_at += count
 
 
 def verify(draft: StepDraft, result: StepResult) -> None:
     """EngineError unless the result answers every span of its plan; nothing has changed then."""
     spans, step = draft.plan.spans, draft.step
+    if _is_plain(draft, result):
+        return
     faulted = {fault.slot for fault in result.faults}
     if not faulted.issubset(spans.slots):
         raise EngineError(f"step {step} reports faults of slots {sorted(faulted)}, it has spans of {spans.slots}")
@@ -83,6 +90,15 @@ def verify(draft: StepDraft, result: StepResult) -> None:
                 raise EngineError(f"step {step} brought {n_rows} prompt logprobs at {start} that nobody asked for")
 
 
+def _is_plain(draft: StepDraft, result: StepResult) -> bool:
+    """Whether a result is one token for each span that wanted one, and nobody asked for more: most results."""
+    more = result.faults or result.logprobs or result.prompt_logprobs or result.pooled
+    n = len(result.n_new)
+    if more or n != sum(draft.plan.spans.wants) or n != len(result.tokens) or result.n_new.count(1) != n:
+        return False
+    return not any(map(_wants_more, draft.seqs))
+
+
 def _wants_states(seq: Seq, end: int) -> bool:
     """Whether a span that ends at `end` gives something to the vector of its prompt."""
     pooling = seq.request.pooling
@@ -105,17 +121,18 @@ def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[Seq
 
 def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:
     """One more output token, and the end if it is the last."""
-    seq.tokens.append(token)
-    n_outputs = len(seq.tokens) - seq.prompt_len
+    known = seq.tokens
+    known.append(token)
     delta = SeqDelta(seq.request.request_id, seq.index, [token])
-    if seq.params.logprobs >= 0 and row is not None:
+    if row is not None and seq.params.logprobs >= 0:
         delta.logprobs = [row]
+    n_outputs = len(known) - seq.prompt_len
     if n_outputs == 1:
         _complete_first(seq, delta)
     if token in seq.stop_ids and n_outputs > seq.min_tokens:
         delta.stop_token = token
         delta.finish_reason = FinishReason.STOP
-    elif n_outputs >= seq.request.max_tokens:
+    elif len(known) > seq.limit:
         delta.finish_reason = FinishReason.LENGTH
     deltas.append(delta)
     if delta.finish_reason is not None:

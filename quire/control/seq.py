@@ -79,6 +79,7 @@ class Seq:
         "state",
         "stop_ids",
         "tokens",
+        "wants_more",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, key: tuple[int, int, int], params: SlotParams) -> None:
@@ -96,6 +97,8 @@ class Seq:
         self.min_tokens = request.params.min_tokens
         self.is_masked = bool(request.grammar)
         """Its tokens are chosen under masks, which the engine sends after the plan."""
+        self.wants_more = params.logprobs >= 0 or request.pooling is not None
+        """Results bring more for it than tokens."""
         self.state = SeqState.WAITING
         self.n_admissions = 0
         self.first_cached = 0

@@ -92,7 +92,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     tape = _tape(limits, device, model, pool, tables, sampler.vocab_limit) if device.name == "cpu" else None
     runner = Runner(device, model, pool, tables, sampler, graphs, tape)
     runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
-    executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner)
+    executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner, runner.prepare)
     min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
     pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
     desk = _grammar_desk(tokenizer, folder, arch)

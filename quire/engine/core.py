@@ -264,9 +264,8 @@ class EngineCore:
         self.executor.shutdown()
 
     def _record(self, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
-        n_decode = sum(
-            1 for length, wants in zip(plan.spans.lengths, plan.spans.wants, strict=True) if wants and length == 1
-        )
+        columns = zip(plan.spans.lengths, plan.spans.wants, strict=True)
+        n_decode = sum([wants for length, wants in columns if length == 1])
         return StepRecord(
             step=plan.step,
             time_s=times.committed_s,

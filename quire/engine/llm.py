@@ -231,7 +231,7 @@ class LLM:
                 continue
             one, buffer = found
             n_tokens += len(delta.token_ids)
-            parts, command = one.take(delta)
+            parts, command = one.take(delta, wants_parts=buffer is not None)
             if command is not None:
                 self.engine.handle(command)
             if buffer is not None:

@@ -65,14 +65,15 @@ class OpenRequest:
         """The same request before its first output."""
         return OpenRequest(self.request, self.prompt, self._tokenizer, self._clock, self.request_id)
 
-    def take(self, delta: SeqDelta) -> tuple[list[CompletionOutput], Command | None]:
-        """Apply one delta: (new parts, what the engine must be told).
+    def take(self, delta: SeqDelta, *, wants_parts: bool = True) -> tuple[list[CompletionOutput], Command | None]:
+        """Apply one delta: (new parts, what the engine must be told). wants_parts False: an empty list for the parts of
+        tokens, for who reads the completions at the end.
 
         Parts are empty if the completion had ended already. The engine is told when a stop string ended a sequence,
         and when this delta could not be turned into output, which ends the whole request with an error.
         """
         try:
-            return self._take(delta)
+            return self._take(delta, wants_parts)
         except Exception:
             logger.exception("request %s: its output failed", self.request.request_id)
             return self.end(FinishReason.ERROR, OUTPUT_FAILED), Cancel([self.request.request_id])
@@ -83,23 +84,12 @@ class OpenRequest:
         for completion in self.completions:
             if completion.finish_reason is None:
                 completion.finish_reason, completion.stop_reason = reason.value, stop_reason
-                logprobs = None if completion.logprobs is None else []
-                parts.append(
-                    CompletionOutput(
-                        index=completion.index,
-                        text="",
-                        token_ids=[],
-                        cumulative_logprob=completion.cumulative_logprob,
-                        logprobs=logprobs,
-                        finish_reason=reason.value,
-                        stop_reason=stop_reason,
-                    )
-                )
+                parts.append(_part(completion, "", [], None if completion.logprobs is None else []))
         self._n_open = 0
         self.metrics.finished_s = self._clock.now_s()
         return parts
 
-    def _take(self, delta: SeqDelta) -> tuple[list[CompletionOutput], Command | None]:
+    def _take(self, delta: SeqDelta, wants_parts: bool) -> tuple[list[CompletionOutput], Command | None]:
         completion = self.completions[delta.index]
         if completion.finish_reason is not None:
             return [], None
@@ -111,15 +101,18 @@ class OpenRequest:
             self.pooled = delta.pooled
             if delta.prompt_logprobs is not None:
                 self.prompt_logprobs = self._prompt_logprobs(delta.prompt_logprobs)
-        part = self._advance(completion, delta)
-        if completion.finish_reason is not None:
-            self._n_open -= 1
-            if self.finished:
-                self.metrics.finished_s = now_s
+        text, logprobs = self._advance(completion, delta)
+        parts = [_part(completion, text, delta.token_ids, logprobs)] if wants_parts else []
+        if completion.finish_reason is None:
+            return parts, None
+        self._n_open -= 1
+        if self.finished:
+            self.metrics.finished_s = now_s
         stopped_here = isinstance(completion.stop_reason, str) and delta.finish_reason is None
-        return [part], CancelSeq(delta.request_id, delta.index) if stopped_here else None
+        return parts, CancelSeq(delta.request_id, delta.index) if stopped_here else None
 
-    def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> CompletionOutput:
+    def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> tuple[str, list[dict[int, Logprob]] | None]:
+        """Apply the delta to its completion; returns its text and logprobs."""
         reason = delta.finish_reason.value if delta.finish_reason is not None else None
         stop_reason: int | str | None = delta.error if delta.finish_reason is FinishReason.ERROR else delta.stop_token
         if stop_reason in self.request.end_token_ids:
@@ -141,15 +134,7 @@ class OpenRequest:
         completion.text += text
         completion.token_ids += delta.token_ids
         completion.finish_reason, completion.stop_reason = reason, stop_reason
-        return CompletionOutput(
-            index=completion.index,
-            text=text,
-            token_ids=delta.token_ids,
-            cumulative_logprob=completion.cumulative_logprob,
-            logprobs=logprobs,
-            finish_reason=reason,
-            stop_reason=stop_reason,
-        )
+        return text, logprobs
 
     def output(self, parts: list[CompletionOutput]) -> RequestOutput | None:
         """What the user gets for these new parts, by `params.output_kind`; None if nothing is to be shown yet."""
@@ -183,6 +168,21 @@ class OpenRequest:
 
     def _name(self, token: int) -> str | None:
         return None if self._tokenizer is None else self._tokenizer.token_text(token)
+
+
+def _part(
+    completion: CompletionOutput, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None
+) -> CompletionOutput:
+    """The newest part of a completion, which stands as it is after it."""
+    return CompletionOutput(
+        completion.index,
+        text,
+        token_ids,
+        completion.cumulative_logprob,
+        logprobs,
+        completion.finish_reason,
+        completion.stop_reason,
+    )
 
 
 class PartBuffer:

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import json
 import logging
+import os
 import re
 import zlib
 from pathlib import Path
@@ -26,6 +27,7 @@ logger = logging.getLogger("quire.kernels")
 
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"})
 LEVELS: dict[str, frozenset[str]] = {
+    "amx": _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
     "avx512bf16": _AVX512 | {"avx512_vnni", "avx512_bf16"},
     "avx512vnni": _AVX512 | {"avx512_vnni"},
     "avx512": _AVX512,
@@ -43,6 +45,7 @@ _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, list[type]] = {
     "quire_interface": [],
     "quire_use_pool": [_P],
+    "quire_enable": [],
     "quire_attention": [_P],
     "quire_rms_norm": [_I, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _F, _I],
     "quire_rope": [_I, _P, _L, _L, _I, _P, _L, _L, _I, _L, _P, _I, _P, _I, _I],
@@ -53,7 +56,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_run_tape": [_P, _L, _P],
     "quire_store_kv": [_I, _I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
-_RESULTS = {"quire_interface": _L}
+_RESULTS = {"quire_interface": _L, "quire_enable": _L}
 """Of functions that return something."""
 
 
@@ -103,6 +106,8 @@ def choice() -> Choice:
         if stale:
             reason += f" Better ones do not fit the sources ({'; '.join(troubles)}): rebuild with {REBUILD}."
             logger.warning("%s", reason)
+        elif troubles:
+            reason += f" Better ones cannot be used ({'; '.join(troubles)})."
         return Choice(loaded, level, reason)
     hint = f"rebuild with {REBUILD}" if stale else "install a C++ compiler and reinstall (pip install -e .)"
     reason = f"No native CPU kernels, slower torch paths run instead ({'; '.join(troubles)}): {hint}."
@@ -117,8 +122,8 @@ def supported(flags: frozenset[str]) -> list[str]:
 
 
 def open_level(level: str) -> ctypes.CDLL:
-    """Load one level's library and declare its functions. Raises OSError when the file is missing or does not load,
-    and StaleLibraryError when it was built with another quire_cpu.h."""
+    """Load one level's library and declare its functions. Raises OSError when the file is missing, does not load, or
+    needs registers that the system refuses, and StaleLibraryError when it was built with another quire_cpu.h."""
     path = FOLDER / f"libquire_{level}.so"
     if not path.exists():
         raise OSError(f"{path.name} was not built")
@@ -126,6 +131,9 @@ def open_level(level: str) -> ctypes.CDLL:
     built_from = loaded.quire_interface()
     if built_from not in (0, interface()):  # 0: built by hand
         raise StaleLibraryError("it is older than the sources: its structs differ from those of quire_cpu.h")
+    refused = loaded.quire_enable()
+    if refused:
+        raise OSError(refused, f"the system refuses its registers ({os.strerror(refused)})")
     loaded.quire_use_pool(pool_of(loaded))
     return loaded
 

@@ -8,6 +8,7 @@ Invariant: a run has the bits of the same operations called one by one.
 from __future__ import annotations
 
 import ctypes
+import os
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from quire.kernels.sample.draw import INVERSE, UNIFORM
 
 EMBED, LINEAR, ROTATE, ATTEND, TAKE = range(5)
 """QuireOpCode in csrc/cpu/quire_cpu.h."""
+
+N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
@@ -57,6 +60,28 @@ class _Step(ctypes.Structure):
     )
 
 
+class TapeCall:
+    """A step of a tape of which nothing is left to do but the native call."""
+
+    __slots__ = ("_array", "_function", "_kept", "_step")
+
+    def __init__(self, array: Any, step: _Step, kept: tuple[Any, ...]) -> None:
+        self._function = native.library().quire_run_tape
+        self._array, self._step, self._kept = array, step, kept
+
+    def run(self) -> None:
+        """Compute the step."""
+        self._function(self._array, len(self._array), ctypes.addressof(self._step))
+
+    def leave_a_core(self) -> None:
+        """Run on all cores but one until `spread`: a thread of the pool that is preempted holds up all others."""
+        self._step.n_threads = min(self._step.n_threads, max(1, N_CORES - 1))
+
+    def spread(self) -> None:
+        """Run on all threads: from the next operation on, if the step is being computed."""
+        self._step.n_threads = torch.get_num_threads()
+
+
 class Tape:
     """Operations on tensors of `max_rows` rows, in the order in which they are added.
 
@@ -69,6 +94,8 @@ class Tape:
         self._ops: list[_Op] = []
         self._kept: list[Any] = [tokens, page_table]
         """What the operations point into."""
+        self._matrices: list[products.Matrix] = []
+        """Of the products, in the order of a step."""
         self._array: Any = None
         self._heads = (n_q_heads, n_kv_heads, d)
         tile_tokens = max(1, TILE_ROWS * n_kv_heads // n_q_heads)
@@ -94,6 +121,7 @@ class Tape:
     ) -> None:
         """out = what `qgemm.linear` gives; then: one of NOTHING, ADD (to `out`), SILU_MUL, WIDEN of `qgemm.cpu`."""
         matrix = products.matrix(packed, bias)
+        self._link(matrix)
         weight, eps = (None, 0.0) if norm is None else norm
         call = products.Call(
             ctypes.addressof(matrix), x.data_ptr(), None if weight is None else weight.data_ptr(), out.data_ptr(),
@@ -142,38 +170,51 @@ class Tape:
 
         The rows of a span are the last tokens of the kv_lens ones of its slot; wanted: rows that `take` leaves.
         """
-        self._run(None, row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted)
+        self._call(None, row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted).run()
 
-    def run_and_choose(
+    def choosing(
         self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """`run`, and a token for each row wanted, written behind its row: ids int32 and status uint8 [n_wanted].
+    ) -> tuple[TapeCall, np.ndarray, np.ndarray]:
+        """A call that does `run` and finds a token for each row wanted, written behind its row; and where it will put
+        them: ids int32 and status uint8 [n_wanted].
 
         logits: float32 [>= n_wanted, width], which the tape fills. controls: as in `kernels.sample.choose_by`, of rows
         that are not truncated. step: arguments of `run`.
         """
         token_ids, status = np.empty(len(step[-1]), np.int32), np.empty(len(step[-1]), np.uint8)
+        lines, line_bytes = _address(controls), controls.strides[0]
         choice = Choosing(
-            logits.data_ptr(), controls[UNIFORM].ctypes.data, controls[INVERSE].ctypes.data, None,
-            token_ids.ctypes.data, status.ctypes.data, logits.stride(0), logits.shape[1],
+            logits.data_ptr(), lines + UNIFORM * line_bytes, lines + INVERSE * line_bytes, None,
+            _address(token_ids), _address(status), logits.stride(0), logits.shape[1],
         )  # fmt: skip
-        self._run(ctypes.addressof(choice), *step)
-        return token_ids, status
+        return self._call(choice, *step, controls, token_ids, status), token_ids, status
 
-    def _run(self, choice: int | None, *arrays: np.ndarray) -> None:
-        step = self._step
-        step.slots, step.positions, step.q_indptr, step.kv_lens, step.kv_at, step.wanted = (
-            array.ctypes.data for array in arrays
-        )
+    def _call(self, choice: Choosing | None, *arrays: np.ndarray) -> TapeCall:
+        """arrays: those of `run`, and what else is to be kept."""
+        step = _Step.from_buffer_copy(self._step)
+        step.slots, step.positions, step.q_indptr = map(_address, arrays[:3])
+        step.kv_lens, step.kv_at, step.wanted = map(_address, arrays[3:6])
         step.n_rows, step.n_spans, step.n_wanted = len(arrays[0]), len(arrays[3]), len(arrays[5])
-        step.choice, step.n_threads = choice, torch.get_num_threads()
+        step.choice, step.n_threads = None if choice is None else ctypes.addressof(choice), torch.get_num_threads()
         if self._array is None:
             self._array = (_Op * len(self._ops))(*self._ops)
-        native.library().quire_run_tape(self._array, len(self._ops), ctypes.byref(step))
+        return TapeCall(self._array, step, (choice, *arrays))
+
+    def _link(self, matrix: products.Matrix) -> None:
+        """Each matrix names the one of the next product, the last one the first of the next step."""
+        if self._matrices:
+            self._matrices[-1].next = ctypes.addressof(matrix)
+        self._matrices.append(matrix)
+        matrix.next = ctypes.addressof(self._matrices[0])
 
     def _add(self, code: int, args: ctypes.Structure, *kept: object) -> None:
         self._ops.append(_Op(code, ctypes.addressof(args)))
         self._kept += [args, *kept]
+
+
+def _address(array: np.ndarray) -> int:
+    """Of a contiguous array; a fifth of the time of `array.ctypes.data`."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0
 
 
 def obstacle(dtype: torch.dtype, head_dim: int) -> str | None:

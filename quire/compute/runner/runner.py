@@ -7,6 +7,7 @@ Invariant: `launch` never waits for the device; only `LaunchedStep.result` does.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 
@@ -20,9 +21,9 @@ from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
 from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
-from quire.compute.runner.tape import StepTape
+from quire.compute.runner.tape import ReadyStep, StepTape
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
-from quire.compute.sample.sampler import FAULT_CODES, NON_FINITE, Sampled, Sampler
+from quire.compute.sample.sampler import FAULT_CODES, NON_FINITE, Sampled, Sampler, sift
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.request import Pooling
@@ -100,24 +101,17 @@ class LaunchedStep:
         pooled, faults = {}, []
         if self._forward.pooled is not None:
             pooled, faults = self._forward.pooled.read(rest.pop(), self._plan.spans.slots)
-        statuses = status.tolist()
-        good = [code not in FAULT_CODES for code in statuses]
-        slots = self._batch.sampled_slots.tolist()
         logprobs, prompt = self._fetched.read(rest)
-        kept = np.cumsum(good) - 1
+        tokens, n_new, more_faults = sift(token_ids.tolist(), status.tolist(), self._batch.sampled_slots)
+        kept = list(itertools.accumulate(n_new))
         return StepResult(
             step=self._plan.step,
-            tokens=[token for token, fine in zip(token_ids.tolist(), good, strict=True) if fine],
-            n_new=[int(fine) for fine in good],
-            logprobs={int(kept[row]): line for row, line in logprobs.items() if good[row]},
+            tokens=tokens,
+            n_new=n_new,
+            logprobs={kept[row] - 1: line for row, line in logprobs.items() if n_new[row]},
             prompt_logprobs=prompt,
             pooled=pooled,
-            faults=faults
-            + [
-                Fault(slot, FAULT_CODES[code])
-                for slot, code in zip(slots, statuses, strict=True)
-                if code in FAULT_CODES
-            ],
+            faults=faults + more_faults,
             timings=StepTimings(self._host_s, time.perf_counter() - self._start_s),
         )
 
@@ -188,6 +182,22 @@ class Runner:
             step.mask(None)
         return step
 
+    def prepare(self, plan: StepPlan) -> ReadyStep | None:
+        """All of a step that can be done before its turn; None if it must be launched in its turn.
+
+        Steps before it may be computing, so nothing that they see may change: the plan opens and closes no slot, and
+        what earlier plans open is open. New pages come behind what those steps see.
+        """
+        if self._tape is None or plan.copies or self._wants_prompt(plan):
+            return None
+        start_s = time.perf_counter()
+        batch = flatten(plan.spans, plan.masked)
+        controls = self._plain_controls(plan, batch)
+        if controls is None:
+            return None
+        self._tables.append(plan.pages)
+        return ReadyStep(plan, batch, *self._tape.choosing(batch, controls), time.perf_counter() - start_s)
+
     def _forward(self, plan: StepPlan, batch: FlatBatch, writes: PageWrites) -> Forward:
         """By the fastest way that can run this step: one native call, captured graphs, or kernel by kernel."""
         if self._tape is not None and not self._wants_prompt(plan):
@@ -250,11 +260,19 @@ class Runner:
 
     def _play(self, tape: StepTape, plan: StepPlan, batch: FlatBatch) -> Forward:
         """The step in one native call, with the choice of tokens where that is plain."""
+        controls = self._plain_controls(plan, batch)
+        if controls is None:
+            return Forward(None, tape.run(batch), [], None)
+        call, choice = tape.choosing(batch, controls)
+        call.run()
+        return Forward(Sampled(choice.token_ids, choice.status, None), None, [], None)
+
+    def _plain_controls(self, plan: StepPlan, batch: FlatBatch) -> np.ndarray | None:
+        """Controls of the sampled rows if a native call can choose their tokens, else None."""
         slots, positions = batch.sampled_slots, batch.sampled_positions
         if plan.masked or not self._sampler.is_plain(slots, positions) or self._sampler.is_truncated(slots):
-            return Forward(None, tape.run(batch), [], None)
-        choice = tape.run_and_choose(batch, self._sampler.controls(slots, positions))
-        return Forward(Sampled(choice.token_ids, choice.status, None), None, [], None)
+            return None
+        return self._sampler.controls(slots, positions)
 
     def _replay(
         self,

@@ -1,6 +1,7 @@
 """Steps of a decoder on the CPU as one native call: the data flow of `DenseModel` recorded on a `kernels.tape.Tape`.
 
-Owns the memory of a step's rows. Does not own weights, pages nor tables, to which it only points: they must stay.
+Owns the memory of a step's rows, and steps that wait for their turn. Does not own weights, pages nor tables, to which
+it only points: they must stay.
 Invariant: `run` gives the bits of `DenseModel.forward` and `logits`.
 """
 
@@ -16,6 +17,9 @@ from quire.compute.quant import PackedProduct
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
+from quire.compute.sample.sampler import sift
+from quire.core.plan import StepPlan
+from quire.core.result import StepResult, StepTimings
 from quire.kernels import tape
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm.cpu import ADD, NOTHING, SILU_MUL, WIDEN
@@ -46,7 +50,6 @@ class StepTape:
         max_num_seqs: int,
     ) -> None:
         arch, self._pool, self._cos_sin = model.arch, pool, model.cos_sin
-        self._vocab_limit = vocab_limit
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), model.dtype)
@@ -54,6 +57,7 @@ class StepTape:
         self._x, self._qkv = rows(arch.hidden_size), rows(arch.q_size + 2 * arch.kv_size)
         self._y, self._inner = rows(arch.q_size), rows(arch.ffn_size)
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._allowed = self._logits[:, :vocab_limit]
         self._tape = tape.Tape(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
@@ -88,11 +92,35 @@ class StepTape:
         self._tape.run(*_arrays(batch))
         return self._logits[: len(batch.sampled_rows)]
 
-    def run_and_choose(self, batch: FlatBatch, controls: np.ndarray) -> Choice:
-        """The tokens of the sampled rows, which are then in the token table. controls: see `Sampler.controls`."""
-        logits = self._logits[:, : self._vocab_limit]
-        token_ids, status = self._tape.run_and_choose(logits, controls, *_arrays(batch))
-        return Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+    def choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[tape.TapeCall, Choice]:
+        """A call that runs the step, and the tokens of its sampled rows: there, and in the token table, after the call.
+        controls: see `Sampler.controls`."""
+        call, token_ids, status = self._tape.choosing(self._allowed, controls, *_arrays(batch))
+        return call, Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+
+
+class ReadyStep:
+    """A step of which nothing is left to do but its native call."""
+
+    def __init__(self, plan: StepPlan, batch: FlatBatch, call: tape.TapeCall, choice: Choice, host_s: float) -> None:
+        self._step, self._slots, self._call, self._choice, self._host_s = (
+            plan.step, batch.sampled_slots, call, choice, host_s
+        )  # fmt: skip
+        call.leave_a_core()
+
+    def compute(self) -> None:
+        """Make the call, when all steps before it are computed. Until `hurry`, it leaves a core to other work."""
+        self._call.run()
+
+    def hurry(self) -> None:
+        """No other work needs a core any more."""
+        self._call.spread()
+
+    def result(self) -> StepResult:
+        """What was computed, as plain values."""
+        token_ids, statuses = self._choice.token_ids.tolist(), self._choice.status.tolist()
+        tokens, n_new, faults = sift(token_ids, statuses, self._slots)
+        return StepResult(self._step, tokens, n_new, faults=faults, timings=StepTimings(self._host_s))
 
 
 def _arrays(batch: FlatBatch) -> tuple[np.ndarray, ...]:

@@ -17,6 +17,7 @@ from quire.compute.sample import edits, penalties
 from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.plan import SlotOpen
+from quire.core.result import Fault
 from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by
 from quire.kernels.transfer import upload
 
@@ -41,6 +42,16 @@ class Sampled:
         return self.status == FINE
 
 
+def sift(token_ids: list[int], statuses: list[int], slots: np.ndarray) -> tuple[list[int], list[int], list[Fault]]:
+    """The tokens that were chosen, how many each row has, and the faults of rows without one. slots: of the rows."""
+    if not any(statuses):
+        return token_ids, [1] * len(token_ids), []
+    tokens = [token for token, code in zip(token_ids, statuses, strict=True) if code not in FAULT_CODES]
+    codes = [FAULT_CODES.get(code) for code in statuses]
+    faults = [Fault(slot, code) for slot, code in zip(slots.tolist(), codes, strict=True) if code is not None]
+    return tokens, [int(code is None) for code in codes], faults
+
+
 class Sampler:
     """Samples for up to `n_slots` sequences. `vocab_limit` ids exist; logits beyond it are padding, never chosen."""
 
@@ -63,12 +74,11 @@ class Sampler:
 
         slots, positions: host int64 [m], as in `sample`.
         """
-        table = self._table
-        return not (table.special[slots].any() or (positions < table.masked_until[slots]).any())
+        return not np.count_nonzero(positions < self._table.plain_from[slots])
 
     def is_truncated(self, slots: np.ndarray) -> bool:
         """True if some of these rows keep only a part of the vocabulary."""
-        return bool(self._table.truncated[slots].any())
+        return np.count_nonzero(self._table.truncated[slots]) > 0
 
     def controls(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """float64 [N_CONTROLS, m] for `kernels.sample.choose_by` on the first `vocab_limit` logits."""

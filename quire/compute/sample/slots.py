@@ -5,12 +5,17 @@ Invariant: `open` overwrites every value of a slot, so that a reused slot equals
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from quire.compute.sample.edits import SlotEdits
 from quire.core.plan import SlotOpen
-from quire.kernels.sample import N_CONTROLS, Draw, uniform
-from quire.kernels.sample.draw import INVERSE, UNIFORM
+from quire.kernels.sample import N_CONTROLS, Draw
+from quire.kernels.sample.draw import INVERSE, UNIFORM, keyed_bits, seed_key
+
+NEVER: Final = 1 << 62
+"""A position that does not come."""
 
 
 class SlotTable:
@@ -20,7 +25,8 @@ class SlotTable:
         self.lines = np.zeros((N_CONTROLS, n_slots))
         """Controls of `kernels.sample` but for the random numbers, which depend on positions."""
         self.truncated = np.zeros(n_slots, bool)
-        self.seed = np.zeros(n_slots, np.int64)
+        self.key = np.zeros(n_slots, np.int64)
+        """`seed_key` of its seed."""
         self.presence = np.zeros(n_slots, np.float32)
         self.frequency = np.zeros(n_slots, np.float32)
         self.repetition = np.ones(n_slots, np.float32)
@@ -29,8 +35,9 @@ class SlotTable:
         self.masked_until = np.zeros(n_slots, np.int64)
         self.penalised = np.zeros(n_slots, bool)
         self.edited = np.zeros(n_slots, bool)
-        self.special = np.zeros(n_slots, bool)
-        """Edited, penalised, or logprobs are wanted."""
+        self.plain_from = np.zeros(n_slots, np.int64)
+        """The position from which on a token depends on its logits and controls alone, and nothing else is wanted:
+        `NEVER` for a slot that is edited or penalised, or that wants logprobs."""
         self.edits: list[SlotEdits | None] = [None] * n_slots
 
     def open(self, opened: SlotOpen, logits_width: int) -> None:
@@ -46,7 +53,7 @@ class SlotTable:
         )
         self.lines[:, slot] = draw.controls()[:, 0]
         self.truncated[slot] = draw.truncated[0]
-        self.seed[slot] = params.seed
+        self.key[slot] = seed_key(np.array([params.seed]))[0]
         self.presence[slot] = params.presence_penalty
         self.frequency[slot] = params.frequency_penalty
         self.repetition[slot] = params.repetition_penalty
@@ -57,7 +64,8 @@ class SlotTable:
             params.presence_penalty != 0 or params.frequency_penalty != 0 or params.repetition_penalty != 1
         )
         self.edited[slot] = edits.always
-        self.special[slot] = edits.always or self.penalised[slot] or params.logprobs >= 0
+        is_special = edits.always or self.penalised[slot] or params.logprobs >= 0
+        self.plain_from[slot] = NEVER if is_special else self.masked_until[slot]
         self.edits[slot] = edits
 
     def close(self, slot: int) -> None:
@@ -68,6 +76,6 @@ class SlotTable:
         """float64 [N_CONTROLS, m]: what the tokens at `positions` int64 [m] of `slots` int64 [m] depend on."""
         lines = self.lines.take(slots, axis=1)  # contiguous lines
         random = lines[INVERSE] > 0
-        if random.any():
-            lines[UNIFORM] = np.where(random, uniform(self.seed[slots], positions), 0)
+        if np.count_nonzero(random):
+            lines[UNIFORM] = np.where(random, keyed_bits(self.key[slots], positions) * 2.0**-53, 0)
         return lines

@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import queue
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.errors import EngineError
@@ -15,15 +16,31 @@ from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 
 
-class Pending(Protocol):
+class Result(Protocol):
+    """A step that was computed, or that the device computes."""
+
+    def result(self) -> StepResult:
+        """Wait for the device and build the result."""
+        ...
+
+
+class Pending(Result, Protocol):
     """A launched step."""
 
     def mask(self, masks: StepMasks) -> None:
         """Choose the tokens of a step that has `masked` spans."""
         ...
 
-    def result(self) -> StepResult:
-        """Wait for the device and build the result."""
+
+class Ready(Result, Protocol):
+    """A step that was made ready before its turn."""
+
+    def compute(self) -> None:
+        """What is left, to be done in its turn, in any thread. Leaves a core to other work until `hurry`."""
+        ...
+
+    def hurry(self) -> None:
+        """There is no other work any more; may be called while it computes."""
         ...
 
 
@@ -73,9 +90,7 @@ class LaunchExecutor:
             self._unmasked = future if plan.masked else None
             return future
         except Exception as error:
-            failed: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
-            failed.set_exception(error)
-            return failed
+            return _failed(error)
 
     def mask(self, masks: StepMasks) -> None:
         """Launch what the newest step still lacks; nothing to do if its launch failed."""
@@ -87,18 +102,54 @@ class LaunchExecutor:
         """Nothing runs in the background."""
 
 
-class ThreadExecutor:
-    """For a device that is the host itself: one thread computes while the caller plans the next step."""
+class ComputedFuture(concurrent.futures.Future[StepResult]):
+    """A step of the compute thread, turned into plain values by whoever asks for its result, once: the thread is at the
+    next step by then."""
 
-    def __init__(self, runner: Launcher) -> None:
-        self._runner = runner
+    def __init__(self, computing: concurrent.futures.Future[tuple[Result, float]], ready: Ready | None) -> None:
+        super().__init__()
+        self._computing, self._ready = computing, ready
+
+    def done(self) -> bool:
+        return self._computing.done()
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        if self._ready is not None:
+            self._ready.hurry()
+        step, total_s = self._computing.result(timeout)
+        result = step.result()
+        result.timings.total_s = total_s
+        return result
+
+
+class ThreadExecutor:
+    """For a device that is the host itself: one thread computes while the caller makes the next step ready.
+
+    prepare: does all of a step that can be done before its turn; None, from it or in its place: the thread launches the
+    step. Only for plans that open and close no slot, and when the steps that do are computed.
+    """
+
+    def __init__(self, runner: Launcher, prepare: Callable[[StepPlan], Ready | None] | None = None) -> None:
+        self._runner, self._prepare = runner, prepare
         self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-compute")
         self._masks: queue.SimpleQueue[StepMasks | None] = queue.SimpleQueue()
+        self._changing: ComputedFuture | None = None
+        """The newest step that opens or closes slots."""
 
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
-        return self._pool.submit(self._run, plan)
+        ready, changes = None, bool(plan.opened or plan.closed)
+        if not changes and self._prepare is not None and (self._changing is None or self._changing.done()):
+            try:
+                ready = self._prepare(plan)
+            except Exception as error:
+                return _failed(error)
+        job = self._pool.submit(self._launch, plan) if ready is None else self._pool.submit(_compute, ready)
+        future = ComputedFuture(job, ready)
+        if changes:
+            self._changing = future
+        return future
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _launch(self, plan: StepPlan) -> tuple[Result, float]:
         start_s = time.perf_counter()
         step: Pending | None = None
         try:
@@ -109,9 +160,7 @@ class ThreadExecutor:
             if masks is None:
                 raise EngineError("the engine was shut down")
             step.mask(masks)
-        result = step.result()
-        result.timings.total_s = time.perf_counter() - start_s
-        return result
+        return step, time.perf_counter() - start_s
 
     def mask(self, masks: StepMasks) -> None:
         self._masks.put(masks)
@@ -119,3 +168,15 @@ class ThreadExecutor:
     def shutdown(self) -> None:
         self._masks.put(None)
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _compute(ready: Ready) -> tuple[Result, float]:
+    start_s = time.perf_counter()
+    ready.compute()
+    return ready, time.perf_counter() - start_s
+
+
+def _failed(error: Exception) -> concurrent.futures.Future[StepResult]:
+    future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
+    future.set_exception(error)
+    return future

@@ -18,7 +18,7 @@ from quire.kernels.attention import cpu_hooks
 from quire.kernels.attention.plan import AttnPlan, Layout
 from quire.kernels.attention.variant import MAX_PARAMS, Variant
 
-TILE_ROWS = 96
+TILE_ROWS = 192
 """Rows (tokens x query heads of a group) that share one pass over the keys: enough to pay for repacking a block."""
 
 MAX_HEAD_DIM = 512

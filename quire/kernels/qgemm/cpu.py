@@ -26,7 +26,7 @@ class Matrix(ctypes.Structure):
     """QuireMatrix in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
-        *((name, _P) for name in ("data", "scales", "bias")),
+        *((name, _P) for name in ("data", "scales", "bias", "next")),
         ("n", _L), ("k", _L), ("format", _I), ("group", _I), ("unit", ctypes.c_float), ("table", ctypes.c_uint8 * 16),
     )  # fmt: skip
 
@@ -61,8 +61,9 @@ def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> Matrix:
         group, form = SCHEMES[packed.scheme].group, BYTES if SCHEMES[packed.scheme].bits == 8 else NIBBLES
     table = (ctypes.c_uint8 * 16)(*(value + 128 for value in packed.table))
     return Matrix(
-        packed.data.data_ptr(), packed.scales.data_ptr(), address, packed.n, packed.k, form, group, packed.unit, table
-    )
+        packed.data.data_ptr(), packed.scales.data_ptr(), address, None, packed.n, packed.k, form, group,
+        packed.unit, table,
+    )  # fmt: skip
 
 
 def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:

@@ -33,8 +33,17 @@ def mix(x: Any) -> Any:
 
 def uniform_bits(seed: Any, position: Any) -> Any:
     """53 random bits, int64, of each (seed, position): two rounds of splitmix64. Arguments as in `mix`."""
-    keyed = mix(seed - 7046029254386353131)
-    return (mix(keyed + (position + 1) * -7046029254386353131) >> 11) & 0x1FFFFFFFFFFFFF
+    return keyed_bits(seed_key(seed), position)
+
+
+def seed_key(seed: Any) -> Any:
+    """The first round of `uniform_bits`, which depends on the seed alone."""
+    return mix(seed - 7046029254386353131)
+
+
+def keyed_bits(key: Any, position: Any) -> Any:
+    """The second round of `uniform_bits`."""
+    return (mix(key + (position + 1) * -7046029254386353131) >> 11) & 0x1FFFFFFFFFFFFF
 
 
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:

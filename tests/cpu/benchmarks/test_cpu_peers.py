@@ -75,7 +75,7 @@ def test_rows_say_whether_their_target_is_met() -> None:
 def test_measures_have_the_targets_of_every_peer(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "lengths.json"
     path.write_text(json.dumps({"input": [40] * 70, "output": [4, 2] * 35}))
-    found = {one.name: one for one in measures("qwen3-0.6b", False, str(path))}
+    found = {one.name: one for one in measures("qwen3-0.6b", False, str(path), 128)}
     assert found["16 sequences"].targets[("8-bit", IK)] == 3.0 and not found["4 sequences"].targets
     assert found["traffic"].lengths[:2] == ((10, 1), (10, 1)) and len(found["traffic"].lengths) == 64
     assert found["traffic"].targets[("bf16", HF)] == 2.0 and found["decode, core busy"].busy

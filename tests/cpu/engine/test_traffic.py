@@ -77,7 +77,7 @@ BUGS: dict[str, tuple[object, str, Callable[[Any], Any], str]] = {
     "copy on write does nothing": (KVPool, "copy", lambda _: nothing, "wrong|error"),
     "attention reads a key too many": (runner, "flatten", lambda _: one_key_too_many, "wrong|error"),
     "penalties do nothing": (penalties, "apply", lambda _: nothing, "wrong token"),
-    "seeds are ignored": (slots, "uniform", lambda uniform: lambda _, at: uniform(0 * at, at), "wrong token"),
+    "seeds are ignored": (slots, "seed_key", lambda seed_key: lambda seed: seed_key(0 * seed), "wrong token"),
     "cancel does nothing": (Scheduler, "cancel", lambda _: nothing, "after its end"),
     "a page is not given back": (PagePool, "drop", all_but_one, "owner|engine_error"),
 }

@@ -14,7 +14,8 @@ from quire.kernels import jit, native
 
 def test_best_level_first() -> None:
     full = frozenset().union(*native.LEVELS.values())
-    assert native.supported(full) == ["avx512bf16", "avx512vnni", "avx512", "avx2", "portable"]
+    assert native.supported(full) == ["amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "portable"]
+    assert native.supported(full - {"amx_bf16"}) == ["avx512bf16", "avx512vnni", "avx512", "avx2", "portable"]
     assert native.supported(full - {"avx512_bf16"}) == ["avx512vnni", "avx512", "avx2", "portable"]
     assert native.supported(frozenset({"sse2"})) == ["portable"]
 
@@ -56,6 +57,28 @@ def test_a_library_from_older_sources_is_not_used(
     monkeypatch.setattr(native, "_SIGNATURES", {"quire_interface": []})
     with pytest.raises(native.StaleLibraryError, match="its structs differ"):
         native.open_level("portable")
+
+
+def test_a_level_whose_registers_are_refused_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """Neither is it called; the next level runs, and the reason stays visible."""
+    compiler = jit.compiler("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    names = [name for name in native._SIGNATURES if name not in ("quire_enable", "quire_interface")]
+    for level, error in (("avx2", 28), ("portable", 0)):
+        functions = [f"void {name}() {{}}" for name in [*names, "quire_parallel"]]
+        functions += [f"long quire_enable() {{ return {error}; }}", "long quire_interface() { return 0; }"]
+        source = tmp_path / f"{level}.cpp"
+        source.write_text('extern "C" {\n' + "\n".join(functions) + "\n}\n")
+        library = tmp_path / f"libquire_{level}.so"
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    monkeypatch.setattr(native, "cpu_flags", lambda: native.LEVELS["avx2"])
+    choice = native.choice.__wrapped__()
+    assert choice.level == "portable"
+    assert "avx2: [Errno 28] the system refuses its registers (No space left on device)" in choice.reason
 
 
 def test_switched_off_by_the_environment() -> None:

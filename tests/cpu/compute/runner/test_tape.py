@@ -141,7 +141,8 @@ def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:
             temperature=np.array([0.0, 1.5, 0.7][:m], np.float32), uniform=np.array([0.0, 0.99, 0.4][:m]),
             top_k=np.zeros(m, np.int32), top_p=np.ones(m, np.float32), min_p=np.zeros(m, np.float32),
         ).controls()  # fmt: skip
-        choice = tokens_of.run_and_choose(batch, controls)
+        call, choice = tokens_of.choosing(batch, controls)
+        call.run()
         expected = choose_by(logits_of.run(batch)[:, :190], torch.from_numpy(controls))
         assert torch.equal(choice.token_ids, expected.token_ids)
         assert not choice.status.any() and bool((choice.token_ids < 190).all())
@@ -151,6 +152,27 @@ def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:
         assert torch.equal(written, choice.token_ids)
         for side in (apart, together):  # the sequences go on with the tokens that they were made with
             side.tables.tokens.copy_(Side(model).tables.tokens)
+
+
+def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
+    found = []
+    for n_ahead in (1, 4):
+        side = Side(model)
+        steps = StepTape(side.device, model, side.pool, side.tables, vocab_limit=190, max_rows=160, max_num_seqs=4)
+        steps.run(side.batch([(0, 0, 37, True), (1, 0, 50, True)])[0])
+        plans = [[(0, 37 + i, 1, True), (1, 50 + i, 1, True)] for i in range(8)]
+        tokens = []
+        for at in range(0, len(plans), n_ahead):
+            calls = [steps.choosing(side.batch(one)[0], np.zeros((5, 2))) for one in plans[at : at + n_ahead]]
+            for call, _ in calls:
+                call.leave_a_core()
+                call.run()
+                call.spread()
+            tokens += [choice.token_ids.tolist() for _, choice in calls]
+        found.append(tokens)
+    assert found[0] == found[1] and len({tuple(pair) for pair in found[0]}) > 1
 
 
 def test_an_unpacked_model_is_refused(tmp_path: pathlib.Path) -> None:
