@@ -11,7 +11,6 @@ from quire.bench.datasets import BenchRequest
 from quire.bench.offline import decode_step_times_s, timed_run
 from quire.kernels import native
 
-
 KV_TOKENS = 7168
 """What the KV cache holds: the largest workload. All of it is used once before anything is measured: memory that no
 program has touched is slow, and llama.cpp clears its cache when it is made."""
