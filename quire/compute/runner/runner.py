@@ -188,10 +188,10 @@ class Runner:
         Steps before it may be computing, so nothing that they see may change: the plan opens and closes no slot, and
         what earlier plans open is open. New pages come behind what those steps see.
         """
-        if self._tape is None or plan.copies or self._wants_prompt(plan):
+        if self._tape is None or plan.masked or plan.copies or self._wants_prompt(plan):
             return None
         start_s = time.perf_counter()
-        batch = flatten(plan.spans, plan.masked)
+        batch = flatten(plan.spans)
         controls = self._plain_controls(plan, batch)
         if controls is None:
             return None

@@ -113,6 +113,11 @@ class ComputedFuture(concurrent.futures.Future[StepResult]):
     def done(self) -> bool:
         return self._computing.done()
 
+    @property
+    def succeeded(self) -> bool:
+        """Whether it is computed, without an error."""
+        return self._computing.done() and self._computing.exception() is None
+
     def result(self, timeout: float | None = None) -> StepResult:
         if self._ready is not None:
             self._ready.hurry()
@@ -126,7 +131,8 @@ class ThreadExecutor:
     """For a device that is the host itself: one thread computes while the caller makes the next step ready.
 
     prepare: does all of a step that can be done before its turn; None, from it or in its place: the thread launches the
-    step. Only for plans that open and close no slot, and when the steps that do are computed.
+    step. Only for plans that open and close no slot, and when the newest step that does is computed without an error:
+    after a failure slots are not what plans take them for.
     """
 
     def __init__(self, runner: Launcher, prepare: Callable[[StepPlan], Ready | None] | None = None) -> None:
@@ -138,7 +144,7 @@ class ThreadExecutor:
 
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
         ready, changes = None, bool(plan.opened or plan.closed)
-        if not changes and self._prepare is not None and (self._changing is None or self._changing.done()):
+        if not changes and self._prepare is not None and (self._changing is None or self._changing.succeeded):
             try:
                 ready = self._prepare(plan)
             except Exception as error:

@@ -31,6 +31,7 @@ class Step:
 
 
 LAUNCHED, READY = 1, 2
+BAD_SLOT = 7
 
 
 class Device:
@@ -43,6 +44,8 @@ class Device:
         self.executor = ThreadExecutor(self, self.prepare)
 
     def launch(self, plan: StepPlan) -> Step:
+        if plan.closed == [BAD_SLOT]:
+            raise ValueError("cannot be closed")
         step = Step(self, plan, LAUNCHED)
         step.compute()
         return step
@@ -77,6 +80,15 @@ def test_a_step_behind_one_that_changes_slots_waits_until_that_is_computed(devic
     after = device.executor.submit(plan(2))
     assert after.result(20).tokens == [READY]
     assert device.computed == [0, 1, 2]
+
+
+def test_nothing_is_made_ready_behind_a_failed_change_of_slots(device: Device) -> None:
+    device.gate.set()
+    with pytest.raises(ValueError, match="cannot be closed"):
+        device.executor.submit(plan(0, closed=[BAD_SLOT])).result(20)
+    assert device.executor.submit(plan(1)).result(20).tokens == [LAUNCHED] and not device.ready
+    assert device.executor.submit(plan(2, closed=[3])).result(20).tokens == [LAUNCHED]
+    assert device.executor.submit(plan(3)).result(20).tokens == [READY]
 
 
 def test_steps_that_are_ready_and_others_run_in_order(device: Device) -> None:
