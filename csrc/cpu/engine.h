@@ -1,9 +1,10 @@
 // How a tile multiplies: engines with one interface.
 //
 // WideEngine<T> converts what keys and values are stored as to float32 and multiplies with fma. Bf16Engine multiplies
-// pairs of bf16 with vdpbf16ps where the instruction set has it, Int8Engine integers. All lay a block of B keys out as
-// panels: keys transposed (lanes are keys), values as rows (lanes are dimensions). Tiles of few rows (decode) skip the
-// panels. Each score is one chain over d in one lane, each output one chain over keys in one lane (or sums of integers,
+// pairs of bf16 with vdpbf16ps where the instruction set has it, AmxEngine with tile registers, Int8Engine integers.
+// They lay a block of B keys out as panels: keys transposed (lanes are keys), values as rows (lanes are dimensions).
+// Tiles of few rows (decode) skip the panels. AmxEngine has a panel of values for every tile, and reads keys where they
+// lie. Each score is one chain over d in one lane, each output one chain over keys in one lane (or sums of integers,
 // which have no order): the same whatever the number of rows, with or without panels. The scales of cells (cells.h) are
 // applied by the caller to scores, and to weights in put_weights.
 // Pointers to keys and values beyond the valid ones lead to a row of zeros.

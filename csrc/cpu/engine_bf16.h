@@ -80,7 +80,9 @@ struct Bf16Engine : VectorEngine {
                 for (int r = 0; r < W; r++) store_bits(p.k + (i / 2 + r) * B + j, rows[r]);
             }
         for (int t = 0; t < steps(block.n); t++)
-            for (int i = 0; i < d; i += W) store_bits(p.v + t * padded(d) + i, value_pair(block.values[2 * t] + i, block.values[2 * t + 1] + i, d - i));
+            for (int i = 0; i < d; i += W)
+                store_bits(
+                    p.v + t * padded(d) + i, value_pair(block.values[2 * t] + i, block.values[2 * t + 1] + i, d - i));
     }
 
     static void scores(int n_rows, const bf16* query, int row, const Panels& p, int n_keys, int d, float* s) {

@@ -19,6 +19,9 @@ struct Running {
     int64_t n_rows;  // all, or those wanted after TAKE
 };
 
+// Python may change it while the step runs (TapeCall.spread): each operation reads it once, whichever value that is.
+int32_t n_threads_now(const QuireStep& step) { return __atomic_load_n(&step.n_threads, __ATOMIC_RELAXED); }
+
 void embed(const QuireEmbed& a, const Running& now) {
     const QuireStep& s = now.step;
     for (int64_t i = 0; i < now.n_rows; i++) {
@@ -51,7 +54,7 @@ void rotate(const QuireRotate& a, const Running& now) {
     const int64_t width = (int64_t)(a.n_q_heads + 2 * a.n_kv_heads) * a.head_dim;
     by_dtype(a.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel_for(now.n_rows, rows_a_chunk(width), now.step.n_threads, [&](int64_t i) {
+        parallel_for(now.n_rows, rows_a_chunk(width), n_threads_now(now.step), [&](int64_t i) {
             rotate_row<T>(a, now.step, i);
         });
     });
@@ -69,12 +72,12 @@ void run(const QuireOp& op, Running& now) {
         case QUIRE_ROTATE: return rotate(*(const QuireRotate*)op.args, now);
         case QUIRE_LINEAR: {
             QuireLinear& a = *(QuireLinear*)op.args;
-            a.m = now.n_rows, a.n_threads = now.step.n_threads;
+            a.m = now.n_rows, a.n_threads = n_threads_now(now.step);
             return quire_linear(&a);
         }
         case QUIRE_ATTEND: {
             QuireAttnArgs& a = *(QuireAttnArgs*)op.args;
-            a.plan = &now.plan, a.n_threads = now.step.n_threads;
+            a.plan = &now.plan, a.n_threads = n_threads_now(now.step);
             return quire_attention(&a);
         }
         case QUIRE_TAKE: {
@@ -84,10 +87,10 @@ void run(const QuireOp& op, Running& now) {
     }
 }
 
-// Tokens for the rows wanted; each that was found goes behind its row.
+// Tokens for the rows wanted; each goes behind its row, 0 where none was found (the status tells).
 void choose(const QuireStep& s) {
     QuireChoice& a = *s.choice;
-    a.n_rows = s.n_wanted, a.n_threads = s.n_threads;
+    a.n_rows = s.n_wanted, a.n_threads = n_threads_now(s);
     quire_choose(&a);
     for (int64_t i = 0; i < s.n_wanted; i++) {
         const int64_t row = s.wanted[i];
