@@ -18,16 +18,19 @@ def pack(weight: torch.Tensor, scheme: str) -> PackedWeight:
     """Quantise a matrix and lay it out for the CPU kernels.
 
     weight: [n, k] of any floating type on the CPU. scheme: a name in `SCHEMES`; numbers: `rounding.py`. Raises
-    ValueError on another shape, type, scheme, on k beyond 131,072, and on infinities and NaN; ConfigError on another
-    device.
+    ValueError on another shape, type, scheme, on k beyond 131,072, on infinities and NaN, and with groups on a matrix
+    that is not zero but below `rounding.LEAST`; ConfigError on another device.
     """
     if scheme not in SCHEMES:
         raise ValueError(f"scheme {scheme!r} is not one of {', '.join(SCHEMES)}")
     _check_matrix(weight)
     largest = max(abs(float(end)) for end in weight.detach().aminmax())
+    shape = f"[{weight.shape[0]}, {weight.shape[1]}]"
     if not math.isfinite(largest):
-        shape = f"[{weight.shape[0]}, {weight.shape[1]}]"
         raise ValueError(f"weight {shape} holds an infinity or a NaN: it cannot be quantised to {scheme}")
+    if SCHEMES[scheme].group and 0 < largest < rounding.LEAST:
+        problem = f"its largest magnitude is {largest:.3g}, below {rounding.LEAST:.3g}"
+        raise ValueError(f"weight {shape} is too small for the scales of {scheme}: {problem}; int8 takes it")
     return backends.module("qgemm", "cpu").pack(weight, scheme, rounding.unit_of(largest))
 
 

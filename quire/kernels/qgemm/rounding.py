@@ -24,6 +24,9 @@ FACTORS: Final = (0.8, 0.9, 1.0)
 """Of the scale that maps a group's largest weight to an end of the book."""
 STEPS: Final = (0.05, 0.025)
 """Then up and down from the best scale so far."""
+LEAST: Final = 2.0**-83
+"""Largest magnitude that a matrix with groups must have: from there on the least float16, 2**-24, is a normal float32
+in units of `unit_of`, and so is its inverse."""
 
 
 def nearest(values: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
@@ -100,5 +103,8 @@ def _rounded(groups: torch.Tensor, bits: int, unit: float) -> tuple[torch.Tensor
 
 
 def unit_of(largest: float) -> float:
-    """The power of two in which scales of a matrix with this largest magnitude are float16 without loss of range."""
-    return 2.0 ** max(math.frexp(largest)[1] - 20, -100)
+    """The power of two in which scales of a matrix with this largest magnitude are float16 without loss of range.
+
+    largest: 0 or at least `LEAST`.
+    """
+    return 2.0 ** (math.frexp(largest)[1] - 20)

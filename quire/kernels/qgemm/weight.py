@@ -38,7 +38,7 @@ SCHEMES: Final = {
     "int4-g128": Scheme(4, 128),
 }
 """Also the values of `--quantization`. int4 has the largest groups that are as exact as llama.cpp's Q4_0 on normal
-weights (docs/lab-notes.md, 11); on heavier tails they are more exact."""
+weights (benchmarks/results/quantization_quality.json); on heavier tails they are more exact."""
 FLOATS: Final = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Types that are packed as they are."""
 

@@ -164,6 +164,19 @@ def test_scales_of_any_size(level: str, scheme: str, size: float) -> None:
         assert float(wrong[:, half].norm() / weight[:, half].norm()) < (0.006 if scheme == "int8-g32" else 0.09)
 
 
+@pytest.mark.parametrize("scheme", qgemm.SCHEMES)
+def test_the_least_weights(level: str, scheme: str) -> None:
+    """Weights are packed as exactly as others, or refused; never do they become 0."""
+    weight, least = torch.randn(64, 128), torch.tensor(rounding.LEAST)
+    weight /= weight.abs().max()
+    plain, small = qgemm.pack(weight, scheme), qgemm.pack(weight * least, scheme)
+    assert torch.equal(small.dequantized(), plain.dequantized() * least)
+    assert not qgemm.pack(torch.zeros(64, 128), scheme).dequantized().any()
+    if scheme != "int8":
+        with pytest.raises(ValueError, match="too small"):
+            qgemm.pack(weight * 1e-38, scheme)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_floats_match_the_reference(level: str, dtype: torch.dtype) -> None:
     for m, n, k in SHAPES:
