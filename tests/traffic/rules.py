@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.core.request import Request
 from quire.core.sampling import MAX_SEED
-from quire.kernels.sample.draw import GREEDY_BELOW, uniform
+from quire.kernels.sample.draw import GREEDY_BELOW, keyed_uniform, seed_key
 
 ROUNDING: Final = 4e-6
 """Of cumulative probabilities, besides what errors of logits do to them."""
@@ -39,7 +39,7 @@ class Control:
     def uniform(self, position: int) -> float:
         """The random number of the token at `position`."""
         seed = (self.request.seed + self.index) % (MAX_SEED + 1)
-        return float(uniform(np.array([seed]), np.array([position]))[0])
+        return float(keyed_uniform(seed_key(np.array([seed])), np.array([position]))[0])
 
     def edited(self, row: np.ndarray, known: list[int]) -> np.ndarray:
         """float64 [vocab]: the logits `row` after edits and penalties, for the token that follows `known`."""

@@ -12,7 +12,7 @@ import numpy as np
 from quire.compute.sample.edits import SlotEdits
 from quire.core.plan import SlotOpen
 from quire.kernels.sample import N_CONTROLS, Draw
-from quire.kernels.sample.draw import INVERSE, UNIFORM, keyed_bits, seed_key
+from quire.kernels.sample.draw import INVERSE, UNIFORM, keyed_uniform, seed_key
 
 NEVER: Final = 1 << 62
 """A position that does not come."""
@@ -77,5 +77,5 @@ class SlotTable:
         lines = self.lines.take(slots, axis=1)  # contiguous lines
         random = lines[INVERSE] > 0
         if np.count_nonzero(random):
-            lines[UNIFORM] = np.where(random, keyed_bits(self.key[slots], positions) * 2.0**-53, 0)
+            lines[UNIFORM] = np.where(random, keyed_uniform(self.key[slots], positions), 0)
         return lines

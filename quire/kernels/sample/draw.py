@@ -31,24 +31,19 @@ def mix(x: Any) -> Any:
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-def uniform_bits(seed: Any, position: Any) -> Any:
-    """53 random bits, int64, of each (seed, position): two rounds of splitmix64. Arguments as in `mix`."""
-    return keyed_bits(seed_key(seed), position)
-
-
 def seed_key(seed: Any) -> Any:
-    """The first round of `uniform_bits`, which depends on the seed alone."""
+    """The first of two rounds of splitmix64, which depends on the seed alone. Arguments here and below as in `mix`."""
     return mix(seed - 7046029254386353131)
 
 
 def keyed_bits(key: Any, position: Any) -> Any:
-    """The second round of `uniform_bits`."""
+    """The second round: 53 random bits, int64, of each (`seed_key`, position)."""
     return (mix(key + (position + 1) * -7046029254386353131) >> 11) & 0x1FFFFFFFFFFFFF
 
 
-def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """float64 [m] in [0, 1), a multiple of 2**-53, from int64 [m] seeds and positions."""
-    return uniform_bits(np.atleast_1d(seeds).astype(np.int64), np.atleast_1d(positions).astype(np.int64)) * 2.0**-53
+def keyed_uniform(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """float64 [m] in [0, 1), multiples of 2**-53, from int64 [m] values of `seed_key` and positions."""
+    return keyed_bits(keys, positions) * 2.0**-53
 
 
 @dataclasses.dataclass(slots=True)

@@ -21,7 +21,7 @@ _mix = triton.jit(plain.mix)
 
 @triton.jit
 def _bits(seeds, positions, out, N: tl.constexpr):
-    """`uniform_bits` spelled with the same `mix`."""
+    """`keyed_bits` of `seed_key` spelled with the same `mix`."""
     at = tl.arange(0, N)
     keyed = _mix(tl.load(seeds + at) - 7046029254386353131)
     tl.store(out + at, (_mix(keyed + (tl.load(positions + at) + 1) * -7046029254386353131) >> 11) & 0x1FFFFFFFFFFFFF)
@@ -31,7 +31,7 @@ def check_random_bits() -> None:
     seeds, positions = torch.arange(64) * 2**56 + 3, torch.arange(64) * 1001
     out = torch.empty(64, dtype=torch.int64)
     _bits[(1,)](seeds, positions, out, N=64)
-    assert torch.equal(out, plain.uniform_bits(seeds, positions))
+    assert torch.equal(out, plain.keyed_bits(plain.seed_key(seeds), positions))
 
 
 def choose(logits: torch.Tensor, draw: Draw) -> Choice:

@@ -26,9 +26,8 @@ from quire.kernels.sample import (
     choose,
     choose_by,
     reference,
-    uniform,
 )
-from quire.kernels.sample.draw import uniform_bits
+from quire.kernels.sample.draw import keyed_bits, keyed_uniform, seed_key
 
 FEATURES = {
     "greedy": {"temperature": 0.0},
@@ -91,15 +90,17 @@ def test_random_bits_are_the_same_integers_everywhere() -> None:
         splitmix((splitmix((s + golden) % 2**64) + (p + 1) * golden) % 2**64) >> 11
         for s, p in zip(seeds.tolist(), positions.tolist(), strict=True)
     ]
-    assert uniform_bits(seeds, positions).tolist() == expected
-    assert uniform_bits(torch.from_numpy(seeds), torch.from_numpy(positions)).tolist() == expected
-    assert uniform(seeds, positions).tolist() == [bits / 2**53 for bits in expected]
+    assert keyed_bits(seed_key(seeds), positions).tolist() == expected
+    tensors = torch.from_numpy(seeds), torch.from_numpy(positions)
+    assert keyed_bits(seed_key(tensors[0]), tensors[1]).tolist() == expected
+    assert keyed_uniform(seed_key(seeds), positions).tolist() == [bits / 2**53 for bits in expected]
 
 
 @pytest.mark.parametrize("along", ["seed", "position"])
 def test_random_numbers_are_uniform_and_uncorrelated(along: str) -> None:
     counter, fixed = np.arange(20_000), np.full(20_000, 42)
-    numbers = uniform(counter, fixed) if along == "seed" else uniform(fixed, counter)
+    seeds, positions = (counter, fixed) if along == "seed" else (fixed, counter)
+    numbers = keyed_uniform(seed_key(seeds), positions)
     assert numbers.min() >= 0 and numbers.max() < 1
     counts = np.bincount((numbers * 100).astype(int), minlength=100)
     assert ((counts - 200) ** 2 / 200).sum() < 99 + 5 * np.sqrt(2 * 99)
@@ -142,7 +143,7 @@ def test_frequencies_fit_the_distribution(feature: str) -> None:
     n_draws, width = 10_000, 300
     row = torch.randn(width, generator=torch.Generator().manual_seed(1)) * 2
     draw = make_draw(n_draws, **FEATURES[feature])
-    draw.uniform = uniform(np.full(n_draws, 7), np.arange(n_draws))
+    draw.uniform = keyed_uniform(seed_key(np.full(n_draws, 7)), np.arange(n_draws))
     counts = torch.bincount(choose(row.expand(n_draws, -1), draw).token_ids, minlength=width).double()
     probabilities = reference.distribution(row, draw.controls()[:, 0])
     assert counts[probabilities == 0].sum() == 0
