@@ -22,6 +22,7 @@ from quire.bench.report import build_report, write_report
 from quire.bench.shape import FOLDER
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.models.dense import DenseModel
+from quire.compute.quant import SCHEMES
 from quire.compute.runner.batch import FlatBatch, flatten
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
@@ -39,7 +40,7 @@ KV_DTYPES = {"bfloat16": torch.bfloat16, "int8": torch.int8}
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen3-0.6b")
-    parser.add_argument("--quantization", nargs="+", default=["none", "int8"], choices=["none", "int8", "int4"])
+    parser.add_argument("--quantization", nargs="+", default=["none", "int8"], choices=list(SCHEMES))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=9, help="timed steps of each type")

@@ -14,7 +14,7 @@ import torch
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import RMSNorm
-from quire.compute.quant import Quantize, QuantScheme
+from quire.compute.quant import Quantize, Rounded
 from quire.config.arch import ModelArch
 from quire.kernels import gemm
 from quire.kernels.attention import Variant
@@ -98,7 +98,7 @@ class DenseModel:
     """The whole decoder. `make(*shape)` allocates a parameter; `cos_sin` is the table of `layers.rotary.rope_table`;
     `scheme` says what `pack` makes of the matrices."""
 
-    def __init__(self, arch: ModelArch, make: Make, cos_sin: torch.Tensor, scheme: QuantScheme | None = None) -> None:
+    def __init__(self, arch: ModelArch, make: Make, cos_sin: torch.Tensor, scheme: Rounded | None = None) -> None:
         quantize = None if scheme is None else scheme.product
         self.arch = arch
         self.cos_sin = cos_sin

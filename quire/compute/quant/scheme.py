@@ -43,17 +43,6 @@ Quantize = Callable[[torch.Tensor], Product]
 """Takes a floating matrix [n, k], which is not needed afterwards."""
 
 
-class QuantScheme(Protocol):
-    """How one model is quantised."""
-
-    name: str
-    """Value of `--quantization`."""
-
-    def product(self, weight: torch.Tensor) -> Product:
-        """The product of a matrix. A tied head gets its own copy here; the embedding stays as it is."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class PackedProduct:
     """The CPU's kernels on a packed matrix. A row's bits do not depend on the others.
@@ -87,13 +76,14 @@ class Rounded:
     """Every matrix, the output head too, rounded by the scheme of this name in `kernels/qgemm`."""
 
     name: str
+    """Value of `--quantization`."""
 
     def product(self, weight: torch.Tensor) -> Product:
-        """See `QuantScheme`."""
+        """The product of a matrix. A tied head gets its own copy here; the embedding stays as it is."""
         return PackedProduct(pack(weight, self.name))
 
 
-SCHEMES: Final[Mapping[str, QuantScheme | None]] = {"none": None, **{name: Rounded(name) for name in qgemm.SCHEMES}}
+SCHEMES: Final[Mapping[str, Rounded | None]] = {"none": None, **{name: Rounded(name) for name in qgemm.SCHEMES}}
 """Value of `--quantization` → scheme; None leaves the matrices in the model's dtype."""
 
 
