@@ -268,7 +268,7 @@ template <class T> void run(const QuireLinear& a) {
     const Scratch bounds_memory({(n_tasks + 1) * (int64_t)sizeof(int32_t)}, Use::BOUNDS);
     int32_t* bounds = (int32_t*)bounds_memory.piece(0);
     const int64_t n_ranges = cut(n_tasks, paired * tile_bytes(w), a.m / n_parts, a.n_threads, bounds);
-    announce_next(w);
+    if (a.n_threads > 1) announce_next(w);
     parallel_for(n_ranges, 1, a.n_threads, [&](int64_t range) {
         for (int64_t task = bounds[range]; task < bounds[range + 1]; task++) {
             const int64_t part = task / n_tiles, first = part_begin(part), tile = task % n_tiles;
