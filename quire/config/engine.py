@@ -43,11 +43,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     quantization: Annotated[
         Literal["none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128"],
         _doc(
-            "On a CPU, weights are rounded while loading, to 8 or 4 bits with one scale an output channel (int8), for"
-            " each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are usually more exact and"
-            " take more memory. Activations are rounded to 8 bits in each product; embeddings and norms keep their"
-            " type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX, prompts are read with vector"
-            " instructions where groups are of 32, with tile registers by the others."
+            "On a CPU, weights are rounded while loading, to 8 or 4 bits with one scale an output channel (int8),"
+            " for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are usually more"
+            " exact and take more memory. Activations are rounded to 8 bits in each product; embeddings and norms"
+            " keep their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX, prompts"
+            " are read with vector instructions where groups are of 32, with tile registers by the others."
         ),
     ] = "none"
     device: Annotated[
