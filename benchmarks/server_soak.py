@@ -3,9 +3,11 @@
     python benchmarks/server_soak.py --seconds 1800 --pause 10 --clients 6 --pace 1.0 --api-processes 2 \\
         --out benchmarks/results/server_soak.json
 
-The bundled model on the CPU. Clients stream, complete, chat, leave, read slowly and send nonsense; each second one
-that is a process of its own is killed. The engine is killed once, and stopped (SIGSTOP) once for `--pause` seconds, as
-is an API process; of several API processes one is killed too. A canary request must always bring the same bytes. At the
+The bundled model on the CPU. Clients stream, complete, chat, ask for JSON, leave, read slowly, send nonsense and
+grammars that crash or loop, and make batches; each second one that is a process of its own is killed. The engine is
+killed three times, and stopped (SIGSTOP) once for `--pause` seconds, as is an API process; of several API processes two
+are killed.
+A canary request must always bring the same bytes. At the
 end every sequence and page must be free, every file descriptor back, and memory flat, the engine's and that of the
 API processes: its median in the last quarter against the second. Prints one JSON object; exit code 1 if something is
 wrong. `--pace` makes the load lighter.
@@ -27,12 +29,30 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import aiohttp
+import jsonschema
 import psutil
 
 CANARY = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["dog", "cat"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["kind", "age"],
+    "additionalProperties": False,
+}
+BAD_GRAMMARS = (
+    '%ignore / +/\nstart: /[b-d]{3}/ " " /x/',
+    '%ignore /a+/\nstart: "a" "a"',
+    "\n".join(f"r{i}: r{i + 1}" for i in range(6000)) + '\nr6000: "x"\nstart: r0',
+    "start: foo",
+)
+"""Ones that loop while they are followed or compiled, that overflow a stack, and a plainly wrong one."""
+BATCH_LINES = 12
+BATCH_S = 900.0
+"""Longer than a batch takes beside the load, faults included."""
 HANG_S = 120.0
 """Longer than any request can take, an engine's restart and a pause included."""
 MAX_GROWTH = 0.05
@@ -40,7 +60,7 @@ KILLED_CLIENT = """
 import socket, sys
 s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 b = b'{"model":"demo","prompt":"x","max_tokens":900,"ignore_eos":true,"stream":true}'
-s.sendall(b"POST /v1/completions HTTP/1.1\\r\\nhost: a\\r\\ncontent-type: application/json\\r\\n"
+s.sendall(b"POST /v1/completions HTTP/1.1\\r\\nhost: localhost\\r\\ncontent-type: application/json\\r\\n"
           b"content-length: %d\\r\\n\\r\\n" % len(b) + b)
 while s.recv(65536): pass
 """
@@ -58,6 +78,7 @@ class Soak:
         command = [sys.executable, "-m", "quire", "serve", "--port", str(self.port), "--num-threads", "1",
                    "--num-gpu-blocks-override", "800", "--max-num-seqs", "32", "--max-num-waiting", "48",
                    "--write-timeout", "5", "--shutdown-timeout", "10", "--max-engine-restarts", "10",
+                   "--structured-outputs-compile-seconds", "1", "--data-dir", tempfile.mkdtemp(prefix="quire-soak-"),
                    "--api-processes", str(options.api_processes), "--disable-log-stats"]  # fmt: skip
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         self.counts: collections.Counter[str] = collections.Counter()
@@ -113,9 +134,9 @@ class Soak:
     async def client(self, seed: int) -> None:
         """One of the users, until it is cancelled."""
         rng = random.Random(seed)
-        kinds = [self.stream, self.whole, self.leave, self.nonsense, self.chat, self.look]
+        kinds = [self.stream, self.whole, self.leave, self.nonsense, self.chat, self.look, self.form, self.grammar]
         while True:
-            kind = rng.choices(kinds, (5, 4, 3, 2, 3, 1))[0]
+            kind = rng.choices(kinds, (5, 4, 3, 2, 3, 1, 3, 1))[0]
             try:
                 async with asyncio.timeout(HANG_S):
                     self.counts[f"{kind.__name__} {await kind(rng)}"] += 1
@@ -181,6 +202,64 @@ class Soak:
             self.problems.append(f"nonsense got {answer.status}")
         return str(answer.status)
 
+    async def form(self, rng: random.Random) -> str:
+        """JSON that fits a schema, one of a few hundred."""
+        schema = {**SCHEMA, "title": f"{rng.randrange(300)}"}
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+        body = {"model": "demo", "messages": [{"role": "user", "content": "JSON:"}], "max_tokens": 60,
+                "response_format": form}  # fmt: skip
+        async with self.session.post(self.base + "/v1/chat/completions", json=body) as answer:
+            found = await answer.json()
+        if answer.status == 200 and found["choices"][0]["finish_reason"] == "stop":
+            try:
+                jsonschema.validate(json.loads(found["choices"][0]["message"]["content"]), SCHEMA)
+            except (ValueError, jsonschema.ValidationError) as error:
+                self.problems.append(f"the text does not fit its schema: {error}")
+        return str(answer.status)
+
+    async def grammar(self, rng: random.Random) -> str:
+        """A grammar that once ended servers, never the same text twice."""
+        text = f"{rng.choice(BAD_GRAMMARS)}\nunused: \"{rng.random()}\""
+        body = {"model": "demo", "prompt": "x", "max_tokens": 20, "structured_outputs": {"grammar": text}}
+        async with self.session.post(self.base + "/v1/completions", json=body) as answer:
+            await answer.read()
+        if answer.status not in (400, 429, 503):
+            self.problems.append(f"a bad grammar got {answer.status}")
+        return str(answer.status)
+
+    async def batches(self) -> None:
+        """Batches one after the other, each of which must come to its end with one output for each line."""
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, KeyError):
+                await self.batch()
+            await asyncio.sleep(2.0)
+
+    async def batch(self) -> None:
+        """One batch; refusals and lost connections are tried again by the next one."""
+        bodies = [{"model": "demo", "prompt": f"line {i}", "max_tokens": 16} for i in range(BATCH_LINES)]
+        bodies[BATCH_LINES // 2]["structured_outputs"] = {"grammar": f"{BAD_GRAMMARS[0]}\nb: \"{time.time()}\""}
+        lines = [{"custom_id": f"{i}", "method": "POST", "url": "/v1/completions", "body": body}
+                 for i, body in enumerate(bodies)]  # fmt: skip
+        form = aiohttp.FormData({"purpose": "batch"})
+        form.add_field("file", "\n".join(map(json.dumps, lines)), filename="a.jsonl")
+        async with self.session.post(self.base + "/v1/files", data=form) as answer:
+            file_id = (await answer.json())["id"]
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        async with self.session.post(self.base + "/v1/batches", json=body) as answer:
+            batch = await answer.json()
+        batch_id, deadline_s = batch["id"], time.monotonic() + BATCH_S
+        while batch.get("status") not in ("completed", "failed") and time.monotonic() < deadline_s:
+            await asyncio.sleep(1.0)
+            with contextlib.suppress(aiohttp.ClientError):
+                found = await self.get(f"/v1/batches/{batch_id}")
+                batch = found if "status" in found else batch
+        counts = batch["request_counts"]
+        self.counts[f"batch {batch['status']}"] += 1
+        if batch["status"] != "completed" or counts["completed"] + counts["failed"] != BATCH_LINES:
+            self.problems.append(f"a batch came to {batch['status']} with {counts}")
+        elif counts["failed"] != 1:
+            self.problems.append(f"{counts['failed']} lines of a batch failed, where one has to")
+
     async def look(self, _rng: random.Random) -> str:
         """What monitoring does."""
         for path in ("/metrics", "/health", "/v1/models"):
@@ -200,22 +279,24 @@ class Soak:
             self.counts["client killed"] += 1
 
     async def faults(self) -> None:
-        """The engine killed, of several API processes one too, and two pauses, spread over the time."""
-        slice_s = self.options.seconds / 4
-        await asyncio.sleep(slice_s / 2)
-        if self.options.api_processes > 1:
-            self.parts()[1][0].kill()
-            self.counts["faults"] += 1
-        await asyncio.sleep(slice_s / 2)
-        self.parts()[0].kill()
+        """The engine killed three times, of several API processes two, and two pauses, spread over the time."""
+        slice_s = self.options.seconds / 8
+        for at in range(3):
+            await asyncio.sleep(slice_s / 2)
+            if self.options.api_processes > 1 and at < 2:
+                self.parts()[1][at].kill()
+                self.counts["API process killed"] += 1
+            await asyncio.sleep(slice_s / 2)
+            self.parts()[0].kill()
+            self.counts["engine killed"] += 1
         await asyncio.sleep(slice_s)
         for pick in (lambda: self.parts()[0], lambda: self.parts()[1][0]):
             victim = pick()
             victim.send_signal(signal.SIGSTOP)
             await asyncio.sleep(self.options.pause)
             victim.send_signal(signal.SIGCONT)
-            await asyncio.sleep(slice_s / 2)
-        self.counts["faults"] += 3
+            self.counts["stopped"] += 1
+            await asyncio.sleep(slice_s)
 
     async def run(self) -> dict[str, object]:
         """The whole soak; the result."""
@@ -226,7 +307,7 @@ class Soak:
             idle = (await self.get("/v1/engine"))["stats"]
             began_s = time.monotonic()
             tasks = [asyncio.create_task(self.client(i)) for i in range(self.options.clients)]
-            tasks += [asyncio.create_task(self.kill_clients()), asyncio.create_task(self.faults())]
+            tasks += [asyncio.create_task(work()) for work in (self.kill_clients, self.faults, self.batches)]
             while time.monotonic() - began_s < self.options.seconds:
                 await asyncio.sleep(1.0)
                 self.sample()

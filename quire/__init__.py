@@ -1,7 +1,7 @@
 """Quire: an LLM inference and serving engine. Public names are loaded when first used.
 
-    from quire import LLM, SamplingParams
-    outputs = LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))
+from quire import LLM, SamplingParams
+outputs = LLM().generate("def fibonacci(n):", SamplingParams(max_tokens=64))
 """
 
 from __future__ import annotations
@@ -12,9 +12,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire.config.engine import EngineConfig
     from quire.core.errors import QuireError
-    from quire.core.outputs import CompletionOutput, RequestOutput
+    from quire.core.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingOutput,
+        PoolingParams,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from quire.core.prompts import PromptType, TextPrompt, TokensPrompt
     from quire.core.sampling import SamplingParams
     from quire.core.structured import StructuredOutputsParams
+    from quire.engine.args import AsyncEngineArgs, EngineArgs
     from quire.engine.async_llm import AsyncLLM
     from quire.engine.llm import LLM
 
@@ -27,19 +39,43 @@ _PLACES = {
     "StructuredOutputsParams": "quire.core.structured",
     "RequestOutput": "quire.core.outputs",
     "CompletionOutput": "quire.core.outputs",
+    "PoolingParams": "quire.core.outputs",
+    "PoolingOutput": "quire.core.outputs",
+    "PoolingRequestOutput": "quire.core.outputs",
+    "EmbeddingOutput": "quire.core.outputs",
+    "EmbeddingRequestOutput": "quire.core.outputs",
+    "ScoringOutput": "quire.core.outputs",
+    "ScoringRequestOutput": "quire.core.outputs",
+    "PromptType": "quire.core.prompts",
+    "TextPrompt": "quire.core.prompts",
+    "TokensPrompt": "quire.core.prompts",
+    "EngineArgs": "quire.engine.args",
+    "AsyncEngineArgs": "quire.engine.args",
     "EngineConfig": "quire.config.engine",
     "QuireError": "quire.core.errors",
 }
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineArgs",
     "EngineConfig",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
     "QuireError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 

@@ -7,16 +7,18 @@ no repetition can live off the prefix cache of the one before.
 from __future__ import annotations
 
 import dataclasses
-import pathlib
 import random
 from collections.abc import Callable
 
 import msgspec
 
 from quire.core.errors import ConfigError, shown
+from quire.core.files import read_regular
 
 TOKEN_LIMIT = 10_001
 """Random ids are below this, as in nano-vllm's benchmark (0 to 10000)."""
+MAX_LENGTHS_BYTES = 256 << 20
+"""Of a lengths file."""
 WARM_UP = -1
 """The repetition whose tokens the warm-up uses."""
 
@@ -74,8 +76,10 @@ def uniform_lengths(n: int, input_len: int, output_len: int, range_ratio: float,
 def read_lengths(path: str, n: int = 0) -> list[tuple[int, int]]:
     """The first `n` (0: all) length pairs of a lengths file. ConfigError if it cannot be read or has too few."""
     try:
-        lengths = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=LengthsFile)
-    except (OSError, msgspec.MsgspecError) as error:
+        lengths = msgspec.json.decode(read_regular(path, MAX_LENGTHS_BYTES), type=LengthsFile)
+    except OSError as error:
+        raise ConfigError(f"lengths file {shown(path)} cannot be read: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
         raise ConfigError(f"lengths file {shown(path)}: {error}") from None
     pairs = list(zip(lengths.input, lengths.output, strict=False))
     if len(lengths.input) != len(lengths.output) or not pairs or min(map(min, pairs)) < 1:

@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 
+from quire.core import host
+
 WATCHED_ISA = (
     "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve",
@@ -39,14 +41,8 @@ def isa_flags() -> list[str]:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(total, available) bytes of main memory, the control group's limit counted in; zeros when unknown."""
-    rows = re.findall(r"^(\w+):\s+(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
-    info = {name: int(kib) * 1024 for name, kib in rows}
-    total, available = info.get("MemTotal", 0), info.get("MemAvailable", 0)
-    limit, used = _text("/sys/fs/cgroup/memory.max").strip(), _text("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        total, available = min(total, int(limit)), min(available, int(limit) - int(used))
-    return total, available
+    """(total, available) bytes of main memory, the control groups' limits counted in; zeros when unknown."""
+    return host.total_bytes(), host.free_bytes()
 
 
 def gpus() -> list[dict[str, str]]:

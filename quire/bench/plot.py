@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from quire.bench.timeline import Timeline
 from quire.core.errors import ConfigError, shown
+from quire.core.files import check_output, write_output
 
 SUFFIXES = (".png", ".html")
 WIDTH, PANEL_HEIGHT, LEFT, TOP, GAP = 960, 220, 70, 50, 60
@@ -23,18 +24,20 @@ def check_plot_path(path: str) -> None:
         raise ConfigError(f"--plot {shown(path)}: the name must end with {' or '.join(SUFFIXES)}")
     if suffix == ".png" and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot with .png needs matplotlib: pip install matplotlib, or write an .html")
-    if not pathlib.Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"--plot {shown(path)}: the folder does not exist")
+    check_output(path, "--plot")
 
 
 def write_plot(path: str, timeline: Timeline, title: str) -> None:
     """Draw running and waiting sequences above tokens, both against seconds. See `check_plot_path` for errors."""
     check_plot_path(path)
     shown_rows = timeline.from_zero().thinned(MAX_POINTS)
-    if path.endswith(".png"):
-        _write_png(path, shown_rows, title)
-    else:
-        pathlib.Path(path).write_text(_page(shown_rows, title), encoding="utf-8")
+    try:
+        if path.endswith(".png"):
+            _write_png(path, shown_rows, title)
+        else:
+            write_output(path, _page(shown_rows, title))
+    except OSError as error:
+        raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
 
 
 def _write_png(path: str, timeline: Timeline, title: str) -> None:

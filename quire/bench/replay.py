@@ -7,6 +7,7 @@ ones had, so that a prefix cache sees the same.
 
 from __future__ import annotations
 
+import os
 import random
 
 import msgspec
@@ -19,6 +20,7 @@ from quire.bench.options import ReplayOptions
 from quire.bench.serving import ServingRun
 from quire.core import env
 from quire.core.errors import ConfigError
+from quire.core.files import open_regular
 
 MARK_TOKENS = 32
 FIRST_TOKEN = 10
@@ -46,7 +48,7 @@ def read_record(path: str, vocab_size: int, max_requests: int = 0) -> tuple[list
     Those without output are left out. ConfigError for a file that is no record.
     """
     try:
-        with open(path, "rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             lines = [msgspec.json.decode(line, type=_Line) for line in file]
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None

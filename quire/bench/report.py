@@ -19,6 +19,7 @@ from quire import __version__
 from quire.bench.machine import commit, hardware
 from quire.bench.timeline import Timeline
 from quire.core.errors import ConfigError, shown
+from quire.core.files import check_output, write_output
 
 SECRET_WORDS = ("key", "token", "password", "secret")
 """Last words of option names whose values are never written down."""
@@ -52,15 +53,14 @@ def build_report(
 def write_report(path: str, report: Mapping[str, Any]) -> None:
     """Write a report as indented JSON, a list of numbers on one line. ConfigError if the file cannot be written."""
     try:
-        pathlib.Path(path).write_text(_indented(report) + "\n", encoding="utf-8")
+        write_output(path, _indented(report) + "\n")
     except OSError as error:
         raise ConfigError(f"report {shown(path)} cannot be written: {error.strerror}") from None
 
 
 def check_report_path(path: str, flag: str = "--output-json") -> None:
-    """ConfigError, before anything is measured, if the report's folder does not exist."""
-    if not pathlib.Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"{flag} {shown(path)}: the folder does not exist")
+    """ConfigError, before anything is measured, if it is plain that the report cannot be written."""
+    check_output(path, flag)
 
 
 def is_secret(name: str) -> bool:

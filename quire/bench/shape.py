@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import Final
 
-from quire.config.flags import did_you_mean
+from quire.config.options import did_you_mean
 from quire.core.errors import ConfigError, shown
 
 PREFIX: Final = "shape:"

@@ -7,13 +7,12 @@ first event. Invariant: events of a row do not overlap, which viewers could not 
 from __future__ import annotations
 
 import json
-import os
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from quire.bench.breakdown import Capture, kind_of, phases
 from quire.core.errors import ConfigError, shown
+from quire.core.files import check_output, write_output
 
 HOST, DEVICE = 1, 2
 """Thread numbers of the two rows."""
@@ -21,13 +20,7 @@ HOST, DEVICE = 1, 2
 
 def check_trace_path(path: str) -> None:
     """ConfigError, before anything is loaded, for a path that cannot be written."""
-    file = pathlib.Path(path).absolute()
-    if not file.parent.is_dir():
-        raise ConfigError(f"--profile {shown(path)}: the folder does not exist")
-    if file.is_dir():
-        raise ConfigError(f"--profile {shown(path)} is a folder: give the name of a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigError(f"--profile {shown(path)} cannot be written: permission denied")
+    check_output(path, "--profile")
 
 
 def write_trace(path: str, captures: Sequence[Capture], title: str) -> None:
@@ -40,7 +33,7 @@ def write_trace(path: str, captures: Sequence[Capture], title: str) -> None:
               _label("thread_name", DEVICE, "device")]  # fmt: skip
     document = {"displayTimeUnit": "ms", "traceEvents": labels + events}
     try:
-        pathlib.Path(path).write_text(json.dumps(document), encoding="utf-8")
+        write_output(path, json.dumps(document))
     except OSError as error:
         raise ConfigError(f"--profile {shown(path)} cannot be written: {error.strerror}") from None
 

@@ -20,7 +20,7 @@ from quire.bench.profiling import capture
 from quire.bench.trace import write_trace
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import resolve
+from quire.config.resolve import NOT_ROUNDED, resolve
 from quire.engine.build import TORCH_DTYPES, make_device
 from quire.engine.capacity import kv_itemsize
 from quire.engine.core import StepRecord
@@ -38,7 +38,7 @@ class View:
         dtype = TORCH_DTYPES[limits.dtype]
         self._device = device.name
         self._timer = timer(device.name)
-        self._dtypes = [dtype] if config.quantization == "none" else [dtype, torch.int8]
+        self._dtypes = [dtype] if config.quantization in NOT_ROUNDED else [dtype, torch.int8]
         quantized = SCHEMES.get(config.quantization)
         itemsize = dtype.itemsize if quantized is None else quantized.bytes_per_weight
         self.cost = CostModel(

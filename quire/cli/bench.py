@@ -183,7 +183,8 @@ def _view(options: ThroughputOptions | LatencyOptions, config: EngineConfig) -> 
     from quire.bench.view import View
     from quire.compute.weights.hub import find_checkpoint
 
-    return View(config, read_arch(find_checkpoint(config.model, config.revision)))
+    folder = find_checkpoint(config.model, config.revision, config.download_dir)
+    return View(config, read_arch(folder, config.hf_overrides))
 
 
 def _finish_view(view: View | None, options: ThroughputOptions | LatencyOptions, title: str) -> None:

@@ -17,7 +17,8 @@ from quire.cli.generate import load_text_llm, print_stream
 from quire.cli.interrupt import first_noted
 from quire.cli.model import add_engine_flags, engine_config
 from quire.cli.sampling import SamplingFlags, sampling_params
-from quire.config.flags import add_flags, did_you_mean
+from quire.config.flags import add_flags
+from quire.config.options import did_you_mean
 from quire.core.errors import RequestError
 from quire.core.sampling import OutputKind
 

@@ -1,19 +1,23 @@
-"""Finds the subcommand, runs it, and turns errors into one line and an exit code.
+"""Finds the subcommand, runs it, and turns errors into a message and an exit code.
 
 Exit codes: 0 done, 1 failed while running, 2 wrong command line, configuration or checkpoint (130: Ctrl-C, see `main`).
-Invariant: only the module of the subcommand that was asked for is imported, so `quire --help` needs no torch.
+Invariants: only the module of the subcommand that was asked for is imported, so `quire --help` needs no torch; what was
+printed has reached its file when the command ends, or the exit code says that it has not.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 
 from quire import __version__
-from quire.config.flags import FlagParser, did_you_mean
-from quire.core.errors import ConfigError, LoadError, QuireError, shown
+from quire.config.flags import FlagParser
+from quire.config.options import did_you_mean
+from quire.core.errors import ConfigError, LoadError, QuireError, complaint, shown
+from quire.core.shortage import shortage
 
 COMMANDS = {
     "serve": "Serve a model over HTTP, with the OpenAI API and a page to talk to it.",
@@ -31,14 +35,37 @@ COMMANDS = {
 def run(arguments: list[str]) -> int:
     """Run `quire` with these arguments; returns the exit code."""
     try:
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        finally:  # here, where it can be told, and not when the interpreter ends; also after --help
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except QuireError as error:
-        print("quire: error: " + " ".join(str(error).split()), file=sys.stderr)
+        _say(complaint(error))
         return 2 if isinstance(error, (ConfigError, LoadError)) else 1
     except BrokenPipeError:
         # The reader of our output has left (`quire generate | head`); nothing more can be written to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except (OSError, MemoryError, ImportError, RuntimeError) as error:
+        reason = shortage(error)
+        if reason is None:
+            raise
+        _drop_output()
+        _say(f"quire: error: {reason}")
+        return 1
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _drop_output() -> None:
+    """Whatever is still in the buffer of standard output goes nowhere, lest the interpreter fail at it in the end."""
+    if sys.stdout is not None:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

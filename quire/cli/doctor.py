@@ -25,9 +25,10 @@ from collections.abc import Callable, Iterator
 from quire import __version__
 from quire.bench import machine
 from quire.cli.interrupt import instant_exit
-from quire.core import env
+from quire.core import env, host
 from quire.core.errors import ConfigError, QuireError
 from quire.core.units import format_bytes
+from quire.engine.wire import SOCKET, socket_folder
 from quire.serve.config import ServerConfig
 
 MIN_PYTHON = (3, 11)
@@ -128,12 +129,18 @@ def check_processor() -> Findings:
 
 
 def check_memory() -> Findings:
-    """Main memory, a container's limit counted in."""
+    """Main memory, a container's limit counted in, and the limit on address space if there is one."""
     total, available = machine.memory_bytes()
     low = 0 < available < MIN_MEMORY_BYTES
     advice = f"less than {format_bytes(MIN_MEMORY_BYTES)} is free: only the demo model is likely to fit" if low else ""
     text = f"{format_bytes(total)}, {format_bytes(available)} free" if total else "unknown"
     yield Finding("memory", Status.WARN if low else Status.OK, text, advice)
+    left = host.address_bytes()
+    if left < host.UNLIMITED:
+        low = left < MIN_MEMORY_BYTES
+        advice = "raise the limit (ulimit -v unlimited): models are mapped under it" if low else ""
+        text = f"{format_bytes(left)} left under the limit of ulimit -v"
+        yield Finding("address space", Status.WARN if low else Status.NOTE, text, advice)
 
 
 def check_torch() -> Findings:
@@ -228,11 +235,15 @@ def check_files() -> Findings:
     advice = f"raise the hard limit (ulimit -Hn) to serve more than about {hard // 2} clients" if low else ""
     yield Finding("open files", Status.WARN if low else Status.OK, f"limit {soft}, at most {hard}", advice)
     try:
-        with tempfile.TemporaryDirectory(prefix="quire-") as folder, socket.socket(socket.AF_UNIX) as probe:
-            probe.bind(f"{folder}/probe")
-    except OSError as error:
+        folder = socket_folder()
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(str(folder / SOCKET))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, ConfigError) as error:
         advice = "point TMPDIR to a short path on a local disk: the server talks to its engine through a socket there"
-        yield Finding("temporary folder", Status.FAIL, f"{tempfile.gettempdir()}: {error}", advice)
+        yield Finding("temporary folder", Status.FAIL, str(error), advice)
 
 
 def check_port(port: int = DEFAULT_PORT) -> Findings:

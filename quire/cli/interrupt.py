@@ -54,5 +54,6 @@ def first_noted() -> Iterator[Stop]:
 
 
 def _end(*_: object) -> None:
-    print(LINE, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        print(LINE, file=sys.stderr, flush=True)
     os._exit(CODE)

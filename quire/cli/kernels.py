@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from quire.config.flags import add_flags, did_you_mean, read_flags
+from quire.config.flags import add_flags, read_flags
+from quire.config.options import did_you_mean
 from quire.core.errors import ConfigError, shown
 
 if TYPE_CHECKING:

@@ -10,8 +10,10 @@ import msgspec
 
 from quire.bench.shape import PREFIX, shape_options
 from quire.cli.interrupt import instant_exit
+from quire.config.command_line import CONFIG_FLAG
 from quire.config.engine import EngineConfig
-from quire.config.flags import add_flags, given_values, make_options
+from quire.config.flags import FlagParser, add_flags, given_values
+from quire.config.options import make_options
 from quire.core.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, skip: Collection[str] =
         help="folder, .gguf file or hub name; without it the bundled demo model is used",
     )  # fmt: skip
     add_flags(parser, EngineConfig, title="engine options", skip=skip)
+    parser.add_argument(
+        CONFIG_FLAG, metavar="FILE.yaml",
+        help="options of this command as a YAML mapping, `max-num-seqs: 64`; those on the command line win",
+    )  # fmt: skip
+    if isinstance(parser, FlagParser):
+        parser.knows_others = True
 
 
 def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineConfig:
@@ -38,7 +46,7 @@ def engine_config(namespace: argparse.Namespace, **defaults: object) -> EngineCo
     argument = getattr(namespace, "model_argument", "")
     if argument and given.get("model", argument) != argument:
         raise ConfigError(f"MODEL {shown(argument)} and --model {shown(given['model'])} disagree: give one of them")
-    model = str(argument or values.get("model", ""))
+    model = str(argument or values.get("model", "") or getattr(namespace, "config_model", ""))
     values["model"] = model
     if model.startswith(PREFIX):
         values = values | shape_options(model)

@@ -7,6 +7,7 @@ import sys
 
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
+from quire.engine import stdio
 
 CONCURRENCY = 256
 
@@ -30,6 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Answer the file; returns the exit code. Lines that fail are told in the output and counted on stderr."""
+    stdio.take_over()
     engine = engine_config(namespace, disable_log_stats=True)
     with instant_exit():
         from quire.serve.offline_batch import run_batch

@@ -7,7 +7,9 @@ import argparse
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.flags import add_flags, read_flags
+from quire.engine import stdio
 from quire.serve.config import ServerConfig
+from quire.serve.signals import ignore_hangups_until_served
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(namespace: argparse.Namespace) -> int:
     """Serve until told to stop; returns the exit code."""
+    stdio.show_stacks_on_signal()
+    ignore_hangups_until_served()
     engine = engine_config(namespace)
     server = read_flags(namespace, ServerConfig)
     with instant_exit():

@@ -7,11 +7,14 @@ naming field, value and limit. Code shipped with a checkpoint is never imported:
 
 from __future__ import annotations
 
+import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
+from quire.config.advice import no_model, not_supported, quantised_with
 from quire.config.fields import Fields, is_integer, read_object
 from quire.config.gguf import Header, is_gguf, read_header
 from quire.config.gguf_model import config_of, key_of, rope_divisors
@@ -118,18 +121,34 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
         return self.n_layers * layer + h + (2 - self.tie_embeddings) * self.vocab_size * h
 
 
-def read_arch(folder: pathlib.Path) -> ModelArch:
-    """The architecture in `folder`/config.json, or in the metadata of a GGUF file.
+def read_arch(folder: pathlib.Path, overrides: Mapping[str, Any] | None = None) -> ModelArch:
+    """The architecture in `folder`/config.json, or in the metadata of a GGUF file, with `overrides` (`hf_overrides`).
 
     Raises ConfigError (LoadError for a GGUF file) naming the field, its value and the limit.
     """
     if is_gguf(folder):
-        return _read_gguf_arch(read_header(folder))
-    return parse_arch(read_object(folder / "config.json"))
+        return _read_gguf_arch(read_header(folder), overrides or {})
+    if folder.is_dir() and not os.path.lexists(folder / "config.json"):
+        raise ConfigError(no_model(folder))
+    where = "config.json with hf_overrides" if overrides else "config.json"
+    return parse_arch(merged(read_object(folder / "config.json"), overrides or {}), where)
 
 
-def _read_gguf_arch(header: Header) -> ModelArch:
-    config = config_of(header)
+def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with those of `overrides`: objects in both are merged, and null takes a field away."""
+    found = dict(values)
+    for name, value in overrides.items():
+        if isinstance(value, Mapping) and isinstance(found.get(name), Mapping):
+            found[name] = merged(found[name], value)
+        elif value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
+    return found
+
+
+def _read_gguf_arch(header: Header, overrides: Mapping[str, Any]) -> ModelArch:
+    config = merged(config_of(header), overrides)
     try:
         arch = parse_arch(config, str(header.path))
     except ConfigError as error:
@@ -214,8 +233,10 @@ def _family(fields: Fields) -> Family:
         for family in FAMILIES.values():
             if family.model_type == fields.values.get("model_type"):
                 return family
-    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] not in FAMILIES:
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", f"a list with one of {', '.join(FAMILIES)}")
+    if names[0] not in FAMILIES:
+        raise ConfigError(f"{fields.where}: architectures: {not_supported(names[0], FAMILIES)}", param="architectures")
     family = FAMILIES[names[0]]
     fields.choice("model_type", (family.model_type,), family.model_type)
     return family
@@ -224,7 +245,7 @@ def _family(fields: Fields) -> Family:
 def _refuse_unsupported(fields: Fields) -> None:
     fields.choice("hidden_act", ("silu", "swish"), "silu")
     if "quantization_config" in fields:
-        raise fields.error("quantization_config", "absent: quantised checkpoints are not supported")
+        raise ConfigError(f"{fields.where}: {quantised_with(fields)}", param="quantization_config")
     if fields.values.get("is_encoder_decoder"):
         raise fields.error("is_encoder_decoder", "false")
 

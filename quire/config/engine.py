@@ -6,18 +6,30 @@ Owns names, types, defaults, bounds and meaning. Does not own what depends on th
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from quire.core.errors import ConfigError
-from quire.core.units import parse_bytes
+from quire.core.errors import ConfigError, shown
+from quire.core.units import format_bytes, parse_bytes
+
+MIN_COMPILE_BYTES = 64 << 20
+
+MAX_NAME_CHARS = 256
+"""Of a name under which the API knows the model."""
 
 
-def _doc(text: str, **bounds: float) -> Meta:
+FOREIGN_QUANTIZATIONS = """awq awq_marlin gptq gptq_marlin fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8
+    bitsandbytes gguf compressed-tensors torchao auto-round inc mxfp4 mxfp8 petit_nvfp4 quark experts_int8 moe_wna16
+    deepspeedfp fbgemm_fp8 ptpc_fp8 tpu_int8"""
+"""Of vLLM: most are formats of checkpoints."""
+
+
+def _doc(text: str, extra: dict[str, Any] | None = None, **bounds: float) -> Meta:
+    """A field's meaning; `extra` as in `config/options.py`."""
     # The stubs of msgspec declare Meta as overloads, one for numbers, which keyword bounds of one type do not select.
-    return Meta(description=text, **bounds)  # type: ignore[call-overload, no-any-return]
+    return Meta(description=text, extra=extra, **bounds)  # type: ignore[call-overload, no-any-return]
 
 
 class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -34,22 +46,43 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     skip_tokenizer_init: Annotated[bool, _doc("Serve token ids only; no tokenizer is loaded.")] = False
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"],
-        _doc("auto reads *.safetensors or the .gguf file; dummy makes seeded random weights from config.json."),
+        _doc(
+            "auto reads *.safetensors or the .gguf file; dummy makes seeded random weights from config.json.",
+            extra={
+                "words": {"gguf": "auto", "hf": "auto"},
+                "refused": {
+                    "pt npcache": "files of torch.save run code when they are read: convert the model to safetensors"
+                    " (save_pretrained of transformers), or take a revision that has it",
+                    "tensorizer runai_streamer runai_streamer_sharded sharded_state fastsafetensors instanttensor"
+                    " mistral bitsandbytes": "give a folder with *.safetensors in the Hugging Face layout",
+                },
+            },
+        ),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        _doc("Type of weights and activations; auto takes the checkpoint's."),
+        _doc(
+            "Type of weights and activations; auto takes the checkpoint's.",
+            extra={"words": {"half": "float16", "float": "float32", "bf16": "bfloat16", "fp16": "float16"}},
+        ),
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128"],
+        Literal["auto", "none", "int8", "int8-g32", "int4", "int4-g32", "int4-g128"],
         _doc(
-            "On a CPU, weights are rounded while loading, to 8 or 4 bits with one scale an output channel (int8),"
-            " for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are usually more"
-            " exact and take more memory. Activations are rounded to 8 bits in each product; embeddings and norms"
-            " keep their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX, prompts"
-            " are read with vector instructions where groups are of 32, with tile registers by the others."
+            "auto rounds nothing, and on a CPU keeps the Q8_0 and Q4_0 blocks of a GGUF file as they are; none decodes"
+            " those too. With the others, on a CPU, weights are rounded while loading, to 8 or 4 bits with one scale an"
+            " output channel (int8), for each 64 weights (int4) or for each 32 or 128 (-g32, -g128): smaller groups are"
+            " usually more exact and take more memory. Activations are rounded to 8 bits in each product; embeddings"
+            " and norms keep their type, and so does the KV cache without kv_cache_dtype. On Intel CPUs with AMX,"
+            " prompts are read with vector instructions where groups are of 32, with tile registers by the others.",
+            extra={
+                "refused": {
+                    FOREIGN_QUANTIZATIONS: "weights are rounded here from a checkpoint that is not quantized: leave"
+                    " it out, or on a CPU give int8 or int4 (a .gguf file needs no option)"
+                }
+            },
         ),
-    ] = "none"
+    ] = "auto"
     device: Annotated[
         Literal["auto", "cpu", "cuda", "null"],
         _doc("auto takes cuda when a GPU is there; null runs the whole engine without a model, on a virtual clock."),
@@ -63,12 +96,19 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = 0
     max_model_len: Annotated[
-        int, _doc("Longest prompt plus output in tokens; 0 takes the model's own limit.", ge=0)
+        int,
+        _doc(
+            "Longest prompt plus output in tokens; 0 takes the model's own limit. 32k is 32000, 32K is 32768.",
+            extra={"words": {"auto": 0, "-1": 0}, "counts": True},
+            ge=0,
+        ),
     ] = 0
     max_num_seqs: Annotated[
         int, _doc("Most sequences that run at once (slots); 0 chooses by device.", ge=0, le=65536)
     ] = 0
-    max_num_batched_tokens: Annotated[int, _doc("Most tokens in one step; 0 chooses by device.", ge=0)] = 0
+    max_num_batched_tokens: Annotated[
+        int, _doc("Most tokens in one step; 0 chooses by device.", extra={"counts": True}, ge=0)
+    ] = 0
     max_num_waiting: Annotated[
         int, _doc("Most sequences that wait, a request with n counts n; a server refuses more with 429.", ge=1)
     ] = 8192
@@ -114,7 +154,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "bfloat16", "bf16", "int8"],
         _doc(
             "Type of keys and values in the cache; auto takes that of dtype, bf16 is short for bfloat16. On a CPU int8"
-            " rounds them to 8 bits with a float32 scale for each token and head: about half the memory."
+            " rounds them to 8 bits with a float32 scale for each token and head: about half the memory.",
+            extra={
+                "refused": {
+                    "float16 fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla fp8_per_token_head int8_per_token_head"
+                    " nvfp4": "leave it out, or on a CPU give int8"
+                }
+            },
         ),
     ] = "auto"
     block_size: Annotated[Literal[1, 2, 4, 8, 16, 32, 64, 128], _doc("Tokens a KV page holds.")] = 16
@@ -142,7 +188,47 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
     check_weights: Annotated[bool, _doc("Refuse checkpoints with non-finite weights.")] = True
     disable_log_stats: Annotated[bool, _doc("Do not log throughput every ten seconds.")] = False
+    structured_outputs_compile_seconds: Annotated[
+        float,
+        _doc(
+            "Processor seconds that one schema or grammar may take to compile, in a process of its own; one that takes"
+            " longer is refused.",
+            ge=0.1,
+            le=3600,
+        ),
+    ] = 5.0
+    structured_outputs_compile_memory: Annotated[
+        str, _doc("Memory that compiling one schema or grammar may take, for instance 1GiB.")
+    ] = "1GiB"
+    hf_overrides: Annotated[
+        dict[str, Any],
+        _doc(
+            "Fields of config.json, as a JSON object, that replace the checkpoint's; objects inside are merged, null"
+            ' takes a field away. {"rope_theta": 1000000}'
+        ),
+    ] = {}
+    generation_config: Annotated[
+        str,
+        _doc(
+            "Where default sampling and further end tokens come from: auto is the model's generation_config.json, vllm"
+            " takes none, and anything else is a folder with such a file."
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, Any],
+        _doc('Fields of generation_config.json, as a JSON object, that replace the file\'s. {"temperature": 0.5}'),
+    ] = {}
+    download_dir: Annotated[
+        str, _doc("Folder in which models of the hub are kept; empty: the hub's own (HF_HOME).")
+    ] = ""
     chat_template: Annotated[str, _doc("File with a Jinja chat template that replaces the tokenizer's.")] = ""
+    allow_special_tokens_in_text: Annotated[
+        bool,
+        _doc(
+            "Let a control token that is written out in a message, as <|im_start|>, become that token, as other engines"
+            " do: whoever writes the message can then end it and speak as the system."
+        ),
+    ] = False
 
     def verify(self) -> None:
         """Check values that need no model; raises ConfigError naming the field, the value and the limit."""
@@ -150,10 +236,29 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             msgspec.convert(msgspec.to_builtins(self), EngineConfig)
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine options: {error}") from None
+        _check_names(self.served_model_name)
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
                 f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "
                 "than 1 (1.5 to 3 are usual), or 0 for the default"
             )
+        if parse_bytes(self.structured_outputs_compile_memory) < MIN_COMPILE_BYTES:
+            raise ConfigError(
+                f"structured_outputs_compile_memory = {self.structured_outputs_compile_memory!r} is too little: "
+                f"give at least {format_bytes(MIN_COMPILE_BYTES)}"
+            )
         if self.kv_cache_memory_bytes and parse_bytes(self.kv_cache_memory_bytes) <= 0:
             raise ConfigError(f"kv_cache_memory_bytes = {self.kv_cache_memory_bytes!r} must be more than 0 bytes")
+
+
+def _check_names(names: list[str]) -> None:
+    for number, name in enumerate(names):
+        where = f"served_model_name {number + 1} of {len(names)} = {shown(name)}"
+        if not name.strip() or name != name.strip():
+            raise ConfigError(
+                f"{where} is blank, or begins or ends with a blank: no request could ask for it as it looks"
+            )
+        if not name.isprintable() or len(name) > MAX_NAME_CHARS:
+            raise ConfigError(f"{where} must be at most {MAX_NAME_CHARS} printable characters")
+        if name in names[:number]:
+            raise ConfigError(f"{where} is given twice: give each name once")

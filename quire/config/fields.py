@@ -1,4 +1,4 @@
-"""Reading JSON objects that others wrote: bounded, regular files only, and each field with its type and limits.
+"""Reading JSON and YAML objects that others wrote: bounded, regular files only, each field with its type and limits.
 
 Owns no meaning. Invariant: whatever the bytes are, the answer is a value inside the stated limits or a ConfigError
 that names the file, the field, the value and the limit.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pathlib
-import stat
 from typing import Any, Final
 
+import yaml
+
 from quire.core.errors import ConfigError, shown
+from quire.core.files import read_regular
 
 MAX_JSON_BYTES: Final = 64 << 20
+MAX_YAML_BYTES: Final = 1 << 20
 
 
 def read_object(path: pathlib.Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
@@ -32,22 +34,23 @@ def read_object(path: pathlib.Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str
     return value
 
 
+def read_yaml(path: pathlib.Path) -> dict[str, Any]:
+    """The mapping in a YAML (or JSON) file of options, of plain values alone; raises ConfigError for anything else."""
+    text = _read_regular(path, MAX_YAML_BYTES)
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a date or number that is none
+        raise ConfigError(f"{path} is not valid YAML: {shown(' '.join(str(error).split()))}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a mapping of options to values, not {shown(value)}")
+    return value
+
+
 def _read_regular(path: pathlib.Path, max_bytes: int) -> bytes:
     try:
-        # O_NONBLOCK: opening a FIFO without a writer must not hang.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return read_regular(path, max_bytes)
     except OSError as error:
-        raise ConfigError(f"cannot open {path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"{path} is not a regular file")
-        try:
-            content = file.read(max_bytes + 1)
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    if len(content) > max_bytes:
-        raise ConfigError(f"{path} is larger than {max_bytes:,} bytes, the limit for this file")
-    return content
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
 
 
 class Fields:

@@ -1,19 +1,21 @@
 """generation_config.json: the end tokens and default sampling that a checkpoint proposes.
 
-Optional advice, so a damaged file or value is a warning and is left out; nothing here can stop a model from loading.
+Optional advice, so a damaged file or value is a warning and is left out, and does not stop a model from loading. What
+the operator gives in its place (`override_generation_config`) is no advice: it is honoured or refused.
 """
 
 from __future__ import annotations
 
 import logging
 import pathlib
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from quire.config.arch import ModelArch, token_ids
+from quire.config.engine import EngineConfig
 from quire.config.fields import Fields, read_object
-from quire.core.errors import ConfigError, InvalidParameter
+from quire.core.errors import ConfigError, InvalidParameter, shown
 from quire.core.sampling import SamplingParams
 
 SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -28,6 +30,46 @@ class GenerationDefaults(msgspec.Struct, frozen=True):
     """Ids that end a sequence: generation_config.json's, or config.json's where it names none."""
     sampling: dict[str, float]
     """Defaults for `SamplingParams` by field name; empty when none are given. `do_sample` false gives temperature 0."""
+
+
+def generation_defaults(config: EngineConfig, folder: pathlib.Path, arch: ModelArch) -> GenerationDefaults:
+    """What the model in `folder` proposes, as `generation_config` and `override_generation_config` say.
+
+    Raises ConfigError for a folder that is none and for a field of the override that cannot be honoured.
+    """
+    if config.generation_config == "vllm":
+        found = GenerationDefaults(arch.eos_token_ids, {})
+    elif config.generation_config == "auto":
+        found = read_generation(folder, arch)
+    else:
+        place = pathlib.Path(config.generation_config).expanduser()
+        if not (place / "generation_config.json").exists():
+            raise ConfigError(
+                f"generation_config = {shown(config.generation_config)} must be auto, vllm, or a folder with a"
+                " generation_config.json",
+                param="generation_config",
+            )
+        found = read_generation(place, arch)
+    return _overridden(found, config.override_generation_config, arch)
+
+
+def _overridden(found: GenerationDefaults, values: dict[str, Any], arch: ModelArch) -> GenerationDefaults:
+    name = "override_generation_config"
+    usable = (*SAMPLING_FIELDS, "do_sample", "eos_token_id")
+    for field in values:
+        if field not in usable:
+            raise ConfigError(f"{name} has {shown(field)}: it can have {', '.join(usable)}", param=name)
+    fields = Fields(values, name)
+    sampling = {field: value for field, value in found.sampling.items() if field not in values}
+    given = {field: value for field, value in values.items() if field in SAMPLING_FIELDS and value is not None}
+    if not fields.flag("do_sample", True):
+        given["temperature"] = 0.0
+    try:
+        SamplingParams(**given).verify(arch.vocab_size)
+    except InvalidParameter as error:
+        raise ConfigError(f"{name}: {error.message}", param=name) from None
+    eos = token_ids(fields, "eos_token_id", arch.vocab_size) if "eos_token_id" in fields else found.eos_token_ids
+    return GenerationDefaults(eos, sampling | given)
 
 
 def read_generation(folder: pathlib.Path, arch: ModelArch) -> GenerationDefaults:

@@ -13,7 +13,6 @@ import functools
 import math
 import os
 import pathlib
-import stat
 import struct
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
@@ -22,6 +21,7 @@ import msgspec
 import numpy as np
 
 from quire.core.errors import LoadError, shown
+from quire.core.files import open_regular
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -44,16 +44,23 @@ BLOCKS: Final = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
     2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
     8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
     12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    20: ("IQ4_NL", 32, 18),
+    23: ("IQ4_XS", 256, 136),
     30: ("BF16", 1, 2),
 }
 """Supported tensor types: id → (name, elements a block, bytes a block)."""
 OTHER_TYPES: Final = {
-    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 """Names of types that are refused."""
 
@@ -157,12 +164,8 @@ def read_header(path: pathlib.Path) -> Header:
 def _open(path: pathlib.Path) -> Iterator[tuple[BinaryIO, Signature]]:
     """A regular file and its signature; LoadError for anything else and for errors while it is read."""
     try:
-        # O_NONBLOCK: opening a FIFO without a writer must not hang.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise LoadError(f"{path} is not a regular file")
+        with os.fdopen(open_regular(path), "rb") as file:
+            status = os.fstat(file.fileno())
             yield file, (status.st_ino, status.st_size, status.st_mtime_ns)
     except OSError as error:
         raise LoadError(f"cannot read {path}: {error.strerror}") from None
@@ -330,7 +333,8 @@ def _read_tensors(source: _Source, n_tensors: int, alignment: int) -> dict[str, 
         placed[tensor.name] = msgspec.structs.replace(tensor, start=data_start + tensor.start)
     if data_start + end > source.file_bytes:
         raise LoadError(
-            f"{source.where} is truncated: it has {source.file_bytes:,} bytes, its tensors end at {data_start + end:,}"
+            f"{source.where} is truncated: it has {source.file_bytes:,} bytes, its tensors end at {data_start + end:,};"
+            " fetch it again"
         )
     return placed
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
+from quire.config.advice import not_supported
 from quire.config.fields import Fields, is_integer
 from quire.config.gguf import Header, Tensor
 from quire.core.errors import LoadError, shown
@@ -68,8 +69,8 @@ def config_of(header: Header) -> dict[str, Any]:
     name = header.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise LoadError(
-            f"{header.path}: general.architecture = {shown(name)} is not supported; supported are"
-            f" {', '.join(ARCHITECTURES)} (Mistral models are 'llama')"
+            f"{header.path}: general.architecture: {not_supported(name, ARCHITECTURES)}"
+            " Mistral models are 'llama'."
         )
     values = {key.removeprefix(name + "."): value for key, value in header.values.items() if key.startswith(name + ".")}
     config = {field: values[key] for field, key in KEYS.items() if key in values}

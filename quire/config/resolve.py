@@ -26,6 +26,8 @@ class Limits(msgspec.Struct, frozen=True):
     """As `Pace.factor`; 0: prompts are cut by the token budget only."""
 
 
+NOT_ROUNDED = ("auto", "none")
+"""Values of `quantization` that every device takes."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -43,7 +45,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             f"max_model_len = {config.max_model_len} exceeds the {arch.max_position_scaled} positions of this model: "
             "lower it, or add rope scaling to config.json"
         )
-    if config.quantization != "none" and device != "cpu":
+    if config.quantization not in NOT_ROUNDED and device != "cpu":
         raise ConfigError(
             f"quantization = {config.quantization!r} works on the CPU only and the device is {device}: "
             "add --device cpu, or leave --quantization out",

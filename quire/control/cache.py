@@ -39,6 +39,11 @@ class PageCache:
             self.tree.evict(lacking)
         return self.pool.take(n)
 
+    def forget(self) -> bool:
+        """Free every page of the tree that has no holder; True if the tree is empty then."""
+        self.tree.evict(self.tree.n_unlocked)
+        return not self.tree.n_pages
+
     def grow(self, seq: Seq, n: int) -> list[int]:
         """`n` fresh pages at the end of a sequence's table."""
         pages = self.take(n)

@@ -17,6 +17,7 @@ from quire.control.roster import Roster
 from quire.control.seq import InvariantError, Seq
 from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
+from quire.core.logprobs import PackedLogprobs
 from quire.core.request import Pooling
 from quire.core.result import StepResult, TokenLogprobs
 
@@ -125,7 +126,7 @@ def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | Non
     known.append(token)
     delta = SeqDelta(seq.request.request_id, seq.index, [token])
     if row is not None and seq.params.logprobs >= 0:
-        delta.logprobs = [row]
+        delta.logprobs = PackedLogprobs.of([row])
     n_outputs = len(known) - seq.prompt_len
     if n_outputs == 1:
         _complete_first(seq, delta)
@@ -146,7 +147,7 @@ def _complete_first(seq: Seq, delta: SeqDelta) -> None:
         rows = [row for row in seq.prompt_rows if row is not None]
         if len(rows) != seq.prompt_len - 1:
             raise EngineError(f"{len(rows)} of {seq.prompt_len - 1} prompt logprobs came before the first token")
-        delta.prompt_logprobs = rows
+        delta.prompt_logprobs = PackedLogprobs.of(rows)
         seq.prompt_rows = None
         seq.params = msgspec.structs.replace(seq.params, prompt_logprobs=-1)
 

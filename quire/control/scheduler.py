@@ -207,6 +207,10 @@ class Scheduler:
         self._abandoned = self._next_step - 1
         return deltas
 
+    def forget_prefixes(self) -> bool:
+        """Free the cached pages that no sequence holds; True if none are left."""
+        return self.roster.cache.forget()
+
     def has_work(self) -> bool:
         """True while a sequence waits or runs, or a result is outstanding."""
         return bool(self.roster.requests or self.in_flight)

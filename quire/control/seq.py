@@ -95,7 +95,7 @@ class Seq:
         """Tokens whose K/V must be computed for the longest output (the last output's is not needed)."""
         self.stop_ids = frozenset(request.end_token_ids).union(request.params.stop_token_ids)
         self.min_tokens = request.params.min_tokens
-        self.is_masked = bool(request.grammar)
+        self.is_masked = request.is_constrained
         """Its tokens are chosen under masks, which the engine sends after the plan."""
         self.wants_more = params.logprobs >= 0 or request.pooling is not None
         """Results bring more for it than tokens."""

@@ -3,7 +3,7 @@
 ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
 │   ├── InvalidParameter          one named field has a bad value
 │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
-│   ├── QueueFull, RequestExpired, RequestQuarantined (HTTP 429, 503 or 408, 400)
+│   ├── QueueFull, GrammarsBusy, RequestExpired, RequestQuarantined (HTTP 429, 503, 503 or 408, 400)
 ├── ConfigError                   an option, config.json field or machine limit does not fit
 ├── LoadError                     a checkpoint file is missing, damaged or does not match
 └── EngineError                   the engine failed while it ran (HTTP 5xx)
@@ -16,6 +16,8 @@ import reprlib
 
 SHOWN_CHARS = 200
 """Longest piece of a user's value that an error message repeats."""
+INVALID_GRAMMAR = "invalid_grammar"
+"""Code of a RequestError: no output can be made to fit, or finding out takes too much."""
 SHOWN_BITS = 640
 """Python refuses to write out much longer integers."""
 
@@ -41,6 +43,12 @@ def shown(value: object) -> str:
     plain = isinstance(value, (str, bytes))
     text = repr(value[: SHOWN_CHARS + 1]) if plain else _SAFE_REPR.repr(value)  # type: ignore[index]
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+
+
+def complaint(error: QuireError) -> str:
+    """What a terminal is told. Lines of a table stay lines; empty ones and spaces at an end go."""
+    lines = [line.rstrip() for line in error.message.splitlines()]
+    return "quire: error: " + "\n".join(line for line in lines if line)
 
 
 class QuireError(Exception):
@@ -88,6 +96,12 @@ class RequestExpired(RequestError):
     """A limit on its time passed: code `queue_timeout` while it waited, `request_timeout` while it ran."""
 
     code = "request_timeout"
+
+
+class GrammarsBusy(RequestError):
+    """Grammars are compiled one after the other, and too many wait; try again later."""
+
+    code = "grammars_busy"
 
 
 class RequestQuarantined(RequestError):

@@ -7,8 +7,8 @@ from typing import Union
 
 import msgspec
 
+from quire.core.logprobs import PackedLogprobs
 from quire.core.request import Request
-from quire.core.result import TokenLogprobs
 
 
 @enum.unique
@@ -21,10 +21,21 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
+class Trial(msgspec.Struct, frozen=True, array_like=True):
+    """On what terms a request runs of which an engine may have died."""
+
+    n_tokens: int
+    """It has come through once each of its sequences has so many output tokens, or has ended."""
+    rank: tuple[int, ...]
+    """Of two that wait for their trial the smaller is tried first."""
+
+
 class Submit(msgspec.Struct, tag="submit"):
     """Queue a request."""
 
     request: Request
+    trial: Trial | None = None
+    """Run it apart from others of which the engine may have died."""
 
 
 class Cancel(msgspec.Struct, tag="cancel"):
@@ -72,9 +83,9 @@ class SeqDelta(msgspec.Struct, array_like=True):
     """The id that ended it, if one did."""
     error: str | None = None
     """Code and fixed text when `finish_reason` is ERROR."""
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: PackedLogprobs | None = None
     """One row a token of `token_ids`, when asked."""
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: PackedLogprobs | None = None
     """Rows for prompt tokens 1 .. prompt_len-1, once, with the first delta of sequence 0, when asked."""
     n_cached: int = 0
     """Prompt tokens found in the prefix cache (meaningful in the first delta)."""
@@ -82,6 +93,8 @@ class SeqDelta(msgspec.Struct, array_like=True):
     """Seconds that it waited for its first slot (meaningful in the first delta, of requests with a label)."""
     pooled: list[float] | None = None
     """[hidden_size]: what a request with `pooling` wants, in its only delta."""
+    param: str | None = None
+    """The parameter at fault, for an error that is the request's own."""
 
 
 class EngineStats(msgspec.Struct):
@@ -194,9 +207,46 @@ class ClientCut(msgspec.Struct, tag="cut"):
 
 
 class EngineFailed(msgspec.Struct, tag="failed"):
-    """The engine loop ended with an error; every open request is lost."""
+    """The engine could not be loaded, or its loop ended with an error."""
 
     message: str
+    has_answered: bool = True
+    """Every open request was told."""
+
+
+@enum.unique
+class EndKind(enum.Enum):
+    """How an engine process ended, as far as it tells who is to blame."""
+
+    CRASH = "crash"
+    """By a signal that faulty code causes, or by leaving without a word."""
+    STALL = "stall"
+    """It made no progress and was ended."""
+    KILLED = "killed"
+    """By a signal that others send, as the system does when memory runs out."""
+    FAILED = "failed"
+    """It gave up and said so, after it had answered every request with an error."""
+
+
+class Working(msgspec.Struct, array_like=True):
+    """A request that an engine was computing when it ended."""
+
+    request_id: str
+    mark: bytes
+    """Fingerprint of its content (`engine/quarantine.py`)."""
+    n_outputs: int
+    """Output tokens that its longest sequence would have had after the steps in flight; 0: its prompt was computed."""
+    stage: int = 0
+    """0: nobody knew it to be dangerous; 1: it was on trial; 2: it had come through its trial."""
+
+
+class EngineEnd(msgspec.Struct):
+    """The end of an engine process, and what it was computing then."""
+
+    engine: int
+    """Its number."""
+    kind: EndKind
+    working: list[Working] = []
 
 
 class EngineReady(msgspec.Struct, tag="ready"):
@@ -209,6 +259,10 @@ class EngineReady(msgspec.Struct, tag="ready"):
     device: str
     max_num_seqs: int = 0
     """Sequences that run at once; 0 counts none beyond the queue."""
+    engine: int = 0
+    """Number of the engine process, counted by who starts them."""
+    ends: list[EngineEnd] = []
+    """Of the processes before it, oldest first, those of some time ago left out."""
 
 
 class Fetching(msgspec.Struct, tag="fetching"):

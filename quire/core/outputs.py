@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Generic, TypeVar
 
+from quire.core.logprobs import Logprob, LogprobRows
 
-@dataclasses.dataclass(slots=True)
-class Logprob:
-    """Natural-log probability of one token at one position."""
-
-    logprob: float
-    rank: int | None = None
-    """1 = the most probable."""
-    decoded_token: str | None = None
+__all__ = ["CompletionOutput", "Logprob", "LogprobRows", "RequestMetrics", "RequestOutput"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -23,8 +18,8 @@ class CompletionOutput:
     text: str
     token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    """One dict a token: token id → Logprob, the chosen token first."""
+    logprobs: LogprobRows | None = None
+    """One dict a token: token id → Logprob, the chosen token first. Each is made when it is looked at."""
     finish_reason: str | None = None
     """'stop', 'length', 'abort' or 'error'; None while it runs."""
     stop_reason: int | str | None = None
@@ -55,9 +50,89 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: LogprobRows | None = None
     """One entry a prompt token, the first is None."""
     pooled: list[float] | None = None
     """[hidden_size]: the vector of the prompt, not normalised, when it was asked for instead of tokens."""
     num_cached_tokens: int = 0
     metrics: RequestMetrics = dataclasses.field(default_factory=RequestMetrics)
+
+
+Vectors = TypeVar("Vectors")
+
+
+@dataclasses.dataclass(slots=True)
+class PoolingParams:
+    """How `LLM.embed` and `encode` make a vector, by vLLM's names."""
+
+    dimensions: int | None = None
+    """Keep so many of the first numbers; None keeps all. For models that were trained so."""
+    use_activation: bool | None = None
+    """False leaves the vector as long as it is; None and True divide it by its length."""
+
+
+@dataclasses.dataclass(slots=True)
+class PoolingOutput:
+    """The vector of a prompt as a tensor."""
+
+    data: Any
+    """torch.Tensor [hidden_size], float32."""
+
+
+@dataclasses.dataclass(slots=True)
+class EmbeddingOutput:
+    """The vector of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers the vector has."""
+        return len(self.embedding)
+
+
+@dataclasses.dataclass(slots=True)
+class ScoringOutput:
+    """How alike two texts are."""
+
+    score: float
+    """The cosine of their vectors, -1 to 1."""
+
+
+@dataclasses.dataclass(slots=True)
+class PoolingRequestOutput(Generic[Vectors]):
+    """What became of one prompt that asked for a vector."""
+
+    request_id: str
+    outputs: Vectors
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    pooled: list[float] = dataclasses.field(default_factory=list)
+    """[hidden_size]: the vector as the model gives it, neither cut nor divided by its length."""
+
+
+EmbeddingRequestOutput = PoolingRequestOutput[EmbeddingOutput]
+ScoringRequestOutput = PoolingRequestOutput[ScoringOutput]
+
+
+@dataclasses.dataclass(slots=True)
+class Metric:
+    """A number of the engine, by the name that /metrics has for it."""
+
+    name: str
+    labels: dict[str, str]
+
+
+@dataclasses.dataclass(slots=True)
+class Counter(Metric):
+    """A number that only grows."""
+
+    value: int
+
+
+@dataclasses.dataclass(slots=True)
+class Gauge(Metric):
+    """A number as it is now."""
+
+    value: float

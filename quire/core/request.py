@@ -49,8 +49,6 @@ class Request(msgspec.Struct, kw_only=True):
     """The model's end tokens, empty when `ignore_eos`."""
     bad_token_seqs: list[list[int]] = []
     """`params.bad_words` encoded: a sequence may not be completed."""
-    grammar: str = ""
-    """What the output must look like, in the words of `text/grammar`; empty: it is free."""
     pooling: Pooling | None = None
     """The request wants one vector of its prompt instead of tokens; n and max_tokens are 1 then."""
     priority: int = 0
@@ -62,6 +60,11 @@ class Request(msgspec.Struct, kw_only=True):
     """The server's name for it, by which its history is found; empty: none is kept."""
     arrival_s: float = 0.0
     """Clock reading at arrival."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """True if its output must fit a grammar: no token of it is chosen without a mask."""
+        return self.params.structured_outputs is not None
 
 
 def pooling_params() -> SamplingParams:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import enum
 import numbers
 import operator
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,6 +22,7 @@ MAX_STOP_STRINGS: Final = 64
 MAX_STOP_CHARS: Final = 1024
 MAX_LISTED_TOKENS: Final = 4096
 MAX_BAD_WORDS: Final = 256
+MAX_ID_DIGITS: Final = 9
 MAX_SEED: Final = 2**63 - 1
 MIN_REPETITION_PENALTY: Final = 0.001
 """A logit divided by much less is infinite in float32, and its sequence would fail."""
@@ -38,7 +40,8 @@ class OutputKind(enum.Enum):
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Sampling parameters of one request. Fields and defaults as in vLLM and the OpenAI API.
 
-    As there, `stop` and `bad_words` may be given as one string, and None stands for an empty list.
+    As there, `stop` and `bad_words` may be given as one string, None stands for an empty list, and keys of `logit_bias`
+    may be texts.
     """
 
     n: int = 1
@@ -91,6 +94,37 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     """What the text must look like. End tokens are allowed exactly where the text is complete; it ends by itself where
     nothing can follow, whatever `min_tokens` says."""
 
+    if TYPE_CHECKING:
+        # What may be given is wider than what is kept; a test holds these in step with the fields.
+        def __init__(
+            self,
+            *,
+            n: int = 1,
+            temperature: float = 1.0,
+            top_p: float = 1.0,
+            top_k: int = 0,
+            min_p: float = 0.0,
+            presence_penalty: float = 0.0,
+            frequency_penalty: float = 0.0,
+            repetition_penalty: float = 1.0,
+            seed: int | None = None,
+            stop: str | Sequence[str] | None = None,
+            stop_token_ids: Sequence[int] | None = None,
+            bad_words: str | Sequence[str] | None = None,
+            allowed_token_ids: Sequence[int] | None = None,
+            logit_bias: Mapping[int, float] | Mapping[str, float] | None = None,
+            min_tokens: int = 0,
+            max_tokens: int | None = 16,
+            ignore_eos: bool = False,
+            logprobs: int | None = None,
+            prompt_logprobs: int | None = None,
+            detokenize: bool = True,
+            skip_special_tokens: bool = True,
+            include_stop_str_in_output: bool = False,
+            output_kind: OutputKind = OutputKind.CUMULATIVE,
+            structured_outputs: StructuredOutputsParams | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         for name in _STRING_LISTS:
             setattr(self, name, _listed([value] if isinstance(value := getattr(self, name), str) else value))
@@ -99,8 +133,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             self.allowed_token_ids = list(self.allowed_token_ids)
         for name in (*_INTS, *_FLOATS):
             setattr(self, name, _plain_number(getattr(self, name)))
-        if isinstance(self.logit_bias, dict):
-            self.logit_bias = {_plain_number(key): _plain_number(bias) for key, bias in self.logit_bias.items()}
+        if isinstance(self.logit_bias, dict) and len(self.logit_bias) <= MAX_LISTED_TOKENS:
+            self.logit_bias = {_token_id(key): _plain_number(bias) for key, bias in self.logit_bias.items()}
 
     @property
     def greedy(self) -> bool:
@@ -149,6 +183,13 @@ def _plain_number(value: Any) -> Any:
     if isinstance(value, numbers.Integral):
         return operator.index(value)
     return float(value) if isinstance(value, float) else value
+
+
+def _token_id(key: Any) -> Any:
+    """A key of `logit_bias`, which may be text as in JSON."""
+    if isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= MAX_ID_DIGITS:
+        return int(key)
+    return _plain_number(key)
 
 
 def _is_int(value: object) -> bool:

@@ -107,6 +107,8 @@ def check_json(value: object, param: str) -> None:
                 below += node
             elif isinstance(node, str):
                 n_chars += len(node)
+            elif isinstance(node, int) and not -(2**63) <= node < 2**63:
+                raise InvalidParameter(param, node, "made of integers of at most 64 bits")
         n_nodes += len(level)
         if n_nodes > MAX_NODES or n_chars > MAX_GRAMMAR_CHARS:
             raise InvalidParameter(

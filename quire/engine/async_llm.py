@@ -11,44 +11,59 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import EngineDead, EngineError, EngineLost, InvalidParameter, QueueFull, RequestError, shown
+from quire.core.errors import (
+    EngineDead,
+    EngineError,
+    EngineLost,
+    InvalidParameter,
+    QueueFull,
+    QuireError,
+    RequestError,
+    shown,
+)
 from quire.core.events import (
     Cancel,
     Command,
     EngineReady,
     EngineStats,
     Event,
-    Explain,
     Explained,
     Explanation,
     FinishReason,
     StepOutputs,
-    Submit,
 )
 from quire.core.outputs import RequestOutput
-from quire.core.request import Pooling, Request, Terms
+from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.frontend import Frontend, load_beside
-from quire.engine.grammar_queue import GrammarQueue
-from quire.engine.intake import Prompt
+from quire.engine.intake import Checked, Intake, Prompt
 from quire.engine.link import EngineLink
 from quire.engine.outflow import OpenRequest
+from quire.engine.questions import Questions
 from quire.engine.replay import Replay
-from quire.engine.stream import RequestStream
+from quire.engine.stream import OpenStreams, RequestStream
 from quire.engine.supervisor import ENGINE_COMMAND, EngineSupervisor
 
 logger = logging.getLogger("quire.engine")
 
 LONG_PROMPT_CHARS = 2048
 """Longer prompts are tokenized in a thread, off the event loop."""
-EXPLAIN_S = 5.0
+LONG_PROMPT_IDS = 16_384
+"""Longer lists of token ids are checked in a thread."""
 CLIENT_BITS = 40
 """Each client of an engine numbers its requests from its index times 2 to this power, lest they share seeds."""
 CUT = "this process did not read what the engine sent, which has cancelled its requests: send the request again"
+
+
+async def _encoded(intake: Intake, prompt: Prompt) -> list[int]:
+    """Its token ids, checked; those of a long prompt off the event loop."""
+    is_text = isinstance(prompt, str)
+    if isinstance(prompt, str | list) and len(prompt) > (LONG_PROMPT_CHARS if is_text else LONG_PROMPT_IDS):
+        return await asyncio.to_thread(intake.encode, prompt)
+    return intake.encode(prompt)
 
 
 class AsyncLLM:
@@ -69,17 +84,13 @@ class AsyncLLM:
         numbers = itertools.count(client_index << CLIENT_BITS)
         self._intake = dataclasses.replace(frontend.intake, counter=numbers)
         self._client = client
-        self._grammars = GrammarQueue(self._intake)
         self._supervisor = supervisor
-        self._replay = Replay(self._intake.clock, self._send)
-        self._streams: dict[str, RequestStream] = {}
-        """Open ones by the engine's id."""
-        self._engine_ids: dict[str, str] = {}
-        """The caller's id of each open request → the engine's."""
-        self._n_open = 0
-        """Sequences of open requests."""
-        self._asked: dict[int, asyncio.Future[list[Explanation]]] = {}
-        """Tickets of `explain` → what waits for the answers."""
+        self._replay = Replay(self._intake.clock, client.send, self._fail)
+        self._replay.quarantine.learn(frontend.ready.ends)
+        self._streams = OpenStreams()
+        self._questions = Questions(client.send)
+        self._engine = frontend.ready.engine
+        """Number of the engine that has the open requests."""
         self._failure: str | None = None
         self._is_recovering = False
         self.n_engines_lost = 0
@@ -126,41 +137,45 @@ class AsyncLLM:
         cache_salt: str = "",
         terms: Terms | None = None,
         pooling: Pooling | None = None,
+        checked: Checked | None = None,
     ) -> RequestStream:
         """Queue a request.
 
         request_id: the caller's name for it, unique among open requests; outputs carry it and `abort` takes it.
         terms: who it is for and its time limits; when one passes the reader gets RequestExpired.
         pooling: a vector of the prompt is wanted instead of tokens, with `pooling_params()`.
+        checked: what `check` gave for these very parameters, which did not change since.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, RequestError (an open request has this id),
         RequestQuarantined (the engine died of it), EngineLost (try again) or EngineDead before anything starts.
         """
         if not isinstance(request_id, str | None) or request_id == "":
             raise InvalidParameter("request_id", request_id, "a non-empty string, or None")
         self._check_admission(request_id)
-        if isinstance(prompt, str) and len(prompt) > LONG_PROMPT_CHARS and self.tokenizer is not None:
-            token_ids: Prompt = await asyncio.to_thread(self._intake.encode, prompt)
-        else:
-            token_ids = prompt
-        grammar = await self._grammars.checked(params) if params.structured_outputs is not None else ""
+        token_ids = await _encoded(self._intake, prompt)
+        checked = checked or await self.check(params)
         request = self._intake.request(
-            token_ids, params, priority=priority, cache_salt=cache_salt, grammar=grammar, pooling=pooling
-        )
+            prompt, params, priority=priority, cache_salt=cache_salt, pooling=pooling,
+            checked=checked, token_ids=token_ids,
+        )  # fmt: skip
         request.terms = terms or request.terms
         request.label = request_id or ""
         self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
         opened = OpenRequest(request, text, self.tokenizer, self._intake.clock, request_id)
         stream = RequestStream(opened, self.abort_stream)
-        self._streams[request.request_id] = stream
-        self._engine_ids[stream.request_id] = request.request_id
-        self._n_open += params.n
+        self._streams.add(stream)
         try:
             await self._replay.begin(stream)
         except (EngineError, RequestError):
-            self._forget(stream)
+            self._streams.forget(stream)
             raise
         return stream
+
+    async def check(self, params: SamplingParams) -> Checked:
+        """Check parameters once for many prompts. Raises what `submit` raises because of them."""
+        if params.bad_words or params.structured_outputs is not None:
+            return await asyncio.to_thread(self._intake.check, params)
+        return self._intake.check(params)
 
     async def generate(
         self,
@@ -186,38 +201,37 @@ class AsyncLLM:
 
         Its reader gets a last output whose open completions have finish_reason "abort".
         """
-        stream = self._streams.get(self._engine_ids.get(request_id, ""))
+        stream = self._streams.named(request_id)
         if stream is not None:
             await self.abort_stream(stream)
 
     async def abort_stream(self, stream: RequestStream) -> None:
         """Cancel this very request, if it is open."""
-        if self._forget(stream):
+        await self.abort_streams((stream,))
+
+    async def abort_streams(self, streams: Iterable[RequestStream]) -> None:
+        """Cancel these requests, as far as they are open."""
+        open_ones = [stream for stream in streams if self._streams.forget(stream)]
+        for stream in open_ones:
             stream.end(FinishReason.ABORT)
+        if open_ones:
             with contextlib.suppress(EngineError):  # without an engine there is nothing to cancel
-                await self._client.send(Cancel([stream.opened.request.request_id]))
+                await self._client.send(Cancel([stream.opened.request.request_id for stream in open_ones]))
 
     @property
     def n_open(self) -> int:
         """Sequences of this process's open requests, whether they run or wait."""
-        return self._n_open
+        return self._streams.n_seqs
 
     async def explain(self, label: str) -> list[Explanation]:
         """Where the time went of the requests whose ids are `label`, a hyphen and more; empty if none is remembered.
 
         Raises EngineLost or EngineDead without an engine, TimeoutError if it does not answer.
         """
-        ticket = secrets.randbits(62)
-        asked = self._asked[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            await self._client.send(Explain(ticket, label))
-            async with asyncio.timeout(EXPLAIN_S):
-                return await asked
-        finally:
-            self._asked.pop(ticket, None)
+        return await self._questions.explain(label)
 
     def stats(self) -> EngineStats:
-        """Latest snapshot, at most about a second old while the engine is healthy."""
+        """Latest snapshot, about a second old at most while the engine is healthy."""
         return self._stats
 
     def healthy(self) -> bool:
@@ -234,8 +248,6 @@ class AsyncLLM:
         self._receiver.cancel()
         await asyncio.gather(self._receiver, return_exceptions=True)
         self._fail_all("the engine was shut down")
-        self._replay.close()
-        self._grammars.close()
         if self._supervisor is not None:
             await self._supervisor.shutdown()
         self._client.close()
@@ -248,37 +260,34 @@ class AsyncLLM:
             raise EngineDead(failure)
         if self._is_recovering:
             raise EngineLost("the engine is being started again: try again later")
-        if request_id in self._engine_ids:
+        if self._streams.named(request_id) is not None:
             raise RequestError(
                 f"request_id = {shown(request_id)} names an open request: choose another or abort that one",
                 param="request_id",
                 code="duplicate_request_id",
             )
         limit = self.ready.max_num_seqs + self.config.max_num_waiting
-        if self._n_open >= limit:
+        if self._streams.n_seqs >= limit:
             raise QueueFull(
-                f"{self._n_open} sequences are open, {self.ready.max_num_seqs} can run and "
+                f"{self._streams.n_seqs} sequences are open, {self.ready.max_num_seqs} can run and "
                 f"{self.config.max_num_waiting} wait: try again later"
             )
 
-    def _forget(self, stream: RequestStream) -> bool:
-        """Take it out of the books; False if it was not in them."""
-        if self._streams.pop(stream.opened.request.request_id, None) is None:
-            return False
-        del self._engine_ids[stream.request_id]
-        self._n_open -= stream.opened.request.params.n
-        return True
-
-    async def _send(self, request: Request) -> None:
-        await self._client.send(Submit(request))
+    def _fail(self, stream: RequestStream, error: QuireError) -> None:
+        self._streams.forget(stream)
+        stream.fail(error)
 
     async def _receive(self) -> None:
         try:
             while True:
                 try:
-                    await self._client.receive_all(self._take, self._hear)
+                    if self._is_recovering:
+                        await self._recover()
+                    else:
+                        await self._client.receive_all(self._take, self._hear)
                 except EngineLost:
-                    await self._recover()
+                    self.n_engines_lost += 1
+                    self._is_recovering = True
         except EngineDead as error:
             self._fail_all(error.message)
         except Exception:
@@ -286,17 +295,13 @@ class AsyncLLM:
             self._fail_all("the engine's messages could not be read; see the log")
 
     async def _recover(self) -> None:
-        """Sort out the open requests, wait for the next engine, run those again that can. EngineDead if none comes."""
-        self.n_engines_lost += 1
-        self._is_recovering = True
+        """Wait for the next engine and run the open requests again that can. EngineDead if none comes, EngineLost if it
+        is lost at once."""
         supervisor = self._supervisor
         final = await supervisor.verdict() if supervisor is not None else None
         if final is not None:
             raise EngineDead(final)
-        again, failed = self._replay.sort_out(list(self._streams.values()))
-        for stream, error in failed.items():
-            self._forget(stream)
-            stream.fail(error)
+        self._replay.fail_delivered(self._streams.all())
         tasks = [asyncio.ensure_future(self._client.wait_ready())]
         if supervisor is not None:
             tasks.append(asyncio.ensure_future(supervisor.ended.wait()))
@@ -304,26 +309,21 @@ class AsyncLLM:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if supervisor is not None and supervisor.failure is not None:
                 raise EngineDead(supervisor.failure)
-            tasks[0].result()
+            ready = tasks[0].result()
         finally:
             for task in tasks:
                 task.cancel()
+        before, self._engine = self._engine, ready.engine
+        await self._replay.run_again(self._streams.all(), before, ready)
         self._is_recovering = False
-        for stream in again:
-            if not stream.opened.finished:
-                await self._send(stream.opened.request)
-        self._replay.go_on()
 
     def _hear(self, event: Event) -> None:
         """Anything but outputs: the answer to `explain`, or the news that the engine has cancelled what was open."""
         if isinstance(event, Explained):
-            asked = self._asked.pop(event.ticket, None)
-            if asked is not None and not asked.done():
-                asked.set_result(event.found)
+            self._questions.answer(event)
             return
-        for stream in list(self._streams.values()):
-            self._forget(stream)
-            stream.fail(EngineLost(CUT))
+        for stream in self._streams.all():
+            self._fail(stream, EngineLost(CUT))
 
     def _take(self, outputs: StepOutputs) -> list[Command]:
         if outputs.stats is not None:
@@ -336,13 +336,14 @@ class AsyncLLM:
             command = stream.take(delta)
             if command is not None:
                 commands.append(command)
+            if stream.trial is not None:
+                self._replay.follow(stream)
             if stream.opened.finished:
-                self._forget(stream)
+                self._streams.forget(stream)
         return commands
 
     def _fail_all(self, message: str) -> None:
         """No stream can go on, and no request will be taken any more."""
         self._failure = message
-        for stream in list(self._streams.values()):
-            self._forget(stream)
-            stream.fail(EngineDead(message))
+        for stream in self._streams.all():
+            self._fail(stream, EngineDead(message))

@@ -5,6 +5,7 @@ Owns the order in which things are made and what is said about it. Does not own 
 
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 import time
@@ -21,30 +22,36 @@ from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tape import StepTape, obstacle
 from quire.compute.sample.sampler import Sampler
+from quire.compute.weights.footprint import Weights
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch, read_arch
 from quire.config.engine import EngineConfig
-from quire.config.generation import read_generation
-from quire.config.resolve import Limits, resolve
+from quire.config.generation import generation_defaults
+from quire.config.resolve import NOT_ROUNDED, Limits, resolve
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
+from quire.core import host
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
 from quire.core.events import EngineReady
-from quire.core.units import format_bytes
+from quire.core.plan import MASK_WORD_BITS
+from quire.core.ticker import ticking
+from quire.core.units import format_bytes, parse_bytes
 from quire.engine.capacity import kv_itemsize, size_pool
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
-from quire.engine.frontend import load_tokenizer
-from quire.engine.grammars import GrammarDesk, n_mask_threads
+from quire.engine.fit import Case, Room, SizesOf, check_fit
+from quire.engine.frontend import load_tokenizer, text_folder
+from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
+from quire.engine.grammars.processes import GrammarProcesses
+from quire.engine.grammars.wire import GrammarSettings
 from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 from quire.planner.pace import Pace, pace_for
 from quire.planner.shape import n_weights
-from quire.text.grammar import GrammarCompiler
 from quire.text.tokenizer import HfTokenizer
 
 logger = logging.getLogger("quire.engine")
@@ -62,46 +69,73 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
 
     Raises ConfigError or LoadError saying what does not fit.
     """
-    folder = find_checkpoint(config.model, config.revision)
-    arch = read_arch(folder)
+    folder = find_checkpoint(config.model, config.revision, config.download_dir)
+    arch = read_arch(folder, config.hf_overrides)
     if config.device == "null":
         return _build_null(config, arch, is_server)
     device = make_device(config)
     limits = resolve(config, arch, device.name, is_server=is_server)
-    model = _load(config, limits, folder, arch, device)
     graph_sizes: tuple[int, ...] = ()
     mixed_rows = 0
     if device.name == "cuda" and not config.enforce_eager:
         graph_sizes = tuple(decode_sizes(limits.max_num_seqs))
         mixed_rows = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)[-1]
-    n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, mixed_rows, model.n_bytes)
+    room = _room(device)
+    case = Case(
+        config, limits, arch, device.name, room, _sizes_of(config, folder, arch, device), graph_sizes, mixed_rows,
+        rounds=device.name == "cpu" and native.library() is not None,
+    )  # fmt: skip
+    check_fit(case)
+    model = _load(config, limits, folder, arch, device)
+    others_bytes = 0 if device.name == "cpu" else room.others_bytes
+    n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, mixed_rows, model.n_bytes, others_bytes)
     pool = KVPool(arch, n_pages, config.block_size, KV_DTYPES[limits.kv_dtype], device)
     tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     n_tokens = None if tokenizer is None else len(tokenizer)
     sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=n_tokens)
     if device.name == "cuda":
-        model.build_kernels(limits.max_num_batched_tokens)
+        with ticking("building kernels"):
+            model.build_kernels(limits.max_num_batched_tokens)
     graphs = None
     if isinstance(device, cuda.CudaDevice) and graph_sizes:
         graphs = StepGraphs(
             device, model, pool, tables, vocab_limit=sampler.vocab_limit,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
         )  # fmt: skip
-        graphs.capture()
+        with ticking("building kernels and capturing steps"):
+            graphs.capture()
     tape = _tape(limits, device, model, pool, tables, sampler.vocab_limit) if device.name == "cpu" else None
     runner = Runner(device, model, pool, tables, sampler, graphs, tape)
-    runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
+    with ticking("building kernels and running a first step"):
+        runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner, runner.prepare)
     min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
     pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
-    desk = _grammar_desk(tokenizer, folder, arch)
-    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, desk, min_shared, pace)
+    structured = _structured_output(config, tokenizer, folder, arch, limits.max_num_seqs)
+    if is_server:
+        structured.start()
+    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, min_shared, pace)
     return core, _ready(config, limits, arch, device.name, n_pages)
 
 
+def _room(device: Device) -> Room:
+    """What there is before the engine takes anything."""
+    if device.name != "cpu":
+        return Room(device.total_bytes(), device.free_bytes())
+    return Room(
+        host.total_bytes(), host.free_bytes(), host.swap_bytes(), host.address_bytes(), own_bytes=host.resident_bytes()
+    )
+
+
+def _sizes_of(config: EngineConfig, folder: pathlib.Path, arch: ModelArch, device: Device) -> SizesOf:
+    """Reads the headers of the checkpoint. Raises LoadError or ConfigError, as loading it would."""
+    weights = Weights(folder, arch, device.name, config.load_format)
+    return functools.cache(lambda dtype, quantization: weights.footprint(TORCH_DTYPES[dtype], quantization))
+
+
 def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: ModelArch, device: Device) -> DenseModel:
-    if config.quantization != "none" and native.library() is None:
+    if config.quantization not in NOT_ROUNDED and native.library() is None:
         logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, native.explain())
     start_s = time.perf_counter()
     model = load_model(
@@ -144,11 +178,22 @@ def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) 
     return pace_for(arch, hardware, limits.max_stall_factor, weight_itemsize, kv_itemsize(limits, arch))
 
 
-def _grammar_desk(tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch) -> GrammarDesk:
+def _structured_output(
+    config: EngineConfig, tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch, max_num_seqs: int
+) -> StructuredOutput:
     if tokenizer is None:
-        return GrammarDesk(None)
-    end_ids = read_generation(folder, arch).eos_token_ids
-    return GrammarDesk(GrammarCompiler(tokenizer, arch.vocab_size, end_ids, max_strands=4 * n_mask_threads()))
+        return StructuredOutput(None)
+    settings = GrammarSettings(
+        folder=str(text_folder(config, folder)),
+        vocab_size=arch.vocab_size,
+        end_token_ids=list(generation_defaults(config, folder, arch).eos_token_ids),
+        n_words=-(-len(tokenizer) // MASK_WORD_BITS),
+        n_rows=max_num_seqs,
+        n_threads=n_mask_threads(),
+        compile_s=config.structured_outputs_compile_seconds,
+        compile_bytes=parse_bytes(config.structured_outputs_compile_memory),
+    )
+    return StructuredOutput(GrammarProcesses(settings))
 
 
 def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple[EngineCore, EngineReady]:
@@ -165,9 +210,9 @@ def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple
         clock=clock,
         cost=CostModel(shape=arch, hardware=hardware_named("h200")),
     )
-    desk = GrammarDesk(None)  # what it says means nothing anyway
+    structured = StructuredOutput(None)  # what it says means nothing anyway
     pace = _pace(limits, arch, "null", 2)
-    core = _assemble(config, limits, executor, clock, n_pages, desk, pace=pace)
+    core = _assemble(config, limits, executor, clock, n_pages, structured, pace=pace)
     return core, _ready(config, limits, arch, "null", n_pages)
 
 
@@ -177,7 +222,7 @@ def _assemble(
     executor: Executor,
     clock: Clock,
     n_pages: int,
-    grammars: GrammarDesk,
+    grammars: StructuredOutput,
     min_shared_tokens: int = 0,
     pace: Pace | None = None,
 ) -> EngineCore:

@@ -22,8 +22,11 @@ logger = logging.getLogger("quire.engine")
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INT8_SCALE_BYTES = 4
 """Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.cell`)."""
+MIN_TOKENS = 2
+"""Of the shortest prompt and the shortest answer together."""
 CPU_SHARE = 0.25
-"""The default pool on a CPU: this share of free memory, but not more than all slots at full length can fill."""
+"""The default pool on a CPU: this share of free memory, and at least one sequence of a length that was asked for, but
+not more than all slots at full length can fill."""
 
 
 class Memory(Protocol):
@@ -43,9 +46,10 @@ def equation(
     taken_bytes: int = 0,
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
+    others_bytes: int = 0,
 ) -> MemoryEquation:
-    """The terms for one engine; taken_bytes: memory in use once the weights are loaded (0: computed); graph_sizes: the
-    decode steps that will be captured; mixed_rows: the largest other one."""
+    """The terms for one engine; taken_bytes: what its loaded weights take (0: computed); graph_sizes: the decode steps
+    that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's."""
     return MemoryEquation(
         shape=arch,
         page_size=config.block_size,
@@ -57,6 +61,7 @@ def equation(
         loaded_weights_bytes=taken_bytes,
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
+        others_bytes=others_bytes,
     )
 
 
@@ -73,16 +78,17 @@ def size_pool(
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     weights_bytes: int = 0,
+    others_bytes: int = 0,
 ) -> tuple[int, Limits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
-    weights_bytes: what the loaded weights take (0: computed from the shape); on a GPU all memory in use counts instead.
+    weights_bytes: what the loaded weights take (0: computed from the shape); on a GPU what is in use counts instead,
+    without others_bytes, which were in use before this engine took anything.
     Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
     """
-    taken_bytes = memory.total_bytes() - memory.free_bytes()
-    terms = equation(
-        config, limits, arch, taken_bytes if memory.name != "cpu" else weights_bytes, graph_sizes, mixed_rows
-    )
+    if memory.name != "cpu":
+        weights_bytes = max(weights_bytes, memory.total_bytes() - memory.free_bytes() - others_bytes)
+    terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes)
     budget_bytes = _budget(config, terms, memory)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():
@@ -91,6 +97,12 @@ def size_pool(
             f"{n_pages} KV pages do not fit into {format_bytes(machine_bytes)}:\n{terms.explain(machine_bytes)}"
         )
     n_tokens = (n_pages - 1) * config.block_size
+    if min(n_tokens, limits.max_model_len) < MIN_TOKENS:
+        raise ConfigError(
+            f"{n_pages} KV pages of {config.block_size} tokens, one of them a dummy, and a max_model_len of "
+            f"{limits.max_model_len} leave room for {max(0, min(n_tokens, limits.max_model_len))} tokens, and a prompt "
+            f"and its answer have at least {MIN_TOKENS}: raise num_gpu_blocks_override or max_model_len"
+        )
     if n_tokens < limits.max_model_len:
         if config.max_model_len:
             raise ConfigError(
@@ -113,6 +125,10 @@ def _budget(config: EngineConfig, terms: MemoryEquation, memory: Memory) -> int:
     if config.kv_cache_memory_bytes:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
     if memory.name == "cpu":
-        useful_pages = 1 + terms.max_num_seqs * -(-terms.max_model_len // terms.page_size)
-        return terms.fixed_bytes + min(int(memory.free_bytes() * CPU_SHARE), useful_pages * terms.page_bytes)
+        sequence_pages = -(-terms.max_model_len // terms.page_size)
+        useful_bytes = (1 + terms.max_num_seqs * sequence_pages) * terms.page_bytes
+        asked_bytes = (1 + sequence_pages) * terms.page_bytes if config.max_model_len else 0
+        free_bytes = memory.free_bytes()
+        pool_bytes = max(int(free_bytes * CPU_SHARE), min(asked_bytes, free_bytes))
+        return terms.fixed_bytes + min(pool_bytes, useful_bytes)
     return int(memory.total_bytes() * config.gpu_memory_utilization)

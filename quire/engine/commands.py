@@ -9,7 +9,9 @@ import logging
 
 import msgspec
 
+from quire.core.errors import QuireError
 from quire.core.events import Command, FinishReason, SeqDelta
+from quire.core.request import Request
 from quire.core.sampling import MAX_N
 from quire.engine.wire import decode_commands
 
@@ -57,9 +59,13 @@ def _refuse_unread(part: msgspec.Raw, error: msgspec.DecodeError) -> list[SeqDel
         request = msgspec.msgpack.decode(part, type=_UnreadSubmit).request
     except msgspec.DecodeError:
         return []
-    return refusals(request.request_id, min(request.params.n, MAX_N), f"engine_error: not understood: {error}")
+    return _ends(request.request_id, min(request.params.n, MAX_N), f"engine_error: not understood: {error}")
 
 
-def refusals(request_id: str, n: int, text: str) -> list[SeqDelta]:
-    """The ends of a request's `n` sequences, which never started."""
-    return [SeqDelta(request_id, i, [], FinishReason.ERROR, error=text) for i in range(n)]
+def refusals(request: Request, error: QuireError) -> list[SeqDelta]:
+    """The ends of a request's sequences, which never started."""
+    return _ends(request.request_id, request.params.n, f"{error.code}: {error.message}", error.param)
+
+
+def _ends(request_id: str, n: int, text: str, param: str | None = None) -> list[SeqDelta]:
+    return [SeqDelta(request_id, i, [], FinishReason.ERROR, error=text, param=param) for i in range(n)]

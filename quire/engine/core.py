@@ -12,17 +12,20 @@ import collections
 import concurrent.futures
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from quire.control.draft import StepDraft
 from quire.control.scheduler import Scheduler
+from quire.control.seq import Seq
 from quire.core.clock import Clock
 from quire.core.errors import EngineError, QuireError, RequestError
-from quire.core.events import Cancel, CancelSeq, EngineStats, FinishReason, SeqDelta, Submit
+from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
+from quire.engine.commands import refusals
 from quire.engine.executors.executor import Executor, is_out_of_memory
-from quire.engine.grammars import GrammarDesk
+from quire.engine.grammars.manager import StructuredOutput
 
 logger = logging.getLogger("quire.engine")
 
@@ -82,14 +85,17 @@ class EngineCore:
         executor: Executor,
         clock: Clock,
         depth: int,
-        grammars: GrammarDesk | None = None,
+        grammars: StructuredOutput | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.clock = clock
         self.on_step: Callable[[StepRecord], None] | None = None
         self.on_wait: Callable[[], None] | None = None
-        self.grammars = grammars or GrammarDesk(None)
+        self.grammars = grammars or StructuredOutput(None)
+        self.grammars.on_wait = self._waits
+        self.on_plan: Callable[[Sequence[StepDraft]], None] | None = None
+        """Gets the steps in flight before the newest of them is submitted."""
         self._masked_through = -1
         """The last step that was given its masks."""
         self._depth = depth
@@ -135,6 +141,8 @@ class EngineCore:
         times = HostTimes(now_s())
         plan = self.scheduler.schedule()
         if plan is not None:
+            if self.on_plan is not None:
+                self.on_plan(self.scheduler.in_flight)
             times.submit_s = now_s()
             self._in_flight.append((plan, self.executor.submit(plan), times))
             times.submitted_s = now_s()
@@ -147,7 +155,7 @@ class EngineCore:
         times.commit_s = now_s()
         deltas = self.scheduler.commit(result)
         if self.grammars.n_live:
-            self.grammars.follow(deltas, self.scheduler)
+            self.grammars.follow(deltas, self.scheduler, *self._unmasked())
         self._mask_oldest()
         times.committed_s = now_s()
         self._n_failed = 0
@@ -155,10 +163,17 @@ class EngineCore:
 
     def _mask_oldest(self) -> None:
         """Give the oldest step in flight, before which all is committed, the masks that it waits for."""
-        plan = self._in_flight[0][0] if self._in_flight else None
-        if plan is not None and plan.masked and plan.step > self._masked_through:
+        plan, seqs = self._unmasked()
+        if plan is not None:
             self._masked_through = plan.step
-            self.executor.mask(self.grammars.masks(plan, self.scheduler.in_flight[0].seqs))
+            self.executor.mask(self.grammars.masks(plan, seqs))
+
+    def _unmasked(self) -> tuple[StepPlan | None, Sequence[Seq]]:
+        """The oldest plan in flight, and the sequences of its spans, if it waits for masks."""
+        plan = self._in_flight[0][0] if self._in_flight else None
+        if plan is None or not plan.masked or plan.step <= self._masked_through:
+            return None, ()
+        return plan, self.scheduler.in_flight[0].seqs
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar is compiled by now."""
@@ -169,11 +184,7 @@ class EngineCore:
                     raise error
                 self._submit(request)
             except QuireError as refusal:
-                text = f"{refusal.code}: {refusal.message}"
-                self._owed += [
-                    SeqDelta(request.request_id, index, [], FinishReason.ERROR, error=text)
-                    for index in range(request.params.n)
-                ]
+                self._owed += refusals(request, refusal)
 
     def _submit(self, request: Request) -> None:
         try:
@@ -187,9 +198,12 @@ class EngineCore:
             try:
                 return future.result(WAIT_SLICE_S)
             except TimeoutError:
-                if self.on_wait is not None:
-                    self.on_wait()
+                self._waits()
         return future.result()
+
+    def _waits(self) -> None:
+        if self.on_wait is not None:
+            self.on_wait()
 
     def _fail(self, error: Exception) -> list[SeqDelta]:
         """A whole step failed: nothing in flight can be trusted, so every sequence ends with an error."""
@@ -239,7 +253,9 @@ class EngineCore:
     def _apply(self, command: Submit | Cancel | CancelSeq) -> None:
         match command:
             case Submit(request):
-                if not request.grammar or self.grammars.admit(request):
+                if request.is_constrained:
+                    self.grammars.admit(request)
+                else:
                     self._submit(request)
             case Cancel(request_ids):
                 for request_id in request_ids:

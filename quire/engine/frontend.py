@@ -18,13 +18,12 @@ from typing import Any
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.arch import ModelArch, read_arch
 from quire.config.engine import EngineConfig
-from quire.config.generation import GenerationDefaults, read_generation
+from quire.config.generation import GenerationDefaults, generation_defaults
 from quire.core.clock import Clock, MonotonicClock
 from quire.core.errors import ConfigError
 from quire.core.events import EngineReady
 from quire.engine.intake import Intake
 from quire.text.chat_template import ChatTemplate
-from quire.text.grammar import GrammarChecker, GrammarCompiler
 from quire.text.tokenizer import HfTokenizer
 
 EXIT_S = 2.0
@@ -47,17 +46,19 @@ class Frontend:
     @classmethod
     def load(cls, config: EngineConfig) -> Frontend:
         """Read the tokenizer, the chat template and the end tokens. Raises LoadError or ConfigError."""
-        folder = find_checkpoint(config.model, config.revision)
-        arch = read_arch(folder)
+        folder = find_checkpoint(config.model, config.revision, config.download_dir)
+        arch = read_arch(folder, config.hf_overrides)
         tokenizer = load_tokenizer(config, folder, arch)
         template = None
         if tokenizer is not None:
-            text_folder = _text_folder(config, folder)
+            override = pathlib.Path(config.chat_template) if config.chat_template else None
             template = ChatTemplate.load(
-                text_folder, pathlib.Path(config.chat_template) if config.chat_template else None
+                text_folder(config, folder), override, traces=not config.allow_special_tokens_in_text
             )
+            if template is not None and not config.allow_special_tokens_in_text:
+                tokenizer.learn_marks(template.sources.values())
         names = config.served_model_name or [config.model or folder.name]
-        return cls(config, names[0], tokenizer, template, read_generation(folder, arch))
+        return cls(config, names[0], tokenizer, template, generation_defaults(config, folder, arch))
 
     def attach(self, ready: EngineReady) -> Frontend:
         """The same, knowing the engine's limits."""
@@ -74,10 +75,7 @@ class Frontend:
     def intake(self) -> Intake:
         """Checks against this model and engine."""
         end_ids = list(self.generation.eos_token_ids)
-        grammars = None
-        if self.tokenizer is not None:
-            grammars = GrammarChecker(GrammarCompiler(self.tokenizer, self.ready.logits_width, end_ids, cache_bytes=0))
-        return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock, grammars)
+        return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock)
 
 
 async def load_beside(engine: Coroutine[Any, Any, EngineReady], config: EngineConfig) -> tuple[EngineReady, Frontend]:
@@ -137,8 +135,11 @@ def load_tokenizer(config: EngineConfig, folder: pathlib.Path, arch: ModelArch) 
     """The tokenizer of the model in `folder`, None with `skip_tokenizer_init`. Raises LoadError or ConfigError."""
     if config.skip_tokenizer_init:
         return None
-    return HfTokenizer.load(_text_folder(config, folder), arch.vocab_size)
+    return HfTokenizer.load(text_folder(config, folder), arch.vocab_size)
 
 
-def _text_folder(config: EngineConfig, folder: pathlib.Path) -> pathlib.Path:
-    return find_checkpoint(config.tokenizer, config.revision) if config.tokenizer else folder
+def text_folder(config: EngineConfig, folder: pathlib.Path) -> pathlib.Path:
+    """Where the tokenizer is of the model in `folder`."""
+    if not config.tokenizer:
+        return folder
+    return find_checkpoint(config.tokenizer, config.revision, config.download_dir)

@@ -19,7 +19,6 @@ from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestEr
 from quire.core.events import EngineReady
 from quire.core.request import Pooling, Request
 from quire.core.sampling import SamplingParams
-from quire.text.grammar import GrammarChecker
 from quire.text.tokenizer import HfTokenizer
 
 MAX_CHARS_PER_TOKEN = 64
@@ -42,6 +41,13 @@ def check_length(n_chars: int, max_model_len: int, param: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks of sampling parameters found, for all prompts of a request."""
+
+    bad_token_seqs: list[list[int]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Intake:
     """Checks against one loaded model."""
 
@@ -50,7 +56,6 @@ class Intake:
     tokenizer: HfTokenizer | None
     end_token_ids: list[int]
     clock: Clock
-    grammars: GrammarChecker | None = None
     counter: itertools.count = dataclasses.field(default_factory=itertools.count)
 
     def request(
@@ -60,29 +65,27 @@ class Intake:
         *,
         priority: int = 0,
         cache_salt: str = "",
-        grammar: str | None = None,
         pooling: Pooling | None = None,
+        checked: Checked | None = None,
+        token_ids: list[int] | None = None,
     ) -> Request:
         """Build a checked request. Raises InvalidParameter or ContextLengthExceeded.
 
         pooling: a vector of the prompt is wanted instead of tokens.
-        grammar: what `check_grammar` gave for these parameters; None checks it here.
+        checked: what `check` gave for these very parameters; None checks them here.
+        token_ids: what `encode` gave for this prompt; None encodes it here.
         """
-        if not isinstance(params, SamplingParams):
-            raise InvalidParameter("sampling_params", params, "a SamplingParams")
-        params.verify(self.ready.logits_width, self.config.max_logprobs)
-        self._check_text_features(params)
+        if checked is None:
+            checked = self.check(params)
         if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_CHARS:
             raise InvalidParameter("cache_salt", cache_salt, f"a string of at most {MAX_SALT_CHARS} characters")
         if not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
             raise InvalidParameter("priority", priority, "a 32-bit integer")
         if pooling is not None and (params.n != 1 or params.max_tokens != 1):
             raise InvalidParameter("pooling", pooling.value, "given with n = 1 and max_tokens = 1 (`pooling_params()`)")
-        token_ids = self.encode(prompt)
+        if token_ids is None:
+            token_ids = self.encode(prompt)
         max_tokens = self.max_tokens(len(token_ids), params)
-        if grammar is None:
-            grammar = self.check_grammar(params)
-        bad_token_seqs = self._bad_token_seqs(params)
         number = next(self.counter)  # after every check: refused requests do not shift the seeds of later ones
         return Request(
             request_id=f"req-{number}-{secrets.token_hex(8)}",
@@ -91,13 +94,24 @@ class Intake:
             max_tokens=max_tokens,
             seed=derived_seed(self.config.seed, number) if params.seed is None else params.seed,
             end_token_ids=[] if params.ignore_eos else self.end_token_ids,
-            bad_token_seqs=bad_token_seqs,
+            bad_token_seqs=checked.bad_token_seqs,
             pooling=pooling,
-            grammar=grammar,
             priority=priority,
             cache_salt=cache_salt,
             arrival_s=self.clock.now_s(),
         )
+
+    def check(self, params: SamplingParams) -> Checked:
+        """Every check of parameters that needs no prompt. Raises RequestError. Safe to call from several threads.
+
+        Takes milliseconds with a large schema, hundreds of bad words or thousands of token ids. Whether a schema or
+        grammar is of use only the engine finds out.
+        """
+        if not isinstance(params, SamplingParams):
+            raise InvalidParameter("sampling_params", params, "a SamplingParams")
+        params.verify(self.ready.logits_width, self.config.max_logprobs)
+        self._check_text_features(params)
+        return Checked(self._bad_token_seqs(params))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt (text, or a list, array or tensor of ids), each checked against the logits width."""
@@ -145,22 +159,11 @@ class Intake:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most max_tokens = {wanted}")
         return wanted
 
-    def check_grammar(self, params: SamplingParams) -> str:
-        """The grammar of constrained output, compiled once to see that it can be; empty for free output.
-
-        Takes up to about a second for a large grammar that was not seen lately. Raises RequestError. Safe to call from
-        several threads.
-        """
-        if params.structured_outputs is None:
-            return ""
-        if self.grammars is None:
+    def _check_text_features(self, params: SamplingParams) -> None:
+        if self.tokenizer is None and params.structured_outputs is not None:
             raise RequestError(
                 "this engine was started without a tokenizer: output cannot be constrained", param="structured_outputs"
             )
-        params.verify(self.ready.logits_width, self.config.max_logprobs)
-        return self.grammars.checked(params.structured_outputs)
-
-    def _check_text_features(self, params: SamplingParams) -> None:
         if self.tokenizer is not None and params.detokenize:
             return
         for name in ("stop", "bad_words"):

@@ -22,6 +22,10 @@ from quire.engine.wire import decode_event, encode
 RECONNECT_MS = 50
 MAX_QUEUED = 4096
 """Events that wait for this process before they wait in the engine's."""
+TURN_S = 0.005
+"""How long the messages of an engine that is ahead keep the event loop from others."""
+TURN_DELTAS = 32
+"""Sequences of a step that are dealt with before the time is looked at."""
 LOST = "the engine process ended while it ran this request; another one is being started: send the request again"
 
 
@@ -37,6 +41,7 @@ class EngineLink:
         self._connected = False
         self._device = "cpu"
         self._last_event_s = 0.0
+        self._turn_s = 0.0
         self._stats = EngineStats()
 
     async def wait_ready(self) -> EngineReady:
@@ -112,20 +117,34 @@ class EngineLink:
     async def _take_all(self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Event], None]) -> None:
         while True:
             event = await self._receive()
-            if isinstance(event, StepOutputs):
-                self._stats = event.stats or self._stats
-                commands = take(event)
-                if commands:
-                    await self.send(*commands)
-            else:
+            if not isinstance(event, StepOutputs):
                 other(event)
+                continue
+            self._stats = event.stats or self._stats
+            commands = take(StepOutputs(event.deltas[:TURN_DELTAS], event.stats))
+            for start in range(TURN_DELTAS, len(event.deltas), TURN_DELTAS):
+                await self._give_turn()
+                commands += take(StepOutputs(event.deltas[start : start + TURN_DELTAS]))
+            if commands:
+                await self.send(*commands)
 
     async def _receive(self) -> Event:
         if self._socket is None:
             raise EngineDead("the link to the engine is closed")
-        message = await self._socket.recv()
+        await self._give_turn()  # while messages wait, receiving gives none
+        coming = self._socket.recv()
+        waits = not coming.done()
+        message = await coming
         self._last_event_s = time.monotonic()
+        if waits:
+            self._turn_s = self._last_event_s
         return decode_event(message)
+
+    async def _give_turn(self) -> None:
+        """Let others run if the messages of an engine that is ahead have kept the event loop for long."""
+        if time.monotonic() - self._turn_s > TURN_S:
+            await asyncio.sleep(0)
+            self._turn_s = time.monotonic()
 
     def _disconnect(self) -> None:
         self._connected = False

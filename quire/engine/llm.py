@@ -1,50 +1,87 @@
-"""`LLM`: the engine in this process, for scripts and notebooks. Names and shapes as vLLM users know them.
+"""`LLM`: the engine in this process, for scripts and notebooks. Names, shapes and arguments as vLLM users know them.
 
-Owns driving the step loop. Does not own the engine's parts (`engine/build`).
-Invariants: outputs come back in the order of the prompts; a refused prompt refuses the whole call before it starts;
-whoever steps the engine, every delta reaches the request that it belongs to.
+Owns what users call to make text. Does not own vectors (`engine/vectors`), the step loop (`engine/offline`) nor the
+options (`config/engine`, as `config/keywords` types them).
+Invariant: outputs come back in the order of the prompts.
 """
 
 from __future__ import annotations
 
-import collections
-import numbers
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import msgspec
-from tqdm import tqdm
 
+from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, InvalidParameter, QueueFull
-from quire.core.events import Cancel, EngineStats, Submit
-from quire.core.outputs import RequestOutput
-from quire.core.request import Pooling, pooling_params
+from quire.config.keywords import EngineOptions
+from quire.config.options import keyword_options, keyword_signature
+from quire.core.errors import ConfigError, InvalidParameter
+from quire.core.events import EngineStats
+from quire.core.outputs import Counter, Gauge, RequestOutput
+from quire.core.prompts import PromptType
 from quire.core.sampling import OutputKind, SamplingParams
-from quire.engine.build import build_engine
 from quire.engine.core import StepRecord
-from quire.engine.frontend import Frontend
-from quire.engine.garbage import gc_kept_quiet
-from quire.engine.intake import Prompt
-from quire.engine.outflow import OpenRequest, PartBuffer
+from quire.engine.frontend import text_folder
+from quire.engine.offline import Bar, as_list, refuse_unused
+from quire.engine.vectors import VectorEngine
+from quire.text.chat_template import ChatTemplate
+from quire.text.tokenizer import read_tokenizer_config, special_strings
 
 Message = dict[str, Any]
+KEPT_TEMPLATES: Final = 8
+"""Templates given to `chat` that stay compiled."""
+_GAUGES: Final = {"num_requests_running": "n_running", "num_requests_waiting": "n_waiting"}
+_COUNTERS: Final = {
+    "prompt_tokens": "prompt_tokens", "generation_tokens": "generation_tokens", "computed_tokens": "computed_tokens",
+    "prefix_cache_queries": "prefix_queries", "prefix_cache_hits": "prefix_hits", "num_preemptions": "preemptions",
+    "engine_steps": "steps",
+}  # fmt: skip
+"""Names at /metrics → fields of `EngineStats`."""
+_WEIGHTS: Final = "weights stay as they were loaded: call shutdown() and make a new LLM with the new checkpoint"
+_MEMORY: Final = "an engine holds its memory until it ends: call shutdown(), and make a new LLM when it is needed"
+_QUEUE: Final = "generate() takes any number of prompts at once, and stream() can be interleaved with it"
+_PROFILE: Final = "set `on_step` for what each step did, or run `quire bench`"
+NOT_HERE: Final = {
+    "apply_model": "the model is no torch module: see docs/reading-order.md for where it is computed",
+    "beam_search": "sample with n and temperature, or take several `logprobs`",
+    "classify": "this model makes text and vectors, and has no classes: embed() and a classifier of your own",
+    "collective_rpc": "one process computes, and runs no code of others: `on_step` tells what it does",
+    "enqueue": _QUEUE,
+    "enqueue_chat": _QUEUE,
+    "wait_for_completion": _QUEUE,
+    "reset_mm_cache": "models are of text alone, and there is no such cache",
+    "sleep": _MEMORY,
+    "wake_up": _MEMORY,
+    "start_profile": _PROFILE,
+    "stop_profile": _PROFILE,
+    "init_weight_transfer_engine": _WEIGHTS,
+    "start_weight_update": _WEIGHTS,
+    "start_draft_weight_update": _WEIGHTS,
+    "update_weights": _WEIGHTS,
+    "finish_weight_update": _WEIGHTS,
+}
+"""Methods of vLLM's `LLM` that this one has not → what to do instead."""
 
 
-class LLM:
-    """An engine on one model. `LLM()` loads the bundled demo model; options are the fields of `EngineConfig`."""
+class LLM(VectorEngine):
+    """An engine on one model. `LLM()` loads the bundled demo model; options are the fields of `EngineConfig`.
 
-    def __init__(self, model: str = "", **options: Any) -> None:
-        try:
-            self.config = EngineConfig(model=model, **options)
-        except TypeError as error:
-            raise ConfigError(f"LLM options: {error}") from None
-        self.config.verify()
-        self.engine, ready = build_engine(self.config)
-        self._frontend = Frontend.load(self.config).attach(ready)
-        self._intake = self._frontend.intake
-        self._open: dict[str, tuple[OpenRequest, PartBuffer | None]] = {}
-        """Submitted and unfinished, with a buffer for those that are streamed."""
+    vLLM's other options are taken where they say what Quire does anyway (docs/vllm.md); None stands for a default.
+    """
+
+    def __init__(self, model: str = "", **options: Unpack[EngineOptions]) -> None:
+        super().__init__(keyword_options(EngineConfig, {"model": model, **options}, "LLM"))
+        own = self._frontend.chat_template
+        self._sources = [] if own is None else list(own.sources.values())
+        """Of the chat templates whose marks the tokenizer knows."""
+        self._template_of = functools.lru_cache(KEPT_TEMPLATES)(self._compile_template)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineConfig) -> LLM:
+        """An engine with the options of `EngineArgs(...)`."""
+        return cls(**msgspec.structs.asdict(engine_args))
 
     @property
     def tokenizer(self) -> Any:
@@ -66,70 +103,117 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt | dict[str, Any]] | dict[str, Any],
+        prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: Bar = True,
+        lora_request: None = None,
+        priority: Sequence[int] | int | None = None,
+        tokenization_kwargs: None = None,
+        mm_processor_kwargs: None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts: texts, token id lists, or {"prompt": ...} / {"prompt_token_ids": ...}.
+        """Complete prompts: texts, token id lists, `TextPrompt`s or `TokensPrompt`s.
 
         sampling_params: one for all, one a prompt, or None for the model's defaults. Any number of prompts: they are
-        queued as the queue drains. Raises RequestError for the first bad prompt, before anything starts. A sequence
+        queued as the queue drains. priority: one for all or one a prompt; lower ones run first, with
+        scheduling_policy="priority". Raises RequestError for the first bad prompt, before anything starts. A sequence
         that fails later has finish_reason "error" and the reason as its stop_reason; the others are not affected.
         """
-        items = _as_list(prompts)
+        refuse_unused(
+            lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs
+        )
+        items = as_list(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or self.get_default_sampling_params()] * len(items)
         else:
-            params = list(sampling_params)
-        if len(params) != len(items):
-            raise InvalidParameter(
-                "sampling_params", f"{len(params)} values", f"one, or one for each of the {len(items)} prompts"
-            )
-        opened = [self._prepare(item, one) for item, one in zip(items, params, strict=True)]
-        try:
-            self._run(opened, use_tqdm)
-        finally:
-            self._cancel(opened)
-        return [self._final(one) for one in opened]
-
-    def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt | dict[str, Any]] | dict[str, Any],
-        pooling: Pooling = Pooling.LAST,
-        use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
-        """`generate` of one vector a prompt instead of tokens: `pooled` of the outputs, not normalised."""
-        opened = [self._prepare(item, pooling_params(), pooling) for item in _as_list(prompts)]
-        try:
-            self._run(opened, use_tqdm)
-        finally:
-            self._cancel(opened)
-        return [self._final(one) for one in opened]
+            params = _one_each("sampling_params", sampling_params, len(items))
+        if priority is None or isinstance(priority, int):
+            priorities = [priority or 0] * len(items)
+        else:
+            priorities = _one_each("priority", priority, len(items))
+        opened = [
+            self._prepare(item, one, priority=order) for item, one, order in zip(items, params, priorities, strict=True)
+        ]
+        return self._finished(opened, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        tools: list[dict[str, Any]] | None = None,
+        use_tqdm: Bar = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        tokenization_kwargs: None = None,
+        mm_processor_kwargs: None = None,
+        priority: Sequence[int] | int | None = None,
     ) -> list[RequestOutput]:
-        """`generate` on one conversation or a list of them, rendered with the model's chat template."""
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        prompts = [self.render_chat(one, tools, add_generation_prompt) for one in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm)
+        """`generate` on one conversation or a list of them, rendered with the model's chat template.
+
+        chat_template: another template, as text. continue_final_message: go on with the last message (with
+        add_generation_prompt=False). chat_template_kwargs: further variables of the template.
+        """
+        if chat_template_content_format != "auto":
+            limit = "'auto': the form is found out from the template"
+            raise InvalidParameter("chat_template_content_format", chat_template_content_format, limit)
+        conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts = [
+            self.render_chat(
+                one,
+                tools,
+                add_generation_prompt,
+                chat_template=chat_template,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for one in conversations
+        ]
+        return self.generate(
+            prompts, sampling_params, use_tqdm, lora_request, priority, tokenization_kwargs, mm_processor_kwargs
+        )
 
     def render_chat(
-        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        chat_template: str | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation."""
+        """Token ids of a conversation; see `chat`."""
         template, tokenizer = self._frontend.chat_template, self._frontend.tokenizer
+        if chat_template is not None and tokenizer is not None:
+            template = self._template_of(chat_template)
         if template is None or tokenizer is None:
-            raise ConfigError("this model has no chat template: pass chat_template=FILE, or use generate()")
-        text = template.render(list(messages), tools=tools, add_generation_prompt=add_generation_prompt)
+            raise ConfigError(
+                "this model has no chat template: pass chat_template=FILE (--chat-template FILE), or use generate()"
+            )
+        text = template.render(
+            list(messages),
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=chat_template_kwargs,
+        )
         return tokenizer.encode(text, add_special_tokens=False)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
+    def _compile_template(self, source: str) -> ChatTemplate:
+        config = self.config
+        folder = text_folder(config, find_checkpoint(config.model, config.revision, config.download_dir))
+        special = special_strings(read_tokenizer_config(folder))
+        traces = not config.allow_special_tokens_in_text
+        template = ChatTemplate({"default": source}, special, traces=traces)
+        if traces:
+            self._sources.append(source)
+            self._frontend.tokenizer.learn_marks(self._sources)
+        return template
+
+    def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults.
 
         Streams may be interleaved with each other and with `generate`. Leaving the iteration early cancels the request.
@@ -138,23 +222,6 @@ class LLM:
         one = self._prepare(prompt, params)
         one.request.params = msgspec.structs.replace(params, output_kind=OutputKind.DELTA)
         return self._stream(one)
-
-    def _stream(self, one: OpenRequest) -> Iterator[RequestOutput]:
-        buffer = PartBuffer()
-        waiting = collections.deque([one])
-        try:
-            while True:
-                parts = buffer.take()
-                output = one.output(parts) if parts else None
-                if output is not None:
-                    yield output
-                elif one.finished:
-                    return
-                else:
-                    self._feed(waiting, buffer)
-                    self._step()
-        finally:
-            self._cancel([one])
 
     @property
     def on_step(self) -> Callable[[StepRecord], None] | None:
@@ -169,99 +236,43 @@ class LLM:
         """Gauges and counters now."""
         return self.engine.stats()
 
+    def get_metrics(self) -> list[Counter | Gauge]:
+        """The numbers of the engine that a server has at /metrics, by the same names."""
+        stats, labels = self.engine.stats(with_map=False), {"model_name": self._frontend.model_name}
+        used = 1.0 - stats.n_pages_free / stats.n_pages if stats.n_pages else 0.0
+        gauges = {name: getattr(stats, field) for name, field in _GAUGES.items()} | {"kv_cache_usage_perc": used}
+        return [
+            *(Gauge(f"quire:{name}", labels, value) for name, value in gauges.items()),
+            *(Counter(f"quire:{name}", labels, getattr(stats, field)) for name, field in _COUNTERS.items()),
+        ]
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """1: one engine computes on one device."""
+        return 1
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget the pages that no open request holds; True if none are left. Other arguments must be False."""
+        for name, given in (("reset_running_requests", reset_running_requests), ("reset_connector", reset_connector)):
+            if given:
+                raise InvalidParameter(name, given, "False: end the open requests first")
+        return self.engine.scheduler.forget_prefixes()
+
     def shutdown(self) -> None:
         """Free the engine's thread and memory; the object cannot be used afterwards."""
         self.engine.shutdown()
 
-    def _prepare(
-        self, item: Prompt | dict[str, Any], params: SamplingParams, pooling: Pooling | None = None
-    ) -> OpenRequest:
-        prompt: Prompt
-        if isinstance(item, dict):
-            if not {"prompt_token_ids", "prompt"} & set(item):
-                raise InvalidParameter(
-                    "prompts", item, "a text, token ids, or a dict with 'prompt' or 'prompt_token_ids'"
-                )
-            given = item.get("prompt_token_ids")
-            prompt = item.get("prompt", "") if given is None else given
-        else:
-            prompt = item
-        request = self._intake.request(prompt, params, pooling=pooling)
-        return OpenRequest(
-            request, prompt if isinstance(prompt, str) else None, self._frontend.tokenizer, self._intake.clock
-        )
+    if not TYPE_CHECKING:  # a checker is to know which names there are
 
-    def _feed(self, waiting: collections.deque[OpenRequest], buffer: PartBuffer | None = None) -> None:
-        """Submit from the left as many as the queue takes now; QueueFull only if it would never take the next one."""
-        while waiting:
-            request = waiting[0].request
-            try:
-                self.engine.handle(Submit(request))
-            except QueueFull:
-                if self.engine.has_work():
-                    return
-                raise
-            self._open[request.request_id] = (waiting.popleft(), buffer)
-
-    def _run(self, opened: list[OpenRequest], use_tqdm: bool) -> None:
-        waiting = collections.deque(opened)
-        unfinished = {one.request.request_id for one in opened}
-        bar = tqdm(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True)
-        with bar, gc_kept_quiet():
-            n_tokens, n_finished = 0, 0
-            while unfinished:
-                self._feed(waiting)
-                n_new_tokens, ended = self._step()
-                n_tokens += n_new_tokens
-                unfinished -= ended
-                n_done = len(opened) - len(unfinished)
-                if n_done > n_finished:
-                    elapsed_s = bar.format_dict["elapsed"] or 1e-9
-                    bar.set_postfix_str(f"{n_tokens / elapsed_s:.0f} output tok/s", refresh=False)
-                    bar.update(n_done - n_finished)
-                    n_finished = n_done
-
-    def _step(self) -> tuple[int, set[str]]:
-        """One step of the engine, each delta to its request: (new tokens, ids of the requests that ended)."""
-        n_tokens = 0
-        ended = set()
-        for delta in self.engine.step():
-            found = self._open.get(delta.request_id)
-            if found is None:
-                continue
-            one, buffer = found
-            n_tokens += len(delta.token_ids)
-            parts, command = one.take(delta, wants_parts=buffer is not None)
-            if command is not None:
-                self.engine.handle(command)
-            if buffer is not None:
-                for part in parts:
-                    buffer.put(part)
-            if one.finished:
-                del self._open[delta.request_id]
-                ended.add(delta.request_id)
-        return n_tokens, ended
-
-    def _cancel(self, opened: list[OpenRequest]) -> None:
-        """End those that still run; nothing happens to the others."""
-        running = [one.request.request_id for one in opened if self._open.pop(one.request.request_id, None)]
-        if running:
-            self.engine.handle(Cancel(running))
-
-    def _final(self, one: OpenRequest) -> RequestOutput:
-        output = one.output(one.completions)
-        assert output is not None
-        return output
+        def __getattr__(self, name: str) -> Any:
+            if name in NOT_HERE:
+                raise AttributeError(f"LLM.{name} is known in vLLM, not in Quire: {NOT_HERE[name]}")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def _as_list(prompts: Any) -> list[Any]:
-    """One prompt, or the prompts of a list, array or other iterable."""
-    if hasattr(prompts, "tolist"):
-        prompts = prompts.tolist()
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
-    try:
-        items = list(prompts)
-    except TypeError:
-        raise InvalidParameter("prompts", prompts, "a text, token ids, or a list of them") from None
-    return [items] if items and isinstance(items[0], numbers.Integral) else items
+LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")
+
+
+def _one_each(name: str, values: Sequence[Any], n: int) -> list[Any]:
+    if len(values) != n:
+        raise InvalidParameter(name, f"{len(values)} values", f"one, or one for each of the {n} prompts")
+    return list(values)

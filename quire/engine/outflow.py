@@ -7,19 +7,25 @@ in one request's text ends that request alone.
 
 from __future__ import annotations
 
+import collections
+import io
 import logging
 
 from quire.core.clock import Clock
 from quire.core.events import Cancel, CancelSeq, Command, FinishReason, SeqDelta
-from quire.core.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from quire.core.logprobs import LogprobRows
+from quire.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.core.request import Request
-from quire.core.result import TokenLogprobs
 from quire.core.sampling import OutputKind
 from quire.text.output import TextStream
+from quire.text.stop import StopStrings
 from quire.text.tokenizer import HfTokenizer
 
 logger = logging.getLogger("quire.engine")
 
+PIECE_CELLS = 2048
+READ_CELLS = 4096
+"""About a millisecond of work in an API process."""
 OUTPUT_FAILED = "output_failed: the engine's tokens could not be turned into output; see its log"
 
 
@@ -42,16 +48,20 @@ class OpenRequest:
         self.metrics = RequestMetrics(arrival_s=request.arrival_s)
         self.completions = [CompletionOutput(index=i, text="", token_ids=[]) for i in range(params.n)]
         self.n_cached = 0
-        self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self.prompt_logprobs: LogprobRows | None = None
         self.pooled: list[float] | None = None
         self._tokenizer = tokenizer
         self._clock = clock
+        self._name = _no_name if tokenizer is None else tokenizer.token_text
         self._n_open = params.n
+        self._said = [io.StringIO() for _ in self.completions]
+        """The text of each completion that is not in its `text` yet."""
         if params.logprobs is not None:
             for completion in self.completions:
-                completion.logprobs, completion.cumulative_logprob = [], 0.0
+                completion.logprobs, completion.cumulative_logprob = LogprobRows(self._name), 0.0
+        stops = StopStrings(params.stop) if params.stop else None
         self._texts = (
-            [TextStream(tokenizer, params) for _ in self.completions]
+            [TextStream(tokenizer, params, stops) for _ in self.completions]
             if tokenizer is not None and params.detokenize
             else []
         )
@@ -61,16 +71,22 @@ class OpenRequest:
         """True once every completion has a finish reason."""
         return self._n_open == 0
 
+    def has_reached(self, n_tokens: int) -> bool:
+        """True once each completion has so many tokens, or has ended otherwise than by an error."""
+        ends = (None, FinishReason.ERROR.value)
+        return all(len(one.token_ids) >= n_tokens or one.finish_reason not in ends for one in self.completions)
+
     def fresh(self) -> OpenRequest:
         """The same request before its first output."""
         return OpenRequest(self.request, self.prompt, self._tokenizer, self._clock, self.request_id)
 
     def take(self, delta: SeqDelta, *, wants_parts: bool = True) -> tuple[list[CompletionOutput], Command | None]:
-        """Apply one delta: (new parts, what the engine must be told). wants_parts False: an empty list for the parts of
-        tokens, for who reads the completions at the end.
+        """Apply one delta: (new parts, what the engine must be told).
 
-        Parts are empty if the completion had ended already. The engine is told when a stop string ended a sequence,
-        and when this delta could not be turned into output, which ends the whole request with an error.
+        wants_parts: new parts are read as they come, and with OutputKind.DELTA nothing else is kept; False: the list is
+        empty for the parts of tokens, for who reads the completions at the end. Parts are empty if the completion had
+        ended already. The engine is told when a stop string ended a sequence, and when this delta could not be turned
+        into output, which ends the whole request with an error.
         """
         try:
             return self._take(delta, wants_parts)
@@ -84,7 +100,9 @@ class OpenRequest:
         for completion in self.completions:
             if completion.finish_reason is None:
                 completion.finish_reason, completion.stop_reason = reason.value, stop_reason
-                parts.append(_part(completion, "", [], None if completion.logprobs is None else []))
+                parts.append(
+                    _part(completion, "", [], None if completion.logprobs is None else LogprobRows(self._name))
+                )
         self._n_open = 0
         self.metrics.finished_s = self._clock.now_s()
         return parts
@@ -100,8 +118,12 @@ class OpenRequest:
             self.n_cached = max(self.n_cached, delta.n_cached)
             self.pooled = delta.pooled
             if delta.prompt_logprobs is not None:
-                self.prompt_logprobs = self._prompt_logprobs(delta.prompt_logprobs)
+                prompt = self.request.prompt_token_ids
+                self.prompt_logprobs = LogprobRows(self._name, prompt[0])
+                self.prompt_logprobs.add(delta.prompt_logprobs, prompt[1:])
         text, logprobs = self._advance(completion, delta)
+        if not wants_parts or self.request.params.output_kind is not OutputKind.DELTA:
+            self._keep(completion, text, delta.token_ids, logprobs)
         parts = [_part(completion, text, delta.token_ids, logprobs)] if wants_parts else []
         if completion.finish_reason is None:
             return parts, None
@@ -111,7 +133,15 @@ class OpenRequest:
         stopped_here = isinstance(completion.stop_reason, str) and delta.finish_reason is None
         return parts, CancelSeq(delta.request_id, delta.index) if stopped_here else None
 
-    def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> tuple[str, list[dict[int, Logprob]] | None]:
+    def _keep(
+        self, completion: CompletionOutput, text: str, token_ids: list[int], logprobs: LogprobRows | None
+    ) -> None:
+        self._said[completion.index].write(text)
+        completion.token_ids += token_ids
+        if logprobs is not None and completion.logprobs is not None:
+            completion.logprobs.join(logprobs)
+
+    def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> tuple[str, LogprobRows | None]:
         """Apply the delta to its completion; returns its text and logprobs."""
         reason = delta.finish_reason.value if delta.finish_reason is not None else None
         stop_reason: int | str | None = delta.error if delta.finish_reason is FinishReason.ERROR else delta.stop_token
@@ -126,52 +156,43 @@ class OpenRequest:
                 reason, stop_reason = FinishReason.STOP.value, stop
         logprobs = None
         if delta.logprobs is not None and completion.logprobs is not None:
-            logprobs = [self._logprobs(row, token) for row, token in zip(delta.logprobs, delta.token_ids, strict=True)]
-            completion.logprobs += logprobs
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(
-                row.chosen for row in delta.logprobs
-            )
-        completion.text += text
-        completion.token_ids += delta.token_ids
+            logprobs = LogprobRows(self._name)
+            logprobs.add(delta.logprobs, delta.token_ids)
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(logprobs.chosen)
         completion.finish_reason, completion.stop_reason = reason, stop_reason
         return text, logprobs
 
-    def output(self, parts: list[CompletionOutput]) -> RequestOutput | None:
-        """What the user gets for these new parts, by `params.output_kind`; None if nothing is to be shown yet."""
+    def whole(self) -> list[CompletionOutput]:
+        """All completions as far as they have come; without their content if it was handed out in parts."""
+        for completion, said in zip(self.completions, self._said, strict=True):
+            completion.text = said.getvalue()
+        return self.completions
+
+    def output(self, parts: list[CompletionOutput], *, more: bool = False) -> RequestOutput | None:
+        """What the user gets for these new parts, by `params.output_kind`; None if nothing is to be shown yet. more:
+        other parts wait behind these."""
         kind = self.request.params.output_kind
         if kind is OutputKind.FINAL_ONLY and not self.finished:
             return None
-        if kind is not OutputKind.DELTA:
-            parts = self.completions
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
-            outputs=parts,
-            finished=self.finished,
+            outputs=parts if kind is OutputKind.DELTA else self.whole(),
+            finished=self.finished and not more,
             prompt_logprobs=self.prompt_logprobs,
             pooled=self.pooled,
             num_cached_tokens=self.n_cached,
             metrics=self.metrics,
         )
 
-    def _logprobs(self, row: TokenLogprobs, token: int) -> dict[int, Logprob]:
-        found = {token: Logprob(row.chosen, row.rank, self._name(token))}
-        for rank, (top, value) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), start=1):
-            if top != token:
-                found[top] = Logprob(value, rank, self._name(top))
-        return found
 
-    def _prompt_logprobs(self, rows: list[TokenLogprobs]) -> list[dict[int, Logprob] | None]:
-        tokens = self.request.prompt_token_ids[1:]
-        return [None, *(self._logprobs(row, token) for row, token in zip(rows, tokens, strict=True))]
-
-    def _name(self, token: int) -> str | None:
-        return None if self._tokenizer is None else self._tokenizer.token_text(token)
+def _no_name(_token: int) -> None:
+    """Of a token, without a tokenizer."""
 
 
 def _part(
-    completion: CompletionOutput, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]] | None
+    completion: CompletionOutput, text: str, token_ids: list[int], logprobs: LogprobRows | None
 ) -> CompletionOutput:
     """The newest part of a completion, which stands as it is after it."""
     return CompletionOutput(
@@ -186,22 +207,49 @@ def _part(
 
 
 class PartBuffer:
-    """New parts of a request's completions while nobody reads; those of one completion are joined."""
+    """New parts of a request's completions while nobody reads. Those of one completion are joined into pieces of about
+    `PIECE_CELLS`, and one reading takes at most about `READ_CELLS`, so that what piled up is not laid out at once."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, CompletionOutput] = {}
+        self._pieces: dict[int, collections.deque[CompletionOutput]] = {}
 
     def put(self, part: CompletionOutput) -> None:
-        """Add the next part of a completion."""
-        waiting = self._parts.get(part.index)
-        if waiting is not None:
-            part.text = waiting.text + part.text
-            part.token_ids = waiting.token_ids + part.token_ids
-            if part.logprobs is not None:
-                part.logprobs = (waiting.logprobs or []) + part.logprobs
-        self._parts[part.index] = part
+        """Add the next part of a completion. It becomes the buffer's own, but for its list of tokens."""
+        pieces = self._pieces.setdefault(part.index, collections.deque())
+        if not pieces or _n_cells(pieces[-1]) >= PIECE_CELLS:
+            part.token_ids = list(part.token_ids)
+            pieces.append(part)
+            return
+        last = pieces[-1]
+        last.text += part.text
+        last.token_ids += part.token_ids
+        if last.logprobs is None:
+            last.logprobs = part.logprobs
+        elif part.logprobs is not None:
+            last.logprobs.join(part.logprobs)
+        last.cumulative_logprob = part.cumulative_logprob
+        last.finish_reason, last.stop_reason = part.finish_reason, part.stop_reason
 
     def take(self) -> list[CompletionOutput]:
-        """Everything since the last call, in order of first arrival."""
-        parts, self._parts = self._parts, {}
-        return list(parts.values())
+        """What came first of each completion, in order of first arrival; the rest, if there is any, is left."""
+        n_cells, parts = 0, []
+        for index in list(self._pieces):
+            pieces = self._pieces[index]
+            part = pieces.popleft()
+            parts.append(part)
+            if pieces:
+                self._pieces[index] = self._pieces.pop(index)  # to the end: the others are first next time
+            else:
+                del self._pieces[index]
+            n_cells += _n_cells(part)
+            if n_cells >= READ_CELLS:
+                break
+        return parts
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+
+def _n_cells(part: CompletionOutput) -> int:
+    """How much a part gives to lay out: its tokens and the values of its logprobs."""
+    return len(part.token_ids) + (0 if part.logprobs is None else part.logprobs.n_cells)

@@ -2,13 +2,14 @@
 
 Run as `python -m quire.engine.process` by `engine/supervisor.py`. Ends when told to, or when its parent is gone
 (end of file on standard input), or with EngineFailed and exit status 1 when steps keep failing. SIGUSR1 writes the
-stacks of all threads to the log. Owns no policy.
+stacks of all threads to the log; SIGINT, SIGTERM and SIGHUP are for the parent, also when they are sent to all its
+processes. Owns no policy.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
+import importlib
 import logging
 import os
 import pathlib
@@ -24,10 +25,10 @@ import zmq
 
 from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
-from quire.core import env
-from quire.core.errors import QuireError
+from quire.core.errors import EngineError, QuireError
 from quire.core.events import (
     Cancel,
+    CancelSeq,
     Command,
     EngineFailed,
     EngineReady,
@@ -40,12 +41,16 @@ from quire.core.events import (
     StepOutputs,
     Submit,
 )
-from quire.engine.build import build_engine
+from quire.core.shortage import shortage
+from quire.engine import logs
+from quire.engine.blackbox import Blackbox
+from quire.engine.child import read_start
 from quire.engine.commands import refusals
 from quire.engine.core import EngineCore
 from quire.engine.garbage import quiet_gc
 from quire.engine.port import Port
 from quire.engine.throughput import ThroughputLog
+from quire.engine.trials import Trials
 from quire.engine.wire import SHUTDOWN_LINE, ProcessStart, encode, encode_status
 
 logger = logging.getLogger("quire.engine")
@@ -78,14 +83,23 @@ class StatusPipe:
 class EngineLoop:
     """Couples one port to one `EngineCore`."""
 
-    def __init__(self, core: EngineCore, port: Port, status: StatusPipe, *, log_stats: bool) -> None:
+    def __init__(
+        self, core: EngineCore, port: Port, status: StatusPipe, *, log_stats: bool, start: ProcessStart | None = None
+    ) -> None:
+        """start: as the supervisor wrote it, for what is known of the engines before."""
         self._core = core
         self._core.on_wait = self._send_stats
         self._port = port
         self._status = status
         self._next_stats_s = self._next_map_s = 0.0
         self._pictures: tuple[bytes, list[tuple[int, int, int]]] = (b"", [])
-        self._throughput = ThroughputLog(time.monotonic()) if log_stats else None
+        now_s = time.monotonic()
+        self._throughput = ThroughputLog(now_s) if log_stats else None
+        left, ends = (start.n_restarts_left, start.ends) if start is not None else (0, [])
+        self._trials = Trials(left, now_s, after_death=bool(ends and ends[-1].working))
+        self._box = Blackbox(start.box_fd if start is not None else -1, self._trials.stage_of)
+        self._trials.on_change = self._box.note_stages
+        self._core.on_plan = self._box.note_steps
         self.closing = False
 
     def run(self) -> None:
@@ -94,17 +108,22 @@ class EngineLoop:
             deltas = self._take_commands()
             orphans = self._port.take_orphans()
             if orphans:
-                self._core.handle(Cancel(orphans))
+                self._cancel(Cancel(orphans))
+            for submit in self._trials.due(time.monotonic()):
+                deltas += self._submit(submit)
             if self._core.has_work():
                 deltas += self._core.step()
+            else:
+                self._box.note_idle()
             if deltas:
+                self._trials.note(deltas)
                 self._port.deliver(deltas)
             self._send_stats()
             self._core.check()
         self._core.shutdown()
 
     def _take_commands(self) -> list[SeqDelta]:
-        timeout_s = 0.0 if self._core.has_work() else IDLE_PERIOD_S
+        timeout_s = 0.0 if self._core.has_work() else self._trials.wait_s(IDLE_PERIOD_S, time.monotonic())
         refused: list[SeqDelta] = []
         while True:
             received = self._port.receive(timeout_s)
@@ -118,20 +137,30 @@ class EngineLoop:
 
     def _handle(self, command: Command) -> list[SeqDelta]:
         """Shutdown and Explain are known only here; the core knows the rest. Returns the end of a request not taken."""
-        if isinstance(command, Shutdown):
-            self.closing = True
-            return []
-        if isinstance(command, Explain):
-            self._port.answer(command, self._core.scheduler.history.explain(command.label))
-            return []
-        try:
-            self._core.handle(command)
-        except QuireError as error:
-            if not isinstance(command, Submit):
-                raise
-            request = command.request
-            return refusals(request.request_id, request.params.n, f"{error.code}: {error.message}")
+        match command:
+            case Shutdown():
+                self.closing = True
+            case Explain():
+                self._port.answer(command, self._core.scheduler.history.explain(command.label))
+            case Submit():
+                return self._submit(command) if self._trials.take(command, time.monotonic()) else []
+            case Cancel():
+                self._cancel(command)
+            case CancelSeq(request_id, index):
+                self._core.handle(command)
+                self._trials.drop_seq(request_id, index)
         return []
+
+    def _submit(self, submit: Submit) -> list[SeqDelta]:
+        try:
+            self._core.handle(submit)
+        except QuireError as error:
+            return refusals(submit.request, error)
+        return []
+
+    def _cancel(self, command: Cancel) -> None:
+        self._core.handle(command)
+        self._trials.drop(command.request_ids)
 
     def _send_stats(self) -> None:
         """A snapshot if one is due; also called while the loop waits for a long step, lest it be thought dead."""
@@ -143,6 +172,7 @@ class EngineLoop:
         stats = self._core.stats(with_map=with_map)
         if with_map:
             self._pictures, self._next_map_s = (stats.page_map, stats.tree), now_s + MAP_PERIOD_S
+        stats.n_waiting += self._trials.n_waiting
         stats.page_map, stats.tree = self._pictures
         self._port.broadcast(StepOutputs([], stats))
         self._status.say(Heartbeat(stats.last_step_age_s, stats.steps_in_flight))
@@ -150,16 +180,23 @@ class EngineLoop:
             self._throughput.note(stats, now_s)
 
 
-def follow_parent(address: str) -> None:
-    """Leave when the parent says so; leave at once, with the socket's folder, when it is gone, however it died."""
+def follow_parent(address: str, unread: bytes) -> None:
+    """Leave when the parent says so; leave at once, with the socket's folder, when it is gone, however it died.
+
+    unread: what it has said after the first line and was read with that.
+    """
 
     def wait() -> None:
-        # The descriptor, not the buffered file: its lock would still be held when the interpreter shuts down.
-        while data := os.read(sys.stdin.fileno(), 4096):
+        data = unread
+        while True:
             if SHUTDOWN_LINE in data:
                 with zmq.Context.instance().socket(zmq.DEALER) as socket:
                     socket.connect(address)
                     socket.send(encode([Shutdown()]))
+            # The descriptor, not the buffered file: its lock would still be held when the interpreter shuts down.
+            data = os.read(0, 4096)
+            if not data:
+                break
         shutil.rmtree(pathlib.Path(address.removeprefix("ipc://")).parent, ignore_errors=True)
         os._exit(1)
 
@@ -172,45 +209,58 @@ def fetch(config: EngineConfig, status: StatusPipe) -> EngineConfig:
     if not is_on_hub(config.model) and not is_on_hub(config.tokenizer):
         return config
     status.say(Fetching(is_over=False))
-    model = str(find_checkpoint(config.model, config.revision))
-    tokenizer = str(find_checkpoint(config.tokenizer, config.revision)) if config.tokenizer else ""
+    model = str(find_checkpoint(config.model, config.revision, config.download_dir))
+    tokenizer = ""
+    if config.tokenizer:
+        tokenizer = str(find_checkpoint(config.tokenizer, config.revision, config.download_dir))
     status.say(Fetching(is_over=True))
     return msgspec.structs.replace(config, model=model, tokenizer=tokenizer, revision="")
 
 
-def serve(config: EngineConfig, socket: zmq.Socket, status: StatusPipe, build: Build) -> int:
+def serve(start: ProcessStart, socket: zmq.Socket, status: StatusPipe, build: Build | None) -> int:
     """Build the engine and run its loop; returns the exit status."""
+    config = start.config
     try:
+        if build is None:  # torch is imported here and not above: nothing must take long before signals are dealt with
+            build = importlib.import_module("quire.engine.build").build_engine
         core, ready = build(fetch(config, status), is_server=True)
     except QuireError as error:
         status.say(EngineFailed(error.message))
         return 1
+    except (OSError, MemoryError, ImportError, RuntimeError) as error:
+        reason = shortage(error)
+        if reason is None:
+            raise
+        status.say(EngineFailed(f"the engine could not be loaded: {reason}"))
+        return 1
+    ready = msgspec.structs.replace(ready, engine=start.engine, ends=start.ends)
     port = Port(socket, ready)
     status.say(ready)
     quiet_gc()
     try:
-        EngineLoop(core, port, status, log_stats=not config.disable_log_stats).run()
-    except Exception as error:
+        EngineLoop(core, port, status, log_stats=not config.disable_log_stats, start=start).run()
+    except EngineError as error:
+        logger.error("the engine gives up: %s", error.message)
+        status.say(EngineFailed(error.message))
+        return 1
+    except Exception:
         logger.exception("the engine loop ended")
-        status.say(EngineFailed(error.message if isinstance(error, QuireError) else "the engine failed; see its log"))
+        status.say(EngineFailed("the engine failed; see its log", has_answered=False))
         return 1
     finally:
         port.close()
     return 0
 
 
-def main(build: Build = build_engine) -> int:
-    """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means.
-    logging.raiseExceptions = False  # a log that cannot be written (disk full, closed pipe) is no reason to stop
-    logging.basicConfig(
-        level=env.log_level(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    start = msgspec.json.decode(sys.stdin.buffer.readline(), type=ProcessStart)
-    follow_parent(start.address)
-    return serve(start.config, Port.bind(start.address), StatusPipe(start.status_fd), build)
+def main(build: Build | None = None) -> int:
+    """Entry point of the process. build: what makes the engine, for tests; None: `build_engine`."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    logs.set_up()
+    line, unread = read_start()
+    start = msgspec.json.decode(line, type=ProcessStart)
+    follow_parent(start.address, unread)
+    return serve(start, Port.bind(start.address), StatusPipe(start.status_fd), build)
 
 
 if __name__ == "__main__":

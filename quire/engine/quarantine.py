@@ -1,24 +1,32 @@
-"""Which requests may have ended the engine: suspects run one at a time, and one of which it died twice runs no more.
+"""Which requests may have ended an engine, from what each engine was computing when it died.
 
-Owns strikes by content, so that a client's retry is the same request. Does not own replaying (`replay.py`).
-The rule: every request that was open when the engine died is a suspect. A suspect is on trial while it runs with no
-other suspect; if the engine dies meanwhile it is guilty. The guilty are refused for `MEMORY_S`.
-Invariant: bounded in entries and in time.
+Owns suspicions by content, so that a client's retry is the same request. Does not own trials (`trials.py`), nor what
+becomes of open requests (`replay.py`). Every API process learns of every death and so comes to the same suspicions.
+The rules: what was computed when an engine died is suspect and runs apart from then on; what only waited is not. The
+engine crashes or hangs while a suspect runs alone: it is guilty. It is killed, which may come from outside, or others
+ran beside: guilty at the second time. A suspect that comes through its trial is none any more.
+Invariants: bounded in entries and in time; the guilty are refused for `MEMORY_S`.
 """
 
 from __future__ import annotations
 
 import collections
 import hashlib
+from collections.abc import Iterable
 
 import msgspec
 
 from quire.core.clock import Clock
 from quire.core.errors import RequestQuarantined
+from quire.core.events import EndKind, EngineEnd, Trial, Working
 from quire.core.request import Request
+from quire.engine.trials import KNOWN, ON_TRIAL
 
 GUILTY = 2
-MAX_ENTRIES = 4096
+"""Strikes."""
+MARGIN_TOKENS = 8
+"""A suspect must come so much further than it was when an engine died."""
+MAX_ENTRIES = 16_384
 MEMORY_S = 600.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -31,45 +39,94 @@ def fingerprint(request: Request) -> bytes:
     ).digest()
 
 
+class Suspicion(msgspec.Struct):
+    """What is known of one content."""
+
+    time_s: float
+    """Of the last death."""
+    n_deaths: int = 0
+    """Of engines that were computing it."""
+    n_killed: int = 0
+    """Of these, those by a kill while it ran alone."""
+    strikes: int = 0
+    n_outputs: int = 0
+    """How far it was at most."""
+
+    @property
+    def trial(self) -> Trial:
+        """How it runs from now on. First what was in most deaths, then what was at its prompt, then what is shortest.
+        Last comes what was alone when the engine was killed, lest somebody who kills engines as soon as they run hits
+        the same one again."""
+        rank = (self.n_killed, -self.n_deaths, self.n_outputs)
+        return Trial(self.n_outputs + MARGIN_TOKENS, rank)
+
+
 class Quarantine:
-    """Strikes of requests."""
+    """See the module."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._strikes: collections.OrderedDict[bytes, tuple[int, float]] = collections.OrderedDict()
+        self._known: collections.OrderedDict[bytes, Suspicion] = collections.OrderedDict()
+        self._last_engine = -1
+        """Number of the last engine whose end was learnt."""
 
-    def suspect(self, request: Request) -> None:
-        """The engine died while this request was open, among others."""
-        self._strike(fingerprint(request), 1)
+    def learn(self, ends: Iterable[EngineEnd]) -> None:
+        """Draw the conclusions from the ends that were not learnt before."""
+        for end in ends:
+            if end.engine > self._last_engine:
+                self._last_engine = end.engine
+                if end.kind is not EndKind.FAILED:
+                    self._judge(end)
 
-    def convict(self, request: Request) -> RequestQuarantined:
-        """The engine died while this request was on trial."""
-        self._strike(fingerprint(request), GUILTY)
-        return self._refusal()
-
-    def is_suspect(self, request: Request) -> bool:
-        """True if it has to run alone. Raises RequestQuarantined if it may not run."""
-        if not self._strikes:
-            return False
+    def check(self, request: Request) -> Trial | None:
+        """How the request has to run; None if as any other. Raises RequestQuarantined if it may not run."""
+        if not self._known:
+            return None
         key = fingerprint(request)
-        strikes, time_s = self._strikes.get(key, (0, 0.0))
-        if strikes and self._clock.now_s() - time_s > MEMORY_S:
-            del self._strikes[key]
-            return False
-        if strikes >= GUILTY:
-            raise self._refusal()
-        return strikes > 0
+        found = self._known.get(key)
+        if found is None:
+            return None
+        if self._clock.now_s() - found.time_s > MEMORY_S:
+            del self._known[key]
+            return None
+        if found.strikes >= GUILTY:
+            raise RequestQuarantined(
+                f"the engine died {found.n_deaths} times while it ran this request: it is not run again for "
+                f"{MEMORY_S / 60:g} minutes"
+            )
+        return found.trial
 
     def acquit(self, request: Request) -> None:
-        """It ran alone to its end and the engine lives."""
-        if self._strikes:
-            self._strikes.pop(fingerprint(request), None)
+        """It came through its trial."""
+        if self._known:
+            self._known.pop(fingerprint(request), None)
 
-    def _strike(self, key: bytes, strikes: int) -> None:
-        self._strikes[key] = (strikes, self._clock.now_s())
-        self._strikes.move_to_end(key)
-        while len(self._strikes) > MAX_ENTRIES:
-            self._strikes.popitem(last=False)
+    def _judge(self, end: EngineEnd) -> None:
+        by_mark: dict[bytes, Working] = {}
+        """The copy of each content that was furthest."""
+        for working in end.working:
+            found = by_mark.setdefault(working.mark, working)
+            if working.n_outputs > found.n_outputs:
+                by_mark[working.mark] = working
+        on_trial = {working.mark for working in end.working if working.stage == ON_TRIAL}
+        if len(on_trial) == 1:
+            [mark] = on_trial
+            is_alone = all(working.mark == mark or working.stage != KNOWN for working in end.working)
+            was_killed = end.kind is EndKind.KILLED
+            suspicion = self._suspect(by_mark.pop(mark))
+            suspicion.strikes += is_alone + (not was_killed)
+            suspicion.n_killed += is_alone and was_killed
+            if suspicion.strikes >= GUILTY:
+                return  # that explains the death
+        for working in by_mark.values():
+            self._suspect(working)
 
-    def _refusal(self) -> RequestQuarantined:
-        return RequestQuarantined("the engine died twice while it ran this request: it is not run again")
+    def _suspect(self, working: Working) -> Suspicion:
+        found = self._known.pop(working.mark, None) or Suspicion(0.0)
+        found.time_s = self._clock.now_s()
+        found.n_deaths += 1
+        found.n_outputs = max(found.n_outputs, working.n_outputs)
+        self._known[working.mark] = found
+        while len(self._known) > MAX_ENTRIES:
+            self._known.popitem(last=False)
+        return found

@@ -1,105 +1,79 @@
-"""What becomes of open requests when the engine is lost, and the trials in which suspects run one at a time.
+"""What becomes of open requests when the engine is lost: who fails, who runs again, and who on trial.
 
-Owns who runs again, who fails and who is convicted. Does not own strikes (`quarantine.py`) nor the books of open
-requests (`async_llm.py`). Invariant: a request of which its reader has seen output is never run again.
+Owns the order in which they reach the next engine. Does not own suspicions (`quarantine.py`), trials (`trials.py`) nor
+the books of open requests (`async_llm.py`). Invariant: a request of which its reader has seen output is never run
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 from collections.abc import Awaitable, Callable, Iterable
 
 from quire.core.clock import Clock
-from quire.core.errors import EngineError, EngineLost, QuireError
-from quire.core.request import Request
+from quire.core.errors import EngineLost, QuireError, RequestQuarantined
+from quire.core.events import EngineReady, Submit
 from quire.engine.link import LOST
 from quire.engine.quarantine import Quarantine
 from quire.engine.stream import RequestStream
 
-LINGER_S = 0.1
-"""A suspect that has made its first token stays alone for so long; then the next one runs beside it."""
-LOOK_S = 0.01
+N_AT_ONCE = 64
+"""Requests that are looked at before others get their turn: a long prompt's fingerprint takes a millisecond."""
 
-Send = Callable[[Request], Awaitable[None]]
+Send = Callable[[Submit], Awaitable[None]]
+Fail = Callable[[RequestStream, QuireError], None]
 
 
 class Replay:
-    """See the module. `send` hands a request to the engine."""
+    """See the module. `send` hands a request to the engine, `fail` ends an open one with an error."""
 
-    def __init__(self, clock: Clock, send: Send) -> None:
+    def __init__(self, clock: Clock, send: Send, fail: Fail) -> None:
         self.quarantine = Quarantine(clock)
-        self._clock = clock
         self._send = send
-        self._queue: collections.deque[RequestStream] = collections.deque()
-        self._on_trial: RequestStream | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._fail = fail
 
     async def begin(self, stream: RequestStream) -> None:
-        """Hand a new request to the engine, or to the trials if it is a suspect. Raises EngineLost if there is no
-        engine, RequestQuarantined for a convicted one."""
+        """Hand a request to the engine. Raises EngineLost if there is none, RequestQuarantined for a convicted one."""
         request = stream.opened.request
-        if not self.quarantine.is_suspect(request):
-            await self._send(request)
-            return
-        self._queue.append(stream)
-        self.go_on()
+        stream.trial = self.quarantine.check(request)
+        await self._send(Submit(request, stream.trial))
 
-    def sort_out(self, streams: Iterable[RequestStream]) -> tuple[list[RequestStream], dict[RequestStream, QuireError]]:
-        """The engine is lost: (those to be sent to the next one at once, in order; those that fail, and how).
+    def follow(self, stream: RequestStream) -> None:
+        """A request on trial has gained something, or ended."""
+        trial = stream.trial
+        if trial is not None and stream.opened.has_reached(trial.n_tokens):
+            stream.trial = None
+            self.quarantine.acquit(stream.opened.request)
 
-        Suspects that can run again wait for `go_on`.
-        """
-        guilty, waiting = self._on_trial, set(self._queue)
-        if self._task is not None:
-            self._task.cancel()
-            self._task = self._on_trial = None
-        again: list[RequestStream] = []
-        failed: dict[RequestStream, QuireError] = {}
+    def fail_delivered(self, streams: Iterable[RequestStream]) -> None:
+        """The engine is lost: what cannot run again fails at once. What was on trial may be guilty, which is known
+        later."""
+        for stream in list(streams):
+            if stream.is_delivered and stream.trial is None:
+                self._fail(stream, EngineLost(LOST))
+
+    async def run_again(self, streams: Iterable[RequestStream], before: int, ready: EngineReady) -> None:
+        """There is an engine again: learn how the one before, number `before`, has ended; fail what is guilty or was
+        delivered; run the others again, what was computed first. Raises EngineLost if this engine is lost too."""
+        self.quarantine.learn(ready.ends)
+        ends = [end for end in ready.ends if end.engine == before]
+        computed = {working.request_id for end in ends for working in end.working}
+        first, later = [], []
         for stream in streams:
-            if stream is guilty:
-                failed[stream] = self.quarantine.convict(stream.opened.request)
-            elif stream not in waiting:
-                if guilty is None:
-                    self.quarantine.suspect(stream.opened.request)
-                if stream.is_delivered:
-                    failed[stream] = EngineLost(LOST)
-                else:
-                    stream.restart()
-                    (self._queue if guilty is None else again).append(stream)
-        return again, failed
-
-    def go_on(self) -> None:
-        """There is an engine: run the suspects that wait."""
-        if self._queue and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._run(), name="quire-trials")
-
-    def close(self) -> None:
-        """Forget the suspects that wait."""
-        self._queue.clear()
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        while self._queue:
-            stream = self._queue.popleft()
+            (first if stream.opened.request.request_id in computed else later).append(stream)
+        for number, stream in enumerate(first + later):
+            if number % N_AT_ONCE == N_AT_ONCE - 1:
+                await asyncio.sleep(0)
             if stream.opened.finished:
                 continue
-            self._on_trial = stream
             try:
-                await self._send(stream.opened.request)
-            except EngineError:  # lost again, before it could run
-                self._on_trial = None
-                self._queue.appendleft(stream)
-                return
-            await self._watch(stream)
-            if stream.opened.finished:
-                self.quarantine.acquit(stream.opened.request)
-            self._on_trial = None
-
-    async def _watch(self, stream: RequestStream) -> None:
-        while not stream.opened.finished:
-            first_s = stream.opened.metrics.first_token_s
-            if first_s is not None and self._clock.now_s() - first_s > LINGER_S:
-                return
-            await asyncio.sleep(LOOK_S)
+                trial = self.quarantine.check(stream.opened.request)
+            except RequestQuarantined as error:
+                self._fail(stream, error)
+                continue
+            if stream.is_delivered:
+                self._fail(stream, EngineLost(LOST))
+                continue
+            stream.restart()
+            stream.trial = trial
+            await self._send(Submit(stream.opened.request, trial))

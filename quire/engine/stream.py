@@ -1,6 +1,6 @@
-"""`RequestStream`: the outputs of one open request as an async iterator.
+"""`RequestStream`: the outputs of one open request as an async iterator; `OpenStreams`: all that are open.
 
-Owns what waits for its reader. Does not own the books of open requests (`async_llm.py`).
+Owns what waits for a reader. Does not own what is sent to the engine (`async_llm.py`).
 Invariant: it ends in exactly one of: a finished output, an exception, `aclose`.
 """
 
@@ -9,13 +9,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from quire.core.errors import QueueFull, QuireError, RequestExpired
-from quire.core.events import Command, FinishReason, SeqDelta
+from quire.core.errors import (
+    INVALID_GRAMMAR,
+    GrammarsBusy,
+    InvalidParameter,
+    QueueFull,
+    QuireError,
+    RequestError,
+    RequestExpired,
+)
+from quire.core.events import Command, FinishReason, SeqDelta, Trial
 from quire.core.outputs import RequestOutput
+from quire.core.sampling import OutputKind
 from quire.engine.outflow import OpenRequest, PartBuffer
 
 REFUSALS: dict[str, type[QuireError]] = {
     QueueFull.code: QueueFull,
+    GrammarsBusy.code: GrammarsBusy,
+    InvalidParameter.code: RequestError,
+    INVALID_GRAMMAR: RequestError,
     "queue_timeout": RequestExpired,
     "request_timeout": RequestExpired,
 }
@@ -30,8 +42,12 @@ class RequestStream:
         """Its state; outputs are made of it."""
         self.is_delivered = False
         """True once its reader has got output: from then on it cannot be run again."""
+        self.trial: Trial | None = None
+        """How it runs, while an engine may have died of it."""
         self._abort = abort
         self._buffer = PartBuffer()
+        self._is_behind = False
+        """The last output left parts in the buffer."""
         self._arrived = asyncio.Event()
         self._failure: QuireError | None = None
         self._ended = False
@@ -52,13 +68,18 @@ class RequestStream:
         """Next output. StopAsyncIteration after the last one; EngineLost or EngineDead if the engine is lost; QueueFull
         or RequestExpired if the engine had no room or no time for the request after all."""
         while not self._ended:
-            await self._arrived.wait()
+            if self._buffer and self._is_behind:
+                await asyncio.sleep(0)  # much has piled up: others have their turn before the rest of it
+            else:
+                await self._arrived.wait()
             self._arrived.clear()
             if self._failure is not None:
                 self._ended = True
                 raise self._failure
-            self._ended = self._ended or self.opened.finished
-            output = self.opened.output(self._buffer.take())
+            parts = self._buffer.take()
+            self._is_behind = bool(self._buffer)
+            self._ended = self._ended or (self.opened.finished and not self._is_behind)
+            output = self.opened.output(parts, more=self._is_behind)
             if output is not None:
                 self.is_delivered = True
                 return output
@@ -75,19 +96,23 @@ class RequestStream:
             code, _, text = delta.error.partition(": ")
             if code in REFUSALS:
                 self.opened.end(FinishReason.ERROR, delta.error)
-                self.fail(REFUSALS[code](text, code=code))
+                self.fail(REFUSALS[code](text, code=code, param=delta.param))
                 return None
-        parts, command = self.opened.take(delta)
-        for part in parts:
-            self._buffer.put(part)
-        if parts:
+        kind = self.opened.request.params.output_kind
+        parts, command = self.opened.take(delta, wants_parts=kind is not OutputKind.FINAL_ONLY)
+        if kind is OutputKind.DELTA:
+            for part in parts:
+                self._buffer.put(part)
+        if parts or self.opened.finished:
             self._arrived.set()
         return command
 
     def end(self, reason: FinishReason) -> None:
         """Finish without the engine; the reader gets a last output."""
-        for part in self.opened.end(reason):
-            self._buffer.put(part)
+        parts = self.opened.end(reason)
+        if self.opened.request.params.output_kind is OutputKind.DELTA:
+            for part in parts:
+                self._buffer.put(part)
         self._arrived.set()
 
     def fail(self, error: QuireError) -> None:
@@ -98,5 +123,45 @@ class RequestStream:
     def restart(self) -> None:
         """Forget all output, none of which was delivered: the request runs again from its prompt."""
         self.opened = self.opened.fresh()
-        self._buffer = PartBuffer()
+        self._buffer, self._is_behind = PartBuffer(), False
         self._arrived.clear()
+
+
+class OpenStreams:
+    """The open requests of a process, found by the engine's id or by the caller's."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, RequestStream] = {}
+        self._engine_ids: dict[str, str] = {}
+        """The caller's id → the engine's."""
+        self.n_seqs = 0
+        """Sequences of all of them."""
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, stream: RequestStream) -> None:
+        """Take one in."""
+        self._streams[stream.opened.request.request_id] = stream
+        self._engine_ids[stream.request_id] = stream.opened.request.request_id
+        self.n_seqs += stream.opened.request.params.n
+
+    def forget(self, stream: RequestStream) -> bool:
+        """Take one out; False if it was not in."""
+        if self._streams.pop(stream.opened.request.request_id, None) is None:
+            return False
+        del self._engine_ids[stream.request_id]
+        self.n_seqs -= stream.opened.request.params.n
+        return True
+
+    def get(self, engine_id: str) -> RequestStream | None:
+        """By the engine's id."""
+        return self._streams.get(engine_id)
+
+    def named(self, request_id: str | None) -> RequestStream | None:
+        """By the caller's exact id."""
+        return self._streams.get(self._engine_ids.get(request_id or "", ""))
+
+    def all(self) -> list[RequestStream]:
+        """In the order in which they came."""
+        return list(self._streams.values())

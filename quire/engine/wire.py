@@ -6,16 +6,24 @@ of JSON into a pipe.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import tempfile
 
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.core.events import Command, Event, Status
+from quire.core.errors import ConfigError
+from quire.core.events import Command, EngineEnd, Event, Status
 
 SHUTDOWN_LINE = b"shutdown\n"
 """On an engine's standard input: leave."""
+SOCKET = "engine"
+"""Its name in the folder."""
+MAX_PATH_BYTES = 107
+"""Of a Unix socket's path."""
+OTHER_PLACES = ("/tmp", "/dev/shm")
+"""For the folder, where the usual place for temporary files does not do."""
 
 encode = msgspec.msgpack.Encoder().encode
 decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
@@ -32,8 +40,32 @@ class ProcessStart(msgspec.Struct):
     status_fd: int
     """The pipe to its parent; -1: none."""
     config: EngineConfig
+    box_fd: int = -1
+    """Memory for its `Blackbox`; -1: none."""
+    engine: int = 0
+    """Its number."""
+    n_restarts_left: int = 0
+    """Engines that may still be started after it."""
+    ends: list[EngineEnd] = []
+    """Of those before it, oldest first."""
 
 
 def socket_folder() -> pathlib.Path:
-    """A fresh folder with mode 0700 for the socket."""
-    return pathlib.Path(tempfile.mkdtemp(prefix="quire-"))
+    """A fresh folder with mode 0700 for the socket. ConfigError if there is no place for it."""
+    found = []
+    try:
+        places = dict.fromkeys((tempfile.gettempdir(), *OTHER_PLACES))
+    except FileNotFoundError as error:  # it writes a file in each to try
+        found.append(str(error.strerror))
+        places = dict.fromkeys(OTHER_PLACES)
+    for place in places:
+        try:
+            folder = pathlib.Path(tempfile.mkdtemp(prefix="quire-", dir=place))
+        except OSError as error:
+            found.append(f"{place}: {error.strerror}")
+            continue
+        if len(os.fsencode(folder / SOCKET)) <= MAX_PATH_BYTES:
+            return folder
+        folder.rmdir()
+        found.append(f"{place}: the path of a socket in it is longer than the {MAX_PATH_BYTES} bytes allowed")
+    raise ConfigError(f"there is no folder for the engine's socket ({'; '.join(found)}): set TMPDIR to another one")

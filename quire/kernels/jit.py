@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 from quire.core import env
+from quire.core.ticker import ticking
 
 logger = logging.getLogger("quire.kernels")
 
@@ -145,7 +146,10 @@ def shared_library(
     """
     path = compiler(compiler_name)
     if path is None:
-        raise BuildError(f"{name} needs the compiler {compiler_name!r}, which was not found on PATH: install it")
+        source = "the CUDA toolkit has it" if compiler_name == "nvcc" else "on Debian: apt-get install g++"
+        raise BuildError(
+            f"{name} needs the compiler {compiler_name!r}, which was not found on PATH: install it ({source})"
+        )
     files = sorted({*sources, *(h for source in sources for h in source.parent.glob("*.h"))})
     texts = [file.read_text() for file in files]
     target = folder() / f"{name}_{_digest(*texts, header, *flags, _version(path))}.so"
@@ -155,7 +159,8 @@ def shared_library(
             os.utime(_sum_path(target))
             return target
         start_s = time.perf_counter()
-        _build(path, sources, flags, header, target)
+        with ticking(f"building kernel {name} with {pathlib.Path(path).name}"):
+            _build(path, sources, flags, header, target)
         logger.info("built kernel %s in %.1f s", target.name, time.perf_counter() - start_s)
     _prune()
     return target

@@ -14,6 +14,7 @@ import functools
 import json
 import logging
 import os
+import platform
 import re
 import zlib
 from pathlib import Path
@@ -109,11 +110,22 @@ def choice() -> Choice:
         elif troubles:
             reason += f" Better ones cannot be used ({'; '.join(troubles)})."
         return Choice(loaded, level, reason)
-    hint = f"rebuild with {REBUILD}" if stale else "install a C++ compiler and reinstall (pip install -e .)"
+    hint = f"rebuild with {REBUILD}" if stale else build_advice()
     reason = f"No native CPU kernels, slower torch paths run instead ({'; '.join(troubles)}): {hint}."
     if stale:
         logger.warning("%s", reason)
     return Choice(None, "", reason)
+
+
+def build_advice(package: Path = Path(__file__).parents[1]) -> str:
+    """What to do where no library was built: by what is there, a checkout or an installed wheel."""
+    missing = "" if jit.compiler("c++") else "install a C++ compiler (on Debian: apt-get install g++), then "
+    if (package.parent / "setup.py").exists():
+        return f"{missing}run 'python setup.py build_ext --inplace' in {package.parent}"
+    return (
+        f"{missing}install Quire again from its sources (pip install --force-reinstall FOLDER), or install a wheel"
+        f" that was built for {platform.system()} {platform.machine()}"
+    )
 
 
 def supported(flags: frozenset[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """The memory equation and its exact inverse: how much an engine takes, and how many KV pages fit into a budget.
 
-    total = weights + workspace + logits + tables + graphs + n_pages * page_bytes
+    total = others + weights + workspace + logits + tables + graphs + n_pages * page_bytes
 
 One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: a caller that has
 loaded the weights passes their true size.
@@ -54,6 +54,9 @@ class MemoryEquation:
     mixed_rows: int = 0
     """Rows of the largest captured step that is not decode alone; 0 where none is captured."""
 
+    others_bytes: int = 0
+    """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
+
     @property
     def weights_bytes(self) -> int:
         """Matrices, embeddings and norms."""
@@ -102,7 +105,8 @@ class MemoryEquation:
     @property
     def fixed_bytes(self) -> int:
         """Everything but the pages."""
-        return self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes + self.graphs_bytes
+        own_bytes = self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
+        return self.others_bytes + own_bytes + self.graphs_bytes
 
     def total_bytes(self, n_pages: int) -> int:
         """The equation: bytes of an engine with `n_pages` pages, the dummy page included."""
@@ -123,7 +127,9 @@ class MemoryEquation:
         lacking = self.total_bytes(MIN_PAGES) - budget_bytes
         verdict = f"short by {_gib(lacking)}" if lacking > 0 else f"{self.pages_within(budget_bytes)} KV pages fit"
         full_pages = -(-self.max_model_len // self.page_size)
+        others = "other programs and engines, and the device's own"
         terms = (
+            *([("others", self.others_bytes, others)] if self.others_bytes else []),
             ("weights", self.weights_bytes, "a smaller model or dtype"),
             ("workspace", self.workspace_bytes, f"lower --max-num-batched-tokens {self.max_num_batched_tokens}"),
             ("logits", self.logits_bytes, f"lower --max-num-seqs {self.max_num_seqs}"),

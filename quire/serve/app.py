@@ -1,15 +1,15 @@
 """The ASGI application: the route table, and the gate that every request passes before its route.
 
-Owns the order of the checks (host, key, route, method) and the one place where exceptions become answers. Does not own
-any endpoint. Invariants: without the key nothing is answered but the page's files and /health; every answer is JSON (or
-what the route says) with a request id; nothing raised by an endpoint reaches the HTTP server.
+Owns the order of the checks (host, origin, key, route, method) and the one place where exceptions become answers. Does
+not own any endpoint. Invariants: without the key nothing is answered but the page's files, /health and preflights;
+every check and the router look at the same path, `Exchange.path`; every answer is JSON (or what the route says) with a
+request id; nothing raised by an endpoint reaches the HTTP server.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable
 
@@ -32,6 +32,7 @@ from quire.serve.files import (
     serve_file_upload,
     serve_files,
 )
+from quire.serve.hosts import Hosts
 from quire.serve.messages import serve_count_tokens, serve_messages
 from quire.serve.observation import (
     serve_engine,
@@ -83,13 +84,14 @@ ROUTES: list[tuple[str, str, Handler]] = [
 """Every endpoint but the page's files."""
 ROUTES.append(("GET", "/openapi.json", ApiDocument(ROUTES)))
 
-OPEN_PATHS = frozenset({b"/health", *(path.encode() for path in FILES)})
-"""Raw paths that need no key: they hold nothing of a model or a user."""
+PROBE = "/health"
+"""Answered under any name, as balancers and supervisors ask by address: it says no more than that the server lives."""
+
+OPEN_PATHS = frozenset({PROBE, *FILES})
+"""Paths that need no key: they hold nothing of a model or a user."""
 
 QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", "/v1/load", *FILES})
 """Polled routes and files, left out of the access log."""
-
-_HOST = re.compile(rb"[A-Za-z0-9._-]{1,255}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class App:
         if state.store is not None:
             worker = BatchWorker(state, self.answer_inside, state.store)
             state.at_start.append(worker.run)
+        config = state.config
+        self.hosts = Hosts(config.host, config.allowed_hosts, config.allowed_origins)
         self.router = Router(_routes(state), redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -128,10 +132,13 @@ class App:
         if refusal is not None:
             await exchange.refuse(refusal)
             _let_go(refusal)
+        exchange.settle()
         self.state.metrics.count_answer(exchange.route, scope["method"], exchange.status)
+        if exchange.client_left:
+            self.state.metrics.count_lost_client(exchange.route)
         if self.state.config.access_log and exchange.route not in QUIET_ROUTES:
             line = (scope["method"], exchange.route, exchange.status, time.monotonic() - began_s, exchange.request_id)
-            access_logger.info("%s %s %d %.3f s req_%s", *line)
+            access_logger.info("%s %s %d %.3f s req_%s%s", *line, ", client left" if exchange.client_left else "")
 
     async def answer_inside(self, exchange: Exchange) -> None:
         """Answer a request that this server asks itself, whose sender was checked before."""
@@ -143,9 +150,16 @@ class App:
         """Check and route; what goes wrong comes back as the answer to give."""
         exchange.scope["quire.exchange"] = exchange
         exchange.scope["app"] = self
+        exchange.scope["path"] = exchange.path
+        self.state.loop_monitor.enter()
         try:
             if not is_inside:
-                self._check_host(exchange)
+                self.hosts.check_host(exchange, is_probe=exchange.path == PROBE)
+                self.hosts.check_origin(exchange)
+                allowance = self.hosts.preflight(exchange)
+                if allowance is not None:
+                    await exchange.respond(204, b"", headers=allowance)
+                    return None
                 self._check_key(exchange)
             await self.router(exchange.scope, exchange.receive, exchange.send)
         except Refusal as refusal:
@@ -164,19 +178,14 @@ class App:
             logger.exception("request %s failed", exchange.request_id)
             return internal_error()
         finally:
+            self.state.loop_monitor.leave()
             del exchange.scope["quire.exchange"], exchange.scope["app"]  # cycles, which only the collector would end
         return None
 
-    def _check_host(self, exchange: Exchange) -> None:
-        hosts = exchange.header(b"host")
-        if len(hosts) != 1 or not _HOST.fullmatch(hosts[0]):
-            message = "Send exactly one Host header with a name and perhaps a port."
-            raise Refusal(400, message, code="bad_host", close=True)
-
     def _check_key(self, exchange: Exchange) -> None:
-        """Constant time in the key: hashes of equal length are compared."""
+        """Note whose key came. Raises a 401 Refusal without exactly one good key."""
         keys = self.state.keys
-        if keys.is_open or exchange.scope["raw_path"] in OPEN_PATHS:
+        if keys.is_open or exchange.path in OPEN_PATHS:
             return
         plain_header = exchange.dialect.plain_key_header
         given = exchange.header(b"authorization")

@@ -12,22 +12,28 @@ from quire.serve.state import ServerState
 
 FOLDER = pathlib.Path(__file__).parent / "page"
 
-JAVASCRIPT = b"text/javascript; charset=utf-8"
+_TYPES = {
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".mjs": b"text/javascript; charset=utf-8",
+    ".svg": b"image/svg+xml",
+}
+_NAMES = (
+    *("icon.svg", "quire.css", "talk.css", "side.css"),
+    *("quire.js", "dom.js", "client.js", "settings.js", "engine.js", "tree.js", "waterfall.js"),
+    *("chat.js", "talk.js", "thread.js", "message.js", "markdown.js", "archive.js", "shelf.js", "export.js"),
+    *("completion.js", "vendor/marked.esm.js", "vendor/purify.es.mjs", "vendor/highlight.min.js"),
+)
 FILES = {
     "/": ("index.html", b"text/html; charset=utf-8"),
-    "/page/quire.css": ("quire.css", b"text/css; charset=utf-8"),
-    "/page/quire.js": ("quire.js", JAVASCRIPT),
-    "/page/client.js": ("client.js", JAVASCRIPT),
-    "/page/engine.js": ("engine.js", JAVASCRIPT),
-    "/page/tree.js": ("tree.js", JAVASCRIPT),
-    "/page/waterfall.js": ("waterfall.js", JAVASCRIPT),
-    "/page/icon.svg": ("icon.svg", b"image/svg+xml"),
+    **{f"/page/{name}": (name, _TYPES[pathlib.PurePath(name).suffix]) for name in _NAMES},
 }
 """Path → file and media type. Nothing else of the folder is reachable."""
 
 _SECURITY: Headers = [
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-     b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+     b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+     b"require-trusted-types-for 'script'; trusted-types dompurify"),
     (b"referrer-policy", b"no-referrer"),
 ]  # fmt: skip
 

@@ -6,8 +6,8 @@ Invariant: every input line, however broken, becomes exactly one output line.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import secrets
-from typing import Any
 
 import msgspec
 
@@ -32,12 +32,15 @@ class _Streams(msgspec.Struct):
 
 
 class _Named(msgspec.Struct):
-    custom_id: Any = None
+    custom_id: msgspec.Raw = msgspec.Raw(b"null")
 
 
 _LINE: Decoder[_Line] = Decoder(_Line)
 _STREAMS: Decoder[_Streams] = Decoder(_Streams)
 _NAMED: Decoder[_Named] = Decoder(_Named)
+_NAME: Decoder[str] = Decoder(str)
+_MAX_NAME_BYTES = 12 * MAX_ID_CHARS + 2
+"""As long as a good custom_id can be in JSON: two escapes a character, and the marks around it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class BatchLine:
 def read_line(data: bytes, max_bytes: int, endpoint: str | None = None) -> BatchLine:
     """Raises a Refusal that says what is wrong. endpoint: the only one allowed, None for any of `ENDPOINTS`."""
     if len(data) > max_bytes:
-        raise bad_request(f"The line is longer than {max_bytes} bytes.", code="line_too_long")
+        raise too_long(max_bytes)
     line = _LINE.decode(data)
     if not 0 < len(line.custom_id) <= MAX_ID_CHARS:
         raise bad_request(f"custom_id must be 1 to {MAX_ID_CHARS} characters long.", "custom_id")
@@ -67,18 +70,29 @@ def read_line(data: bytes, max_bytes: int, endpoint: str | None = None) -> Batch
     return BatchLine(line.custom_id, line.url, bytes(line.body))
 
 
+def too_long(max_bytes: int) -> Refusal:
+    """What is wrong with a longer line."""
+    return bad_request(f"The line is longer than {max_bytes} bytes (--max-body-bytes).", code="line_too_long")
+
+
 def custom_id_of(data: bytes, max_bytes: int) -> str | None:
     """The id of a line that is otherwise broken, if it can be read."""
     if len(data) > max_bytes:
         return None
     try:
-        name = _NAMED.decode(data).custom_id
+        written = _NAMED.decode(data).custom_id
+        name = _NAME.decode(written) if len(bytes(written)) <= _MAX_NAME_BYTES else None
     except Refusal:
         return None
-    return name if isinstance(name, str) and len(name) <= MAX_ID_CHARS else None
+    return name if name is not None and len(name) <= MAX_ID_CHARS else None
 
 
-def answered(custom_id: str, reply: Reply) -> bytes:
+def mark_of(custom_id: str) -> bytes:
+    """What stands for an id where many are remembered: equal for equal ids alone."""
+    return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+
+
+def answered(custom_id: str | None, reply: Reply) -> bytes:
     """The output line of a line that an endpoint answered, well or badly; without its line end."""
     response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}
     return msgspec.json.encode({"id": _fresh_id(), "custom_id": custom_id, "response": response, "error": None})

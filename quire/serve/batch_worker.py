@@ -1,45 +1,45 @@
 """Runs batches in what interactive requests leave of the engine. One worker a data folder, whoever holds its lock.
 
-Owns the order of lines, how many run at once, and the way of a batch to its end. Does not own records
-nor answering (`loopback.py`). Invariants: a line's output is stored before it counts; a batch goes on after a restart
-where it was; a line that the server had no room for is tried again; a full disk delays a batch and ends nothing.
+Owns how many lines run at once, trials of suspects, and its own life. Does not own records, whose turn it is
+(`batch_queue.py`), nor what comes of a line (`batch_attempt.py`) and of a batch (`batch_end.py`). Invariants: a line is
+marked in the store before it runs; a suspect runs while no other line does; a batch goes on after a restart where it
+was; an owner's trouble keeps only the owner waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
-import dataclasses
-import fcntl
-import itertools
 import logging
-import os
-import sqlite3
-import time
-from collections.abc import AsyncIterator, Callable
-from typing import IO, TypeVar
+from collections.abc import Iterable
 
-from quire.serve.batch_lines import BatchLine, answered, custom_id_of, failed, read_line
-from quire.serve.batch_store import BatchRecord, BatchStore, StoreThread
-from quire.serve.loopback import Reply, Run, ask
-from quire.serve.refusal import Refusal
+from quire.serve.batch_attempt import DISK_RETRY_S, MAX_TRIES, Attempts, Pauses
+from quire.serve.batch_end import BatchEnd
+from quire.serve.batch_locks import FileLock
+from quire.serve.batch_queue import Line
+from quire.serve.batch_runner import LineRunner
+from quire.serve.batch_store import LOCK, BatchStore, StoreDamaged, StoreThread, is_disk_trouble
+from quire.serve.loopback import Run
 from quire.serve.state import ServerState
 
 logger = logging.getLogger("quire.batch")
 
-T = TypeVar("T")
-
-MAX_LINES = 100_000
 POLL_S = 1.0
 """How often another process's news are looked for."""
 ROOM_POLL_S = 0.02
-RETRY_S = 0.5
-DISK_RETRY_S = 5.0
+SWEEP_S = 3600.0
 RESERVE = 8
 """One slot in this many stays free of batch lines, so that a new request finds one."""
-READ_LINES = 64
-FILL_LINES = 512
-EXPIRED = "This request could not be executed before the completion window expired."
+MAX_RUNNING_BYTES = 32 << 20
+"""Of all lines that run. One line alone may have more."""
+MAX_SCANS = 2
+MAX_ENDS = 4
+GUILTY_DEATHS = 3
+"""Deaths while a line ran alone after which it runs no more. Some may have had another cause: a kill from outside."""
+TRIAL_PAUSE_S = 15.0
+"""Time from the start to a trial, for each death of the line: a server that dies is not to die all the time, and a
+parent gives a process up that ends again and again within seconds of its start (`fleet.py`)."""
 
 
 class BatchWorker:
@@ -47,282 +47,234 @@ class BatchWorker:
 
     def __init__(self, state: ServerState, run: Run, store: StoreThread) -> None:
         self._state = state
-        self._run = run
         self._store = store
-        self._lock: IO[bytes] | None = None
+        self._runner = LineRunner(state, run, store)
+        self._attempts = Attempts(store, self._runner, state.config.max_body_bytes, lambda: state.llm.healthy())
+        self._stored = self._attempts.stored
+        self._lock: FileLock | None = None
+        self._running: dict[asyncio.Task[None], Line] = {}
+        """Lines, and readings of inputs."""
+        self._ends: dict[str, asyncio.Task[None]] = {}
+        """Owners of whom a batch is being taken to its end."""
+        self._end_pauses = Pauses()
+        """Of batches whose end went wrong."""
+        self._end_tries: collections.Counter[str] = collections.Counter()
+        self._fault: BaseException | None = None
+        """What a task has raised in spite of its own handling."""
+        self._line_turn = self._input_turn = self._end_turn = ""
+        """Owners who had the last turn."""
+        self._may_have_lines = self._may_have_suspects = True
+        self._started_s = self._next_trial_s = self._next_look_s = self._next_sweep_s = 0.0
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Work until cancelled. Raises what no line or batch can answer for: run it again then."""
+        is_first = self._lock is None
         try:
-            while not await asyncio.to_thread(self._take_lock):
+            while not await self._store.aside(self._try_lock):
                 await asyncio.sleep(POLL_S * 5)
-            await self._stored(lambda disk: disk.sweep())
-            while True:
-                batches = await self._stored(lambda disk: disk.open_batches())
-                if not batches or self._state.draining:
-                    await self._wait_for_news()
-                elif not await self._advance(_BatchJob(*batches[0])):
-                    await asyncio.sleep(RETRY_S)
-        finally:
-            if self._lock is not None:
-                self._lock.close()
-
-    async def _advance(self, job: _BatchJob) -> bool:
-        """Take a batch to its end; False if it has to be gone on with later."""
-        batch = job.batch
-        if batch.status == "validating" and not await self._begin(job):
-            return True
-        end = "cancelled" if batch.status == "cancelling" else "completed"
-        if batch.status == "in_progress":
-            watcher = asyncio.create_task(self._watch(job))
             try:
-                await self._run_lines(job)
+                await self._work(after_death=is_first)
             finally:
-                watcher.cancel()
-            if job.must_wait:
-                return False
-            end = job.end
-        if end == "expired":
-            await self._fill_in(job, "batch_expired", EXPIRED)
-        await self._finish(job, end)
+                await _cancelled([*self._running, *self._ends.values()])
+        except StoreDamaged:
+            logger.error("batches stop until the server is started again")
+        except asyncio.CancelledError:
+            if self._lock is not None:
+                self._lock.release()
+            raise
+
+    async def _work(self, *, after_death: bool) -> None:
+        self._started_s = self._now_s()
+        n_accused = await self._stored(lambda disk: disk.lines.accuse() if after_death else disk.lines.release())
+        self._store.at_close = self._release_marks  # from now on marks are this process's own
+        if n_accused:
+            logger.warning("%d lines of batches ran when a process died: they run one at a time now", n_accused)
+        await self._stored(lambda disk: disk.heal())
+        while convicts := await self._stored(lambda disk: disk.lines.convicts(GUILTY_DEATHS)):
+            for line in convicts:
+                await self._attempts.convict(line)
+        while True:
+            self._state.batch_news.clear()
+            wait_s = await self._turn()
+            if self._fault is not None:
+                fault, self._fault = self._fault, None
+                raise fault
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._state.batch_news.wait()
+
+    async def _turn(self) -> float:
+        """Begin what can be begun; seconds after which there may be more."""
+        if self._state.draining:
+            await _cancelled(list(self._running))
+            await self._stored(self._release_marks)
+            return POLL_S
+        if self._now_s() >= self._next_sweep_s:
+            await self._sweep()
+        if self._attempts.has_ended or self._now_s() >= self._next_look_s:
+            await self._look()
+        pause_s = self._attempts.all_until_s - self._now_s()
+        if pause_s > 0:
+            return min(POLL_S, pause_s)
+        if any(line.is_on_trial for line in self._running.values()) or await self._try_suspect():
+            return POLL_S
+        await self._begin_scans()
+        return await self._begin_lines()
+
+    # ---- lines
+
+    async def _try_suspect(self) -> bool:
+        """Begin a trial if one is due; True if no other line may begin."""
+        if not self._may_have_suspects or self._now_s() < self._next_trial_s:
+            return False
+        paused = self._attempts.owners.all()
+        line = await self._stored(lambda disk: disk.lines.suspect(paused))
+        if line is None:
+            self._may_have_suspects, self._next_trial_s = bool(paused), self._now_s() + POLL_S
+            return False
+        due_s = self._started_s + TRIAL_PAUSE_S * line.deaths
+        if self._now_s() < due_s:
+            self._next_trial_s = due_s
+            return False
+        if not self._running:
+            found = line
+            self._start(await self._stored(lambda disk: disk.lines.begin_trial(found)))
         return True
 
-    async def _begin(self, job: _BatchJob) -> bool:
-        """Count the lines; False if the batch has failed or was cancelled."""
-        batch = job.batch
-        path = self._store.store.content_path(batch.input_file_id)
-        try:
-            n_lines = await asyncio.to_thread(_count_lines, path)
-        except FileNotFoundError:
-            return await self._fail(job, "The input file is gone.")
-        if not 0 < n_lines <= MAX_LINES:
-            return await self._fail(job, f"The input has {n_lines} lines: it must have 1 to {MAX_LINES}.")
-        batch.request_counts.total = n_lines
-        batch.status, batch.in_progress_at = "in_progress", int(time.time())
-        return await self._save(job)
+    async def _begin_scans(self) -> None:
+        while len(scans := [line for line in self._running.values() if line.is_whole_input]) < MAX_SCANS:
+            busy, after = self._attempts.owners.all() | {line.owner for line in scans}, self._input_turn
+            line = await self._stored(lambda disk: disk.lines.take_input(busy, after))  # noqa: B023
+            if line is None:
+                return
+            self._input_turn = line.owner
+            self._start(line)
 
-    async def _fail(self, job: _BatchJob, message: str) -> bool:
-        batch = job.batch
-        batch.status, batch.failed_at = "failed", int(time.time())
-        problem = {"code": "invalid_input", "message": message, "param": "input_file_id", "line": None}
-        batch.errors = {"object": "list", "data": [problem]}
-        await self._save(job)
-        return False
-
-    async def _run_lines(self, job: _BatchJob) -> None:
-        """Every line that has no output yet, as many at once as there is room for."""
-        batch = job.batch
-        done = await self._stored(lambda disk: disk.done_lines(batch.id))
-        running: set[asyncio.Task[None]] = set()
-        seen: set[str] = set()
-        try:
-            async for number, data in _lines(self._store.store.content_path(batch.input_file_id).open("rb")):
-                name = custom_id_of(data, self._state.config.max_body_bytes)
-                is_double = name is not None and name in seen
-                if name is not None:
-                    seen.add(name)
-                if number in done:
-                    continue
-                while not job.stopped and not self._has_room(len(running)):
-                    await asyncio.sleep(ROOM_POLL_S)
-                if job.stopped:
-                    break
-                task = asyncio.create_task(self._line(job, number, data, is_double))
-                running.add(task)
-                task.add_done_callback(running.discard)
-            while running and not job.stopped:
-                await asyncio.wait(running, timeout=POLL_S)
-            if not job.stopped and await self._fill_in(job, "internal_error", "The server failed at this line."):
-                logger.error("lines of %s came to no end", batch.id)  # a bug of ours must not lose one
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-
-    async def _fill_in(self, job: _BatchJob, code: str, message: str) -> int:
-        """An error for every line that has no output; how many there were."""
-        batch_id = job.batch.id
-        done = await self._stored(lambda disk: disk.done_lines(batch_id))
-        if len(done) == job.batch.request_counts.total:
-            return 0
-        left: list[tuple[int, bytes]] = []
-        n_left = 0
-
-        def keep(disk: BatchStore) -> None:
-            for number, output in left:
-                disk.add_result(batch_id, number, output, is_error=True)
-
-        async for number, data in _lines(self._store.store.content_path(job.batch.input_file_id).open("rb")):
-            if number not in done:
-                left.append((number, failed(custom_id_of(data, self._state.config.max_body_bytes), code, message)))
-                n_left += 1
-            if len(left) >= FILL_LINES:
-                await self._stored(keep)
-                left.clear()
-        await self._stored(keep)
-        return n_left
-
-    async def _line(self, job: _BatchJob, number: int, data: bytes, is_double: bool) -> None:
-        """One line to its output."""
-        try:
-            line = read_line(data, self._state.config.max_body_bytes, job.batch.endpoint)
-        except Refusal as refusal:
-            name = custom_id_of(data, self._state.config.max_body_bytes)
-            await self._keep(job, number, failed(name, refusal.code, refusal.message), is_error=True)
-            return
-        if is_double:
-            output = failed(line.custom_id, "duplicate_custom_id", "An earlier line has this custom_id.")
-            await self._keep(job, number, output, is_error=True)
-            return
-        reply = await self._ask(job.owner, line)
-        if reply is None:
-            output = failed(
-                line.custom_id, "invalid_api_key", "The API key that made this batch is not known any more."
+    async def _begin_lines(self) -> float:
+        lines = [line for line in self._running.values() if not line.is_whole_input]
+        n_free = self._n_free(len(lines))
+        n_taken = 0
+        if n_free:
+            counts = collections.Counter(line.owner for line in lines)
+            n_bytes = MAX_RUNNING_BYTES - sum(line.length for line in lines)
+            paused, after = self._attempts.owners.all(), self._line_turn
+            taken, self._may_have_lines = await self._stored(
+                lambda disk: disk.lines.take_lines(n_free, n_bytes, counts, paused, after)
             )
-            await self._keep(job, number, output, is_error=True)
-        else:
-            await self._keep(job, number, answered(line.custom_id, reply), is_error=reply.status != 200)
+            n_taken = len(taken)
+            for line in taken:
+                self._line_turn = line.owner
+                self._start(line)
+        # Room that others may give is looked for often; of what lines of batches hold, their ends tell.
+        waits_for_others = n_taken == n_free and len(lines) + n_taken < self._state.config.batch_concurrency
+        return ROOM_POLL_S if self._may_have_lines and waits_for_others else POLL_S
 
-    async def _ask(self, owner: str, line: BatchLine) -> Reply | None:
-        """The answer, asked for again while the server has no room; None if the owner's key is gone."""
-        while True:
-            tenant = self._state.keys.named(owner)
-            reply = None if tenant is None else await ask(self._run, line.url, line.body, tenant)
-            if reply is None or not reply.is_busy:
-                return reply
-            await asyncio.sleep(RETRY_S)
+    def _start(self, line: Line) -> None:
+        task = asyncio.create_task(self._attempts.run(line))
+        self._running[task] = line
+        began_s = self._now_s()
 
-    async def _keep(self, job: _BatchJob, number: int, output: bytes, *, is_error: bool) -> None:
-        batch_id = job.batch.id
-        await self._stored(lambda disk: disk.add_result(batch_id, number, output, is_error=is_error))
+        def done(task: asyncio.Task[None]) -> None:
+            del self._running[task]
+            self._may_have_lines |= line.is_whole_input
+            if line.is_on_trial:  # the others run for as long as it took, before the next one
+                self._next_trial_s = 2 * self._now_s() - began_s
+            self._heed(task)
 
-    async def _watch(self, job: _BatchJob) -> None:
-        """Publish the counts; notice a cancel, the end of the window and the end of the server."""
-        batch = job.batch
-        while not job.stopped:
-            await self._wait_for_news()
-            known = await self._stored(lambda disk: disk.batch(job.owner, batch.id))
-            job.must_wait = self._state.draining
-            if known is None or known.status == "cancelling":
-                job.end = "cancelled"
-            elif time.time() >= batch.expires_at:
-                job.end = "expired"
-            elif not job.must_wait:
-                await self._count(job)
+        task.add_done_callback(done)
 
-    async def _count(self, job: _BatchJob) -> None:
-        batch = job.batch
+    # ---- batches
 
-        def save(disk: BatchStore) -> None:
-            counts = batch.request_counts
-            counts.completed, counts.failed = disk.counts(batch.id)
-            known = disk.batch(job.owner, batch.id)
-            if known is not None and known.status == batch.status:
-                disk.save_batch(batch)
+    async def _look(self) -> None:
+        """Batches that come to their end."""
+        self._attempts.has_ended, self._next_look_s = False, self._now_s() + POLL_S
 
-        await self._stored(save)
+        def look(disk: BatchStore) -> list[tuple[str, str, str, str]]:
+            disk.begin_expired()
+            return disk.endings()
 
-    async def _finish(self, job: _BatchJob, end: str) -> None:
-        """Outputs into files, and the record to its end."""
-        batch = job.batch
+        found = await self._stored(look)
+        for owner, batch_id, ending, input_file_id in sorted(found, key=lambda row: (row[0] <= self._end_turn, row[0])):
+            if len(self._ends) < MAX_ENDS and owner not in self._ends and not self._end_pauses.left_s(batch_id):
+                self._end_turn = owner
+                end = BatchEnd(self._store, self._runner, owner, batch_id, input_file_id)
+                self._ends[owner] = asyncio.create_task(self._end(end, ending))
+                self._ends[owner].add_done_callback(lambda task, owner=owner: self._ended(owner, task))  # type: ignore[misc]
 
-        def finish(disk: BatchStore) -> None:
-            known = disk.batch(job.owner, batch.id)
-            now_s = int(time.time())
-            if known is not None:
-                batch.cancelling_at = known.cancelling_at
-            counts = batch.request_counts
-            counts.completed, counts.failed = disk.counts(batch.id)
-            batch.finalizing_at = now_s
-            batch.output_file_id = disk.write_results(job.owner, batch.id, False, f"{batch.id}_output.jsonl")
-            batch.error_file_id = disk.write_results(job.owner, batch.id, True, f"{batch.id}_error.jsonl")
-            batch.status = end
-            setattr(batch, f"{end}_at", now_s)
-            disk.save_batch(batch)
-            disk.drop_results(batch.id)
+    def _ended(self, owner: str, task: asyncio.Task[None]) -> None:
+        del self._ends[owner]
+        self._next_look_s = 0.0
+        self._heed(task)
 
-        await self._stored(finish)
-        logger.info("batch %s is %s", batch.id, end)
+    async def _end(self, end: BatchEnd, ending: str) -> None:
+        await _cancelled([task for task, line in self._running.items() if line.batch_id == end.batch_id])
+        try:
+            if self._end_tries[end.batch_id] < MAX_TRIES:
+                await end.reach(ending)
+            else:
+                await end.give_up("internal_error", "The server failed while it wrote the outputs of this batch.")
+            del self._end_tries[end.batch_id]
+        except StoreDamaged:
+            raise
+        except Exception as error:
+            self._end_pauses.hold(end.batch_id, DISK_RETRY_S)
+            if is_disk_trouble(error):
+                logger.warning("the data folder refuses, the end of batch %s waits: %s", end.batch_id, error)
+            else:
+                logger.exception("taking batch %s to its end failed", end.batch_id)
+                self._end_tries[end.batch_id] += 1
 
-    async def _save(self, job: _BatchJob) -> bool:
-        """Record the batch unless it was cancelled meanwhile; False then."""
-        batch = job.batch
+    async def _sweep(self) -> None:
+        """Remove what processes that died have left behind."""
+        self._next_sweep_s = self._now_s() + SWEEP_S
+        try:
+            found = await self._store.aside(lambda: list(self._store.store.content_names()))
+        except OSError as error:
+            logger.warning("the folder of contents cannot be read: %s", error)
+            return
+        await self._stored(lambda disk: disk.space.forget_dead())
+        for names in found:
+            await self._stored(lambda disk, names=names: disk.unknown(names))  # type: ignore[misc]
 
-        def save(disk: BatchStore) -> bool:
-            known = disk.batch(job.owner, batch.id)
-            if known is None or known.status == "cancelling":
-                return False
-            disk.save_batch(batch)
-            return True
+    # ---- the rest
 
-        return await self._stored(save)
+    def _heed(self, task: asyncio.Task[None]) -> None:
+        """A task has ended: see whether in order, and go on."""
+        if not task.cancelled() and task.exception() is not None:
+            self._fault = task.exception()
+        self._state.batch_news.set()
 
-    async def _stored(self, work: Callable[[BatchStore], T]) -> T:
-        """Result of `work`, tried again for as long as the disk refuses."""
-        while True:
-            try:
-                return await self._store.run(work)
-            except (sqlite3.Error, OSError) as error:
-                logger.warning("the data folder refuses, batches wait: %s", error)
-                await asyncio.sleep(DISK_RETRY_S)
+    def _release_marks(self, disk: BatchStore) -> None:
+        """This process ends in order: what runs is not to blame, unless the engine is lost."""
+        if self._state.llm.healthy():
+            disk.lines.release()
 
-    def _has_room(self, n_running: int) -> bool:
-        """Whether one more line takes nothing from others: slots are free beyond the reserve, and nobody waits."""
-        if n_running >= self._state.config.batch_concurrency:
-            return False
+    def _n_free(self, n_running: int) -> int:
+        """How many lines more take nothing from others: slots are free beyond the reserve, and nobody waits."""
         llm = self._state.llm
         n_slots, n_taken = llm.ready.max_num_seqs, max(llm.n_open, n_running)
-        return not n_taken or (n_taken < n_slots - n_slots // RESERVE and not llm.stats().n_waiting)
+        n_free = 0 if llm.stats().n_waiting else n_slots - n_slots // RESERVE - n_taken
+        if not n_taken:
+            n_free = max(n_free, 1)
+        return max(0, min(n_free, self._state.config.batch_concurrency - n_running))
 
-    async def _wait_for_news(self) -> None:
-        news = self._state.batch_news
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
-                await news.wait()
-        news.clear()
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
 
-    def _take_lock(self) -> bool:
+    def _try_lock(self) -> bool:
         """Become the one worker of the folder; the lock goes when this process does, however it ends."""
-        lock = (self._store.store.folder / "worker.lock").open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            return False
-        self._lock = lock
-        return True
+        if self._lock is None:
+            try:
+                self._lock = FileLock.take(self._store.store.folder / LOCK)
+            except OSError as error:
+                logger.warning("no batches are run: worker.lock in the data folder cannot be locked: %s", error)
+        return self._lock is not None
 
 
-@dataclasses.dataclass(slots=True)
-class _BatchJob:
-    """A batch under way."""
-
-    owner: str
-    batch: BatchRecord
-    end: str = "completed"
-    must_wait: bool = False
-    """The server shuts down: the batch goes on after the next start."""
-
-    @property
-    def stopped(self) -> bool:
-        return self.must_wait or self.end != "completed"
-
-
-def _count_lines(path: os.PathLike[str]) -> int:
-    with open(path, "rb") as content:
-        return sum(1 for line in content if line.strip())
-
-
-async def _lines(content: IO[bytes]) -> AsyncIterator[tuple[int, bytes]]:
-    """(number from 0, bytes) of every line that is not blank."""
-
-    def some() -> list[bytes]:
-        return list(itertools.islice(content, READ_LINES))
-
-    with content:
-        number = 0
-        while lines := await asyncio.to_thread(some):
-            for line in lines:
-                if line.strip():
-                    yield number, line.rstrip(b"\r\n")
-                    number += 1
+async def _cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end."""
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

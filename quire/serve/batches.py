@@ -8,7 +8,7 @@ import msgspec
 
 from quire.core.errors import shown
 from quire.serve.batch_lines import ENDPOINTS
-from quire.serve.batch_store import BatchRecord, fresh_id
+from quire.serve.batch_schema import BatchRecord, fresh_id
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.files import store_of, stored
@@ -43,22 +43,20 @@ async def serve_batch_create(state: ServerState, exchange: Exchange) -> None:
     if body.completion_window != WINDOW:
         raise unsupported("completion_window", f"only {WINDOW} is, not {shown(body.completion_window)}.")
     check_metadata(body.metadata)
-    record = await stored(store, lambda disk: disk.file(exchange.tenant.name, body.input_file_id))
-    if record is None or record.purpose != "batch":
-        raise Refusal(
-            404, f"There is no file {shown(body.input_file_id)} for a batch.", param="input_file_id", code="not_found"
-        )
     now_s = int(time.time())
     batch = BatchRecord(
         id=fresh_id("batch_"),
         endpoint=body.endpoint,
-        input_file_id=record.id,
+        input_file_id=body.input_file_id,
         completion_window=WINDOW,
         created_at=now_s,
         expires_at=now_s + WINDOW_S,
         metadata=body.metadata,
     )
-    await stored(store, lambda disk: disk.add_batch(exchange.tenant.name, batch))
+    if not await stored(store, lambda disk: disk.create_batch(exchange.tenant.name, batch)):
+        raise Refusal(
+            404, f"There is no file {shown(body.input_file_id)} for a batch.", param="input_file_id", code="not_found"
+        )
     state.batch_news.set()
     await exchange.respond_json(batch)
 

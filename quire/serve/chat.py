@@ -17,12 +17,14 @@ from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.frames import ChatFrames
 from quire.serve.generation import Job, answer
-from quire.serve.logprobs import TokenNames, chat_logprobs, prompt_rows
+from quire.serve.json_pieces import Items, LaidOut
+from quire.serve.logprobs import TokenNames, chat_logprobs, chat_pieces, prompt_pieces
 from quire.serve.refusal import bad_request, refusal_of, unsupported
 from quire.serve.schema import ChatRequest, JsonObject
 from quire.serve.state import ServerState
 from quire.serve.tooling import reading_of, reasoning_kwargs
 from quire.serve.validation import (
+    bound_output,
     check_cells,
     check_labels,
     check_model,
@@ -47,7 +49,7 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
         renamed["max_tokens"] = "max_completion_tokens"
     try:
         job = await chat_job(state, exchange, body)
-        names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
+        names = state.token_names(body.return_tokens_as_token_ids)
         shape = ChatAnswer(body, exchange.request_id, names, job.reader)
         await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
@@ -60,26 +62,33 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     check_labels(body)
     check_tool_choice(body.tool_choice, body.tools)
     _check_chat_fields(body)
-    params = sampling_params(
-        body,
-        state.limits,
-        max_tokens=_max_tokens(body),
-        logprobs=_n_logprobs(body),
-        prompt_logprobs=body.prompt_logprobs,
-        structured=structured_outputs(body),
+    params = await state.prompts.parse(
+        lambda: sampling_params(
+            body,
+            state.limits,
+            max_tokens=_max_tokens(body),
+            logprobs=_n_logprobs(body),
+            prompt_logprobs=body.prompt_logprobs,
+            structured=structured_outputs(body),
+        ),
+        exchange.body_bytes,
     )
     check_sequences(1, params.n, state.limits)
     conversation, prompt = await chat_prompt(state, exchange, body)
     check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
-    reading = await state.prompts.parse(
-        lambda: reading_of(body, state.style, state.llm.tokenizer, conversation, prompt, params.structured_outputs),
-        exchange.body_bytes,
-    )
-    params.structured_outputs = reading.structured
-    params.skip_special_tokens &= not reading.shows_special
-    params.verify(state.limits.logits_width, state.limits.max_logprobs)
+    bound_output(params, [len(prompt)], state.limits)
+
+    def read() -> Callable[[], MessageReader] | None:
+        style, tokenizer = state.style, state.llm.tokenizer
+        reading = reading_of(body, style, tokenizer, conversation, prompt, params.structured_outputs)
+        params.structured_outputs = reading.structured
+        params.skip_special_tokens &= not reading.shows_special
+        params.verify(state.limits.logits_width, state.limits.max_logprobs)
+        return reading.reader
+
+    reader = await state.prompts.parse(read, exchange.body_bytes)
     user = user_label(body.user, body.safety_identifier)
-    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", user, reading.reader)
+    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", user, reader)
 
 
 async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest) -> tuple[Conversation, list[int]]:
@@ -119,17 +128,16 @@ class ChatAnswer:
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
         """The answer of a request that is not streamed."""
         body, output = self._body, outputs[0]
-        choices = [self._choice(part) for part in output.outputs]
         found: JsonObject = {
             "id": self._id,
             "object": "chat.completion",
             "created": self._created,
             "model": body.model,
-            "choices": choices,
+            "choices": Items(lambda: (self._choice(part) for part in output.outputs)),
             "usage": usage,
         }
         if body.prompt_logprobs is not None:
-            found["prompt_logprobs"] = prompt_rows(output.prompt_logprobs or [], self._names)
+            found["prompt_logprobs"] = LaidOut(lambda: prompt_pieces(output.prompt_logprobs, self._names))
         return found
 
     def frames(self, _prompt_index: int, output: RequestOutput) -> bytes:
@@ -151,7 +159,7 @@ class ChatAnswer:
             if whole.calls:
                 message["tool_calls"] = [_call(one) for one in whole.calls]
                 reason = called(reason)
-        rows = chat_logprobs(part.logprobs or [], self._n_top, self._names) if self._body.logprobs else None
+        rows = LaidOut(lambda: chat_pieces(part.logprobs, self._n_top, self._names)) if self._body.logprobs else None
         return {
             "index": part.index,
             "message": message,

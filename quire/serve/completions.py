@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 
 import msgspec
 
@@ -19,12 +20,14 @@ from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.frames import TextFrames
 from quire.serve.generation import Job, answer
-from quire.serve.logprobs import Row, TextLogprobs, TokenNames, joined, prompt_rows
+from quire.serve.json_pieces import Items, LaidOut
+from quire.serve.logprobs import TextLogprobs, TextPart, TokenNames, prompt_pieces
 from quire.serve.prompts import prompts_of
 from quire.serve.refusal import refusal_of, unsupported
 from quire.serve.schema import CompletionRequest, JsonObject
 from quire.serve.state import ServerState
 from quire.serve.validation import (
+    bound_output,
     check_cells,
     check_labels,
     check_model,
@@ -37,7 +40,7 @@ from quire.serve.validation import (
 
 DEFAULT_MAX_TOKENS = 16
 
-_DECODER = Decoder(CompletionRequest)
+_DECODER = Decoder(CompletionRequest, ids_field="prompt")
 
 
 async def serve_completion(state: ServerState, exchange: Exchange) -> None:
@@ -47,7 +50,7 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
     check_model(body.model, state.limits.model_names)
     try:
         job = await _job(state, exchange, body)
-        names = TokenNames(state.llm.tokenizer, bool(body.return_tokens_as_token_ids))
+        names = state.token_names(body.return_tokens_as_token_ids)
         shows_ids = state.llm.tokenizer is None if body.return_token_ids is None else body.return_token_ids
         echoed = await _echoed(state, body, job)
         shape = TextAnswer(body, exchange.request_id, _or_one(body.n), echoed, names, shows_ids=shows_ids)
@@ -62,21 +65,28 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     check_labels(body)
     _check_text_fields(body)
     rows = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
-    params = sampling_params(
-        body,
-        state.limits,
-        max_tokens=_max_tokens(body),
-        logprobs=body.logprobs,
-        prompt_logprobs=rows,
-        structured=structured_outputs(body),
+    params = await state.prompts.parse(
+        lambda: sampling_params(
+            body,
+            state.limits,
+            max_tokens=_max_tokens(body),
+            logprobs=body.logprobs,
+            prompt_logprobs=rows,
+            structured=structured_outputs(body),
+        ),
+        exchange.body_bytes,
     )
     if body.best_of is not None and body.best_of > params.n:
         # The sums of logprobs by which completions are compared come with the logprobs.
         params = msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
-    texts = prompts_of(body.prompt, "prompt", state.config.max_prompts, state.llm.max_model_len)
+    texts = await state.prompts.parse(
+        lambda: prompts_of(body.prompt, "prompt", state.config.max_prompts, state.llm.max_model_len),
+        exchange.body_bytes,
+    )
     check_sequences(len(texts), params.n, state.limits)
     prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
     check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
+    bound_output(params, list(map(len, prompts)), state.limits, "best_of" if body.logprobs is None else "logprobs")
     user = user_label(body.user, body.safety_identifier)
     return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "", user)
 
@@ -157,17 +167,18 @@ class TextAnswer:
 
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
         """The answer of a request that is not streamed."""
-        choices = [
-            self._choice(at, output, part)
-            for at, output in enumerate(outputs)
-            for part in best(output.outputs, self._n)
-        ]
+
+        def choices() -> Iterator[JsonObject]:
+            for at, output in enumerate(outputs):
+                for part in best(output.outputs, self._n):
+                    yield self._choice(at, output, part)
+
         return {
             "id": self._id,
             "object": "text_completion",
             "created": self._created,
             "model": self._body.model,
-            "choices": choices,
+            "choices": Items(choices),
             "usage": self._shown_usage(usage),
         }
 
@@ -180,44 +191,47 @@ class TextAnswer:
         return self._frames.closing(self._shown_usage(usage))
 
     def _choice(self, at: int, output: RequestOutput, part: CompletionOutput) -> JsonObject:
-        text, logprobs = self._content(at, output, part)
+        text, columns, rows = self._content(at, output, part)
         choice: JsonObject = {
             "index": at * self._n + part.index,
             "text": text,
-            "logprobs": logprobs,
+            "logprobs": LaidOut(lambda: columns.pieces(rows)) if rows else None,
             "finish_reason": self._reason(part),
             "stop_reason": part.stop_reason,
         }
         if self._shows_ids:
             choice["token_ids"] = part.token_ids
         if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = prompt_rows(output.prompt_logprobs or [], self._names)
+            choice["prompt_logprobs"] = LaidOut(lambda: prompt_pieces(output.prompt_logprobs, self._names))
         return choice
 
     def _part(self, at: int, output: RequestOutput, part: CompletionOutput) -> bytes:
         index = at * self._n + part.index
-        text, logprobs = self._content(at, output, part)
+        text, columns, rows = self._content(at, output, part)
+        logprobs = columns.piece(rows) if rows else None
         token_ids = part.token_ids if self._shows_ids and part.token_ids else None
         frames = self._frames.text(index, text, logprobs, token_ids) if text or logprobs or token_ids else b""
         if part.finish_reason is not None:
             frames += self._frames.finish(index, self._reason(part) or "stop", part.stop_reason)
         return frames
 
-    def _content(self, at: int, output: RequestOutput, part: CompletionOutput) -> tuple[str, JsonObject | None]:
-        """Text and logprobs of a part; the first part of a choice has the echoed prompt before it."""
+    def _content(
+        self, at: int, output: RequestOutput, part: CompletionOutput
+    ) -> tuple[str, TextLogprobs, list[TextPart]]:
+        """Text of a part, and the rows of its logprobs with what lays them out; the first part of a choice has the
+        echoed prompt before it."""
         index = at * self._n + part.index
         is_first = index not in self._columns
         columns = self._columns.setdefault(index, TextLogprobs(self._names))
         text = part.text if self._shows_output else ""
-        pieces = []
+        rows: list[TextPart] = []
         if is_first and self._echoed:
             text = self._echoed[at] + text
             if self._body.logprobs is not None:
-                pieces.append(columns.piece(output.prompt_token_ids, output.prompt_logprobs or [None]))
+                rows.append(output.prompt_token_ids if output.prompt_logprobs is None else output.prompt_logprobs)
         if self._shows_output and self._body.logprobs is not None and part.logprobs is not None:
-            rows: list[Row | None] = list(part.logprobs)
-            pieces.append(columns.piece(part.token_ids, rows))
-        return text, joined(pieces) if pieces else None
+            rows.append(part.logprobs)
+        return text, columns, rows
 
     def _reason(self, part: CompletionOutput) -> str | None:
         return part.finish_reason if self._shows_output else "length"

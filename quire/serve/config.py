@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from quire.core import env
 from quire.core.errors import ConfigError
+from quire.serve.hosts import binds_loopback, check_allowed
 from quire.serve.traces import check_endpoint
 
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -44,6 +45,21 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             " Read again when it changes."
         ),
     ] = ""
+    allowed_hosts: Annotated[
+        list[str],
+        _doc(
+            "Names under which clients may reach the server, as their Host header has them: api.example.com,"
+            " *.example.com, or * for any; others get 421. Loopback names are always taken. When none is given a server"
+            " on loopback answers under these alone, any other server under every name."
+        ),
+    ] = []
+    allowed_origins: Annotated[
+        list[str],
+        _doc(
+            "Origins of other web pages that may use the server from a browser (CORS), such as"
+            " https://app.example.com, or * for any. The server's own page needs none."
+        ),
+    ] = []
     disable_page: Annotated[bool, _doc("Do not serve the web page at /.")] = False
     access_log: Annotated[bool, _doc("Log one line a request (route, status, seconds; never its content).")] = False
     uvicorn_log_level: Annotated[
@@ -52,6 +68,22 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_body_bytes: Annotated[int, _doc("Longest request body; a longer one is refused with 413.", ge=1024)] = (
         16 * 1024 * 1024
     )
+    max_pending_body_bytes: Annotated[
+        int,
+        _doc(
+            "Bytes of request bodies over 64 KiB that an API process may hold until they are decoded; more are refused"
+            " with 429.",
+            ge=1024,
+        ),
+    ] = 256 * 1024 * 1024
+    max_logprob_cells: Annotated[
+        int,
+        _doc(
+            "Most values that the log-probabilities of one answer may have: sequences times max_tokens times"
+            " logprobs + 1; more is refused with 400. One takes 8 bytes until the answer is written.",
+            ge=1,
+        ),
+    ] = 1 << 22
     max_header_bytes: Annotated[int, _doc("Longest request line plus headers; more is refused with 431.", ge=1024)] = (
         32 * 1024
     )
@@ -78,6 +110,15 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     api_processes: Annotated[
         int, _doc("Processes that serve HTTP on the port; more than 1 when one core is not enough.", ge=1, le=64)
     ] = 1
+    api_stall_timeout: Annotated[
+        float,
+        _doc(
+            "With several API processes: seconds without a sign of life after which one that hangs, or that somebody"
+            " has stopped with a signal, is ended and replaced, because connections wait in its queue; 0: never.",
+            ge=0,
+            le=86400,
+        ),
+    ] = 30.0
     record: Annotated[
         str, _doc("File to which a line of JSON is added for each request that ends, for `quire bench replay`.")
     ] = ""
@@ -104,8 +145,15 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = 200 * 1024 * 1024
     max_data_bytes: Annotated[
         int,
-        _doc("Bytes that all files in --data-dir may have together; an upload beyond is refused with 507.", ge=1024),
+        _doc(
+            "Bytes that all files and results of batches in --data-dir may have together; an upload beyond is refused"
+            " with 507, a batch whose outputs go beyond fails.",
+            ge=1024,
+        ),
     ] = 10 * 1024**3
+    max_data_bytes_per_key: Annotated[
+        int, _doc("Bytes of these that the files and results of one key's name may have; 0: all of them.", ge=0)
+    ] = 0
     batch_concurrency: Annotated[
         int, _doc("Most lines of a batch that run at once; fewer while other requests need the slots.", ge=1)
     ] = 64
@@ -146,6 +194,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 "the API key (--api-key or QUIRE_API_KEY) is empty or has a blank or non-ASCII character: "
                 "give visible ASCII characters, or leave the option and the variable out to serve without a key"
             )
+        check_allowed(self.allowed_hosts, self.allowed_origins)
         if self.otlp_traces_endpoint:
             check_endpoint(self.otlp_traces_endpoint)
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
@@ -158,7 +207,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def is_public(self) -> bool:
         """True if other machines can reach the address."""
-        return self.host not in {"127.0.0.1", "::1", "localhost"}
+        return not binds_loopback(self.host)
 
     def __repr__(self) -> str:
         fields = {name: getattr(self, name) for name in self.__struct_fields__}

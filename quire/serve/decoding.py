@@ -5,15 +5,27 @@ Invariants: any bytes give either a value or a Refusal; a client's value is repe
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from quire.core.errors import SHOWN_CHARS
+from quire.serve.json_scan import IdList, census, cuts, find_ids, largest_member, windows
 from quire.serve.refusal import Refusal, bad_request, unsupported
 
 T = TypeVar("T")
+
+LARGE_BYTES = 64 * 1024
+"""Longer bodies are looked at before they are decoded."""
+MAX_VALUES = 1 << 17
+"""Strings, lists, objects, booleans and nulls of a body: decoding so many takes 25 ms at most, in one call."""
+MAX_NUMBERS = 1 << 19
+"""Numbers of a body besides its token ids: 15 ms."""
+MAX_ESCAPES = 1 << 22
+"""Backslashes of a body: 25 ms."""
+_IDS = msgspec.json.Decoder(list[int])
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
@@ -53,13 +65,37 @@ REASONS = {
 
 
 class Decoder(Generic[T]):
-    """Decodes JSON bodies of one type."""
+    """Decodes JSON bodies of one type. Large ones are looked at first (`json_scan.py`)."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind: Any, ids_field: str = "") -> None:
+        """ids_field: the one that may hold very many token ids, if there is one."""
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
+        self._ids_field = ids_field
 
     def decode(self, body: bytes | msgspec.Raw, within: str = "") -> T:
         """The value. Raises a 400 Refusal whose param is the path of the field at fault, which begins with `within`."""
+        if isinstance(body, bytes) and len(body) > LARGE_BYTES:
+            return self._decode_large(body)
+        return self._decode(body, within)
+
+    def _decode_large(self, body: bytes) -> T:
+        found = census(body, MAX_VALUES)
+        if found.n_others > MAX_VALUES:
+            raise _too_much(body, f"more than {MAX_VALUES} strings, lists, objects, booleans and nulls")
+        if found.n_escapes > MAX_ESCAPES:
+            raise _too_much(body, f"{found.n_escapes} backslashes, at most {MAX_ESCAPES} are allowed")
+        if found.n_numbers <= MAX_NUMBERS:
+            return self._decode(body)
+        ids = find_ids(body, self._ids_field.encode()) if self._ids_field else None
+        n_ids = 0 if ids is None else sum(body.count(b",", start, stop) for start, stop in windows(ids.start, ids.stop))
+        if ids is None or found.n_numbers - n_ids > MAX_NUMBERS:
+            allowed = f"at most {MAX_NUMBERS} are allowed outside of token ids"
+            raise _too_much(body, f"about {found.n_numbers} numbers, {allowed}")
+        value = self._decode(body[: ids.start] + b"[]" + body[ids.stop :])
+        setattr(value, self._ids_field, _ids_of(body, ids, self._ids_field))
+        return value
+
+    def _decode(self, body: bytes | msgspec.Raw, within: str = "") -> T:
         if isinstance(body, bytes) and not body.strip():
             raise bad_request("The request has no body: send a JSON object.", code="invalid_json")
         try:
@@ -72,6 +108,40 @@ class Decoder(Generic[T]):
             raise bad_request("The body is not valid UTF-8.", code="invalid_json") from None
         except RecursionError:
             raise bad_request("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _ids_of(body: bytes, found: IdList, field: str) -> list[int] | list[list[int]]:
+    """The token ids of a list, or of the lists in it, decoded a window at a time."""
+    if not found.inner:
+        return _numbers(body, found.start, found.stop, field)
+    gaps = [body[start:stop] for (_, start), (stop, _) in itertools.pairwise([(0, found.start + 1), *found.inner])]
+    gaps.append(body[found.inner[-1][1] : found.stop - 1])
+    if gaps[0].strip() or gaps[-1].strip() or any(gap.strip() != b"," for gap in gaps[1:-1]):
+        raise bad_request(f"{field} mixes token ids and lists of token ids, or is no JSON: use one kind.", field)
+    return [_numbers(body, start, stop, field) for start, stop in found.inner]
+
+
+def _numbers(body: bytes, start: int, stop: int, field: str) -> list[int]:
+    token_ids: list[int] = []
+    pieces = cuts(body, start + 1, stop - 1)
+    for begin, end in pieces:
+        piece = body[begin:end]
+        try:
+            new = _IDS.decode(b"[" + piece + b"]")
+        except msgspec.ValidationError as error:
+            raise bad_request(f"{field}: {_cut(str(error).partition(' - at')[0])}.", field, "invalid_type") from None
+        except msgspec.DecodeError as error:
+            raise bad_request(f"{field} is not valid JSON: {_cut(str(error))}.", field, "invalid_json") from None
+        if not new and len(pieces) > 1:
+            raise bad_request(f"{field} is not valid JSON: a comma without a number.", field, "invalid_json")
+        token_ids += new
+    return token_ids
+
+
+def _too_much(body: bytes, what: str) -> Refusal:
+    key = largest_member(body, MAX_VALUES).decode("utf-8", "replace")[:SHOWN_CHARS]
+    most = f" Most of it is {key}." if key else ""
+    return bad_request(f"The body has {what}: send less in one request.{most}", key or None, "body_too_complex")
 
 
 def _explained(error: str, within: str) -> Refusal:

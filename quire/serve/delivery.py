@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+from quire.serve.answers import AnswerMaker
 from quire.serve.config import ServerConfig
 from quire.serve.exchange import EVENT_STREAM, ClientGone, Exchange
 
@@ -32,8 +33,9 @@ _STREAM_HEADERS = [
 class Outbox:
     """The event stream of one exchange. The first `put` sends the headers: an earlier error is a plain answer."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, answers: AnswerMaker) -> None:
         self._exchange = exchange
+        self._answers = answers
         self._now_s = asyncio.get_running_loop().time
         self._waiting = bytearray()
         self._room = asyncio.Event()
@@ -51,21 +53,39 @@ class Outbox:
             return
         self.writing_since_s = self._now_s()
         try:
-            if not self._exchange.started:
-                await self._exchange.start(200, EVENT_STREAM, _STREAM_HEADERS)
-            while frames:
-                await self._exchange.write(frames)
-                self.writing_since_s = self.last_write_s = self._now_s()
-                frames = bytes(self._waiting)
-                self._waiting.clear()
-                self._room.set()
+            await self._write(frames)
+            await self._write_waiting()
         finally:
             self.writing_since_s = None
 
-    async def finish(self, frames: bytes) -> None:
+    async def put_pieces(self, pieces: Iterator[bytes]) -> None:
+        """Write frames that are laid out on the way; nothing else comes between. Only for an answer of one sequence:
+        no other task may be writing."""
+        self.writing_since_s = self._now_s()
+        try:
+            async for data in self._answers.slices(pieces):
+                await self._write(data)
+            await self._write_waiting()
+        finally:
+            self.writing_since_s = None
+
+    async def finish(self, frames: bytes | Iterator[bytes]) -> None:
         """Write the last frames and end the answer."""
-        await self.put(frames)
+        await (self.put(frames) if isinstance(frames, bytes) else self.put_pieces(frames))
         await self._exchange.write(b"", more=False)
+
+    async def _write(self, frames: bytes) -> None:
+        if not self._exchange.started:
+            await self._exchange.start(200, EVENT_STREAM, _STREAM_HEADERS)
+        await self._exchange.write(frames)
+        self.writing_since_s = self.last_write_s = self._now_s()
+
+    async def _write_waiting(self) -> None:
+        while self._waiting:
+            frames = bytes(self._waiting)
+            self._waiting.clear()
+            self._room.set()
+            await self._write(frames)
 
 
 class Attendant:
@@ -88,6 +108,7 @@ class Attendant:
         """Result of `work`. Raises what it raises, ClientGone, or the reason given to `stop`."""
         task = asyncio.create_task(work)
         watcher = asyncio.create_task(self._watch())
+        watcher.add_done_callback(self._end_with)
         try:
             await asyncio.wait((task, self._ended), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -99,6 +120,12 @@ class Attendant:
             watcher.cancel()
             if not task.done():
                 await _cancelled(task)
+
+    def _end_with(self, watcher: asyncio.Task[None]) -> None:
+        """A watcher that fails ends the work, which nobody would watch any more."""
+        error = None if watcher.cancelled() else watcher.exception()
+        if isinstance(error, Exception):
+            self.stop(error)
 
     async def _watch(self) -> None:
         while not self._ended.done():

@@ -1,7 +1,7 @@
 """The two APIs that clients speak, told apart by path: how each words an error, and where it puts its key.
 
 Owns the shape of Anthropic's errors. Does not own which error it is (`refusal.py`).
-Invariant: the dialect depends on the raw path alone, so it is known before any check of the request.
+Invariant: the dialect depends on the path alone, so it is known before any check of the request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from quire.serve.refusal import Headers, Refusal
 
-ANTHROPIC_PATH = b"/v1/messages"
+ANTHROPIC_PATH = "/v1/messages"
 
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
@@ -40,9 +40,9 @@ class Dialect:
     """A header besides Authorization that may carry the key, bare."""
 
 
-def dialect_of(raw_path: bytes) -> Dialect:
-    """The dialect of whoever asks for this path."""
-    is_anthropic = raw_path == ANTHROPIC_PATH or raw_path.startswith(ANTHROPIC_PATH + b"/")
+def dialect_of(path: str) -> Dialect:
+    """The dialect of whoever asks for this path, as it was sent."""
+    is_anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
     return ANTHROPIC if is_anthropic else OPENAI
 
 

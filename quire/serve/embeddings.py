@@ -6,6 +6,7 @@ Does not own pooling (`core/request.py`, `compute/runner`) nor running (`generat
 from __future__ import annotations
 
 import base64
+import itertools
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from quire.core.request import Pooling, pooling_params
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.generation import Job, answer
+from quire.serve.json_pieces import Items
 from quire.serve.prompts import prompts_of
 from quire.serve.refusal import bad_request, internal_error, refusal_of
 from quire.serve.schema import EmbeddingRequest, JsonObject
@@ -29,7 +31,7 @@ from quire.serve.validation import (
     user_label,
 )
 
-_DECODER = Decoder(EmbeddingRequest)
+_DECODER = Decoder(EmbeddingRequest, ids_field="input")
 _POOLINGS = {pooling.value: pooling for pooling in Pooling}
 FORMATS = ("float", "base64")
 
@@ -47,7 +49,10 @@ async def serve_embeddings(state: ServerState, exchange: Exchange) -> None:
     if pooling not in _POOLINGS:
         raise bad_request(f"pooling = {shown(pooling)} is not allowed: {' or '.join(_POOLINGS)}.", "pooling")
     try:
-        texts = prompts_of(body.input, "input", state.config.max_prompts, state.llm.max_model_len)
+        texts = await state.prompts.parse(
+            lambda: prompts_of(body.input, "input", state.config.max_prompts, state.llm.max_model_len),
+            exchange.body_bytes,
+        )
         check_sequences(len(texts), 1, state.limits)
         prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="input")
         user, salt = user_label(body.user), body.cache_salt or ""
@@ -71,10 +76,7 @@ class EmbeddingAnswer:
         return {
             "object": "list",
             "model": self._model,
-            "data": [
-                {"object": "embedding", "index": index, "embedding": self._vector(output)}
-                for index, output in enumerate(outputs)
-            ],
+            "data": Items(lambda: map(self._entry, itertools.count(), outputs)),
             "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"]},
         }
 
@@ -85,6 +87,9 @@ class EmbeddingAnswer:
     def closing(self, _usage: JsonObject) -> bytes:
         """Vectors are not streamed."""
         raise internal_error()
+
+    def _entry(self, index: int, output: RequestOutput) -> JsonObject:
+        return {"object": "embedding", "index": index, "embedding": self._vector(output)}
 
     def _vector(self, output: RequestOutput) -> msgspec.Raw:
         if output.pooled is None:

@@ -1,8 +1,9 @@
 """Several API processes on one port, and the one engine that they share.
 
-Owns the processes: starts them, starts one that died again, ends them. Does not serve itself.
+Owns the processes: starts them, replaces one that died, hangs or was stopped, ends them. Does not serve itself.
 Invariants: children never outlive this process (they leave at the end of their standard input); a worker that dies ends
-only its own requests; the port is checked before anything is loaded.
+only its own requests, and the server goes on while one worker can serve; time in which this process itself was stopped
+or the machine slept counts against nobody; the port is checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -11,24 +12,36 @@ import asyncio
 import contextlib
 import logging
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import QuireError
+from quire.core.errors import ConfigError, EngineError, QuireError
+from quire.engine.child import Child, status_text
 from quire.engine.supervisor import EngineSupervisor
 from quire.serve.config import ServerConfig
+from quire.serve.signals import on_signals
 
 logger = logging.getLogger("quire.serve")
 
 WATCH_S = 0.1
 LEAVE_S = 5.0
-MAX_QUICK_ENDS = 5
-"""Ends in a row, each within `QUICK_S` of the start, after which a worker is given up and the server with it."""
-QUICK_S = 10.0
+MAX_SLEEP_S = 1.0
+"""When the watch itself slept longer, this process was stopped or starved, and a worker's silence means nothing."""
+BEAT_S = 1.0
+"""A worker reports so often, or four times in the time after which it counts as hung, if that is less."""
+QUICK_S = 30.0
+"""A worker that ends sooner after its start is started again later each time."""
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
+"""The wait before the second start in a row, from which it doubles, and the longest."""
+MAX_FRUITLESS = 5
+"""When each worker has ended so many times in a row without having served, the server ends."""
+READY, BEAT = b"ready", b"beat"
+"""What a worker reports: it serves; its event loop runs."""
+DRAIN, FORCE = b"drain", b"force"
+"""What it is told: refuse new work and leave when the rest is done; leave now."""
 EXIT_OK, EXIT_FAILED, EXIT_BAD_OPTIONS, EXIT_FORCED = 0, 1, 2, 130
 
 
@@ -42,52 +55,116 @@ class WorkerStart(msgspec.Struct):
     index: int
     folder: str
     """Where the workers leave their metrics for each other."""
+    status_fd: int = -1
+    """Where it reports."""
+    others_serve: bool = False
+    """It takes the place of one of several: it may listen only once it can serve."""
 
 
 class Worker:
-    """One API process."""
+    """One API process after the other in the same place."""
 
-    def __init__(self, start: WorkerStart) -> None:
+    def __init__(self, start: WorkerStart, on_ready: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """on_ready: called when a process serves; on_end: when one has ended, before the next is started."""
         self._start = start
-        self.n_quick_ends = 0
-        self.began_s = 0.0
-        self.process: subprocess.Popen[bytes]
-        self.begin()
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._child: Child | None = None
+        self._heard = False
+        """The process has reported."""
+        self._n_quick = 0
+        """Ends in a row, each within `QUICK_S` of the start."""
+        self.is_serving = False
+        self._has_served = False
+        """This process or one before it."""
+        self.n_fruitless = 0
+        """Ends in a row of processes that had not served."""
+        self.last_code: int | None = None
+        self.last_end = ""
+        """Why the last process ended, in words."""
 
-    def begin(self) -> None:
-        """Start the process."""
-        self.began_s = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "quire.serve.worker"], stdin=subprocess.PIPE, start_new_session=True
-        )
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.write(msgspec.json.encode(self._start) + b"\n")
-                self.process.stdin.flush()
+    async def run(self) -> None:
+        """For ever: start a process, wait for its end, say why, wait a little."""
+        while True:
+            began_s = time.monotonic()
+            self.is_serving = self._heard = False
+            try:
+                self.last_end = await self._live()
+            except EngineError as error:
+                self.last_code, self.last_end = None, error.message
+            self.n_fruitless = 0 if self.is_serving else self.n_fruitless + 1
+            self.is_serving = False
+            self._n_quick = self._n_quick + 1 if time.monotonic() - began_s < QUICK_S else 0
+            wait_s = 0.0 if self._n_quick < 2 else min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** min(self._n_quick - 2, 16))
+            when = f"in {wait_s:g} s" if wait_s else "now"
+            logger.error("API process %d %s; starting it again %s", self._start.index, self.last_end, when)
+            self._on_end()
+            await asyncio.sleep(wait_s)
 
-    def again(self, code: int) -> bool:
-        """Start another in the place of one that ended; False if that is hopeless."""
-        self.n_quick_ends = self.n_quick_ends + 1 if time.monotonic() - self.began_s < QUICK_S else 0
-        if code == EXIT_BAD_OPTIONS or self.n_quick_ends >= MAX_QUICK_ENDS:
-            return False
-        logger.error("API process %d ended with status %d; starting it again", self._start.index, code)
-        self.close()
-        self.begin()
-        return True
+    def say(self, line: bytes) -> None:
+        """One of `DRAIN` and `FORCE`."""
+        if self._child is not None:
+            self._child.say(line + b"\n")
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal if it lives."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
+        if self._child is not None:
+            self._child.signal(number)
 
-    def close(self) -> None:
-        """End it now. One whose file system is gone may stay in the kernel for good: that is not waited for."""
-        self.signal(signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(LEAVE_S)
-        if self.process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()
+    @property
+    def is_gone(self) -> bool:
+        return self._child is None or self._child.code is not None
+
+    async def close(self) -> None:
+        """End it now."""
+        if self._child is not None:
+            await self._child.end()
+
+    async def _live(self) -> str:
+        """One process from its start to its end; returns why it ended. EngineError if it cannot be started."""
+        self._child = child = Child(("-m", "quire.serve.worker"), self._first_line, self._hear)
+        reason = await self._watch(child)
+        await child.wait(LEAVE_S if reason is None else 0.0)
+        self.last_code = await child.end()
+        status = "no status" if self.last_code is None else status_text(self.last_code)
+        return f"(pid {child.pid}) {reason or f'ended with {status}'}"
+
+    def _first_line(self, status_fd: int) -> bytes:
+        start = msgspec.structs.replace(self._start, status_fd=status_fd, others_serve=self._has_served)
+        return msgspec.json.encode(start) + b"\n"
+
+    def _hear(self, line: bytes) -> None:
+        self._heard = True
+        if line == READY and not self.is_serving:
+            self.is_serving = self._has_served = True
+            self._on_ready()
+
+    async def _watch(self, child: Child) -> str | None:
+        """Until it is gone, or does not report for too long, as one that hangs or that somebody has stopped: why it has
+        to be replaced then. Connections wait in its queue meanwhile, which no other worker can take from it."""
+        silent_s, last_s, heard_s = 0.0, time.monotonic(), child.heard_s
+        while not child.gone.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WATCH_S):
+                    await child.gone.wait()
+            slept_s, last_s = time.monotonic() - last_s, time.monotonic()
+            is_new, heard_s = child.heard_s > heard_s, child.heard_s
+            silent_s = 0.0 if is_new or slept_s > MAX_SLEEP_S else silent_s + slept_s
+            limit_s = self._start.server.api_stall_timeout
+            if limit_s and not self._heard:  # it imports its libraries
+                limit_s = self._start.engine.load_timeout
+            if not limit_s or silent_s < limit_s:
+                continue
+            if child.is_stopped():
+                return f"was stopped by a signal and gave no sign of life for {limit_s:g} s: it is ended"
+            logger.error(
+                "API process %d (pid %d) gives no sign of life; the stacks of its threads follow",
+                self._start.index,
+                child.pid,
+            )
+            await child.show_stacks()
+            return f"gave no sign of life for {limit_s:g} s: it is ended"
+        return None
 
 
 class Fleet:
@@ -99,67 +176,100 @@ class Fleet:
         self._server = server
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
+        self._serves = asyncio.Event()
+        """A worker has served."""
+        self._changed = asyncio.Event()
+        """A worker has ended."""
         self._workers: list[Worker] = []
 
     async def run(self, announce: str) -> int:
-        """Serve until a signal; returns the exit code. QuireError if the engine does not load.
+        """Serve until a signal; returns the exit code. QuireError if the engine does not load, or no worker can serve.
 
         announce: what to print once requests are served.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+        on_signals(self._on_stop, self._on_reload)
         supervisor = EngineSupervisor(self._engine, self._engine_command)
+        tasks: list[asyncio.Task[None]] = []
         try:
             for index in range(self._server.api_processes):
                 start = WorkerStart(self._engine, self._server, supervisor.address, index, str(supervisor.folder))
-                self._workers.append(Worker(start))
+                self._workers.append(Worker(start, self._serves.set, self._changed.set))
+                tasks.append(asyncio.create_task(self._workers[-1].run(), name=f"quire-worker-{index}"))
             code = await self._serve(supervisor, announce)
+            for task in tasks:
+                task.cancel()
             await self._drain()
         finally:
-            for worker in self._workers:
-                worker.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*[worker.close() for worker in self._workers])
             await supervisor.shutdown()
         return EXIT_FORCED if self._force.is_set() else code
 
     async def _serve(self, supervisor: EngineSupervisor, announce: str) -> int:
+        """Until a signal, or until there is nobody left to serve."""
         loading = asyncio.create_task(supervisor.start())
-        is_said = False
+        announcing = asyncio.create_task(self._announce(loading, announce))
+        waiting = [asyncio.create_task(event.wait()) for event in (self._stop, supervisor.ended)]
         try:
             while not self._stop.is_set():
-                if loading.done() and not is_said:
+                changed = asyncio.create_task(self._changed.wait())
+                watched: set[asyncio.Task[object]] = {changed, *waiting}
+                if not loading.done():
+                    watched.add(loading)
+                await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                self._changed.clear()
+                if loading.done():
                     loading.result()
-                    is_said = True
-                    with contextlib.suppress(OSError):
-                        print(announce, flush=True)
                 if supervisor.failure is not None:
                     return EXIT_FAILED
-                for worker in self._workers:
-                    code = worker.process.poll()
-                    if code is not None and not worker.again(code):
-                        return code if code > 0 else EXIT_FAILED
-                await asyncio.sleep(WATCH_S)
+                self._check_workers()
         finally:
-            if not loading.done():
-                loading.cancel()
+            for task in (announcing, loading, *waiting):
+                task.cancel()
             with contextlib.suppress(asyncio.CancelledError, QuireError):
                 await loading
         return EXIT_OK
 
+    async def _announce(self, loading: asyncio.Task[object], text: str) -> None:
+        await asyncio.wait((loading,))
+        await self._serves.wait()
+        print(text, flush=True)
+
+    def _check_workers(self) -> None:
+        """Raise an error when no worker can serve: all fail at their options, or each has ended too often."""
+        if any(worker.is_serving or not worker.n_fruitless for worker in self._workers):
+            return
+        last = self._workers[-1].last_end
+        if all(worker.last_code == EXIT_BAD_OPTIONS for worker in self._workers):
+            raise ConfigError("no API process can serve with these options: the reason stands above")
+        if all(worker.n_fruitless >= MAX_FRUITLESS for worker in self._workers):
+            raise EngineError(
+                f"no API process can serve: each has ended {MAX_FRUITLESS} times or more without having served; the "
+                f"last {last}"
+            )
+
     async def _drain(self) -> None:
         """Each worker refuses new work and finishes its own; a second signal cuts that short."""
         for worker in self._workers:
-            worker.signal(signal.SIGTERM)
+            worker.say(DRAIN)
         deadline_s = time.monotonic() + self._server.shutdown_timeout + LEAVE_S
         is_forced = False
-        while any(worker.process.poll() is None for worker in self._workers) and time.monotonic() < deadline_s:
+        while not all(worker.is_gone for worker in self._workers) and time.monotonic() < deadline_s:
             if self._force.is_set() and not is_forced:
                 is_forced, deadline_s = True, time.monotonic() + LEAVE_S
                 for worker in self._workers:
-                    worker.signal(signal.SIGTERM)
+                    worker.say(FORCE)
             await asyncio.sleep(WATCH_S / 2)
 
-    def _on_signal(self) -> None:
+    def _on_stop(self) -> None:
         if self._stop.is_set():
             self._force.set()
         self._stop.set()
+
+    def _on_reload(self) -> None:
+        logger.info("SIGHUP: the API processes read their files again")
+        for worker in self._workers:
+            worker.signal(signal.SIGHUP)

@@ -48,11 +48,11 @@ class ChatFrames(FrameMaker):
         """The first chunk of a choice."""
         return b"%b%d%b" % (self._prefix, index, b',"delta":{"role":"assistant","content":""' + self._plain_end)
 
-    def text(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
-        """New text of a choice."""
+    def text(self, index: int, text: str, logprobs: bytes | None = None) -> bytes:
+        """New text of a choice. logprobs: JSON."""
         if logprobs is None:
             return b"%b%d%b%b%b" % (self._prefix, index, self._open, encode(text), self._plain_end)
-        end = b'},"logprobs":' + encode(logprobs) + b',"finish_reason":null}]' + self._suffix
+        end = b'},"logprobs":' + logprobs + b',"finish_reason":null}]' + self._suffix
         return b"%b%d%b%b%b" % (self._prefix, index, self._open, encode(text), end)
 
     def reasoning(self, index: int, text: str) -> bytes:
@@ -85,14 +85,12 @@ class TextFrames(FrameMaker):
         super().__init__({"id": answer_id, "object": "text_completion", "created": created, "model": model}, with_usage)
         self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._suffix
 
-    def text(
-        self, index: int, text: str, logprobs: dict[str, Any] | None = None, token_ids: list[int] | None = None
-    ) -> bytes:
-        """New text of a choice, and its tokens if they are shown."""
+    def text(self, index: int, text: str, logprobs: bytes | None = None, token_ids: list[int] | None = None) -> bytes:
+        """New text of a choice, and its tokens if they are shown. logprobs: JSON."""
         shown = encode(text) if token_ids is None else encode(text) + b',"token_ids":' + encode(token_ids)
         if logprobs is None:
             return b'%b%d,"text":%b%b' % (self._prefix, index, shown, self._plain_end)
-        end = b',"logprobs":' + encode(logprobs) + b',"finish_reason":null}]' + self._suffix
+        end = b',"logprobs":' + logprobs + b',"finish_reason":null}]' + self._suffix
         return b'%b%d,"text":%b%b' % (self._prefix, index, shown, end)
 
     def finish(self, index: int, reason: str, stop_reason: int | str | None) -> bytes:

@@ -11,16 +11,17 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, RequestError
+from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, QuireError, RequestError
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.stream import RequestStream
 from quire.serve.delivery import Attendant, Outbox
 from quire.serve.exchange import Exchange
+from quire.serve.json_pieces import encoded
 from quire.serve.refusal import Refusal, internal_error, unavailable
 from quire.serve.schema import JsonObject
 from quire.serve.state import ServerState
@@ -28,12 +29,21 @@ from quire.serve.traces import RequestTrace
 from quire.text.message import MessageReader
 
 EMPTY_MASK = "empty_mask"
-GRAMMAR_CODES = {"invalid_grammar", "grammar_failed", "grammar_too_slow"}
+GRAMMAR_CODES = {"grammar_failed", "grammar_too_slow"}
 """Ends of constrained sequences whose reason is the request's own."""
+TURN_S = 0.005
+"""How long submitting the prompts of one request keeps the event loop from others."""
 BACKGROUND_PRIORITY = 2**31 - 1
 """Behind everything that a client may ask for."""
 
-FrameSource = Callable[[int, RequestOutput], bytes]
+SMALL_CELLS = 4096
+"""Tokens and values of an answer that is laid out at once: that takes a millisecond or two."""
+CHOICE_CELLS = 8
+"""What a choice costs beside its tokens."""
+
+Frames = bytes | Iterator[bytes]
+"""Events; as pieces where they are many."""
+FrameSource = Callable[[int, RequestOutput], Frames]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,12 +85,12 @@ class AnswerShape(Protocol):
     """How an endpoint words its answer."""
 
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
-        """The JSON of an answer that is not streamed."""
+        """The JSON of an answer that is not streamed. What is large in it is laid out when it is written."""
 
-    def frames(self, prompt_index: int, output: RequestOutput) -> bytes:
+    def frames(self, prompt_index: int, output: RequestOutput) -> Frames:
         """Events for new output, possibly none."""
 
-    def closing(self, usage: JsonObject) -> bytes:
+    def closing(self, usage: JsonObject) -> Frames:
         """The last events of a stream that came to its end."""
 
 
@@ -90,21 +100,33 @@ async def answer(state: ServerState, exchange: Exchange, job: Job, shape: Answer
     exchange.tenant.enter()
     if exchange.is_background and state.limits.has_priorities:
         job = dataclasses.replace(job, priority=BACKGROUND_PRIORITY)
-    outbox = Outbox(exchange) if streams else None
+    outbox = Outbox(exchange, state.answers) if streams else None
     attendant = Attendant(exchange, state.config, outbox)
     if outbox is not None:
         await state.attend(attendant, _stream(state, exchange, job, shape, outbox))
     else:
-        await exchange.respond_json(await state.attend(attendant, _collect(state, exchange, job, shape)))
+        data = await state.attend(attendant, _whole(state, exchange, job, shape))
+        if data is not None:
+            await exchange.respond(200, data)
 
 
-async def _collect(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape) -> JsonObject:
+async def _whole(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape) -> bytes | None:
+    """A small answer; a large one is written as it is laid out, and None comes back."""
     async with Generation(state, exchange, job) as generation:
         outputs = await generation.collect()
-    if job.params.prompt_logprobs is None and job.pooling is None:
-        return shape.whole(outputs, generation.usage.plain())
-    # Rows for every prompt token, or vectors, take long to lay out; other streams go on meanwhile.
-    return await asyncio.to_thread(shape.whole, outputs, generation.usage.plain())
+    value = shape.whole(outputs, generation.usage.plain())
+    if sum(map(_n_cells, outputs)) <= SMALL_CELLS:
+        return encoded(value)
+    await state.answers.respond_json(exchange, value)
+    return None
+
+
+def _n_cells(output: RequestOutput) -> int:
+    """About how much there is to lay out."""
+    n_cells = len(output.pooled or ()) + (0 if output.prompt_logprobs is None else output.prompt_logprobs.n_cells)
+    for part in output.outputs:
+        n_cells += CHOICE_CELLS + len(part.token_ids) + (0 if part.logprobs is None else part.logprobs.n_cells)
+    return n_cells
 
 
 async def _stream(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
@@ -135,7 +157,12 @@ class Generation:
         job = self.job
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._close)
+            checked = await self._llm.check(job.params)
+            turn_s = time.monotonic()
             for index, prompt in enumerate(job.prompts):
+                if time.monotonic() - turn_s > TURN_S:
+                    await asyncio.sleep(0)  # a thousand prompts are submitted in turns with other work
+                    turn_s = time.monotonic()
                 stream = await self._llm.submit(
                     prompt,
                     job.params,
@@ -144,6 +171,7 @@ class Generation:
                     cache_salt=self._tenant.salted(job.cache_salt),
                     terms=self._terms,
                     pooling=job.pooling,
+                    checked=checked,
                 )
                 self._streams.append(stream)
                 self.usage.prompt_tokens += len(prompt)
@@ -203,8 +231,11 @@ class Generation:
             if output.finished:
                 self._account(output, n_tokens)
             made = frames(index, output)
-            if made:
-                await outbox.put(made)
+            if isinstance(made, bytes):
+                if made:
+                    await outbox.put(made)
+            else:
+                await outbox.put_pieces(made)
 
     def _check(self, output: RequestOutput) -> None:
         for part in output.outputs:
@@ -225,7 +256,8 @@ class Generation:
 
     async def _close(self) -> None:
         # A dead engine cannot be told to cancel; the error that matters is already on its way.
-        await asyncio.gather(*(stream.aclose() for stream in self._streams), return_exceptions=True)
+        with contextlib.suppress(QuireError):
+            await self._llm.abort_streams(self._streams)
 
 
 def _failure(reason: str) -> Exception:
@@ -234,7 +266,7 @@ def _failure(reason: str) -> Exception:
     if code == QueueFull.code:
         return QueueFull(text)
     if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code, *GRAMMAR_CODES}:
-        return RequestError(text, code=code)
+        return RequestError(text, code=code, param="structured_outputs" if code in GRAMMAR_CODES else None)
     if code == EMPTY_MASK:
         return RequestError(
             "No token is left to choose: grammar, allowed_token_ids, bad_words and min_tokens exclude every one.",

@@ -2,24 +2,26 @@
 
 Owns the file's form, its reloading and the rate limits (token buckets on the monotonic clock). Does not own what a
 tenant's share of the engine is (`control/queue.py`).
-Invariants: a key is compared as a hash, in constant time; a file that cannot be read leaves the keys as they were, at
+Invariants: a key is looked up by a hash that is keyed with a secret of this process, so that neither the time it takes
+says anything of a key nor many keys cost anything; a file that cannot be read leaves the keys as they were, at
 start it is a ConfigError; a key that left the file is refused from the next look at it on (`LOOK_S`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import math
 import os
 import re
+import secrets
 import time
 from typing import Annotated
 
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.files import open_regular
 from quire.serve.refusal import Refusal
 
 logger = logging.getLogger("quire.serve")
@@ -116,7 +118,8 @@ class KeyRing:
     def __init__(self, api_key: str | None, path: str, n_shares: int = 1) -> None:
         self._path = path
         self._n_shares = n_shares
-        self._fixed = {} if api_key is None else {_digest(api_key.encode()): Tenant("default" if path else "")}
+        self._secret = secrets.token_bytes(32)
+        self._fixed = {} if api_key is None else {self._digest(api_key.encode()): Tenant("default" if path else "")}
         self._tenants = dict(self._fixed)
         self._stamp = (0, 0)
         self._looked_s = time.monotonic()
@@ -131,11 +134,7 @@ class KeyRing:
     def find(self, given: bytes) -> Tenant | None:
         """Whose key this is; None if nobody's."""
         self._look()
-        digest, found = _digest(given), None
-        for known, tenant in self._tenants.items():
-            if hmac.compare_digest(known, digest):
-                found = tenant
-        return found
+        return self._tenants.get(self._digest(given))
 
     def named(self, name: str) -> Tenant | None:
         """The tenant of this name, for work done later; None if its key is gone."""
@@ -143,6 +142,15 @@ class KeyRing:
         if self.is_open:
             return NOBODY
         return next((tenant for tenant in self._tenants.values() if tenant.name == name), None)
+
+    def _digest(self, key: bytes) -> bytes:
+        return hashlib.blake2b(key.strip(), key=self._secret, digest_size=32).digest()
+
+    def reload(self) -> None:
+        """Read the file again, also if it looks the same."""
+        self._stamp = (0, 0)
+        self._looked_s = -math.inf
+        self._look()
 
     def _look(self) -> None:
         now_s = time.monotonic()
@@ -158,7 +166,7 @@ class KeyRing:
 
     def _read(self) -> None:
         try:
-            with open(self._path, "rb") as file:
+            with os.fdopen(open_regular(self._path), "rb") as file:
                 status = os.fstat(file.fileno())
                 data = file.read(MAX_FILE_BYTES + 1)
         except OSError as error:
@@ -167,11 +175,12 @@ class KeyRing:
         old = {tenant.name: tenant for tenant in self._tenants.values()}
         tenants = dict(self._fixed)
         for entry in _parse(data, self._path):
-            digest = _digest(entry.key.encode())
-            name = entry.name or f"key-{digest.hex()[:8]}"
+            key = entry.key.encode()
+            name = entry.name or f"key-{hashlib.sha256(key).hexdigest()[:8]}"
             limits = (entry.requests_per_minute / self._n_shares, entry.tokens_per_minute / self._n_shares)
             same = old.get(name)
-            tenants[digest] = old[name] = same if same is not None and same.limits == limits else Tenant(name, *limits)
+            tenant = same if same is not None and same.limits == limits else Tenant(name, *limits)
+            tenants[self._digest(key)] = old[name] = tenant
         self._tenants = tenants
 
 
@@ -190,7 +199,3 @@ def _parse(data: bytes, path: str) -> list[KeyEntry]:
         if not re.fullmatch(r"[\w.@-]{0,64}", entry.name):
             raise ConfigError(f"api_key_file {path}: keys[{number}].name must be at most 64 of A-Z a-z 0-9 _ . @ -")
     return entries
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key.strip()).digest()

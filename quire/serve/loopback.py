@@ -11,8 +11,11 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
+
 from quire.serve.exchange import AsgiMessage, Exchange
 from quire.serve.keys import Tenant
+from quire.serve.refusal import internal_error
 
 Run = Callable[[Exchange], Awaitable[None]]
 
@@ -24,17 +27,36 @@ class Reply:
     status: int
     request_id: str
     body: bytes
+    retry_after_s: int = 0
+    """What a busy server says of when to come again; 0: nothing."""
 
     @property
     def is_busy(self) -> bool:
         """True if the same request may succeed later: the server is full, restarting or going down."""
         return self.status in (429, 503)
 
+    @property
+    def is_rate_limited(self) -> bool:
+        """True if it is the tenant alone who has to wait."""
+        return self.status == 429 and _CODE.decode(self.body).error.code == "rate_limit_exceeded"
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Refused(msgspec.Struct):
+    error: _Error
+
+
+_CODE = msgspec.json.Decoder(_Refused)
+
 
 async def ask(run: Run, path: str, body: bytes, tenant: Tenant) -> Reply:
     """The answer of POST `path` with this JSON body, in the background. Cancelling cancels the work."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
-    status, parts = 0, []
+    status, retry_after_s, is_whole = 0, 0, False
+    parts: list[bytes] = []
 
     async def receive() -> AsgiMessage:
         if not waiting:  # the client stays until it is answered
@@ -42,11 +64,13 @@ async def ask(run: Run, path: str, body: bytes, tenant: Tenant) -> Reply:
         return waiting.pop()
 
     async def send(message: AsgiMessage) -> None:
-        nonlocal status
+        nonlocal status, retry_after_s, is_whole
         if message["type"] == "http.response.start":
             status = message["status"]
+            retry_after_s = int(dict(message["headers"]).get(b"retry-after", b"0"))
         else:
             parts.append(message.get("body", b""))
+            is_whole = not message.get("more_body", False)
 
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     scope: dict[str, Any] = {
@@ -59,4 +83,7 @@ async def ask(run: Run, path: str, body: bytes, tenant: Tenant) -> Reply:
     exchange = Exchange(scope, receive, send)
     exchange.is_background, exchange.tenant = True, tenant
     await run(exchange)
-    return Reply(status, f"req_{exchange.request_id}", b"".join(parts))
+    request_id = f"req_{exchange.request_id}"
+    if not is_whole:  # what had begun was cut off, as a connection would be
+        return Reply(500, request_id, internal_error().body())
+    return Reply(status, request_id, b"".join(parts), retry_after_s)

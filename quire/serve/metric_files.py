@@ -23,6 +23,12 @@ class Counts(msgspec.Struct):
     """Name → counts by bucket, sum of values."""
     answers: list[tuple[Labels, int]] = []
     """HTTP answers by route, method and status."""
+    lost_clients: dict[str, int] = {}
+    """Requests whose client left before the answer was complete, by route."""
+    process: int = 0
+    """Number of the process."""
+    loop: dict[str, tuple[list[int], float, float]] = {}
+    """Lag of its event loop: cause → counts by bucket, sum, largest value."""
 
 
 class MetricFiles:

@@ -6,6 +6,7 @@ counters only grow; a scrape walks no request.
 
 from __future__ import annotations
 
+import asyncio
 import bisect
 import itertools
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from quire.core.events import EngineStats, FinishReason
 from quire.core.outputs import RequestMetrics
+from quire.serve.loop_monitor import Lag
 from quire.serve.metric_files import Counts, MetricFiles
 
 TTFT_BUCKETS = (
@@ -29,6 +31,8 @@ E2E_BUCKETS = (
     960.0,
 )  # fmt: skip
 TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+LAG_CAUSES = ("any", "loop", "interpreter")
 METHODS = ("GET", "HEAD", "POST", "OPTIONS", "PUT", "DELETE", "PATCH")
 
 
@@ -50,7 +54,7 @@ class Histogram:
     @property
     def counts(self) -> tuple[list[int], float]:
         """Counts by bucket, and the sum of the values."""
-        return self._counts, self._sum
+        return list(self._counts), self._sum
 
     def add(self, counts: list[int], total: float) -> None:
         """Count what another one has counted."""
@@ -63,11 +67,59 @@ class Histogram:
         whole = Histogram(self.name, self.meaning, self._bounds)
         for counts, total in (self.counts, *(other.histograms.get(self.name, ([], 0.0)) for other in others)):
             whole.add(counts, total)
-        totals = list(itertools.accumulate(whole._counts))
-        names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
         family = HistogramMetricFamily(f"quire:{self.name}", self.meaning, labels=["model_name"])
-        family.add_metric([model_name], list(zip(names, totals, strict=True)), whole._sum)
+        family.add_metric([model_name], whole.buckets(), whole._sum)
         return family
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bound → how many values are not above it, as Prometheus has it."""
+        names = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        return list(zip(names, itertools.accumulate(self._counts), strict=True))
+
+
+class LoopLags:
+    """How late the event loop of each API process came round, by cause (`loop_monitor.py`)."""
+
+    def __init__(self) -> None:
+        self._own = {cause: Histogram("event_loop_lag_seconds", "", LAG_BUCKETS) for cause in LAG_CAUSES}
+        self._worst_s = dict.fromkeys(LAG_CAUSES, 0.0)
+
+    def note(self, lag: Lag) -> None:
+        """One beat of the monitor's timer."""
+        for cause, seconds in zip(LAG_CAUSES, (lag.late_s, lag.loop_s, lag.interpreter_s), strict=True):
+            self._own[cause].observe(seconds)
+            if seconds > self._worst_s[cause]:
+                self._worst_s[cause] = seconds
+
+    def counts(self) -> dict[str, tuple[list[int], float, float]]:
+        """Cause → counts by bucket, sum, and the largest value."""
+        return {cause: (*self._own[cause].counts, self._worst_s[cause]) for cause in LAG_CAUSES}
+
+    def add(self, counts: dict[str, tuple[list[int], float, float]]) -> None:
+        """Go on from what another one has counted."""
+        for cause, (buckets, total, worst_s) in counts.items():
+            self._own[cause].add(buckets, total)
+            self._worst_s[cause] = max(self._worst_s[cause], worst_s)
+
+    def families(self, index: int, others: Iterable[Counts]) -> Iterator[Metric]:
+        """The two families, with a series for each process and cause."""
+        labels = ["process", "cause"]
+        whole = HistogramMetricFamily(
+            "quire:event_loop_lag_seconds",
+            "Seconds by which the event loop came round too late: all, its own work, behind other threads.",
+            labels=labels,
+        )
+        worst = GaugeMetricFamily(
+            "quire:event_loop_lag_max_seconds", "The largest of these since the process began.", labels=labels
+        )
+        for process, counts in ((index, self.counts()), *((other.process, other.loop) for other in others)):
+            for cause, (buckets, total, worst_s) in counts.items():
+                histogram = Histogram("", "", LAG_BUCKETS)
+                histogram.add(buckets, total)
+                whole.add_metric([str(process), cause], histogram.buckets(), total)
+                worst.add_metric([str(process), cause], worst_s)
+        yield whole
+        yield worst
 
 
 class Metrics:
@@ -92,39 +144,53 @@ class Metrics:
         self.inference = Histogram("request_inference_time_seconds", "Seconds with a slot.", E2E_BUCKETS)
         self.params_n = Histogram("request_params_n", "Samples asked for.", (1, 2, 5, 10, 20))
         self.max_tokens = Histogram("request_params_max_tokens", "max_tokens asked for.", TOKEN_BUCKETS)
+        self.loop = LoopLags()
         self.engine_restarts = 0
         self.open_streams = 0
+        self._index = 0
         self._answers: dict[tuple[str, str, str], int] = {}
+        self._lost_clients: dict[str, int] = {}
         self._histograms = (
             *(self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len),
             *(self.queue, self.prefill, self.decode, self.inference, self.params_n, self.max_tokens),
         )
         self._files: MetricFiles | None = None
         self._others: list[Counts] = []
+        self._publishing = asyncio.Lock()
         self._registry = CollectorRegistry()
         self._registry.register(self)
         self._process = ProcessCollector(registry=self._registry)
 
     def share(self, folder: str, index: int) -> None:
         """Count together with other processes of this server; figures of one process would mislead."""
-        self._files = MetricFiles(folder, index)
+        self._files, self._index = MetricFiles(folder, index), index
         before = self._files.own()
+        self.loop.add(before.loop)
         for histogram in self._histograms:
             histogram.add(*before.histograms.get(histogram.name, ([], 0.0)))
         for labels, count in before.answers:
             self._answers[labels] = self._answers.get(labels, 0) + count
+        for route, count in before.lost_clients.items():
+            self._lost_clients[route] = self._lost_clients.get(route, 0) + count
         self._registry.unregister(self._process)
 
-    def publish(self) -> None:
-        """Show the other processes what was counted here, and look at theirs."""
+    async def publish(self) -> None:
+        """Show the other processes what was counted here, and look at theirs. The files are a thread's work."""
         if self._files is not None:
-            histograms = {histogram.name: histogram.counts for histogram in self._histograms}
-            self._others = self._files.exchange(Counts(histograms, list(self._answers.items())))
+            async with self._publishing:
+                histograms = {histogram.name: histogram.counts for histogram in self._histograms}
+                answers, lost = list(self._answers.items()), dict(self._lost_clients)
+                counts = Counts(histograms, answers, lost, self._index, self.loop.counts())
+                self._others = await asyncio.to_thread(self._files.exchange, counts)
 
     def count_answer(self, route: str, method: str, status: int) -> None:
-        """One HTTP answer; `route` is a pattern from the route table."""
+        """One HTTP answer; `route` is a pattern from the route table, `status` 499 where the client left before it."""
         key = (route, method if method in METHODS else "other", str(status))
         self._answers[key] = self._answers.get(key, 0) + 1
+
+    def count_lost_client(self, route: str) -> None:
+        """A client left before its answer, a stream too, was complete; `route` as in `count_answer`."""
+        self._lost_clients[route] = self._lost_clients.get(route, 0) + 1
 
     def observe_params(self, n: int, max_tokens: int | None) -> None:
         """What a request asked for."""
@@ -147,11 +213,11 @@ class Metrics:
         if output_len > 1:
             self.tpot.observe((times.finished_s - times.first_token_s) / (output_len - 1))
 
-    def text(self, stats: EngineStats) -> bytes:
-        """The page at /metrics."""
+    async def text(self, stats: EngineStats) -> bytes:
+        """The page at /metrics. It has a line for each series of each process, and is made in a thread."""
+        await self.publish()
         self.stats = stats
-        self.publish()
-        return generate_latest(self._registry)
+        return await asyncio.to_thread(generate_latest, self._registry)
 
     def describe(self) -> list[Metric]:
         """Nothing is known before the first scrape; tells the registry not to collect at registration."""
@@ -183,6 +249,8 @@ class Metrics:
         for histogram in self._histograms:
             yield histogram.family(self.model_name, self._others)
         yield self._http()
+        yield self._lost()
+        yield from self.loop.families(self._index, self._others)
 
     def _gauge(self, name: str, meaning: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"quire:{name}", meaning, labels=["model_name"])
@@ -210,4 +278,16 @@ class Metrics:
                 answers[labels] = answers.get(labels, 0) + count
         for labels, count in answers.items():
             family.add_metric(labels, count)
+        return family
+
+    def _lost(self) -> Metric:
+        family = CounterMetricFamily(
+            "quire:http_clients_lost", "Clients that left before their answer was complete.", labels=["handler"]
+        )
+        lost = dict(self._lost_clients)
+        for other in self._others:
+            for route, count in other.lost_clients.items():
+                lost[route] = lost.get(route, 0) + count
+        for route, count in lost.items():
+            family.add_metric([route], count)
         return family

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
+import urllib.parse
 
 import msgspec
 
@@ -26,7 +27,7 @@ async def serve_health(state: ServerState, exchange: Exchange) -> None:
 async def serve_metrics(state: ServerState, exchange: Exchange) -> None:
     """Prometheus text."""
     state.metrics.engine_restarts, state.metrics.open_streams = state.llm.n_engines_lost, len(state.live)
-    await exchange.respond(200, state.metrics.text(state.llm.stats()), PROMETHEUS)
+    await exchange.respond(200, await state.metrics.text(state.llm.stats()), PROMETHEUS)
 
 
 async def serve_version(_state: ServerState, exchange: Exchange) -> None:
@@ -41,7 +42,7 @@ async def serve_models(state: ServerState, exchange: Exchange) -> None:
 
 async def serve_model(state: ServerState, exchange: Exchange) -> None:
     """One model by name."""
-    name = exchange.scope["path_params"]["model"]
+    name = urllib.parse.unquote(exchange.scope["path_params"]["model"])
     if name not in state.limits.model_names:
         raise Refusal(404, f"The model {shown(name)} does not exist here.", param="model", code="model_not_found")
     await exchange.respond_json(_model(state, name))

@@ -6,6 +6,7 @@ Invariant: every route is in it, and every answer with an error has the shape th
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 from collections.abc import Sequence
@@ -126,7 +127,8 @@ class ApiDocument:
 
     async def __call__(self, state: ServerState, exchange: Exchange) -> None:
         """Answer with the document, which names the loaded model."""
-        body = _encoded(tuple(self._routes), state.limits.model_names, not state.keys.is_open)
+        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open
+        body = await asyncio.to_thread(_encoded, *arguments)  # the first time takes some 20 ms
         await exchange.respond(200, body)
 
 
@@ -189,7 +191,7 @@ def _responses(path: str) -> JsonObject:
         content = {"application/json": {"schema": {"type": "object", "required": ANSWERS[path].split()}}}
     if path in STREAMING:
         content["text/event-stream"] = {}  # events, which OpenAPI has no words for
-    is_anthropic = path.startswith(ANTHROPIC_PATH.decode())
+    is_anthropic = path.startswith(ANTHROPIC_PATH)
     error = {"$ref": f"#/components/schemas/{'AnthropicError' if is_anthropic else 'Error'}"}
     refused = {
         "description": "What was wrong with the request, or with the server.",

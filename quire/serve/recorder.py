@@ -18,11 +18,14 @@ import time
 import msgspec
 
 from quire.core.errors import ConfigError
+from quire.core.files import open_output
 from quire.core.sampling import SamplingParams
 
 logger = logging.getLogger("quire.serve")
 
 MAX_QUEUED = 10_000
+MAX_WAITING_TOKENS = 50_000_000
+"""Of the prompts of requests that are not written yet, which stay in memory."""
 MARK_TOKENS = 32
 
 
@@ -60,13 +63,16 @@ class Recorder:
         self.is_on = bool(path)
         self._with_prompts = with_prompts
         self._secret = secrets.token_bytes(16)
-        self._lines: queue.Queue[bytes] = queue.Queue(MAX_QUEUED)
+        self._notes: queue.SimpleQueue[tuple[RecordedRequest, list[list[int]]] | None] = queue.SimpleQueue()
+        """Lines without their prompts, and these; None: only look at the file."""
+        self._n_waiting_tokens = 0
+        self._counting = threading.Lock()
+        self._path = path
+        self._is_moved = threading.Event()
+        """The file is to be opened again."""
         if not path:
             return
-        try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(f"--record {path} cannot be written: {error.strerror}") from None
+        self._fd = self._open()
         threading.Thread(target=self._write, daemon=True, name="quire-recorder").start()
 
     def note(
@@ -74,14 +80,28 @@ class Recorder:
     ) -> None:
         """A request has ended."""
         line = RecordedRequest(
-            at_s=round(time.time() - seconds, 4), prompts=[self._prompt(prompt) for prompt in prompts], n=params.n,
-            max_tokens=params.max_tokens, n_output=n_output, temperature=params.temperature,
-            seconds=round(seconds, 4), is_complete=is_complete,
+            at_s=round(time.time() - seconds, 4), prompts=[], n=params.n, max_tokens=params.max_tokens,
+            n_output=n_output, temperature=params.temperature, seconds=round(seconds, 4), is_complete=is_complete,
         )  # fmt: skip
-        try:
-            self._lines.put_nowait(msgspec.json.encode(line) + b"\n")
-        except queue.Full:
+        n_tokens = sum(map(len, prompts))
+        if self._notes.qsize() >= MAX_QUEUED or self._n_waiting_tokens + n_tokens > MAX_WAITING_TOKENS:
             logger.error("the record of a request is lost: the disk is too slow")
+            return
+        with self._counting:
+            self._n_waiting_tokens += n_tokens
+        self._notes.put((line, prompts))
+
+    def reopen(self) -> None:
+        """What comes goes to the file that has the path by then: the old one may have been moved away (logrotate)."""
+        if self.is_on:
+            self._is_moved.set()
+            self._notes.put(None)
+
+    def _open(self) -> int:
+        try:
+            return open_output(self._path, os.O_CREAT | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--record {self._path} cannot be written: {error.strerror}") from None
 
     def _prompt(self, token_ids: list[int]) -> RecordedPrompt:
         if self._with_prompts:
@@ -94,8 +114,22 @@ class Recorder:
 
     def _write(self) -> None:
         while True:
-            line = self._lines.get()
+            note = self._notes.get()
+            if self._is_moved.is_set():
+                self._is_moved.clear()
+                try:
+                    fd = self._open()
+                    os.close(self._fd)
+                    self._fd = fd
+                except ConfigError as error:
+                    logger.error("the record goes on in the old file: %s", error)
+            if note is None:
+                continue
+            line, prompts = note
+            line.prompts = [self._prompt(prompt) for prompt in prompts]
             try:
-                os.write(self._fd, line)
+                os.write(self._fd, msgspec.json.encode(line) + b"\n")
             except OSError as error:
                 logger.error("the record of a request is lost: %s", error.strerror)
+            with self._counting:
+                self._n_waiting_tokens -= sum(map(len, prompts))

@@ -13,6 +13,7 @@ from quire.core.errors import (
     EngineDead,
     EngineError,
     EngineLost,
+    GrammarsBusy,
     QueueFull,
     QuireError,
     RequestError,
@@ -107,6 +108,8 @@ def refusal_of(error: QuireError, renamed: dict[str, str] | None = None) -> Refu
         param = renamed[param]
     if isinstance(error, QueueFull):
         return Refusal(429, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
+    if isinstance(error, GrammarsBusy):
+        return unavailable(error.code, message)
     if isinstance(error, ContextLengthExceeded):
         return Refusal(400, message, param=param, code="context_length_exceeded")
     if isinstance(error, RequestExpired):

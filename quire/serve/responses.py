@@ -10,7 +10,6 @@ from quire.serve.chat import chat_job
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
 from quire.serve.generation import answer
-from quire.serve.logprobs import TokenNames
 from quire.serve.naming import renamed
 from quire.serve.refusal import Refusal, refusal_of
 from quire.serve.responses_events import ResponseAnswer
@@ -31,7 +30,7 @@ async def serve_responses(state: ServerState, exchange: Exchange) -> None:
     chat, names = translated.chat, translated.names
     try:
         job = await chat_job(state, exchange, chat)
-        tokens = TokenNames(state.llm.tokenizer, False)
+        tokens = state.token_names(as_ids=False)
         shows = bool(chat.logprobs)
         shape = ResponseAnswer(body, job.params, exchange.request_id, tokens, job.reader, shows_logprobs=shows)
         exchange.error_event = shape.failure

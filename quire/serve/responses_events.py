@@ -7,17 +7,24 @@ Invariants: events are numbered from 0 without a gap; every item and part that w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from quire.core.logprobs import LogprobRows
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling import SamplingParams
 from quire.serve.blocks import Block, BlockKind, Blocks, Change
-from quire.serve.frames import encode
-from quire.serve.logprobs import Row, TokenNames, chat_logprobs
+from quire.serve.json_pieces import LaidOut, encoded, json_pieces
+from quire.serve.logprobs import TokenNames, chat_entries
 from quire.serve.refusal import Refusal
 from quire.serve.responses_schema import ResponsesRequest
 from quire.serve.schema import JsonObject
 from quire.text.message import MessageReader
+
+SMALL_ROWS = 64
+"""Rows of logprobs that a few events may repeat without being laid out beside the event loop."""
+
+Event = JsonObject
+Frames = bytes | Iterator[bytes]
 
 _PREFIXES = {BlockKind.TEXT: "msg", BlockKind.REASONING: "rs", BlockKind.CALL: "fc"}
 
@@ -41,9 +48,9 @@ class ResponseAnswer:
         self._shows_logprobs = shows_logprobs
         self._head = _head(body, params, request_id)
         self._blocks = Blocks(reader)
-        self._rows: dict[int, list[Row]] = {}
+        self._rows: dict[int, LogprobRows] = {}
         """Logprobs of each text block."""
-        self._new_rows: list[Row] = []
+        self._new_rows: LogprobRows | None = None
         """Of these, not yet told."""
         self._n_events = 0
         self._reason: str | None = None
@@ -53,9 +60,9 @@ class ResponseAnswer:
         self._take(outputs[0].outputs[0])
         return self._response(usage)
 
-    def frames(self, _prompt_index: int, output: RequestOutput) -> bytes:
+    def frames(self, _prompt_index: int, output: RequestOutput) -> Frames:
         """Events for what is new."""
-        events: list[bytes] = []
+        events: list[Event] = []
         if self._n_events == 0:
             started = {**self._head, "status": "in_progress", "output": [], "usage": None}
             events.append(self._event("response.created", response=started))
@@ -65,33 +72,40 @@ class ResponseAnswer:
                 events += self._changed(change)
             if part.finish_reason is not None and self._blocks.all:
                 events += self._done(self._blocks.all[-1])
-        return b"".join(events)
+        return self._written(events)
 
-    def closing(self, usage: JsonObject) -> bytes:
+    def closing(self, usage: JsonObject) -> Frames:
         """The last event, with the whole response."""
         response = self._response(usage)
-        return self._event(f"response.{response['status']}", response=response)
+        return self._written([self._event(f"response.{response['status']}", response=response)])
 
     def failure(self, refusal: Refusal) -> bytes:
-        """The last events when it went wrong on the way. `error` is also where openai-python looks for it."""
+        """The last events when it went wrong on the way, which repeat no logprobs. `error` is also where openai-python
+        looks for it."""
+        self._rows.clear()
         about = {"code": refusal.code, "message": refusal.message, "param": refusal.param}
         response = {**self._head, "status": "failed", "output": self._items("incomplete"), "usage": None}
         response["error"] = {"code": "server_error", "message": refusal.message}
-        failed = self._event("response.failed", response=response)
-        return failed + self._event("error", **about, error={**about, "type": refusal.kind})
+        events = [self._event("response.failed", response=response)]
+        events.append(self._event("error", **about, error={**about, "type": refusal.kind}))
+        return b"".join(piece for event in events for piece in _pieces(event))
 
     def _take(self, part: CompletionOutput) -> list[Change]:
-        if self._shows_logprobs:
-            self._new_rows += part.logprobs or []
+        if self._shows_logprobs and part.logprobs is not None:
+            if self._new_rows is None:
+                self._new_rows = part.logprobs
+            else:
+                self._new_rows.join(part.logprobs)
         changes = self._blocks.take(part)
         self._reason = part.finish_reason or self._reason
         for change in changes:
-            if change.block.kind is BlockKind.TEXT:
-                self._rows.setdefault(change.block.index, []).extend(self._new_rows)
+            if change.block.kind is BlockKind.TEXT and self._new_rows is not None:
+                self._rows.setdefault(change.block.index, LogprobRows(self._names.text)).join(self._new_rows)
         return changes
 
-    def _changed(self, change: Change) -> list[bytes]:
-        block, events = change.block, []
+    def _changed(self, change: Change) -> list[Event]:
+        block = change.block
+        events: list[Event] = []
         if change.begins:
             if block.index:
                 events += self._done(self._blocks.all[block.index - 1])
@@ -100,18 +114,16 @@ class ResponseAnswer:
             return events
         where = {"item_id": self._item_id(block), "output_index": block.index}
         if block.kind is BlockKind.TEXT:
-            rows, self._new_rows = self._new_rows, []
-            new = self._logprobs(rows)
-            events.append(
-                self._event("response.output_text.delta", **where, content_index=0, delta=change.delta, logprobs=new)
-            )
+            rows, self._new_rows = self._new_rows, None
+            new = {"delta": change.delta, "logprobs": self._logprobs(rows)}
+            events.append(self._event("response.output_text.delta", **where, content_index=0, **new))
         elif block.kind is BlockKind.REASONING:
             events.append(self._event("response.reasoning_text.delta", **where, content_index=0, delta=change.delta))
         else:
             events.append(self._event("response.function_call_arguments.delta", **where, delta=change.delta))
         return events
 
-    def _added(self, block: Block) -> list[bytes]:
+    def _added(self, block: Block) -> list[Event]:
         empty = Block(block.kind, block.index, "", block.call_id, block.name)
         item = self._item(empty, "in_progress")
         events = [self._event("response.output_item.added", output_index=block.index, item={**item, **_no_parts(item)})]
@@ -120,10 +132,10 @@ class ResponseAnswer:
             events.append(self._event("response.content_part.added", **where, part=self._part(empty)))
         return events
 
-    def _done(self, block: Block) -> list[bytes]:
+    def _done(self, block: Block) -> list[Event]:
         item = self._item(block, "completed")
         where = {"item_id": item["id"], "output_index": block.index}
-        events = []
+        events: list[Event] = []
         if block.kind is BlockKind.CALL:
             about = {**where, "name": block.name, "arguments": block.text}
             events.append(self._event("response.function_call_arguments.done", **about))
@@ -172,20 +184,31 @@ class ResponseAnswer:
     def _part(self, block: Block) -> JsonObject:
         if block.kind is BlockKind.REASONING:
             return {"type": "reasoning_text", "text": block.text}
-        rows = self._rows.get(block.index, []) if block.text else []
+        rows = self._rows.get(block.index) if block.text else None
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": self._logprobs(rows)}
 
-    def _logprobs(self, rows: list[Row]) -> list[JsonObject]:
-        found: list[JsonObject] = chat_logprobs(rows, self._n_top, self._names)["content"]
-        return found
+    def _logprobs(self, rows: LogprobRows | None) -> LaidOut:
+        return LaidOut(lambda: chat_entries(rows, self._n_top, self._names))
 
     def _item_id(self, block: Block) -> str:
         return f"{_PREFIXES[block.kind]}_{self._id}_{block.index}"
 
-    def _event(self, kind: str, **fields: object) -> bytes:
-        data = encode({"type": kind, "sequence_number": self._n_events, **fields})
-        self._n_events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
+    def _event(self, kind: str, **fields: object) -> Event:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return {"type": kind, "sequence_number": number, **fields}
+
+    def _written(self, events: list[Event]) -> Frames:
+        """Few events are written at once. Those that repeat many rows are laid out piece by piece."""
+        n_rows = sum(len(rows) for rows in self._rows.values())
+        if n_rows <= SMALL_ROWS:
+            return b"".join([b"event: %b\ndata: %b\n\n" % (event["type"].encode(), encoded(event)) for event in events])
+        return (piece for event in events for piece in _pieces(event))
+
+
+def _pieces(event: Event) -> Iterator[bytes]:
+    yield b"event: %b\ndata: " % event["type"].encode()
+    yield from json_pieces(event)
+    yield b"\n\n"
 
 
 def _no_parts(item: JsonObject) -> JsonObject:

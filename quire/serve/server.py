@@ -1,9 +1,9 @@
 """Life of a server process: claim the port, load the engine, serve, drain, leave.
 
-Owns signals, exit codes and what is printed. Does not own HTTP or the engine.
+Owns exit codes, what is printed, and what signals (`signals.py`) lead to. Does not own HTTP or the engine.
 Invariants: a taken port is reported before anything is loaded; the engine process never outlives this one; Ctrl-C
-never shows a traceback. Exit codes: 0 after SIGINT or SIGTERM, 1 engine lost, 2 bad options, port or checkpoint,
-130 when a second signal cut the drain short.
+never shows a traceback. Exit codes: 0 after SIGINT or SIGTERM, 1 engine lost or nobody left to serve, 2 bad options,
+port or checkpoint, 130 when a second signal cut the drain short.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ import contextlib
 import errno
 import logging
 import resource
-import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvicorn
 import uvloop
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, LoadError, QuireError
+from quire.core.errors import ConfigError, LoadError, QuireError, complaint
+from quire.engine import logs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.garbage import SMALL_HEAP_THRESHOLDS, quiet_gc
 from quire.engine.supervisor import ENGINE_COMMAND
-from quire.serve import logs
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
 from quire.serve.fleet import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, Fleet
 from quire.serve.keys import KeyRing
-from quire.serve.logs import hold_standard_files
+from quire.serve.listener import HttpServer
 from quire.serve.protocol import protocol_class
 from quire.serve.refusal import unavailable
+from quire.serve.signals import ignore_hangups_until_served, on_signals
 from quire.serve.state import ServerState
 
 logger = logging.getLogger("quire.serve")
@@ -50,15 +50,14 @@ def run(engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, .
 
     engine_command: what Python runs instead of the engine's own module; for tests and benchmarks.
     """
-    hold_standard_files()
     try:
+        prepare_process()
         engine.verify()
         server.verify()
         KeyRing(server.api_key, server.api_key_file)
         listener = bind(server)
     except ConfigError as error:
         return fail(error, EXIT_BAD_OPTIONS)
-    prepare_process()
     if server.api_processes > 1:
         return _run_fleet(engine, server, listener, engine_command)
     return run_service(Service(server, listener, lambda: AsyncLLM.create(engine, engine_command)))
@@ -67,7 +66,7 @@ def run(engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, .
 def run_service(service: Service) -> int:
     """Run one process that serves HTTP; returns the exit code."""
     try:
-        http = HttpServer(http_config(service.server, service.state))
+        http = HttpServer(http_config(service.server, service.state), service.server.header_timeout)
     except ConfigError as error:
         return fail(error, EXIT_BAD_OPTIONS)
     with service.listener, contextlib.suppress(KeyboardInterrupt), _runner() as runner:
@@ -122,10 +121,13 @@ def bind(server: ServerConfig, *, shared: bool = False, listens: bool = True) ->
 
 
 def prepare_process() -> None:
-    """File descriptors up to the hard limit; a log handler if the program has none."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    """Standard files, log and signals of a process that serves; file descriptors up to the hard limit. ConfigError for
+    a log level that there is not."""
     logs.set_up()
+    ignore_hangups_until_served()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # the system allows less than the hard limit says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def address_of(server: ServerConfig, host: str, port: int) -> str:
@@ -147,7 +149,7 @@ def http_config(server: ServerConfig, state: ServerState) -> uvicorn.Config:
     """uvicorn's options. Raises ConfigError if the certificate or its key cannot be used."""
     config = uvicorn.Config(
         App(state),
-        http=protocol_class(server),
+        http=protocol_class(server, state.metrics.count_answer),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -169,15 +171,6 @@ def http_config(server: ServerConfig, state: ServerState) -> uvicorn.Config:
     return config
 
 
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers; the service has its own."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-
 class Service:
     """One server from its first to its last second."""
 
@@ -187,26 +180,33 @@ class Service:
         listener: socket.socket,
         load: Callable[[], Coroutine[Any, Any, AsyncLLM]],
         *,
-        is_worker: bool = False,
+        on_ready: Callable[[], None] | None = None,
+        beside: Callable[[Service], Coroutine[Any, Any, None]] | None = None,
+        listens_late: bool = False,
     ) -> None:
-        """load: starts the engine, or connects to it; is_worker: one of several, whose parent says the address."""
+        """load: starts the engine, or connects to it. For one of several processes, whose parent says the address and
+        cuts short: on_ready, called instead when requests are served; beside, what runs from the first second to the
+        last; listens_late: connections come only once they can be served, as others serve meanwhile."""
         self.server = server
         self.listener = listener
         self._load_llm = load
-        self._is_worker = is_worker
+        self._on_ready = on_ready
+        self._beside = beside
+        self._listens_late = listens_late
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self.state = ServerState(server)
 
     async def serve(self, http: HttpServer) -> int:
         """Load, serve, drain; returns the exit code."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-        serving = asyncio.create_task(http.serve(sockets=[self.listener]))
+        on_signals(self._on_signal, self.reload)
+        beside = asyncio.create_task(self._beside(self)) if self._beside is not None else None
+        serving = None if self._listens_late else asyncio.create_task(http.serve(sockets=[self.listener]))
         llm: AsyncLLM | None = None
         try:
             llm = await self._load()
+            if serving is None and llm is not None:
+                serving = asyncio.create_task(http.serve(sockets=[self.listener]))
             code = EXIT_OK if llm is None else await self._watch(llm)
             await self._drain()
         except (ConfigError, LoadError) as error:
@@ -216,6 +216,8 @@ class Service:
         finally:
             http.should_exit = http.force_exit = True
             await self._close(llm, serving)
+            if beside is not None:
+                beside.cancel()
         return EXIT_FORCED if self._force.is_set() else code
 
     async def _load(self) -> AsyncLLM | None:
@@ -238,11 +240,12 @@ class Service:
         return llm
 
     def _announce(self, llm: AsyncLLM) -> None:
-        if self._is_worker:
+        if self._on_ready is not None:
+            self._on_ready()
             return
         host, port = self.listener.getsockname()[:2]
         warn_if_open(self.server, host)
-        _say(f"Quire serves {llm.model_name} at {address_of(self.server, host, port)} (Ctrl-C stops)")
+        print(f"Quire serves {llm.model_name} at {address_of(self.server, host, port)} (Ctrl-C stops)", flush=True)
 
     async def _watch(self, llm: AsyncLLM) -> int:
         """Wait for a signal or the engine's end."""
@@ -251,7 +254,7 @@ class Service:
             if failure is not None or self.state.engine_lost.is_set():
                 logger.error("the engine is lost: %s", failure)
                 return EXIT_FAILED
-            self.state.metrics.publish()
+            await self.state.metrics.publish()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WATCH_S):
                     await self._stop.wait()
@@ -263,7 +266,7 @@ class Service:
         deadline_s = asyncio.get_running_loop().time() + self.server.shutdown_timeout
         if self.state.live and self.server.shutdown_timeout:
             n_live = len(self.state.live)
-            _say(f"Finishing {n_live} request{'s' if n_live != 1 else ''}; a second Ctrl-C cuts them off.")
+            print(f"Finishing {n_live} request{'s' if n_live != 1 else ''}; a second Ctrl-C cuts them off.", flush=True)
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
         for attendant in list(self.state.live):
@@ -273,28 +276,38 @@ class Service:
                 break
             await asyncio.sleep(0.05)
 
-    async def _close(self, llm: AsyncLLM | None, serving: asyncio.Task[None]) -> None:
+    async def _close(self, llm: AsyncLLM | None, serving: asyncio.Task[None] | None) -> None:
         self.state.close()
         if llm is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S + 1):
                     await llm.shutdown()
-        await asyncio.wait((serving,), timeout=CLOSE_S)
+        if serving is not None:
+            await asyncio.wait((serving,), timeout=CLOSE_S)
+
+    def stop(self) -> None:
+        """Refuse new work and leave when the rest is done (idempotent)."""
+        self._stop.set()
+
+    def force(self) -> None:
+        """Cut the drain short."""
+        self._stop.set()
+        self._force.set()
+
+    def reload(self) -> None:
+        """Read the API keys again, and open the record again, whose file may have been moved away."""
+        logger.info("SIGHUP: the files of this process are read and opened again")
+        self.state.keys.reload()
+        self.state.recorder.reopen()
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
+        # One process of several is left to its parent, which gets the same signal when all processes do.
+        if self._stop.is_set() and self._on_ready is None:
             self._force.set()
         self._stop.set()
 
 
 def fail(error: QuireError, code: int) -> int:
-    """One line on stderr."""
-    with contextlib.suppress(OSError):
-        print(f"quire: error: {' '.join(error.message.split())}", file=sys.stderr, flush=True)
+    """The message on stderr; a table takes several lines."""
+    print(complaint(error), file=sys.stderr, flush=True)
     return code
-
-
-def _say(line: str) -> None:
-    """A line on stdout; a closed stdout is no reason to stop serving."""
-    with contextlib.suppress(OSError):
-        print(line, flush=True)

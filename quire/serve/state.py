@@ -12,12 +12,18 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quire.engine.async_llm import AsyncLLM
+from quire.serve.answers import AnswerMaker
+from quire.serve.batch_space import SpaceLimits
 from quire.serve.batch_store import BatchStore, StoreThread
+from quire.serve.beside import keep_going
+from quire.serve.bodies import BodyRoom
 from quire.serve.config import ServerConfig
 from quire.serve.decoding import Decoder
 from quire.serve.delivery import Attendant
 from quire.serve.exchange import Exchange
 from quire.serve.keys import KeyRing
+from quire.serve.logprobs import TokenNames
+from quire.serve.loop_monitor import LoopMonitor
 from quire.serve.metrics import Metrics
 from quire.serve.prompts import PromptMaker
 from quire.serve.recorder import Recorder
@@ -37,15 +43,19 @@ class ServerState:
         self.config = config
         self.metrics = Metrics()
         self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
+        self._bodies = BodyRoom(config.max_pending_body_bytes)
+        self.answers = AnswerMaker()
         self.recorder = Recorder(config.record, config.record_prompts)
         self.live: set[Attendant] = set()
         self.draining = False
         self.started_s = time.time()
+        self.loop_monitor = LoopMonitor(self.metrics.loop.note)
         self.speed = Speed()
         """Of generation, for /v1/load."""
         self.engine_lost = asyncio.Event()
         """Set when a request finds the engine dead."""
-        self.store = StoreThread(BatchStore(pathlib.Path(config.data_dir))) if config.data_dir else None
+        limits = SpaceLimits(config.max_data_bytes, config.max_data_bytes_per_key)
+        self.store = StoreThread(BatchStore(pathlib.Path(config.data_dir), limits)) if config.data_dir else None
         """Files and batches; None when the operator keeps none."""
         self.batch_news = asyncio.Event()
         """Set when a batch was made or is to be cancelled."""
@@ -58,22 +68,27 @@ class ServerState:
         self._prompts: PromptMaker | None = None
         self._limits: Limits | None = None
         self._style: MessageStyle | None = None
+        self._names: dict[bool, TokenNames] = {}
 
     def attach(self, llm: AsyncLLM) -> None:
         """The engine is loaded: requests can be served from now on."""
         self._llm, self._prompts = llm, PromptMaker(llm)
+        self.loop_monitor.start()
         self._limits = Limits(
             model_names=tuple(llm.config.served_model_name) or (llm.model_name,),
             logits_width=llm.logits_width,
             max_logprobs=llm.config.max_logprobs,
             max_sequences=self.config.max_prompts,
+            max_logprob_cells=self.config.max_logprob_cells,
+            max_len=min(llm.max_model_len, (llm.ready.n_pages - 1) * llm.ready.page_size + 1),
             has_priorities=llm.config.scheduling_policy == "priority",
             defaults=llm.default_sampling,
         )
         self._style = style_of(self.config, llm)
+        self._names = {as_ids: TokenNames(llm.tokenizer, as_ids) for as_ids in (False, True)}
         self.metrics.model_name = llm.model_name
         self.traces = open_traces(self.config.otlp_traces_endpoint, llm.model_name)
-        self._beside = [asyncio.create_task(work()) for work in self.at_start]
+        self._beside = [asyncio.create_task(keep_going(work)) for work in self.at_start]
 
     @property
     def llm(self) -> AsyncLLM:
@@ -103,6 +118,12 @@ class ServerState:
             raise _loading()
         return self._style
 
+    def token_names(self, as_ids: bool | None) -> TokenNames:
+        """How tokens are called in answers: by their text, or by their ids (503 until the model is loaded)."""
+        if not self._names:
+            raise _loading()
+        return self._names[bool(as_ids)]
+
     def check_open(self) -> None:
         """503 unless new work is taken."""
         if self.draining:
@@ -117,9 +138,12 @@ class ServerState:
             raise unavailable("engine_stalled", "The engine makes no progress.")
 
     async def read(self, exchange: Exchange, decoder: Decoder[T]) -> T:
-        """The decoded JSON body. Raises what reading and decoding raise, and 503 until the engine is loaded."""
-        data = await exchange.read_body(self.config.max_body_bytes, self.config.body_timeout)
-        return await self.prompts.parse(lambda: decoder.decode(data), len(data))
+        """The decoded JSON body. Raises what reading and decoding raise, QueueFull when too many large bodies are being
+        read, and 503 until the engine is loaded."""
+        config = self.config
+        with self._bodies.share() as grow:
+            data = await exchange.read_body(config.max_body_bytes, config.body_timeout, grow)
+            return await self.prompts.parse(lambda: decoder.decode(data), len(data))
 
     async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""
@@ -133,6 +157,8 @@ class ServerState:
         """Drop waiting text work and what runs beside the requests; let go of the disk."""
         for task in self._beside:
             task.cancel()
+        self.loop_monitor.close()
+        self.answers.close()
         if self.traces is not None:
             self.traces.close()
         if self.store is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.core.errors import RequestError
+from quire.core.errors import InvalidParameter, RequestError
 from quire.serve.conversation import conversation_of
 from quire.serve.decoding import Decoder
 from quire.serve.exchange import Exchange
@@ -11,8 +11,12 @@ from quire.serve.schema import DetokenizeRequest, JsonObject, TokenizeRequest
 from quire.serve.state import ServerState
 from quire.serve.validation import check_model
 
+MAX_TOKENS = 128 * 1024
+SMALL_TOKENS = 4096
+"""Answers of up to so many tokens or characters are written at once."""
+
 _TOKENIZE = Decoder(TokenizeRequest)
-_DETOKENIZE = Decoder(DetokenizeRequest)
+_DETOKENIZE = Decoder(DetokenizeRequest, ids_field="tokens")
 
 
 async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:
@@ -24,10 +28,13 @@ async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:
         token_ids = await _token_ids(state, exchange, body)
         answer: JsonObject = {"count": len(token_ids), "max_model_len": state.llm.max_model_len, "tokens": token_ids}
         if body.return_token_strs:
-            answer["token_strs"] = await state.prompts.decode([[token_id] for token_id in token_ids], "tokens")
+            answer["token_strs"] = await state.prompts.token_texts(token_ids)
     except RequestError as error:
         raise refusal_of(error) from None
-    await exchange.respond_json(answer)
+    if len(token_ids) > SMALL_TOKENS:
+        await state.answers.respond_json(exchange, answer)
+    else:
+        await exchange.respond_json(answer)
 
 
 async def serve_detokenize(state: ServerState, exchange: Exchange) -> None:
@@ -36,10 +43,20 @@ async def serve_detokenize(state: ServerState, exchange: Exchange) -> None:
     body = await state.read(exchange, _DETOKENIZE)
     check_model(body.model, state.limits.model_names)
     try:
+        if len(body.tokens) > most_tokens(state):
+            raise InvalidParameter("tokens", f"{len(body.tokens)} ids", f"at most {most_tokens(state)} token ids")
         texts = await state.prompts.decode([body.tokens], "tokens")
     except RequestError as error:
         raise refusal_of(error) from None
-    await exchange.respond_json({"prompt": texts[0]})
+    if len(texts[0]) > SMALL_TOKENS:
+        await state.answers.respond_json(exchange, {"prompt": texts[0]})
+    else:
+        await exchange.respond_json({"prompt": texts[0]})
+
+
+def most_tokens(state: ServerState) -> int:
+    """Tokens that one request is told of: texts that are too long for the context are counted too, within reason."""
+    return max(state.llm.max_model_len, MAX_TOKENS)
 
 
 async def _token_ids(state: ServerState, exchange: Exchange, body: TokenizeRequest) -> list[int]:
@@ -49,6 +66,9 @@ async def _token_ids(state: ServerState, exchange: Exchange, body: TokenizeReque
         conversation = await state.prompts.parse(
             lambda: conversation_of(body, allow_kwargs=state.config.enable_chat_template_kwargs), exchange.body_bytes
         )
-        return await state.prompts.encode_conversation(conversation, add_special_tokens=bool(body.add_special_tokens))
+        return await state.prompts.encode_conversation(
+            conversation, add_special_tokens=bool(body.add_special_tokens), most=most_tokens(state)
+        )
     special = True if body.add_special_tokens is None else body.add_special_tokens
-    return (await state.prompts.encode([body.prompt], add_special_tokens=special, param="prompt"))[0]
+    most = most_tokens(state)
+    return (await state.prompts.encode([body.prompt], add_special_tokens=special, param="prompt", most=most))[0]

@@ -118,10 +118,9 @@ def reading_of(
     if tokenizer is None:
         return Reading(None, structured, False)
     constraint = _tool_constraint(body, style, tokenizer, _offered(body, tools), structured)
-    tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip(SPACE)
-    thinks = style.reasoning is not None and not tail.endswith(END)
+    thinks = style.reasoning is not None and not _ends_with(END, prompt, tokenizer)
     is_off = style.switch is not None and conversation.kwargs.get(style.switch) is False
-    inside = thinks and (tail.endswith(BEGIN) or (style.reasoning == "deepseek_r1" and not is_off))
+    inside = thinks and (_ends_with(BEGIN, prompt, tokenizer) or (style.reasoning == "deepseek_r1" and not is_off))
     if thinks and constraint is not None:
         constraint = msgspec.structs.replace(constraint, begins_after=END, may_begin_with=None if inside else BEGIN)
     names = [tool["function"]["name"] for tool in tools or []] if style.tools is not None else []
@@ -137,6 +136,15 @@ def reading_of(
     marks = ([FORMATS[style.tools].mark] if names and style.tools is not None else []) + ([END] if thinks else [])
     special = any(tokenizer.token_id(mark) in tokenizer.special_ids for mark in marks)
     return Reading(reader, constraint, special)
+
+
+def _ends_with(mark: str, prompt: list[int], tokenizer: HfTokenizer) -> bool:
+    """Whether a prompt ends with a mark; where the mark is a token, its mere characters are somebody's text."""
+    tail, token_id = prompt[-TAIL_TOKENS:], tokenizer.token_id(mark)
+    if token_id in tail:
+        after = tail[len(tail) - tail[::-1].index(token_id) :]
+        return not tokenizer.decode(after, skip_special_tokens=False).strip(SPACE)
+    return token_id is None and tokenizer.decode(tail, skip_special_tokens=False).rstrip(SPACE).endswith(mark)
 
 
 def _offered(body: ChatRequest, tools: list[JsonObject] | None) -> list[OfferedTool]:

@@ -22,8 +22,8 @@ MAX_LABEL_CHARS = 512
 MAX_MODEL_CHARS = 512
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARS = 64
-MAX_LOGPROB_CELLS = 1 << 20
-"""Prompt positions times alternatives that one answer may hold."""
+MAX_PROMPT_CELLS = 1 << 20
+"""Prompt positions times alternatives that one answer may hold; the engine sends them at once."""
 
 T = TypeVar("T")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -37,6 +37,9 @@ class Limits:
     logits_width: int
     max_logprobs: int
     max_sequences: int
+    max_logprob_cells: int
+    max_len: int
+    """Tokens of prompt and output that one sequence can have."""
     has_priorities: bool
     """True under --scheduling-policy priority."""
     defaults: dict[str, float]
@@ -174,10 +177,28 @@ def check_sequences(n_prompts: int, n: int, limits: Limits) -> None:
 
 def check_cells(prompt_len: int, n_alternatives: int | None, param: str) -> None:
     """400 if the log-probabilities of the prompt would be too large an answer."""
-    if n_alternatives is not None and prompt_len * (n_alternatives + 1) > MAX_LOGPROB_CELLS:
+    if n_alternatives is not None and prompt_len * (n_alternatives + 1) > MAX_PROMPT_CELLS:
         raise bad_request(
-            f"{param}: {prompt_len} tokens with {n_alternatives} alternatives each exceed {MAX_LOGPROB_CELLS} entries.",
+            f"{param}: {prompt_len} tokens with {n_alternatives} alternatives each exceed {MAX_PROMPT_CELLS} entries.",
             param,
+        )
+
+
+def bound_output(params: SamplingParams, prompt_lens: list[int], limits: Limits, param: str = "logprobs") -> None:
+    """InvalidParameter if the log-probabilities of the output could become too large an answer. Where the request gives
+    no `max_tokens` it is lowered instead. param: the field that asks for them."""
+    if params.logprobs is None:
+        return
+    n_sequences, n_values = len(prompt_lens) * params.n, params.logprobs + 1
+    most_tokens = limits.max_logprob_cells // (n_sequences * n_values)
+    if params.max_tokens is None and 0 < most_tokens < limits.max_len - max(prompt_lens):
+        params.max_tokens = most_tokens
+    if most_tokens < (params.max_tokens or 1):
+        asked = (
+            f"{n_sequences} x {params.max_tokens or 1} x {n_values} values (sequences x max_tokens x values of a token)"
+        )
+        raise InvalidParameter(
+            param, asked, f"at most {limits.max_logprob_cells} values", "Lower n, max_tokens or logprobs."
         )
 
 

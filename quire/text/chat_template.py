@@ -1,13 +1,15 @@
 """Messages to a prompt by the checkpoint's Jinja template. Owns finding templates, checking messages, and rendering.
 
 Does not own the sandbox and its limits (`text/sandbox`). Templates come from the operator alone, never from a request.
-Invariant: any messages give either a string or a RequestError that names the message at fault, in bounded time.
+Invariants: any messages give either a string or a RequestError that names the message at fault, in bounded time; of
+each character of the string it is known whether the template wrote it (`text/origin`).
 """
 
 from __future__ import annotations
 
 import json
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,12 +17,15 @@ import jinja2
 import jinja2.meta
 
 from quire.core.errors import ConfigError, InvalidParameter, RequestError, shown
+from quire.core.files import read_regular
+from quire.text.origin import MIXTURES, Origin, TracedText, origins_of, plain, texts_of, traced
 from quire.text.sandbox import MAX_SOURCE_CHARS, ChatEnvironment, TemplateLimit
 from quire.text.tokenizer import read_tokenizer_config, special_strings
 
 RESERVED: Final = """messages tools documents conversation add_generation_prompt continue_final_message chat_template
     tokenize tokenizer_kwargs padding truncation max_length return_dict return_tensors return_assistant_tokens_mask"""
 """Names that a request may not use in `chat_template_kwargs`; nor those of special tokens and template functions."""
+MAX_TEMPLATE_BYTES: Final = 4 * MAX_SOURCE_CHARS
 _TEMPLATE_FAILS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -35,6 +40,10 @@ _TEMPLATE_FAILS = (
 _MARK: Final = "\ue000CONTINUE\ue001"
 """Stands at the end of the last message while it is rendered, to find that place again; a space follows it, by which
 one sees whether the template trims messages."""
+_WRITTEN_BY_MODEL: Final = frozenset(("content", "reasoning", "reasoning_content", "thinking"))
+"""What the model itself wrote in an assistant's message."""
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+"""A role that names a kind of message. Templates make marks of it, as `'<|' + message.role + '|>'`."""
 
 Message = Mapping[str, Any]
 
@@ -42,8 +51,12 @@ Message = Mapping[str, Any]
 class ChatTemplate:
     """The templates of one checkpoint: 'default', and 'tool_use' if it has one for requests with tools."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        """Compile and try out. ConfigError if a template is not valid, or exceeds the limits for one short message."""
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str], traces: bool = True) -> None:
+        """Compile and try out. ConfigError if a template is not valid, or exceeds the limits for one short message.
+
+        traces: False gives plain strings, in which marks written by a request are as good as the template's.
+        """
+        self._traces = traces
         self._environment = ChatEnvironment()
         self._special_tokens = dict(special_tokens)
         self.sources = dict(sources)
@@ -56,7 +69,9 @@ class ChatTemplate:
         """Whether a template takes content as a list of parts (True), as a string (False), or both (None)."""
 
     @classmethod
-    def load(cls, folder: pathlib.Path, override: pathlib.Path | None = None) -> ChatTemplate | None:
+    def load(
+        cls, folder: pathlib.Path, override: pathlib.Path | None = None, traces: bool = True
+    ) -> ChatTemplate | None:
         """The template in file `override`, else those of the checkpoint; None if it has none.
 
         Looks where transformers does: chat_template.jinja and additional_chat_templates/*.jinja, else
@@ -67,7 +82,7 @@ class ChatTemplate:
         sources = {"default": _read(override)} if override is not None else _find(folder, config)
         if not sources:
             return None
-        return cls(sources, special_strings(config))
+        return cls(sources, special_strings(config), traces)
 
     def render(
         self,
@@ -78,7 +93,8 @@ class ChatTemplate:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Encode it without adding special tokens: the template writes them.
+        """The prompt. Encode it without adding special tokens: the template writes them. It is a `TracedText`, from
+        which the tokenizer makes marks only where the template, or a role, wrote them.
 
         messages: each with a role, and content that is a string, a list of text parts, or absent.
         continue_final_message: leave the last message open, so that the model goes on with it.
@@ -98,8 +114,10 @@ class ChatTemplate:
         variables = {
             **self._special_tokens,
             **self._checked_kwargs(kwargs or {}),
-            "messages": chat,
-            "tools": None if tools is None else [_plain(tool, f"tools[{i}]") for i, tool in enumerate(tools)],
+            "messages": [self._traced_message(message) for message in chat],
+            "tools": None
+            if tools is None
+            else self._traced([_plain(tool, f"tools[{i}]") for i, tool in enumerate(tools)]),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -110,7 +128,27 @@ class ChatTemplate:
         except _TEMPLATE_FAILS as error:
             reason = shown(str(error)) if isinstance(error, jinja2.TemplateError) else type(error).__name__
             raise RequestError(f"the chat template refused these messages: {reason}", param="messages") from None
-        return _cut_at_mark(text) if continue_final_message else text
+        if continue_final_message:
+            text = _cut_at_mark(text)
+        if not self._traces:
+            return plain(text)
+        if isinstance(text, TracedText) and any(mixture in origins_of(text) for mixture in MIXTURES):
+            said = list(variables.values())
+            text.said = {origin: texts_of(said, origin) for origin in (Origin.MODEL, Origin.REQUEST)}
+        return text
+
+    def _traced(self, value: Any, origin: Origin = Origin.REQUEST) -> Any:
+        return traced(value, origin) if self._traces else value
+
+    def _traced_message(self, message: dict[str, Any]) -> dict[str, Any]:
+        found = {}
+        for key, value in message.items():
+            if key == "role" and _ROLE.fullmatch(value):
+                found[key] = value
+            else:
+                by_model = message["role"] == "assistant" and key in _WRITTEN_BY_MODEL
+                found[self._traced(key)] = self._traced(value, Origin.MODEL if by_model else Origin.REQUEST)
+        return found
 
     def _compile(self, name: str, source: str) -> jinja2.Template:
         if len(source) > MAX_SOURCE_CHARS:
@@ -150,19 +188,19 @@ class ChatTemplate:
             taken = name in RESERVED.split() or name in self._special_tokens or name in self._environment.globals
             if taken or not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
                 raise InvalidParameter("chat_template_kwargs", name, "free of reserved names")
-        return {name: _plain(value, "chat_template_kwargs") for name, value in kwargs.items()}
+        return {name: self._traced(_plain(value, "chat_template_kwargs")) for name, value in kwargs.items()}
 
 
 def _find(folder: pathlib.Path, config: Mapping[str, Any]) -> dict[str, str]:
     sources: dict[str, str] = {}
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         sources[path.stem] = _read(path)
-    if (folder / "chat_template.jinja").is_file():
+    if (folder / "chat_template.jinja").exists():
         sources["default"] = _read(folder / "chat_template.jinja")
     if sources:
         return sources
     found = config.get("chat_template")
-    if (folder / "chat_template.json").is_file():
+    if (folder / "chat_template.json").exists():
         found = _chat_template_json(folder / "chat_template.json")
     if isinstance(found, str):
         return {"default": found}
@@ -184,9 +222,11 @@ def _chat_template_json(path: pathlib.Path) -> object:
 
 def _read(path: pathlib.Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"chat template {path.name} cannot be read: {type(error).__name__}") from None
+        return read_regular(path, MAX_TEMPLATE_BYTES).decode()
+    except OSError as error:
+        raise ConfigError(f"the chat template {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"the chat template {path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _checked_messages(messages: Sequence[Message], wants_parts: bool | None) -> list[dict[str, Any]]:

@@ -1,16 +1,16 @@
 """Grammars for constrained output: from `StructuredOutputsParams` to a matcher that says which tokens may come next.
 
-Owns the translation into llguidance's grammars, their compilation within limits, and a cache of compiled ones. Does not
-own which sequence has which matcher (`engine/grammars`).
-Invariants: a grammar that was compiled allows at least one token at its beginning; compiling and masking are bounded
-by fuel, not by trust; nothing is fetched; no error shows more than a piece of the user's own text.
+Owns the translation into llguidance's grammars, their compilation, and a cache of compiled ones. Does not own which
+sequence has which matcher (`text/matchers`). The library can overflow its stack and can loop for ever: whoever calls
+this with a stranger's grammar does so in a process that may die (`engine/grammars/process`).
+Invariants: a grammar that was compiled allows at least one token at its beginning; nothing is fetched; no error shows
+more than a piece of the user's own text.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import json
 import threading
@@ -20,9 +20,9 @@ from typing import Any, Final
 
 import llguidance
 import msgspec
-from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
 
-from quire.core.errors import SHOWN_CHARS, InvalidParameter, RequestError
+from quire.core.errors import INVALID_GRAMMAR, SHOWN_CHARS, InvalidParameter, RequestError
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.structured import StructuredOutputsParams, check_json
 from quire.text.matcher import Matcher, first_line
@@ -48,8 +48,6 @@ SPACE_PATTERN: Final = r"[\x20\x0A\x0D\x09]{1,32}"
 """White space between the parts of JSON: enough to indent, too little to be a way of never coming to the point."""
 
 QUOTE: Final = '"'
-MAX_KNOWN: Final = 8192
-"""Grammars of which a checker knows that they compile, 16 bytes each."""
 
 JsonObject = dict[str, Any]
 
@@ -89,6 +87,10 @@ class GrammarCompiler:
         self._cached_bytes = 0
         self._max_strands = max_strands
         self._strand_ids = itertools.count()
+
+    def prepare(self) -> None:
+        """Read the vocabulary now, not with the first grammar. RequestError if the model has no end token."""
+        self._vocabulary_once()
 
     def cached(self, grammar: str) -> Matcher | None:
         """A fresh matcher if this grammar is compiled already."""
@@ -174,32 +176,6 @@ def _cost_of(grammar: str) -> int:
     return _BASE_COST + 16 * len(grammar)
 
 
-class GrammarChecker:
-    """Which parameters give a grammar that compiles. It remembers the good ones: the engine compiles them again."""
-
-    def __init__(self, compiler: GrammarCompiler) -> None:
-        self._compiler = compiler
-        self._known: collections.OrderedDict[bytes, None] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def checked(self, params: StructuredOutputsParams) -> str:
-        """The grammar of verified parameters. RequestError if it is of no use. Safe to call from several threads."""
-        grammar = grammar_of(params)
-        key = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
-        with self._lock:
-            if key in self._known:
-                self._known.move_to_end(key)
-                return grammar
-        if params.begins_after is not None:  # what follows is not reached by a look at the beginning
-            self._compiler.compile(grammar_of(msgspec.structs.replace(params, begins_after=None)))
-        self._compiler.compile(grammar)
-        with self._lock:
-            self._known[key] = None
-            while len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-        return grammar
-
-
 class _Vocabulary:
     """What llguidance asks of a tokenizer."""
 
@@ -255,7 +231,7 @@ def refused(reason: str) -> RequestError:
     return RequestError(
         f"The output cannot be constrained by this schema or grammar: {reason}.",
         param="structured_outputs",
-        code="invalid_grammar",
+        code=INVALID_GRAMMAR,
     )
 
 
@@ -302,11 +278,11 @@ def _close_objects(node: object) -> None:
 
 
 def _lark(grammar: str) -> str:
-    """Lark as it is; GBNF and EBNF are translated."""
+    """Lark as it is; GBNF and EBNF are translated. The library says what is wrong with them by whatever exception."""
     try:
         return any_to_lark(grammar)
-    except (GbnfToLarkError, RecursionError) as error:
-        raise refused(f"it is neither Lark nor GBNF: {first_line(str(error))}") from None
+    except Exception as error:
+        raise refused(f"it is neither Lark nor GBNF: {first_line(str(error)) or type(error).__name__}") from None
 
 
 class _Structure(msgspec.Struct, forbid_unknown_fields=True):

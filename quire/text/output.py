@@ -9,16 +9,17 @@ from collections.abc import Sequence
 
 from quire.core.sampling import SamplingParams
 from quire.text.detokenizer import Detokenizer
-from quire.text.stop import StopMatcher
+from quire.text.stop import StopMatcher, StopStrings
 from quire.text.tokenizer import Tokenizer
 
 
 class TextStream:
     """Tokens in, text out."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, stops: StopStrings | None = None) -> None:
+        """stops: those of `params`, shared by the sequences of a request; None makes them."""
         self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
-        self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output) if params.stop else None
+        self._matcher = StopMatcher(stops or params.stop, params.include_stop_str_in_output) if params.stop else None
         self._n_unchecked = params.min_tokens if params.stop else 0
         """Tokens whose text may contain stop strings, because `min_tokens` is not reached."""
         self._ended = False

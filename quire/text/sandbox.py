@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import re
 import threading
 import time
@@ -21,6 +20,21 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 from jinja2 import nodes, parser, runtime, visitor
+from markupsafe import Markup
+
+from quire.text.filters import FOLLOWED, OWN, PASSING
+from quire.text.origin import (
+    Origin,
+    TracedText,
+    as_text,
+    blend,
+    derived,
+    filled,
+    formatted,
+    is_traced,
+    joined,
+    plain,
+)
 
 MAX_SOURCE_CHARS: Final = 1 << 19
 MAX_OUTPUT_CHARS: Final = 1 << 23
@@ -133,6 +147,10 @@ class _Hooks(visitor.NodeTransformer):
         self.generic_visit(node)
         return _through("_spend", node)
 
+    def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> NoReturn:
+        """Escaped text cannot be followed, and no prompt is HTML."""
+        raise jinja2.TemplateSyntaxError("{% autoescape %} is not supported", node.lineno)
+
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
         self.generic_visit(node)
         return _through("_spend", node) if node.ctx == "load" else node
@@ -174,14 +192,17 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         allowed = {name: self.filters[name] for name in FILTERS.split()}
         self.filters = {name: self._limited(name, function) for name, function in allowed.items()}
-        self.filters["tojson"] = self._limited("tojson", _tojson)
+        self.filters |= {name: self._limited(name, function) for name, function in OWN.items()}
         self.filters |= {"_each": self._each, "_concat": self._concat, "_spend": self._budget.spend}
         self.globals.pop("lipsum")
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     def render(self, template: jinja2.Template, variables: dict[str, Any]) -> str:
-        """The text of one rendering. Raises TemplateLimit, or whatever the template's expressions raise."""
+        """The text of one rendering, traced if a variable is (see `text/origin`).
+
+        Raises TemplateLimit, or whatever the template's expressions raise.
+        """
         self._budget.start()
         try:
             pieces, n_chars = [], 0
@@ -191,7 +212,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 n_chars += len(piece)
                 if n_chars > MAX_OUTPUT_CHARS:
                     raise TemplateLimit(f"the chat template writes more than {MAX_OUTPUT_CHARS} characters")
-            return "".join(pieces)
+            return joined(pieces)
         finally:
             self._budget.stop()
 
@@ -201,13 +222,21 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Jinja's own `str.format`, checked before it runs."""
-        wrapped = super().wrap_str_format(value)
+        owner = getattr(value, "__self__", None)
+        bare = plain(owner).format if isinstance(owner, TracedText) and value.__name__ == "format" else value
+        wrapped = super().wrap_str_format(bare)
         if wrapped is None:
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:
-            _check_product("format", value.__self__, [*args, *kwargs.values()])
-            return wrapped(*args, **kwargs)
+            _check_product("format", owner, [*args, *kwargs.values()])
+            if isinstance(owner, Markup):
+                return derived(wrapped(*args, **kwargs), [owner, args, kwargs])  # type: ignore[no-any-return]
+
+            def make(values: list[Any]) -> str:
+                return wrapped(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
+
+            return formatted(make, owner, [*args, *kwargs.values()])
 
         return checked
 
@@ -222,7 +251,16 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 _check_product(name, owner, [*args, *named.values()])
             elif name == "replace":
                 _check_replace(owner, *args, **named)
+            return __self._budget.spend(__self._of_text(__context, __obj, args, kwargs))
         return __self._budget.spend(super().call(__context, __obj, *args, **kwargs))
+
+    def _of_text(self, context: runtime.Context, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a method of a str. One of the template's own text keeps what it does to traced arguments."""
+        owner = method.__self__
+        if type(owner) is str and blend([args, kwargs]) != Origin.TEMPLATE:
+            method = getattr(TracedText(owner, Origin.TEMPLATE), method.__name__)
+        result = super().call(context, method, *args, **kwargs)
+        return result if isinstance(method.__self__, TracedText) else derived(result, [owner, args, kwargs])
 
     def call_binop(self, context: runtime.Context, operator: str, left: Any, right: Any) -> Any:
         """The operators of `intercepted_binops`."""
@@ -234,7 +272,12 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif operator == "*" and not (isinstance(left, (int, float)) and isinstance(right, (int, float))):
             first, other = (right, left) if isinstance(left, int) else (left, right)
             _check_product(operator, first, [other])
-        result = super().call_binop(context, operator, left, right)
+        if operator == "%" and isinstance(left, str) and not isinstance(left, Markup):
+            result: Any = filled(left, right)
+        else:
+            result = super().call_binop(context, operator, left, right)
+        if isinstance(result, str) and not is_traced(result):
+            result = derived(result, [left, right])
         if isinstance(result, int) and result.bit_length() > MAX_BITS:
             _too_large()
         return self._budget.spend(result)
@@ -256,7 +299,10 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 _check_product(name, given[0], [*given[1:], *kwargs.values()])
             elif name == "replace":
                 _check_replace(*given, **kwargs)
-            return self._budget.spend(function(*args[:n_own], *given, **kwargs))
+            result = function(*args[:n_own], *given, **kwargs)
+            if isinstance(result, str) and name not in PASSING and not (name in FOLLOWED and is_traced(result)):
+                result = derived(result, [given, kwargs])
+            return self._budget.spend(result)
 
         return limited
 
@@ -269,19 +315,20 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _printed(self, value: Any) -> str:
         """What `{{ value }}` writes."""
-        return value if isinstance(value, str) else str(self._budget.spend(str(value)))
+        text = as_text(value)
+        return text if isinstance(value, str) else str(self._budget.spend(text))
 
     def concat(self, pieces: Iterable[str]) -> str:
         """Joins what a macro, a block or `{% set %}` has written."""
         pieces = list(pieces)
         if sum(map(len, pieces)) > MAX_VALUE:
             _too_large()
-        return str(self._budget.spend("".join(pieces)))
+        return str(self._budget.spend(joined(pieces)))
 
     def _concat(self, parts: list[Any]) -> str:
         """The `~` operator."""
         measure(parts)
-        return str(self._budget.spend("".join(map(str, parts))))
+        return str(self._budget.spend(joined(map(as_text, parts))))
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -290,15 +337,4 @@ def _raise_exception(message: object) -> NoReturn:
 
 def _strftime_now(form: str) -> str:
     _check_product("strftime", form, ["longest of one field"])
-    return datetime.datetime.now().strftime(form)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """As transformers defines it: no HTML escapes, and json.dumps' options."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return str(derived(datetime.datetime.now().strftime(form), form))

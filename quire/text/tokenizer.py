@@ -11,7 +11,7 @@ import json
 import pathlib
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -19,12 +19,17 @@ import tokenizers
 from tokenizers import processors
 
 from quire.config.gguf import is_gguf, read_header
-from quire.core.errors import ConfigError, InvalidParameter, LoadError
+from quire.core.errors import ConfigError, ContextLengthExceeded, InvalidParameter, LoadError
+from quire.core.files import read_regular
 from quire.text.gguf_tokenizer import build_tokenizer, tokenizer_config
+from quire.text.marks import Marks
+from quire.text.origin import TracedText, plain
 
 PROBES: Final = ("a" * 4000 + "!", " " * 4000 + "x", "1" * 4000, "\n" * 4000, "é́" * 1000, "😀‍" * 1000, "a-" * 2000)
 MAX_PROBE_S: Final = 2.0
 """Longest time for all of `PROBES`; a pre-tokenizer whose regular expression backtracks takes longer."""
+MAX_FILE_BYTES: Final = 1 << 30
+"""Of tokenizer.json and of each file beside it."""
 SPECIAL_NAMES: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -41,8 +46,10 @@ class Tokenizer(Protocol):
         """One more than the largest token id."""
         ...
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; InvalidParameter if it is not valid Unicode."""
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """Token ids of `text`; InvalidParameter if it is not valid Unicode, ContextLengthExceeded if they are more than
+        `most`. Special tokens written out in it become special tokens, but of a `TracedText` only those that its
+        template wrote."""
         ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -107,6 +114,7 @@ class HfTokenizer:
         _set_bos_and_eos(self, config)
         self._shown = _Pieces(self, frozenset())
         self._skipping = _Pieces(self, self.special_ids)
+        self._marks: Marks | None = None
 
     @classmethod
     def load(cls, folder: pathlib.Path, n_embeddings: int | None = None) -> HfTokenizer:
@@ -136,17 +144,28 @@ class HfTokenizer:
     def __len__(self) -> int:
         return self._len
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See `Tokenizer.encode`. Text is read as it is, so special tokens written out in it become special tokens."""
-        try:
-            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except TypeError:
-            raise InvalidParameter("prompt", ascii(text), "valid Unicode text (it has unpaired surrogates)") from None
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # the library's regular-expression engine gave up
-                raise
-            raise InvalidParameter("prompt", text, "text that this model's tokenizer can split") from None
-        return batch[0].ids
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> list[int]:
+        """See `Tokenizer.encode`."""
+        if isinstance(text, TracedText):
+            return self._encode_traced(text, add_special_tokens, most)
+        return _encode(self._backend, text, add_special_tokens, most)
+
+    def learn_marks(self, sources: Collection[str]) -> None:
+        """Take note of which tokens the chat templates in `sources` use as marks (see `text/marks`)."""
+        self._marks = Marks(self._backend, sources)
+
+    def _encode_traced(self, text: TracedText, add_special_tokens: bool, most: int | None) -> list[int]:
+        if self._marks is None:
+            self.learn_marks(())
+            assert self._marks is not None
+        token_ids = untrusted = _encode(self._backend, plain(text), False, most)
+        if not self._marks.are_trusted(text, untrusted):
+            token_ids = self._marks.restored(_encode(self._marks.backend, self._marks.renamed(text), False, most))
+        if not add_special_tokens:
+            return token_ids
+        whole = _encode(self._backend, plain(text), add_special_tokens=True)
+        n_before = next(i for i in range(len(whole) + 1) if whole[i : i + len(untrusted)] == untrusted)
+        return [*whole[:n_before], *token_ids, *whole[n_before + len(untrusted) :]]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
@@ -178,6 +197,25 @@ class HfTokenizer:
     def set_post_processor(self, template: str, special: list[tuple[str, int]]) -> None:
         """What `add_special_tokens` adds around a text ('$A')."""
         self._backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
+
+
+def _encode(
+    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, most: int | None = None
+) -> list[int]:
+    try:
+        batch = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    except TypeError:
+        raise InvalidParameter("prompt", ascii(text), "valid Unicode text (it has unpaired surrogates)") from None
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the library's regular-expression engine gave up
+            raise
+        raise InvalidParameter("prompt", text, "text that this model's tokenizer can split") from None
+    found = batch[0]
+    if most is not None and len(found) > most:  # before the list is made, which keeps the interpreter
+        raise ContextLengthExceeded(
+            f"the text has {len(found)} tokens, at most {most} can be taken: shorten it", param="prompt"
+        )
+    return found.ids
 
 
 class _Style:
@@ -243,10 +281,10 @@ def read_tokenizer_config(folder: pathlib.Path) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / name
-        if not path.is_file():
+        if not path.exists():
             continue
         try:
-            read = json.loads(path.read_text(encoding="utf-8"))
+            read = json.loads(_content(path))
         except (ValueError, RecursionError) as error:
             raise LoadError(f"{name} is damaged: {error}; download the checkpoint again") from None
         if not isinstance(read, dict):
@@ -268,7 +306,7 @@ def special_strings(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _read_tokenizer(folder: pathlib.Path) -> tuple[tokenizers.Tokenizer, _TokenizerFile]:
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not path.exists():
         others = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json")
         found = [name for name in others if (folder / name).exists()]
         there = f"only {', '.join(found)}" if found else "no tokenizer file"
@@ -277,7 +315,7 @@ def _read_tokenizer(folder: pathlib.Path) -> tuple[tokenizers.Tokenizer, _Tokeni
             "transformers.AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER), pass another folder with "
             "--tokenizer, or serve token ids only with --skip-tokenizer-init"
         )
-    content = path.read_bytes()
+    content = _content(path)
     try:
         parts = msgspec.json.decode(content, type=_TokenizerFile)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -287,6 +325,13 @@ def _read_tokenizer(folder: pathlib.Path) -> tuple[tokenizers.Tokenizer, _Tokeni
         return tokenizers.Tokenizer.from_buffer(content), parts
     except Exception as error:  # the library raises no narrower class
         raise LoadError(f"tokenizer.json cannot be read: {error}; download the checkpoint again") from None
+
+
+def _content(path: pathlib.Path) -> bytes:
+    try:
+        return read_regular(path, MAX_FILE_BYTES)
+    except OSError as error:
+        raise LoadError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _check_added_tokens(added: list[_AddedToken]) -> None:

@@ -344,6 +344,18 @@ def test_public_names() -> None:
             "EngineConfig",
             "QuireError",
             "StructuredOutputsParams",
+            "AsyncEngineArgs",
+            "EmbeddingOutput",
+            "EmbeddingRequestOutput",
+            "EngineArgs",
+            "PoolingOutput",
+            "PoolingParams",
+            "PoolingRequestOutput",
+            "PromptType",
+            "ScoringOutput",
+            "ScoringRequestOutput",
+            "TextPrompt",
+            "TokensPrompt",
             "__version__",
         ]
     )

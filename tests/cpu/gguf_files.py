@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import gguf
@@ -11,16 +12,21 @@ import torch
 
 from benchmarks.peers.models import gguf_name, interleave
 
+UNWRITTEN = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+"""Types that the package cannot quantise to → bytes where the float16 numbers of a block begin."""
+
 
 def quantised(weight: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
     """Bytes of a matrix; random small blocks for the types that the package cannot quantise to."""
     kind = gguf.GGMLQuantizationType[dtype]
-    if dtype not in ("Q4_K", "Q6_K"):
+    if dtype not in UNWRITTEN:
         return gguf.quants.quantize(weight, kind)
     block_len, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     random = np.random.default_rng(weight.size)
     blocks = random.integers(0, 256, (weight.size // block_len, block_bytes), dtype=np.uint8)
-    for start in {"Q4_K": (0, 2), "Q6_K": (208,)}[dtype]:
+    for start in UNWRITTEN[dtype]:
         blocks[:, start : start + 2] = np.array(2e-4, np.float16).reshape(1, 1).view(np.uint8)
     return blocks.reshape(weight.shape[0], -1)
 
@@ -29,11 +35,12 @@ def write_gguf(
     path: pathlib.Path,
     model: Any,
     architecture: str,
-    dtype: str = "F32",
+    dtype: str | Callable[[str], str] = "F32",
     tokens: dict[str, Any] | None = None,
     **keys: float | str | bool,
 ) -> pathlib.Path:
-    """Write a transformers model. tokens: key after 'tokenizer.' → value. keys: further ones of the architecture."""
+    """Write a transformers model. dtype: of the matrices, or a function of the tensor's name in the
+    file. tokens: key after 'tokenizer.' → value. keys: further ones of the architecture."""
     config, writer = model.config, gguf.GGUFWriter(path, architecture)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
@@ -60,11 +67,11 @@ def write_gguf(
             if architecture == "llama" and part in name:
                 weight = interleave(weight, n_heads)
         weight = weight.numpy()
-        matrix = weight.ndim == 2
-        if not matrix or dtype == "F32":
+        kind = dtype if isinstance(dtype, str) else dtype(gguf_name(name))
+        if weight.ndim != 2 or kind == "F32":
             writer.add_tensor(gguf_name(name), np.ascontiguousarray(weight, dtype=np.float32))
         else:
-            writer.add_tensor(gguf_name(name), quantised(weight, dtype), raw_dtype=gguf.GGMLQuantizationType[dtype])
+            writer.add_tensor(gguf_name(name), quantised(weight, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
     if config.rope_parameters["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_factors(config.rope_parameters, head_dim))
     writer.write_header_to_file()

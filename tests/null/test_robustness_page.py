@@ -6,8 +6,9 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-GROUPS = {"H": 15, "J": 13, "S": 17, "P": 12, "G": 11, "T": 10, "D": 13, "O": 11, "M": 15, "C": 9, "K": 9, "F": 17}
-GROUPS |= {"W": 4, "I": 9, "X": 6}
+GROUPS = {"H": 34, "J": 13, "S": 17, "P": 14, "G": 13, "T": 11, "D": 13, "O": 11, "M": 15, "C": 22, "K": 9, "F": 29}
+GROUPS |= {"W": 4, "I": 12, "X": 10}
+GROUPS |= {"B": 19}
 REASON = re.compile(r"n/a|no test|partly|benchmarks/|warning|left to")
 
 
@@ -29,7 +30,9 @@ def known_tests() -> dict[str, set[str]]:
 def test_every_case_stands_there_once() -> None:
     names = [row[0] for row in rows()]
     assert len(set(names)) == len(names)
-    assert {group: sum(name[0] == group for name in names) for group in GROUPS} == GROUPS
+    n_rows = {group: sum(name[0] == group for name in names) for group in GROUPS}
+    assert all(n_rows[group] >= least for group, least in GROUPS.items()), "a case is gone"
+    assert sum(n_rows.values()) == len(names), "a case of no group"
     assert all(len(row) == 4 and row[3] for row in rows()), "a case without a result"
 
 

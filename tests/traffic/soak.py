@@ -256,9 +256,9 @@ class Soak:
             protocol.append(f"{delta.request_id}[{delta.index}]: a delta after its end")
             return
         record.token_ids += delta.token_ids
-        record.logprobs += delta.logprobs or []
+        record.logprobs += [] if delta.logprobs is None else delta.logprobs.rows()
         if delta.prompt_logprobs is not None:
-            record.prompt_logprobs = delta.prompt_logprobs
+            record.prompt_logprobs = delta.prompt_logprobs.rows()
         if delta.finish_reason is not None:
             record.finish_reason, record.error = delta.finish_reason, delta.error
             self._ended[delta.finish_reason.value] += 1

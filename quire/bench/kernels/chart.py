@@ -13,6 +13,7 @@ from quire.bench import machine
 from quire.bench.kernels.measurement import Timing
 from quire.bench.plot import BLUE, GREEN, ORANGE
 from quire.core.errors import ConfigError, shown
+from quire.core.files import check_output
 
 GREY = "#9ca3af"
 OURS = (BLUE, "#7dd3fc", GREEN, "#1e3a8a")
@@ -27,8 +28,7 @@ def check_chart_path(path: str) -> None:
         raise ConfigError(f"--plot {shown(path)}: the name must end with .png")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install matplotlib")
-    if not pathlib.Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"--plot {shown(path)}: the folder does not exist")
+    check_output(path, "--plot")
 
 
 def write_chart(path: str, timings: Sequence[Timing], title: str) -> None:
@@ -60,7 +60,10 @@ def write_chart(path: str, timings: Sequence[Timing], title: str) -> None:
     handles = [panels[0].barh([-9], [0], color=colour) for colour in colours.values()]
     figure.legend(handles, colours.keys(), loc="outside upper right", fontsize=7, ncols=4)
     figure.suptitle(f"{title}\n{origin()}", fontsize=9, x=0.01, ha="left")
-    figure.savefig(path, dpi=110)
+    try:
+        figure.savefig(path, dpi=110)
+    except OSError as error:
+        raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
 
 
 def origin() -> str:

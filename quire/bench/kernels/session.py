@@ -11,7 +11,7 @@ from quire.bench.kernels.measurement import Progress, Results
 from quire.bench.kernels.registry import OPS
 from quire.bench.kernels.timing import timer
 from quire.bench.options import KernelBenchOptions
-from quire.config.flags import did_you_mean
+from quire.config.options import did_you_mean
 from quire.core import env
 from quire.core.errors import ConfigError, shown
 from quire.kernels import catalog

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import pathlib
 
 import numpy as np
 import torch
+
+from quire.core import host
 
 
 class _Arrived:
@@ -28,10 +29,10 @@ class CpuDevice:
             torch.set_num_threads(n_threads)
 
     def total_bytes(self) -> int:
-        return min(_meminfo("MemTotal"), _cgroup_limit())
+        return host.total_bytes()
 
     def free_bytes(self) -> int:
-        return min(_meminfo("MemAvailable"), _cgroup_limit())
+        return min(host.free_bytes(), host.address_bytes())
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # numpy asks for zeroed memory, which is mapped lazily; torch would write it all: 20 s for a pool of 6 GiB.
@@ -46,16 +47,3 @@ class CpuDevice:
 
     def synchronize(self) -> None:
         """Nothing is ever pending."""
-
-
-def _meminfo(field: str) -> int:
-    for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/meminfo has no {field}")
-
-
-def _cgroup_limit() -> int:
-    path = pathlib.Path("/sys/fs/cgroup/memory.max")
-    text = path.read_text().strip() if path.exists() else "max"
-    return 2**62 if text == "max" else int(text)

@@ -83,8 +83,13 @@ class Rounded:
         return PackedProduct(pack(weight, self.name))
 
 
-SCHEMES: Final[Mapping[str, Rounded | None]] = {"none": None, **{name: Rounded(name) for name in qgemm.SCHEMES}}
-"""Value of `--quantization` → scheme; None leaves the matrices in the model's dtype."""
+SCHEMES: Final[Mapping[str, Rounded | None]] = {
+    "auto": None,
+    "none": None,
+    **{name: Rounded(name) for name in qgemm.SCHEMES},
+}
+"""Value of `--quantization` → scheme; None rounds nothing: matrices are in the model's dtype, except those that 'auto'
+takes from a GGUF file as they are (`weights/gguf_exact`)."""
 
 
 def pack(weight: torch.Tensor, scheme: str) -> qgemm.PackedWeight:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from quire.compute.sample.top import top
 from quire.core.result import TokenLogprobs
 
 CACHE: Final = 1 << 15
@@ -30,7 +31,7 @@ class LogprobTensors:
     ranks: torch.Tensor
     """int32 [r]: 1 + the number of tokens that are strictly more probable."""
     top_ids: torch.Tensor
-    """int32 [r, k], most probable first."""
+    """int32 [r, k], most probable first, of equally probable ones the lowest id, whatever k is."""
     top_logprobs: torch.Tensor
     """float32 [r, k]."""
 
@@ -58,9 +59,11 @@ def _lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.T
     """Chosen, ranks, top ids and top logprobs of a few rows; targets: int64 [r, 1]."""
     chosen = logits.gather(1, targets)
     peaks = logits.amax(-1, keepdim=True)
-    normaliser = (logits - peaks).exp_().sum(-1, keepdim=True).log_().add_(peaks)
+    # on CUDA the order of the sum depends on the number of rows, which the rounding of float64 hides
+    total = (logits - peaks).exp_().sum(-1, keepdim=True, dtype=torch.float64 if logits.is_cuda else None)
+    normaliser = total.log_().add_(peaks).to(logits.dtype)
     ranks = torch.gt(logits, chosen, out=torch.empty_like(logits)).sum(-1).to(torch.int32) + 1
-    top_logits, top_ids = torch.topk(logits, k, dim=-1)
+    top_logits, top_ids = top(logits, k)
     return (chosen - normaliser)[:, 0], ranks, top_ids.to(torch.int32), top_logits - normaliser
 
 

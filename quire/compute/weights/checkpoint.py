@@ -10,14 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import stat
 from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from quire.compute.weights.header import Entry, read_header
+from quire.config.advice import listing
 from quire.config.fields import read_object
+from quire.core import files
 from quire.core.errors import ConfigError, LoadError, shown
 
 SINGLE: Final = "model.safetensors"
@@ -74,9 +75,13 @@ def _file_names(folder: pathlib.Path) -> tuple[list[str], dict[str, str]]:
     if weights:
         reason = f"{len(weights)} .safetensors files but no {INDEX} that says how they belong together"
     elif pickled:
-        reason = f"only pickled weights ({pickled[0]}), which can run code when loaded; convert them to safetensors"
+        reason = (
+            f"only pickled weights ({pickled[0]}), which can run code when they are loaded and so are never read."
+            " Take a revision of the model with *.safetensors, or convert it where you trust it, with transformers:"
+            " AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+        )
     else:
-        reason = "no .safetensors file"
+        reason = f"no .safetensors file beside config.json; it holds {listing(folder)}"
     raise LoadError(f"{folder} has {reason}")
 
 
@@ -107,13 +112,10 @@ def _read_shard(path: pathlib.Path) -> Shard:
 def open_regular(path: pathlib.Path) -> Iterator[int]:
     """A descriptor of a regular file, closed at the end. Raises LoadError for a FIFO, device, folder or broken link."""
     try:
-        # O_NONBLOCK: opening a FIFO without a writer must not hang.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = files.open_regular(path)
     except OSError as error:
         raise LoadError(f"cannot open {path}: {error.strerror}") from None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise LoadError(f"{path} is not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
@@ -22,11 +22,11 @@ from quire.compute.weights.gguf import separate_halves
 from quire.compute.weights.gguf_blocks import nibbles
 from quire.compute.weights.header import Entry
 from quire.core.errors import LoadError
-from quire.kernels import qgemm
+from quire.kernels import native, qgemm
 from quire.kernels.qgemm import weight as packing
 
-HELD: Final = {"int8-g32": ("Q8_0", "Q4_0"), "int4-g32": ("Q4_0",)}
-"""Scheme → types of tensors that it holds."""
+HELD: Final = {"int4-g32": ("Q4_0",), "int8-g32": ("Q8_0", "Q4_0")}
+"""Scheme → types of tensors that it holds; the smallest first."""
 EMBEDDING: Final = "model.embed_tokens.weight"
 BLOCK_LEN: Final = 32
 """Values in a block of either type, which share a scale."""
@@ -44,11 +44,18 @@ class Place:
     first_row: int
 
 
-def places(model: DenseModel, scheme: str, entries: dict[str, Entry]) -> dict[str, Place]:
-    """Give each layer of `model` that the scheme can hold as it is in the file a product to be filled.
+def schemes(quantization: str, device: str) -> tuple[str, ...]:
+    """Which of `HELD` may hold matrices for a value of `--quantization`: without one, any that is fast here."""
+    if quantization == "auto":
+        return tuple(HELD) if device == "cpu" and native.library() is not None else ()
+    return (quantization,) if quantization in HELD else ()
 
-    entries: name among the model's weights → tensor of the file. → name → where its blocks go. A tied head has the
-    blocks of the embedding, which is read a second time for the table itself.
+
+def places(model: DenseModel, allowed: tuple[str, ...], entries: dict[str, Entry]) -> dict[str, Place]:
+    """Give each layer of `model` that a scheme can hold as it is in the file a product to be filled.
+
+    allowed: see `schemes`; entries: name among the model's weights → tensor of the file. → name → where its blocks go.
+    A tied head has the blocks of the embedding, which is read a second time for the table itself.
     """
     parts: dict[Linear, dict[str, Entry]] = {}
     for name, layer in model.owners().items():
@@ -56,14 +63,22 @@ def places(model: DenseModel, scheme: str, entries: dict[str, Entry]) -> dict[st
             parts.setdefault(layer, {})[name] = entries[name]
     if model.head.is_tied:
         parts[model.head] = {EMBEDDING: entries[EMBEDDING]}
-    return {name: place for layer, found in parts.items() for name, place in _adopt(layer, scheme, found).items()}
+    return {name: place for layer, found in parts.items() for name, place in _adopt(layer, allowed, found).items()}
 
 
-def _adopt(layer: Linear, scheme: str, parts: dict[str, Entry]) -> dict[str, Place]:
-    """A place for each part in the order of rows; none where the scheme cannot hold them or one ends within a tile."""
-    entries = list(parts.values())
-    whole_tiles = all(entry.shape[0] % packing.TILE == 0 for entry in entries[:-1])
-    if not whole_tiles or any(entry.dtype not in HELD.get(scheme, ()) for entry in entries):
+def holder(parts: Iterable[Entry], allowed: tuple[str, ...]) -> str | None:
+    """The smallest of the allowed schemes for a layer of these parts, in the order of rows; None where none can hold
+    their types or one ends within a tile."""
+    entries = list(parts)
+    if any(entry.shape[0] % packing.TILE for entry in entries[:-1]):
+        return None
+    return next((name for name in allowed if all(entry.dtype in HELD[name] for entry in entries)), None)
+
+
+def _adopt(layer: Linear, allowed: tuple[str, ...], parts: dict[str, Entry]) -> dict[str, Place]:
+    """A place for each part; none where no scheme can hold them all."""
+    entries, scheme = list(parts.values()), holder(parts.values(), allowed)
+    if scheme is None:
         return {}
     n, k = sum(entry.shape[0] for entry in entries), entries[0].shape[1]
     packed = packing.empty(scheme, n, k, table=GRID if packing.SCHEMES[scheme].bits == 4 else ())

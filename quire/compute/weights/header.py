@@ -119,6 +119,6 @@ def _check_cover(entries: list[Entry], data_start: int, file_bytes: int, where: 
             raise LoadError(f"{where}: tensor {shown(entry.name)} {what} (byte {entry.start:,}, expected {end:,})")
         end += entry.n_bytes
     if end > file_bytes:
-        raise LoadError(f"{where} is truncated: it has {file_bytes:,} bytes of {end:,}")
+        raise LoadError(f"{where} is truncated: it has {file_bytes:,} bytes of {end:,}; fetch it again")
     if end < file_bytes:
         raise LoadError(f"{where} has {file_bytes - end:,} bytes after its last tensor")

@@ -10,8 +10,10 @@ import pathlib
 import re
 from typing import Final
 
+from quire.compute.weights.checkpoint import PICKLED
 from quire.config.gguf import is_gguf
 from quire.core.errors import ConfigError, LoadError, shown
+from quire.core.ticker import ticking
 
 BUNDLED: Final = {"": "demo", "demo": "demo", "demo-draft": "demo-draft"}
 """Model argument → folder of `quire/_models`. A local folder of such a name is reached as ./demo."""
@@ -22,10 +24,11 @@ _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}
 _MODELS: Final = pathlib.Path(__file__).resolve().parents[2] / "_models"
 
 
-def find_checkpoint(model: str, revision: str = "") -> pathlib.Path:
+def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> pathlib.Path:
     """The folder or file of `model`: a bundled name ('' is the demo), a local folder or GGUF file, or a hub's org/name.
 
     A local folder wins over a hub name. `revision` (branch, tag or commit) applies to the hub only.
+    download_dir: where models of the hub are kept; empty: the hub's own folder.
     Raises LoadError if there is no such folder or it cannot be fetched, ConfigError for a revision elsewhere.
     """
     if model in BUNDLED:
@@ -43,13 +46,16 @@ def find_checkpoint(model: str, revision: str = "") -> pathlib.Path:
         return path
     if path.exists():
         if not is_gguf(path):
-            raise LoadError(f"{shown(model)} is a file; name the folder of config.json and *.safetensors, or a *.gguf")
+            pickled = ", and pickled weights are never read: they can run code" if path.suffix in PICKLED else ""
+            raise LoadError(
+                f"{shown(model)} is a file{pickled}; name the folder of config.json and *.safetensors, or a *.gguf"
+            )
         if revision:
             raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a file", param="revision")
         return path
     if not _HUB_NAME.fullmatch(model):
         raise LoadError(f"{shown(model)} is neither an existing folder or .gguf file nor a hub name such as org/name")
-    return _download(model, revision)
+    return _download(model, revision, download_dir)
 
 
 def is_on_hub(model: str) -> bool:
@@ -57,14 +63,19 @@ def is_on_hub(model: str) -> bool:
     return model not in BUNDLED and not pathlib.Path(model).expanduser().exists()
 
 
-def _download(name: str, revision: str) -> pathlib.Path:
+def _download(name: str, revision: str, download_dir: str) -> pathlib.Path:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision or None, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED)
-        )
+        with ticking(f"fetching {name} from the hub"):
+            folder = huggingface_hub.snapshot_download(
+                name,
+                revision=revision or None,
+                cache_dir=pathlib.Path(download_dir).expanduser() if download_dir else None,
+                allow_patterns=list(WANTED),
+                ignore_patterns=list(UNWANTED),
+            )
     except LocalEntryNotFoundError:
         raise LoadError(
             f"{name} is not in the local hub cache and the hub cannot be reached (or HF_HUB_OFFLINE is set)."

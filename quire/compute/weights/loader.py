@@ -6,11 +6,12 @@ Invariant: everything that can be known from headers is checked before a paramet
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -29,6 +30,8 @@ from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
 from quire.config.gguf import BLOCKS, is_gguf
 from quire.core.errors import ConfigError, LoadError, shown
+from quire.core.ticker import ticking
+from quire.core.units import format_bytes
 
 BUFFER_BYTES: Final = 16 << 20
 TORCH_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -72,9 +75,9 @@ def load_model(
     """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
-    quantization: a name of `compute.quant.SCHEMES`; a matrix is quantised as soon as it is complete, so that few are
-    in memory in both forms. check_finite: refuse NaN and infinity. progress: show a bar; None shows it on a terminal
-    only.
+    quantization: a name of `compute.quant.SCHEMES`; 'auto' keeps blocks of a GGUF file. A matrix is quantised as soon
+    as it is complete, so that few are in memory in both forms. check_finite: refuse NaN and infinity. progress: show a
+    bar; None shows it on a terminal only.
     Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers.
     """
     if not 0 < max_model_len <= arch.max_position_scaled:
@@ -96,21 +99,34 @@ def load_model(
 
     if load_format == "dummy":
         model = build(device)
-        fill_random(_packing(model), seed, device)
+        total = sum(tensor.nbytes for _, tensor in model.weights())
+        with ticking("making random weights", total, format_bytes) as ticker:
+            fill_random(_packing(model, ticker.advance), seed, device)
     else:
-        in_gguf = is_gguf(folder)
-        if in_gguf and load_format == "safetensors":
-            raise ConfigError(f"load_format = 'safetensors', but {folder} is a GGUF file: leave it at auto")
-        shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
-        copies = _match(shards, build(torch.device("meta")), in_gguf)
+        shards, copies, in_gguf = find_copies(folder, build(torch.device("meta")), load_format)
         model = build(device)
         targets = Targets(model)
-        if in_gguf and scheme is not None:
+        allowed = gguf_exact.schemes(quantization, device.type) if in_gguf else ()
+        if allowed:
             entries = {copy.target: copy.entry for copy in copies[0] if not copy.compare}
-            targets.places = gguf_exact.places(model, scheme.name, entries)
+            targets.places = gguf_exact.places(model, allowed, entries)
         _stream(shards, copies, targets, check_finite, progress)
     model.pack()
     return model
+
+
+def find_copies(
+    folder: pathlib.Path, model: DenseModel, load_format: str
+) -> tuple[list[Shard], list[list[Copy]], bool]:
+    """(shards of a checkpoint, what each gives to `model`, whether it is a GGUF file), from headers alone.
+
+    Raises LoadError and ConfigError as `load_model`.
+    """
+    in_gguf = is_gguf(folder)
+    if in_gguf and load_format == "safetensors":
+        raise ConfigError(f"load_format = 'safetensors', but {folder} is a GGUF file: leave it at auto")
+    shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
+    return shards, _match(shards, model, in_gguf), in_gguf
 
 
 class Targets:
@@ -131,11 +147,14 @@ class Targets:
                 layer.pack()
 
 
-def _packing(model: DenseModel) -> Iterator[tuple[str, torch.Tensor]]:
+def _packing(model: DenseModel, advance: Callable[[int], object]) -> Iterator[tuple[str, torch.Tensor]]:
     """`model.weights()`, where what was given before the next is asked for has its values."""
     targets = Targets(model)
     for name in list(targets.tensors):
-        yield name, targets.tensors[name]
+        tensor = targets.tensors[name]
+        yield name, tensor
+        advance(tensor.nbytes)
+        del tensor  # or it would keep its matrix while that is packed
         targets.filled(name)
 
 
@@ -187,12 +206,16 @@ def _stream(
     buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8)
     total = sum(copy.entry.n_bytes for shard_copies in copies for copy in shard_copies)
     disable = None if progress is None else not progress
-    with tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=disable) as bar:
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(tqdm(total=total, unit="B", unit_scale=True, desc="Loading weights", disable=disable))
+        advance: Callable[[int], object] = bar.update
+        if bar.disable:
+            advance = stack.enter_context(ticking("loading weights", total, format_bytes)).advance
         for compare in (False, True):
             for shard, shard_copies in zip(shards, copies, strict=True):
                 chosen = [copy for copy in shard_copies if copy.compare == compare]
                 if chosen:
-                    _read_tensors(shard, chosen, targets, buffer, check_finite, bar)
+                    _read_tensors(shard, chosen, targets, buffer, check_finite, advance)
 
 
 def _read_tensors(
@@ -201,14 +224,14 @@ def _read_tensors(
     targets: Targets,
     buffer: torch.Tensor,
     check_finite: bool,
-    bar: tqdm,
+    advance: Callable[[int], object],
 ) -> None:
     with open_shard(shard) as descriptor:
         for copy in copies:
             if copy.target in targets.places and not copy.compare:
                 place = targets.places[copy.target]
                 for n_bytes in gguf_exact.fill(descriptor, copy.entry, place, copy.n_interleaved, shard.path):
-                    bar.update(n_bytes if copy.target != gguf_exact.EMBEDDING else 0)
+                    advance(n_bytes if copy.target != gguf_exact.EMBEDDING else 0)
                 if copy.target != gguf_exact.EMBEDDING:
                     targets.filled(copy.target)
                     continue
@@ -221,7 +244,7 @@ def _read_tensors(
                     raise LoadError(
                         f"{copy.entry.name} differs from {copy.target}, but tie_word_embeddings is true in config.json"
                     )
-                bar.update(piece.numel() * copy.entry.n_bytes // target.numel())
+                advance(piece.numel() * copy.entry.n_bytes // target.numel())
             if copy.n_interleaved:
                 separate_halves(targets.tensors[copy.target], copy.n_interleaved)
             if check_finite and not _is_finite(target):

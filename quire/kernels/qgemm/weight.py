@@ -97,6 +97,17 @@ def empty(scheme: str, n: int, k: int, unit: float = 1.0, table: tuple[int, ...]
     return PackedWeight(scheme, n, k, data, scales, unit, table)
 
 
+def packed_bytes(scheme: str, n: int, k: int) -> int:
+    """`PackedWeight.n_bytes` of a matrix [n, k] under one of `SCHEMES` or the values of `FLOATS`."""
+    n_rows = n + -n % TILE
+    if scheme not in SCHEMES:
+        itemsize = next(dtype.itemsize for dtype, name in FLOATS.items() if name == scheme)
+        return n_rows * (k + (k % 2 if scheme == "bfloat16" else 0)) * itemsize
+    form = SCHEMES[scheme]
+    whole = k + -k % (form.group or UNIT)
+    return n_rows * whole * form.bits // 8 + (n_rows * whole // form.group * 2 if form.group else n_rows * 4)
+
+
 def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
     """See op.py; weight: finite. unit: for scales of groups."""
     form = SCHEMES[scheme]

@@ -1,10 +1,41 @@
 // The live view of the engine: speed, counts and a map of the KV pages. Polls /v1/engine.
 
-import { $, adopt, request, server } from "./client.js";
-import { drawTree } from "./tree.js";
+import { request, server } from "./client.js";
+import { $, element } from "./dom.js";
+import { adopt } from "./settings.js";
+import { drawTree, nodeAt } from "./tree.js";
 
-const view = { samples: [], speeds: [], map: new Uint8Array(0), delay: 500 };
+const view = { samples: [], speeds: [], map: new Uint8Array(0), each: 1, pageSize: 0, tree: [], delay: 500 };
 const SPEEDS = 120;
+
+export function buildEngine() {
+  pointed("map", pageAt);
+  pointed("tree", (x, y) => nodeAt(x, y, view.pageSize));
+}
+
+/** Draw everything again: the size or the theme changed. */
+export function drawAll() {
+  if (!$("map").offsetParent) $("tip").hidden = true;
+  drawSpark();
+  drawMap();
+  drawTree(view.tree);
+}
+
+/** What the pointer stands on is named beside it; `told(x, y)` gives the words or "". */
+function pointed(id, told) {
+  const tip = $("tip"), hide = () => { tip.hidden = true; };
+  const show = (event) => {
+    const box = $(id).getBoundingClientRect(), words = told(event.clientX - box.left, event.clientY - box.top);
+    tip.hidden = !words;
+    if (!words) return;
+    tip.replaceChildren(...words.split("\n").map((line) => element("div", {}, line)));
+    tip.style.left = `${Math.max(8, Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8))}px`;
+    tip.style.top = `${event.clientY + 18 + tip.offsetHeight > innerHeight ? event.clientY - tip.offsetHeight - 10 : event.clientY + 18}px`;
+  };
+  $(id).addEventListener("pointermove", show);
+  $(id).addEventListener("pointerdown", show);
+  $(id).addEventListener("pointerleave", hide);
+}
 
 export async function look() {
   if (!document.hidden) {
@@ -37,8 +68,11 @@ function state(kind, text) {
 
 function show(info) {
   const { stats } = info;
-  if (server.model === null) adopt(info.default_sampling);
+  const { engine } = info;
+  if (server.model === null) adopt(info.default_sampling, engine.max_model_len);
   server.model = info.model;
+  server.room = engine.max_model_len;
+  view.pageSize = engine.page_size;
   $("model").textContent = $("model").title = info.model;
   document.title = info.model + " · Quire";
   state(info.healthy ? "good" : "bad", info.healthy ? (stats.n_running ? "working" : "ready") : "stalled");
@@ -55,15 +89,13 @@ function show(info) {
   $("held").textContent = percent(held, stats.n_pages) ?? "0 %";
   $("hits").textContent = percent(stats.prefix_hits, stats.prefix_queries) ?? "–";
   view.map = Uint8Array.from(atob(stats.page_map), (char) => char.charCodeAt(0));
-  drawTree(stats.tree);
+  view.tree = stats.tree;
   $("map").setAttribute("aria-label", `Map of the KV pages: ${held} held, ${stats.n_pages_cached} cached, of ${stats.n_pages}`);
-  const engine = info.engine;
-  const each = Math.ceil(stats.n_pages / Math.max(1, view.map.length));
+  const each = view.each = Math.ceil(stats.n_pages / Math.max(1, view.map.length));
   const many = each > 1 ? `, ${each} a cell,` : "";
   $("map-note").textContent = `${stats.n_pages.toLocaleString("en")} pages of ${engine.page_size} tokens${many} on ${engine.device}; ` +
     `context ${engine.max_model_len.toLocaleString("en")} tokens; Quire ${info.version}`;
-  drawSpark();
-  drawMap();
+  drawAll();
 }
 
 function percent(part, whole) { return whole > 0 ? Math.round((100 * part) / whole) + " %" : null; }
@@ -81,7 +113,7 @@ function canvas(id, height) {
 
 function colour(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 
-export function drawSpark() {
+function drawSpark() {
   const height = 40, { context, width } = canvas("spark", height);
   if (!width) return;
   context.fillStyle = colour("--line");
@@ -103,8 +135,21 @@ export function drawSpark() {
 /** Colours of bookbinder's cloth, ordered so that neighbours differ. */
 const BINDINGS = ["#c4543d", "#3f7fa6", "#cf9339", "#4f9a77", "#8a67b0", "#8f9a45", "#b35d8d", "#3f9aa0", "#a9744f", "#5b74c2", "#d0736c", "#6f8f5a"];
 
+let grid = null; // of the map as it was drawn: {across, pitch, tall}
+
+function pageAt(x, y) {
+  if (!grid) return "";
+  const across = Math.floor(x / grid.pitch), i = Math.floor(y / grid.tall) * grid.across + across;
+  if (across >= grid.across || i < 0 || i >= view.map.length) return "";
+  const owner = view.map[i], { each } = view;
+  const name = each > 1 ? `Pages ${i * each} to ${(i + 1) * each - 1}` : `Page ${i}`;
+  if (owner < 2) return `${name}\n${owner ? "cached: kept for a prompt that begins the same" : "free"}`;
+  const held = view.map.reduce((sum, one) => sum + (one === owner), 0) * each;
+  return `${name}\nheld by the request in slot ${owner - 2}, with ${held} page${held === 1 ? "" : "s"}`;
+}
+
 /** One small page for each page of the pool: free, cached, or the colour of the request that holds it. */
-export function drawMap() {
+function drawMap() {
   const n = view.map.length, width = $("map").clientWidth;
   if (!n || !width) return;
   const gap = n > 1500 ? 1 : 2;
@@ -112,6 +157,7 @@ export function drawMap() {
   const rows = (size) => Math.ceil(n / Math.floor((width + gap) / (size + gap)));
   while (cell > 2 && rows(cell) * (cell * 1.25 + gap) > 230) cell -= 0.5;
   const across = Math.floor((width + gap) / (cell + gap)), pitch = (width + gap) / across, tall = cell * 1.25;
+  grid = { across, pitch, tall: tall + gap };
   const { context } = canvas("map", Math.ceil(n / across) * (tall + gap));
   const fixed = [colour("--free"), colour("--cached")];
   const fills = new Map();

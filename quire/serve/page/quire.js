@@ -1,262 +1,100 @@
-// Quire's page: chat and raw completion over the public API, and a live view of the engine. No dependencies.
-// `client.js` holds tools, settings and the server's side; `engine.js` the live view; here are chat, completion and start.
+// The start of the page, and its frame: tabs, theme, the columns at both sides, the key, and what Escape does.
 
-import { $, announce, buildSettings, describe, element, explain, generate, grow, server, settings, store } from "./client.js";
-import { drawMap, drawSpark, look } from "./engine.js";
-import { why } from "./waterfall.js";
+import { buildChat, openLast, openTalk, stopChat } from "./chat.js";
+import { server } from "./client.js";
+import { buildSheet, mark, stopSheet } from "./completion.js";
+import { $, drawIcons, grow, icon, store } from "./dom.js";
+import { buildEngine, drawAll, look } from "./engine.js";
+import { buildSettings } from "./settings.js";
+import { buildShelf } from "./shelf.js";
 
-// ---------------------------------------------------------------- text as shown
+const dark = matchMedia("(prefers-color-scheme: dark)"), narrow = matchMedia("(max-width: 900px)");
 
-/** A little Markdown, built from nodes and never from HTML: fenced and inline code, bold, paragraphs. */
-function renderText(target, text) {
-  const nodes = [];
-  text.split(/^```/m).forEach((part, i) => {
-    if (i % 2 === 1) {
-      const code = part.replace(/^[^\n]*\n?/, "");
-      nodes.push(element("pre", { tabindex: "0" }, element("code", {}, code.replace(/\n$/, ""))));
-      return;
+// ---------------------------------------------------------------- tabs
+
+/** A row of tabs: a click or an arrow key chooses; `chosen(name)` hears of it. */
+function tabs(group, names, chosen) {
+  const choose = (name) => {
+    for (const each of names) {
+      const on = each === name;
+      $("tab-" + each).setAttribute("aria-selected", on);
+      $("tab-" + each).tabIndex = on ? 0 : -1;
+      $("panel-" + each).hidden = !on;
     }
-    for (const paragraph of part.split(/\n{2,}/)) {
-      const body = paragraph.replace(/^\n|\n$/g, "");
-      if (body) nodes.push(element("p", {}, ...inline(body)));
-    }
-  });
-  target.replaceChildren(...nodes);
-}
-
-function inline(text) {
-  return text.split(/(`[^`\n]+`|\*\*[^*\n]+\*\*)/).filter(Boolean).map((piece) => {
-    if (/^`[^`]+`$/.test(piece)) return element("code", {}, piece.slice(1, -1));
-    if (/^\*\*[^*]+\*\*$/.test(piece)) return element("strong", {}, piece.slice(2, -2));
-    return document.createTextNode(piece);
-  });
-}
-
-// ---------------------------------------------------------------- chat
-
-const STARTERS = ["What is 17 + 25?", "Hello! Who are you?", "Write a function that reverses a string.", "Extract name and age as JSON: Anna is 31 years old."];
-const chat = { messages: [], running: null };
-
-function buildChat() {
-  for (const text of STARTERS) $("starters").append(element("button", { type: "button", onclick: () => say(text) }, text));
-  $("chat-form").addEventListener("submit", (event) => { event.preventDefault(); chat.running ? stopChat() : say($("input").value.trim()); });
-  $("input").addEventListener("input", () => grow($("input")));
-  $("input").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      if (!chat.running) say($("input").value.trim());
-    }
-  });
-  $("chat-clear").addEventListener("click", () => {
-    stopChat();
-    chat.running = null;
-    busy($("chat-send"), false, "Send");
-    chat.messages = [];
-    $("messages").replaceChildren();
-    $("empty").hidden = false;
-    $("input").focus();
-  });
-  grow($("input"));
-}
-
-function say(text) {
-  if (!text || chat.running) return;
-  $("empty").hidden = true;
-  chat.messages.push({ role: "user", content: text });
-  const body = element("div", { class: "body" });
-  renderPlain(body, text);
-  $("messages").append(element("article", { class: "message user", "aria-label": "You" }, body));
-  $("input").value = "";
-  grow($("input"));
-  reply();
-}
-
-function renderPlain(target, text) { target.replaceChildren(element("p", {}, text)); }
-
-/** Ask for the next answer; the conversation ends with a user message. */
-async function reply() {
-  const body = element("div", { class: "body" });
-  const stats = element("p", { class: "stats" });
-  const article = element("article", { class: "message assistant", "aria-label": "Answer", "aria-busy": "true" },
-    element("div", { class: "who" }, server.model || "model"), body, stats);
-  for (const button of document.querySelectorAll(".again")) button.remove();
-  $("messages").append(article);
-  const answer = { role: "assistant", content: "" };
-  const running = { control: new AbortController() };
-  chat.running = running;
-  busy($("chat-send"), true, "Send");
-  scrollDown(true);
-  let scheduled = false;
-  const paint = () => { scheduled = false; const stick = atEnd(); renderText(body, answer.content); if (stick) scrollDown(true); };
-  try {
-    const messages = chat.messages.map(({ role, content }) => ({ role, content }));
-    if (settings.system.trim()) messages.unshift({ role: "system", content: settings.system });
-    const result = await generate("v1/chat/completions", { messages }, running.control.signal, (text) => {
-      answer.content += text;
-      if (!scheduled) { scheduled = true; requestAnimationFrame(paint); }
-    });
-    stats.append(...describe(result), why(result.id));
-    announce("Answer complete.");
-  } catch (error) {
-    if (error.name === "AbortError") stats.append(element("span", {}, "stopped"));
-    else article.append(element("p", { class: "error", role: "alert" }, explain(error)));
-  }
-  if (chat.running !== running) return; // cleared meanwhile
-  const stick = atEnd();
-  renderText(body, answer.content);
-  article.removeAttribute("aria-busy");
-  if (answer.content) {
-    chat.messages.push(answer);
-    stats.append(element("button", { class: "text", type: "button", onclick: () => navigator.clipboard?.writeText(answer.content) }, "copy"));
-  }
-  stats.append(element("button", { class: "text again", type: "button", onclick: () => again(article, answer) }, answer.content ? "regenerate" : "try again"));
-  chat.running = null;
-  busy($("chat-send"), false, "Send");
-  if (stick) scrollDown(true);
-}
-
-function again(article, answer) {
-  if (chat.running) return;
-  if (chat.messages.at(-1) === answer) chat.messages.pop();
-  article.remove();
-  reply();
-}
-
-function stopChat() { chat.running?.control.abort(); }
-
-function atEnd() { const talk = $("talk"); return talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60; }
-function scrollDown(now) { if (now) $("talk").scrollTop = $("talk").scrollHeight; }
-
-function busy(button, on, idle) {
-  button.textContent = on ? "Stop" : idle;
-  button.toggleAttribute("data-busy", on);
-}
-
-// ---------------------------------------------------------------- completion
-
-const sheet = { running: null, before: null };
-
-function buildSheet() {
-  const text = $("text");
-  text.value = store.get("text", "");
-  const sync = () => { $("backdrop").scrollTop = text.scrollTop; };
-  text.addEventListener("scroll", sync);
-  text.addEventListener("input", () => { sheet.before = null; mark(); store.set("text", text.value); });
-  text.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!sheet.running) goOn(); }
-  });
-  $("text-form").addEventListener("submit", (event) => { event.preventDefault(); sheet.running ? sheet.running.abort() : goOn(); });
-  $("text-undo").addEventListener("click", () => { undo(); text.focus(); });
-  $("text-again").addEventListener("click", () => { undo(); goOn(); });
-  $("text-clear").addEventListener("click", () => {
-    sheet.running?.abort();
-    text.value = "";
-    sheet.before = null;
-    $("text-stats").replaceChildren();
-    $("text-error").hidden = true;
-    mark();
-    store.set("text", "");
-    text.focus();
-  });
-  mark();
-}
-
-/** What the model wrote last stands on a coloured ground. */
-function mark() {
-  const { value } = $("text");
-  const made = sheet.before !== null && value.startsWith(sheet.before) ? value.slice(sheet.before.length) : "";
-  $("backdrop").replaceChildren(value.slice(0, value.length - made.length), made ? element("mark", {}, made) : "", "\n");
-  $("backdrop").scrollTop = $("text").scrollTop;
-  $("text-undo").disabled = $("text-again").disabled = sheet.before === null || Boolean(sheet.running);
-}
-
-function undo() {
-  if (sheet.before === null) return;
-  $("text").value = sheet.before;
-  sheet.before = null;
-  mark();
-}
-
-async function goOn() {
-  const text = $("text");
-  if (!text.value) { text.focus(); return; }
-  const control = new AbortController();
-  sheet.running = control;
-  sheet.before = text.value;
-  $("text-error").hidden = true;
-  $("text-stats").replaceChildren();
-  text.readOnly = true;
-  busy($("text-send"), true, "Continue");
-  mark();
-  let scheduled = false, pending = "";
-  const paint = () => {
-    scheduled = false;
-    text.value += pending;
-    pending = "";
-    text.scrollTop = text.scrollHeight;
-    mark();
+    store.set(group, name);
+    chosen(name);
   };
-  try {
-    const result = await generate("v1/completions", { prompt: text.value }, control.signal, (piece) => {
-      pending += piece;
-      if (!scheduled) { scheduled = true; requestAnimationFrame(paint); }
+  names.forEach((name, i) => {
+    $("tab-" + name).addEventListener("click", () => choose(name));
+    $("tab-" + name).addEventListener("keydown", (event) => {
+      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+      const other = names.at((i + (event.key === "ArrowRight" ? 1 : -1)) % names.length);
+      choose(other);
+      $("tab-" + other).focus();
     });
-    paint();
-    $("text-stats").append(...describe(result), why(result.id));
-    announce("Completion complete.");
-  } catch (error) {
-    paint();
-    if (error.name === "AbortError") $("text-stats").append(element("span", {}, "stopped"));
-    else { $("text-error").textContent = explain(error); $("text-error").hidden = false; }
-  }
-  sheet.running = null;
-  text.readOnly = false;
-  store.set("text", text.value);
-  busy($("text-send"), false, "Continue");
-  mark();
+  });
+  const first = store.get(group, names[0]);
+  choose(names.includes(first) ? first : names[0]);
 }
 
-// ---------------------------------------------------------------- start
+// ---------------------------------------------------------------- the columns at both sides
 
-function choose(mode) {
-  for (const name of ["chat", "text"]) {
-    const on = name === mode;
-    $("tab-" + name).setAttribute("aria-selected", on);
-    $("tab-" + name).tabIndex = on ? 0 : -1;
-    $("panel-" + name).hidden = !on;
-  }
-  $("system-field").hidden = mode !== "chat";
-  store.set("mode", mode);
-  document.body.dataset.side = "";
-  $("panel-toggle").setAttribute("aria-expanded", "false");
-  if (mode === "text") mark();
-  for (const id of ["input", "system", "stop"]) grow($(id));
+/** Which buttons open a column. On a narrow screen it covers the page, and only one is open. */
+const COLUMNS = { shelf: "shelf-toggle", side: "panel-toggle" };
+
+function isOpen(name) { return document.body.dataset[name] === "open"; }
+
+function setColumn(name, open, focus = true) {
+  document.body.dataset[name] = open ? "open" : "closed";
+  $(COLUMNS[name]).setAttribute("aria-expanded", String(open));
+  if (!narrow.matches) store.set(name, open);
+  else if (open) setColumn(name === "shelf" ? "side" : "shelf", false, false);
+  const covered = narrow.matches && (isOpen("shelf") || isOpen("side"));
+  $("main").inert = covered;
+  $("veil").hidden = !covered;
+  if (narrow.matches && focus) (open ? $(name).querySelector("button, input") : $(COLUMNS[name])).focus();
+  drawAll();
+  for (const id of ["system", "stop", "input"]) grow($(id));
+}
+
+function closeDrawers() {
+  if (!narrow.matches) return false;
+  const open = Object.keys(COLUMNS).filter(isOpen);
+  for (const name of open) setColumn(name, false);
+  return open.length > 0;
+}
+
+function fitColumns() {
+  for (const name of Object.keys(COLUMNS)) setColumn(name, !narrow.matches && store.get(name, true), false);
+}
+
+function buildColumns() {
+  for (const [name, button] of Object.entries(COLUMNS)) $(button).addEventListener("click", () => setColumn(name, !isOpen(name)));
+  for (const button of [$("veil"), ...document.querySelectorAll(".drawer-close")]) button.addEventListener("click", closeDrawers);
+  narrow.addEventListener("change", fitColumns);
+  fitColumns();
+}
+
+// ---------------------------------------------------------------- theme, key, keyboard
+
+function isDark() { return (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark"; }
+
+function setTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  $("theme").replaceChildren(icon(isDark() ? "sun" : "moon"));
+  $("theme").title = isDark() ? "Light" : "Dark";
+  drawAll();
 }
 
 function buildFrame() {
-  const tabs = { "tab-chat": "chat", "tab-text": "text" };
-  for (const [id, mode] of Object.entries(tabs)) {
-    $(id).addEventListener("click", () => { choose(mode); $(mode === "chat" ? "input" : "text").focus(); });
-    $(id).addEventListener("keydown", (event) => {
-      if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
-      const other = id === "tab-chat" ? "tab-text" : "tab-chat";
-      choose(tabs[other]);
-      $(other).focus();
-    });
-  }
-  document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { stopChat(); sheet.running?.abort(); }
-  });
   $("theme").addEventListener("click", () => {
-    const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    setTheme(dark ? "light" : "dark");
+    const wanted = isDark() ? "light" : "dark";
+    const own = (wanted === "dark") === dark.matches ? null : wanted; // what the system says needs no note
+    store.set("theme", own);
+    setTheme(own);
   });
-  $("panel-toggle").addEventListener("click", () => {
-    const open = document.body.dataset.side !== "open";
-    document.body.dataset.side = open ? "open" : "";
-    $("panel-toggle").setAttribute("aria-expanded", String(open));
-    if (open) { drawSpark(); drawMap(); }
-  });
+  dark.addEventListener("change", () => setTheme(store.get("theme", null)));
   $("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     server.key = $("key").value.trim();
@@ -265,20 +103,23 @@ function buildFrame() {
     $("key-form").hidden = true;
     $("input").focus();
   });
-  addEventListener("resize", () => { drawSpark(); drawMap(); grow($("input")); });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && !closeDrawers()) { stopChat(); stopSheet(); }
+    if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) { event.preventDefault(); openTalk(null); $("input").focus(); }
+  });
+  addEventListener("resize", () => { drawAll(); grow($("input")); });
 }
 
-function setTheme(theme) {
-  if (theme) document.documentElement.dataset.theme = theme;
-  store.set("theme", theme);
-  drawSpark();
-  drawMap();
-}
-
+drawIcons();
 buildSettings();
 buildChat();
 buildSheet();
+buildShelf(closeDrawers);
+buildEngine();
 buildFrame();
-if (store.get("theme", null)) setTheme(store.get("theme", null));
-choose(store.get("mode", "chat"));
+setTheme(store.get("theme", null));
+tabs("mode", ["chat", "text"], (mode) => { $("system-field").hidden = mode !== "chat"; if (mode === "text") mark(); else grow($("input")); });
+tabs("sidetab", ["engine", "settings"], () => { drawAll(); for (const id of ["system", "stop"]) grow($(id)); });
+buildColumns();
 look();
+openLast();

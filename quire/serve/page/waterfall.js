@@ -1,37 +1,41 @@
 // Where the time of one answer went: bars for queue, prompt and output, the steps it shared, and the reasons in words.
 
-import { element, explain, request } from "./client.js";
+import { element, iconButton } from "./dom.js";
+import { explain, request } from "./client.js";
 
-const NAMES = { queue: "queue", prompt: "prompt", output: "output" };
-
-/** A line that unfolds into the explanation of answer `id`; nothing is asked of the server before. */
-export function why(id) {
-  const body = element("div", { class: "waterfall" }, "…");
-  const details = element("details", { class: "why" }, element("summary", {}, "where the time went"), body);
-  details.addEventListener("toggle", async () => {
-    if (!details.open) return;
+/** A button, and what it unfolds: the explanation of answer `id`. Nothing is asked of the server before. */
+export function waterfall(id) {
+  const body = element("div", { class: "waterfall", hidden: "" });
+  const button = iconButton("clock", "Where the time went", async () => {
+    body.hidden = !body.hidden;
+    button.setAttribute("aria-expanded", String(!body.hidden));
+    if (body.hidden) return;
+    body.replaceChildren("…");
     try {
       const told = await (await request(`v1/requests/${encodeURIComponent(id)}/explain`)).json();
       body.replaceChildren(...told.parts.flatMap(show));
     } catch (error) {
-      body.replaceChildren(element("p", { class: "error" }, explain(error)));
+      body.replaceChildren(element("p", { class: "error" }, error.status === 404 ? "The server no longer knows of this answer: it remembers the latest ones." : explain(error)));
     }
-  });
-  return details;
+    body.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  }, "why");
+  button.setAttribute("aria-expanded", "false");
+  return { button, body };
 }
 
 function show(part) {
   const whole = Math.max(part.ended_s ?? 0, ...part.phases.map((phase) => phase.to_s ?? phase.from_s), 1e-6);
   const rows = part.phases.map(({ name, from_s, to_s }) => {
     const end = to_s ?? whole;
-    const track = element("span", { class: "track" }, bar("phase " + name, from_s / whole, end / whole));
+    const track = element("span", { class: "track", title: `${name}: from ${inMs(from_s)} to ${inMs(end)}` }, bar("phase " + name, from_s / whole, end / whole));
     if (name === "prompt") for (const chunk of part.chunks) track.append(bar("chunk", chunk.time_s / whole, chunk.time_s / whole));
     if (name === "output") for (const group of part.steps) {
       if (group.n_prompt_tokens) track.append(bar("beside", group.time_s / whole, group.time_s / whole));
     }
-    return element("div", { class: "phase-row" }, element("span", {}, NAMES[name] ?? name), track, element("span", {}, seconds(end - from_s)));
+    return element("div", { class: "phase-row" }, element("span", {}, name), track, element("span", {}, inMs(end - from_s)));
   });
-  return [...rows, ...part.reasons.map((reason) => element("p", { class: "fine" }, reason))];
+  const scale = element("div", { class: "phase-row scale", "aria-hidden": "true" }, element("span"), element("span", {}, element("i", {}, "0 ms"), element("i", {}, inMs(whole))), element("span"));
+  return [...rows, scale, ...part.reasons.map((reason) => element("p", { class: "fine" }, inWords(reason)))];
 }
 
 function bar(kind, from, to) {
@@ -41,6 +45,10 @@ function bar(kind, from, to) {
   return found;
 }
 
-function seconds(value) {
-  return value < 1 ? `${(1000 * value).toFixed(value < 0.01 ? 1 : 0)} ms` : `${value.toFixed(2)} s`;
+function inMs(seconds) {
+  const ms = 1000 * seconds;
+  return `${ms < 10 ? ms.toFixed(1) : Math.round(ms).toLocaleString("en")} ms`;
 }
+
+/** The server writes its durations in seconds with three decimals. */
+function inWords(reason) { return reason.replace(/\b(\d+\.\d{3}) s\b/g, (_, seconds) => inMs(Number(seconds))); }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pathlib
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import huggingface_hub
 import pytest
@@ -86,18 +86,32 @@ def test_the_engine_process_says_when_it_downloads(monkeypatch: pytest.MonkeyPat
     os.close(reading)
 
 
-async def test_m16_a_frontend_that_stalls_alone(checkpoint: pathlib.Path, fifo: pathlib.Path) -> None:
+@pytest.fixture
+def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Reading a chat template takes until this is set."""
+    answers = threading.Event()
+
+    def read(path: str, max_bytes: int) -> bytes:
+        answers.wait(60)
+        return b""
+
+    monkeypatch.setattr("quire.text.chat_template.read_regular", read)
+    yield answers
+    answers.set()
+
+
+async def test_m16_a_frontend_that_stalls_alone(checkpoint: pathlib.Path, stalled: threading.Event) -> None:
     async def engine() -> EngineReady:
         return READY
 
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match=f"of {checkpoint} .* load_timeout = 0.3 s after the engine"):
-        await load_beside(engine(), EngineConfig(model=str(checkpoint), chat_template=str(fifo), load_timeout=0.3))
+        await load_beside(engine(), EngineConfig(model=str(checkpoint), chat_template="any", load_timeout=0.3))
     assert time.monotonic() - began_s < 5
-    await release(fifo)
+    await release(stalled)
 
 
-async def test_the_first_failure_ends_the_other(checkpoint: pathlib.Path, fifo: pathlib.Path) -> None:
+async def test_the_first_failure_ends_the_other(checkpoint: pathlib.Path, stalled: threading.Event) -> None:
     async def broken() -> EngineReady:
         raise EngineError("no memory")
 
@@ -111,20 +125,19 @@ async def test_the_first_failure_ends_the_other(checkpoint: pathlib.Path, fifo: 
         return READY
 
     with pytest.raises(EngineError, match="no memory"):
-        await load_beside(broken(), EngineConfig(model=str(checkpoint), chat_template=str(fifo)))
-    await release(fifo)
+        await load_beside(broken(), EngineConfig(model=str(checkpoint), chat_template="any"))
+    await release(stalled)
     with pytest.raises(ConfigError, match="revision"):
         await load_beside(endless(), EngineConfig(model=str(checkpoint), revision="v1"))
     assert waits.is_set()
 
 
-async def release(fifo: pathlib.Path) -> None:
-    """Let the thread that reads the FIFO, or is about to, see its end."""
+async def release(stalled: threading.Event) -> None:
+    """Let the thread that reads go on, and wait for its end."""
+    stalled.set()
     end_s = time.monotonic() + 10
     while any(thread.name == "quire-frontend" for thread in threading.enumerate()):
         assert time.monotonic() < end_s
-        with contextlib.suppress(OSError):  # ENXIO: nobody reads yet
-            os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
         await asyncio.sleep(0.02)
 
 

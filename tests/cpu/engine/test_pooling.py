@@ -25,7 +25,7 @@ def test_vectors_are_those_of_transformers(llm: LLM, oracle: transformers.LlamaF
     batch = [*prompts(12, longest=200, seed=3), [7]]
     for _ in range(2):  # the second time prefixes are cached
         for prompt, output in zip(batch, llm.embed(batch, pooling, use_tqdm=False), strict=True):
-            assert output.outputs[0].token_ids == [] and output.outputs[0].finish_reason == "stop"
+            assert output.finished
             expected = reference(oracle, prompt, pooling)
             np.testing.assert_allclose(output.pooled, expected, rtol=2e-3, atol=2e-3)
             assert pooling is Pooling.LAST or output.num_cached_tokens == 0

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
-from faulty_engine import HANG, KILL, SLOW
+from faulty_engine import CRASH, HANG, KILL, SLOW
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineDead, EngineLost, RequestQuarantined
@@ -55,17 +55,17 @@ async def test_the_guilty_is_found_and_the_others_run_again() -> None:
         streamed = await llm.submit([SLOW, 1], STREAMED)
         await anext(streamed)  # its reader has seen output: it cannot run again
         waiting = [asyncio.create_task(complete(llm, [i, 7])) for i in range(6)]
-        killer = asyncio.create_task(complete(llm, [KILL, 7]))
+        killer = asyncio.create_task(complete(llm, [CRASH, 0]))
         waiting += [asyncio.create_task(complete(llm, [i, 7])) for i in range(6)]
         with pytest.raises(EngineLost, match="send the request again"):
             async for _ in streamed:
                 pass
-        with pytest.raises(RequestQuarantined, match="died twice"):
+        with pytest.raises(RequestQuarantined, match="died 2 times"):
             await asyncio.wait_for(killer, 60)
         answers = await asyncio.wait_for(asyncio.gather(*waiting), 30)
         assert answers == [alone[i % 6] for i in range(12)]
         with pytest.raises(RequestQuarantined):
-            await complete(llm, [KILL, 7])
+            await complete(llm, [CRASH, 0])
         assert llm.n_engines_lost == 2 and llm.healthy() and await complete(llm, [3, 7]) == alone[3]
 
 
@@ -76,8 +76,9 @@ async def test_m16_loading_that_stands_still_is_ended_with_a_message(
     os.mkfifo(tmp_path / "weights")
     script = tmp_path / "stalled.py"
     script.write_text(f"""
-import faulthandler, signal, sys
-faulthandler.register(signal.SIGUSR1, all_threads=True)  # as the engine's own process does first of all
+import sys
+from quire.engine.stdio import show_stacks_on_signal
+show_stacks_on_signal()  # as the engine's own process does first of all
 sys.stdin.readline()
 def read_weights():
     return open({str(tmp_path / "weights")!r}, "rb").read()
@@ -94,7 +95,7 @@ read_weights()
 async def test_restarts_are_bounded() -> None:
     async with engine(max_engine_restarts=1) as llm:
         with pytest.raises((EngineDead, RequestQuarantined)):
-            await complete(llm, [KILL, 1])
+            await complete(llm, [KILL, 0])
         with pytest.raises(EngineDead, match="SIGKILL"):
             await complete(llm, [1, 1])
         assert llm.failure() is not None and not llm.healthy()
@@ -117,7 +118,7 @@ async def test_requests_are_refused_while_there_is_no_engine() -> None:
 async def test_a_hung_engine_shows_its_stacks_and_is_replaced(capfd: pytest.CaptureFixture[str]) -> None:
     async with engine(engine_stall_timeout=1.0) as llm:
         golden = await complete(llm, [5, 6])
-        hung = asyncio.create_task(complete(llm, [HANG, 1], STREAMED))
+        hung = asyncio.create_task(complete(llm, [HANG, 0], STREAMED))
         while llm.healthy():
             await asyncio.sleep(0.05)
         hung.cancel()  # the client leaves; the stacks are shown and the engine is ended all the same

@@ -25,7 +25,23 @@ def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path:
     choice = native.choice.__wrapped__()
     assert choice.library is None
     assert "none was built" in choice.reason
-    assert "compiler" in choice.reason
+    assert native.build_advice() in choice.reason
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_advice_fits_the_way_it_was_installed(
+    has_compiler: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """A checkout builds in place; a wheel has nothing to build from. A compiler is asked for only where none is."""
+    monkeypatch.setattr(jit, "compiler", lambda name: "/usr/bin/c++" if has_compiler else None)
+    package = tmp_path / "quire"
+    installed = native.build_advice(package)
+    assert "a wheel that was built for" in installed and "setup.py" not in installed
+    (tmp_path / "setup.py").touch()
+    checkout = native.build_advice(package)
+    assert f"run 'python setup.py build_ext --inplace' in {tmp_path}" in checkout and "wheel" not in checkout
+    for advice in (installed, checkout):
+        assert ("install a C++ compiler" in advice) != has_compiler
 
 
 def test_broken_library_falls_to_the_next_level(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:

@@ -16,6 +16,10 @@ from live_server import LiveServer
 from quire.serve.config import ServerConfig
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--batch-examples", default=None, help="examples of the batches' state machine (default 200)")
+
+
 @pytest.fixture
 def make_server() -> Iterator[Callable[..., LiveServer]]:
     """Start servers with own options; all are stopped at the end."""

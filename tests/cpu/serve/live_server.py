@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import httpx
-import uvicorn
 import uvloop
 from serve_fakes import FakeEngine, make_llm
 
 from quire.engine.async_llm import AsyncLLM
-from quire.serve.app import App
 from quire.serve.config import ServerConfig
-from quire.serve.protocol import protocol_class
-from quire.serve.server import bind
+from quire.serve.listener import HttpServer
+from quire.serve.server import bind, http_config
 from quire.serve.state import ServerState
 
 
@@ -31,12 +30,13 @@ class LiveServer:
         self._engine_options = engine_options
         self._listener = bind(config)
         self.port: int = self._listener.getsockname()[1]
-        self.base = f"http://127.0.0.1:{self.port}"
+        self.base = f"{'https' if config.ssl_certfile else 'http'}://127.0.0.1:{self.port}"
         self.engine = FakeEngine()
         self.state = ServerState(config)
+        self.state.loop_monitor.limit_s = math.inf  # threads of the tests keep the interpreter too
         self.llm: AsyncLLM
         self.loop: asyncio.AbstractEventLoop
-        self._http: uvicorn.Server
+        self._http: HttpServer
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
 
@@ -76,21 +76,7 @@ class LiveServer:
 
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
-        app = App(self.state)
-        self._http = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                http=protocol_class(self.config),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                timeout_graceful_shutdown=1,
-                timeout_keep_alive=self.config.keep_alive_timeout,
-                server_header=False,
-            )
-        )
-        self._http.install_signal_handlers = lambda: None
+        self._http = HttpServer(http_config(self.config, self.state), self.config.header_timeout)
         self.llm = await make_llm(self.engine, **self._engine_options)
         if self._loaded:
             self.state.attach(self.llm)

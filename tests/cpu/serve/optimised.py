@@ -43,7 +43,7 @@ def raises(kind: type[Exception], work: Callable[[], object]) -> bool:
 
 
 async def status_of(
-    app: App, method: str, path: str, body: bytes = b"", *, key: str | None = KEY, host: str = "x"
+    app: App, method: str, path: str, body: bytes = b"", *, key: str | None = KEY, host: str = "localhost"
 ) -> int:
     """The status of one exchange over ASGI."""
     headers = [(b"host", host.encode()), (b"content-type", b"application/json")]

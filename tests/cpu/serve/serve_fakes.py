@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults
-from quire.core.errors import EngineDead
+from quire.core.errors import EngineDead, QuireError
 from quire.core.events import (
     Cancel,
     CancelSeq,
@@ -32,11 +32,16 @@ from quire.core.events import (
     StepOutputs,
     Submit,
 )
+from quire.core.logprobs import PackedLogprobs
 from quire.core.request import Request
 from quire.core.result import TokenLogprobs
+from quire.core.structured import StructuredOutputsParams
 from quire.engine.async_llm import AsyncLLM
+from quire.engine.commands import refusals
 from quire.engine.frontend import Frontend
 from quire.text.chat_template import ChatTemplate
+from quire.text.grammar import GrammarCompiler
+from quire.text.grammar_trial import tried
 from quire.text.tokenizer import HfTokenizer
 
 END, USER, ASSISTANT = 256, 257, 258
@@ -88,7 +93,10 @@ class FakeEngine:
         self.cancelled: list[str] = []
         self.tokens_made: dict[str, int] = {}
         self.failure: str | None = None
+        self.grammar = ""
+        """Of the last constrained request."""
         self._tokenizer = byte_tokenizer()
+        self._compiler: GrammarCompiler | None = None
         self._outputs: asyncio.Queue[StepOutputs | Explained | None] = asyncio.Queue()
         self._n_prompt_tokens = self._n_generated = 0
         self._finished: dict[str, int] = {}
@@ -173,6 +181,12 @@ class FakeEngine:
     async def _run(self, request: Request) -> None:
         while self.held:
             await asyncio.sleep(0.005)
+        if request.params.structured_outputs is not None:
+            self.grammar, error = self._tried(request.params.structured_outputs)
+            if error is not None:
+                self.running.pop(request.request_id, None)
+                self._outputs.put_nowait(StepOutputs(refusals(request, error), self.stats()))
+                return
         if request.pooling is not None:
             self._pool(request)
             return
@@ -200,6 +214,13 @@ class FakeEngine:
         self._finished["length"] = self._finished.get("length", 0) + len(replies)
         self._outputs.put_nowait(StepOutputs([], self.stats()))
 
+    def _tried(self, params: StructuredOutputsParams) -> tuple[str, QuireError | None]:
+        """What the engine's trial says, without a process."""
+        if self._compiler is None:
+            self._compiler = GrammarCompiler(self._tokenizer, LOGITS_WIDTH, [END])
+        verdict = tried(self._compiler, params, lambda: None)
+        return verdict.grammar, verdict.error()
+
     def _pool(self, request: Request) -> None:
         """The vector of a prompt: its first three token ids, or 1 where there are fewer."""
         self.running.pop(request.request_id, None)
@@ -221,9 +242,10 @@ class FakeEngine:
         params, tokens = request.params, reply[start:stop]
         delta = SeqDelta(request.request_id, index, tokens, n_cached=self.cached_tokens if start == 0 else 0)
         if params.logprobs is not None:
-            delta.logprobs = [_row(token, params.logprobs) for token in tokens]
+            delta.logprobs = PackedLogprobs.of([_row(token, params.logprobs) for token in tokens])
         if params.prompt_logprobs is not None and start == 0 and index == 0:
-            delta.prompt_logprobs = [_row(token, params.prompt_logprobs) for token in request.prompt_token_ids[1:]]
+            rows = [_row(token, params.prompt_logprobs) for token in request.prompt_token_ids[1:]]
+            delta.prompt_logprobs = PackedLogprobs.of(rows)
         if stop == len(reply):
             ended = reply[-1] == END
             delta.finish_reason = FinishReason.STOP if ended else FinishReason.LENGTH
@@ -248,11 +270,12 @@ async def make_llm(
 ) -> AsyncLLM:
     """An `AsyncLLM` over `engine`."""
     tokenizer = byte_tokenizer()
+    config = EngineConfig(served_model_name=["fake", "fake-alias"], **{"max_num_waiting": 64, **options})
     frontend = Frontend(
-        config=EngineConfig(served_model_name=["fake", "fake-alias"], **{"max_num_waiting": 64, **options}),
+        config=config,
         model_name="fake",
         tokenizer=tokenizer,
-        chat_template=ChatTemplate({"default": template}, {}),
+        chat_template=ChatTemplate({"default": template}, {}, traces=not config.allow_special_tokens_in_text),
         generation=GenerationDefaults((END,), defaults or {}),
     )
     ready = EngineReady(MAX_MODEL_LEN, n_pages=4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake")

@@ -1,7 +1,8 @@
-"""examples/grafana-dashboard.json asks for metrics that /metrics has."""
+"""examples/grafana-dashboard.json asks for metrics that /metrics has; the page is whole, its libraries as noted."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import re
@@ -9,7 +10,11 @@ from typing import Any
 
 import httpx
 
-BOARD = pathlib.Path(__file__).resolve().parents[3] / "examples" / "grafana-dashboard.json"
+from quire.serve.assets import FILES, FOLDER
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+BOARD = ROOT / "examples" / "grafana-dashboard.json"
+DECISION = ROOT / "docs" / "decisions" / "0011-page-libraries.md"
 
 
 def test_every_metric_of_the_dashboard_exists(server: Any) -> None:
@@ -39,3 +44,36 @@ def test_a_request_is_counted_in_every_phase(server: Any) -> None:
         "request_inference_time_seconds", "request_params_n", "request_params_max_tokens",
         "request_prompt_tokens", "request_generation_tokens",
     }  # fmt: skip
+
+
+def test_every_file_that_the_page_names_is_served() -> None:
+    """A module that is imported and not listed in assets.py would leave an empty page."""
+    served = {name for name, _ in FILES.values()}
+    own = {
+        str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.suffix in {".js", ".mjs", ".css", ".svg"}
+    }
+    assert served == own | {"index.html"}
+    for name in own - {name for name in own if name.startswith("vendor/")}:
+        named = re.findall(r"""(?:from|import\()\s*"\./([^"]+)""", (FOLDER / name).read_text())
+        assert set(named) <= served, name
+    assert set(re.findall(r'(?:href|src)="page/([^"]+)"', (FOLDER / "index.html").read_text())) <= served
+
+
+def test_libraries_are_the_ones_that_were_written_down() -> None:
+    noted = dict(
+        reversed(line.split()) for line in re.findall(r"^    ([0-9a-f]{64}  \S+)$", DECISION.read_text(), re.M)
+    )
+    found = {path.name: path for path in (FOLDER / "vendor").iterdir() if path.suffix != ".LICENSE"}
+    assert noted == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
+    assert {path.name for path in (FOLDER / "vendor").glob("*.LICENSE")} == {
+        "marked.LICENSE", "dompurify.LICENSE", "highlight.LICENSE"
+    }  # fmt: skip
+
+
+def test_the_page_may_load_nothing_from_elsewhere(server: Any) -> None:
+    for path in FILES:
+        answer = httpx.get(server.base + path)
+        rules = dict(rule.strip().partition(" ")[::2] for rule in answer.headers["content-security-policy"].split(";"))
+        assert answer.status_code == 200 and answer.content
+        assert rules["default-src"] == "'none'" and rules["script-src"] == "'self'" and rules["style-src"] == "'self'"
+        assert rules["require-trusted-types-for"] == "'script'" and rules["trusted-types"] == "dompurify"

@@ -58,7 +58,7 @@ class FleetProcess(Process):
 
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[FleetProcess]:
-    process = FleetProcess()
+    process = FleetProcess("--shutdown-timeout", "300")
     process.wait_all_ready()
     yield process
     process.stop()

@@ -9,6 +9,7 @@ import logging
 import re
 import socket
 import struct
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +19,9 @@ import pytest
 from live_server import read_all
 from serve_fakes import reply_to
 
+from quire.engine.logs import MAX_REPEATS, MAX_TRACEBACK_CHARS, Damper, OneLine
 from quire.serve.config import ServerConfig
-from quire.serve.logs import MAX_REPEATS, Damper, OneLine
+from quire.serve.metrics import LAG_BUCKETS
 from quire.serve.server import warn_if_open
 
 PATH = "/v1/completions"
@@ -44,10 +46,16 @@ def watched(server: Any) -> Iterator[Any]:
     canary(server)
 
 
+def held_long(server: Any) -> int:
+    """How often the event loop's own work has held it for more than 50 ms."""
+    buckets, _, _ = server.state.metrics.loop.counts()["loop"]
+    return sum(buckets[LAG_BUCKETS.index(0.05) + 1 :])
+
+
 def raw(server: Any, body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    fields = f"host: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n"
+    return f"POST {PATH} HTTP/1.1\r\n{fields}\r\n".encode() + data
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,7 @@ def test_o03_two_thousand_connections_at_once(watched: Any) -> None:
         canary(watched)
         for connection in connections:
             connection.settimeout(10)
-            connection.sendall(b"GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+            connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert all(read_all(connection).startswith(b"HTTP/1.1 200 ") for connection in connections)
     finally:
         for connection in connections:
@@ -140,7 +148,7 @@ def test_o08_a_request_leaves_nothing_for_the_collector(make_server: Any, case: 
 
     def ask() -> None:
         with server.connect() as connection:
-            connection.sendall(raw(server, body).replace(b"host: a", b"host: a\r\nconnection: close"))
+            connection.sendall(raw(server, body).replace(b"host: localhost", b"host: localhost\r\nconnection: close"))
             if case == "left":
                 time.sleep(0.03)
             elif case == "left in a stream":
@@ -238,6 +246,24 @@ def test_x06_lines_of_others_stay_one_line() -> None:
     assert line.isprintable() and "\n" not in line and len(line) <= 4000
 
 
+def test_x06_tracebacks_are_bounded_and_forge_no_line() -> None:
+    """The message of an exception may be of a client's making, and a recursion fills megabytes."""
+
+    def fall(depth: int) -> None:
+        if not depth:
+            raise ValueError("no\r\n2026-01-01 ERROR quire: forged\x1b[2J\u2028x" + "y" * 50_000)
+        (lambda: fall(depth - 1))()
+
+    try:
+        fall(300)
+    except ValueError:
+        record = logging.LogRecord("quire", logging.ERROR, "f", 1, "it failed", (), sys.exc_info())
+    first, *others = OneLine("%(levelname)s %(message)s").format(record).split("\n")
+    assert first == "ERROR it failed" and "Traceback" in others[0] and "yyy" in others[-1]
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+    assert sum(map(len, others)) < 2 * MAX_TRACEBACK_CHARS
+
+
 def test_x07_a_scrape_with_many_streams(make_server: Any) -> None:
     server = make_server(engine_options={"max_num_waiting": 4000})
     server.engine.held = True
@@ -249,13 +275,11 @@ def test_x07_a_scrape_with_many_streams(make_server: Any) -> None:
         while len(server.engine.submitted) < len(connections) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         assert len(server.engine.submitted) == len(connections)
+        n_held = held_long(server)
         with httpx.Client(base_url=server.base) as http:
-            times_s = []
             for _ in range(9):
-                began_s = time.monotonic()
                 assert http.get("/metrics").status_code == 200
-                times_s.append(time.monotonic() - began_s)
-        assert sorted(times_s)[4] < 0.1
+        assert held_long(server) == n_held, "a scrape held the event loop"
     finally:
         for connection in connections:
             connection.close()

@@ -49,7 +49,7 @@ def ended(client: openai.OpenAI, batch_id: str) -> Any:
     )
 
 
-def until(look: Callable[[], Any], good: Callable[[Any], bool], limit_s: float = 10) -> Any:
+def until(look: Callable[[], Any], good: Callable[[Any], bool], limit_s: float = 60) -> Any:
     end_s = time.monotonic() + limit_s
     while not good(found := look()):
         assert time.monotonic() < end_s, found
@@ -140,7 +140,7 @@ def test_cancel(batching: Any) -> None:
 
 def test_an_expired_batch_says_so_of_every_line_that_never_ran(batching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.serve.batches.WINDOW_S", 2)
-    monkeypatch.setattr("quire.serve.batch_worker.FILL_LINES", 7)
+    monkeypatch.setattr("quire.serve.batch_end.FILL_LINES", 7)
     client = client_of(batching)
     batching.engine.delay_s = 0.05
     batch = start(client, b"".join(line(f"{i}") for i in range(400)) + b"\n" + b"no json\n")
@@ -212,10 +212,10 @@ def test_a_line_that_comes_to_no_end_is_an_error(batching: Any, monkeypatch: pyt
             raise RuntimeError("a bug")
         return real(data, *more)
 
-    from quire.serve import batch_worker
+    from quire.serve import batch_runner
 
-    real = batch_worker.read_line
-    monkeypatch.setattr(batch_worker, "read_line", read)
+    real = batch_runner.read_line
+    monkeypatch.setattr(batch_runner, "read_line", read)
     client = client_of(batching)
     done = ended(client, start(client, line("good") + line("bad") + line("fine")).id)
     assert (done.request_counts.completed, done.request_counts.failed) == (2, 1)
@@ -245,8 +245,8 @@ def test_batch_lines_run_behind_everything(make_server: Any, tmp_path: Path) -> 
 def test_a_disk_that_refuses(batching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(batching)
     store = batching.state.store.store
-    monkeypatch.setattr("quire.serve.batch_worker.DISK_RETRY_S", 0.05)
-    real, n_refused = store.add_result, []
+    monkeypatch.setattr("quire.serve.batch_attempt.DISK_RETRY_S", 0.05)
+    real, n_refused = store.lines.finish, []
 
     def full(*args: Any, **options: Any) -> None:
         if len(n_refused) < 3:
@@ -254,10 +254,10 @@ def test_a_disk_that_refuses(batching: Any, monkeypatch: pytest.MonkeyPatch) -> 
             raise sqlite3.OperationalError("database or disk is full")
         real(*args, **options)
 
-    monkeypatch.setattr(store, "add_result", full)
+    monkeypatch.setattr(store.lines, "finish", full)
     done = ended(client, start(client, line("a") + line("b")).id)
     assert done.request_counts.completed == 2 and len(n_refused) == 3
-    monkeypatch.setattr(store, "add_file", full)
+    monkeypatch.setattr(store, "keep_upload", full)
     n_refused.clear()
     with pytest.raises(openai.InternalServerError) as caught:
         client.files.create(file=("in.jsonl", io.BytesIO(line("a"))), purpose="batch")
@@ -374,7 +374,7 @@ def test_limits_of_files(make_server: Any, tmp_path: Path) -> None:
 
 def test_an_upload_that_stops(make_server: Any, tmp_path: Path) -> None:
     server = make_server(data_dir=str(tmp_path), body_timeout=0.3)
-    head = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=xyz\r\n"
+    head = b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-type: multipart/form-data; boundary=xyz\r\n"
     head += b"content-length: 9999\r\n\r\n"
     assert server.exchange(head + GOOD[:150]).startswith(b"HTTP/1.1 408")
     assert not contents(server)

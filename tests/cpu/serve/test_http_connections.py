@@ -20,7 +20,7 @@ BODY = b'{"model":"fake","prompt":"x","max_tokens":4}'
 
 
 def post(path: str, body: bytes, *headers: bytes, length: bool = True) -> bytes:
-    lines = [b"POST %s HTTP/1.1" % path.encode(), b"host: a", b"content-type: application/json", *headers]
+    lines = [b"POST %s HTTP/1.1" % path.encode(), b"host: localhost", b"content-type: application/json", *headers]
     if length:
         lines.append(b"content-length: %d" % len(body))
     return b"\r\n".join([*lines, b"", body])
@@ -49,12 +49,13 @@ def check_refused(reply: bytes, *allowed: int) -> None:
 
 TOO_LONG = b"content-length: 99999999"
 GET = b"GET /version HTTP/1.1\r\n"
+HOST = b"host: localhost\r\n"
 BROKEN: dict[str, tuple[bytes, tuple[int, ...]]] = {
-    "H01 one header of 1 MB": (GET + b"host: a\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n", (431,)),
-    "H01 long, unfinished": (GET + b"host: a\r\nx: " + b"y" * 200_000, (431,)),
+    "H01 one header of 1 MB": (GET + b"host: localhost\r\nx: " + b"y" * 1_000_000 + b"\r\n\r\n", (431,)),
+    "H01 long, unfinished": (GET + b"host: localhost\r\nx: " + b"y" * 200_000, (431,)),
     "H01 in small headers": (GET + b"".join(b"x%d: %s\r\n" % (i, b"y" * 1000) for i in range(60)) + b"\r\n", (431,)),
-    "H01 path of 1 MB": (b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", (431,)),
-    "H02 5,000 headers": (GET + b"host: a\r\n" + b"".join(b"x%d: 1\r\n" % i for i in range(5000)) + b"\r\n", (431,)),
+    "H01 path of 1 MB": (b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n", (431,)),
+    "H02 5,000 headers": (GET + HOST + b"".join(b"x%d: 1\r\n" % i for i in range(5000)) + b"\r\n", (431,)),
     "H04 length and chunked": (post("/tokenize", b"0\r\n\r\n", b"transfer-encoding: chunked"), (400,)),
     "H05 two lengths": (post("/tokenize", BODY, b"content-length: 3"), (400,)),
     "H06 length -1": (post("/tokenize", BODY, b"content-length: -1", length=False), (400,)),
@@ -63,18 +64,18 @@ BROKEN: dict[str, tuple[bytes, tuple[int, ...]]] = {
     "H07 length over the limit": (post("/tokenize", b"", TOO_LONG, length=False), (413,)),
     "H09 bad chunk size": (post("/tokenize", b"zz\r\nabc\r\n", b"transfer-encoding: chunked", length=False), (400,)),
     "H12 no host": (GET + b"\r\n", (400,)),
-    "H12 two hosts": (GET + b"host: a\r\nhost: b\r\n\r\n", (400,)),
+    "H12 two hosts": (GET + b"host: localhost\r\nhost: b\r\n\r\n", (400,)),
     "H12 host with a path": (GET + b"host: a/b\r\n\r\n", (400,)),
     "H12 host with a user": (GET + b"host: u@a\r\n\r\n", (400,)),
-    "H13 unknown method": (b"BREW /version HTTP/1.1\r\nhost: a\r\n\r\n", (400, 405)),
-    "H13 lower-case method": (b"get /version HTTP/1.1\r\nhost: a\r\n\r\n", (400, 405)),
-    "H13 method of 10 kB": (b"A" * 10_000 + b" / HTTP/1.1\r\nhost: a\r\n\r\n", (400, 405)),
+    "H13 unknown method": (b"BREW /version HTTP/1.1\r\nhost: localhost\r\n\r\n", (400, 405)),
+    "H13 lower-case method": (b"get /version HTTP/1.1\r\nhost: localhost\r\n\r\n", (400, 405)),
+    "H13 method of 10 kB": (b"A" * 10_000 + b" / HTTP/1.1\r\nhost: localhost\r\n\r\n", (400, 405)),
     "H18 expect with oversize": (post("/tokenize", b"", b"expect: 100-continue", TOO_LONG, length=False), (413,)),
-    "NUL in a header": (GET + b"host: a\r\nx: \x00\r\n\r\n", (400,)),
+    "NUL in a header": (GET + b"host: localhost\r\nx: \x00\r\n\r\n", (400,)),
     "TLS hello": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100), (400,)),
     "garbage": (b"\xff\xfe\xfd\r\n\r\n", (400,)),
-    "connect": (b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n\r\n", (400,)),
-    "header name with a blank": (GET + b"host: a\r\nx y: 1\r\n\r\n", (400,)),
+    "connect": (b"CONNECT a:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", (400,)),
+    "header name with a blank": (GET + b"host: localhost\r\nx y: 1\r\n\r\n", (400,)),
 }  # fmt: skip
 
 
@@ -95,7 +96,7 @@ def test_an_offer_of_http2_is_ignored(server: Any) -> None:
     with server.connect() as connection:
         connection.sendall(post("/v1/completions", BODY, *offer))
         assert b"text_completion" in connection.recv(4096)
-        connection.sendall(GET + b"host: a\r\nconnection: close\r\n\r\n")
+        connection.sendall(GET + HOST + b"connection: close\r\n\r\n")
         assert statuses(read_all(connection)) == [200]
     websocket = (b"connection: upgrade", b"upgrade: websocket", b"sec-websocket-key: x", b"sec-websocket-version: 13")
     with server.connect() as connection:
@@ -107,7 +108,7 @@ def test_silent_and_slow_heads_are_closed(make_server: Any) -> None:
     server = make_server(header_timeout=0.3, keep_alive_timeout=0.3)
     with server.connect() as silent, server.connect() as slow, server.connect() as reused:
         slow.sendall(b"GET /version HTT")
-        reused.sendall(GET + b"host: a\r\n\r\n")
+        reused.sendall(GET + HOST + b"\r\n")
         assert statuses(reused.recv(4096)) == [200]
         reused.sendall(GET[:5])
         began_s = time.monotonic()
@@ -115,7 +116,7 @@ def test_silent_and_slow_heads_are_closed(make_server: Any) -> None:
             check_refused(read_all(connection), 408)
         assert time.monotonic() - began_s < 1.5
     with server.connect() as idle:
-        idle.sendall(GET + b"host: a\r\n\r\n")
+        idle.sendall(GET + HOST + b"\r\n")
         assert read_all(idle).count(b"HTTP/1.1") == 1, "an idle connection is closed without an answer"
 
 
@@ -141,40 +142,8 @@ def test_chunked_bodies_count(make_server: Any) -> None:
 
 def test_requests_in_a_row_on_one_connection(server: Any) -> None:
     with server.connect() as connection:
-        connection.sendall((GET + b"host: a\r\n\r\n") * 3 + GET + b"host: a\r\nconnection: close\r\n\r\n")
+        connection.sendall((GET + HOST + b"\r\n") * 3 + GET + HOST + b"connection: close\r\n\r\n")
         assert statuses(read_all(connection)) == [200] * 4
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_fuzzed_requests(server: Any, seed: int) -> None:
-    """Cut, flipped, doubled and inserted bytes: every reply is HTTP with a known status, or nothing."""
-    rng = random.Random(seed)
-    samples = [
-        post("/v1/completions", BODY),
-        post("/tokenize", b'{"prompt":"x"}', b"authorization: Bearer x"),
-        GET + b"host: a\r\n\r\n",
-    ]
-    for _ in range(40):
-        data = bytearray(rng.choice(samples))
-        for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(data) + 1)
-            match rng.randrange(4):
-                case 0:
-                    data[at : at + 1] = bytes([rng.randrange(256)])
-                case 1:
-                    del data[at : at + rng.randint(1, 20)]
-                case 2:
-                    data[at:at] = data[at : at + rng.randint(1, 40)]
-                case 3:
-                    data[at:at] = rng.choice(
-                        [b"\r\n", b"\x00", b"\xff" * 9, b"{[", b'"', b"1e999", b"\r\n\r\n", b":", b"NaN"]
-                    )
-        reply = server.exchange(bytes(data), half_close=True)
-        assert all(status in {200, 400, 401, 404, 405, 408, 413, 415, 431} for status in statuses(reply)), (
-            bytes(data),
-            reply,
-        )
-    wait_for(lambda: not server.engine.running)
 
 
 # ---- clients that leave

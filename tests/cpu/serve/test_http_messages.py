@@ -117,14 +117,14 @@ def test_forced_calls_are_constrained(hermes: Any, choice: Any) -> None:  # noqa
     hermes.engine.text = CALL
     one = {**choice, "disable_parallel_tool_use": True}
     client.messages.create(model="fake", messages=HI, max_tokens=1000, tools=[TOOL], tool_choice=one)
-    assert hermes.engine.submitted[-1].grammar
+    assert hermes.engine.submitted[-1].is_constrained
 
 
 def test_a_schema_for_the_text(server: Any, client: anthropic.Anthropic) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form: Any = {"format": {"type": "json_schema", "schema": schema}}
     client.messages.create(model="fake", messages=HI, max_tokens=5, output_config=form)
-    assert server.engine.submitted[-1].grammar
+    assert server.engine.submitted[-1].is_constrained
 
 
 def test_count_tokens(server: Any, client: anthropic.Anthropic) -> None:

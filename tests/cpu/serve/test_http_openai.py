@@ -10,6 +10,10 @@ import openai
 import pytest
 from serve_fakes import ASSISTANT, END, USER, reply_to
 
+from quire.core.logprobs import LogprobRows, PackedLogprobs
+from quire.core.result import TokenLogprobs
+from quire.serve.logprobs import TokenNames, chat_logprobs
+
 PROMPT = "Once upon a time"
 
 
@@ -94,6 +98,16 @@ def test_chat_logprobs(server: Any, client: openai.OpenAI) -> None:
         for token in choice.logprobs.content or []
     ]
     assert streamed == logprobs.content
+
+
+def test_level_tokens_come_in_the_order_of_their_ids() -> None:
+    """Whichever of them was chosen, and also where the chosen one is beyond the last place."""
+    for chosen in (3, 5, 7):
+        rows = LogprobRows(lambda token: None)
+        rows.add(PackedLogprobs.of([TokenLogprobs(-1.0, 1, [3, 5], [-1.0, -1.0])]), [chosen])
+        entry = json.loads(chat_logprobs(rows, 2, TokenNames(None, True)))["content"][0]
+        assert entry["token"] == f"token_id:{chosen}"
+        assert [top["token"] for top in entry["top_logprobs"]] == ["token_id:3", "token_id:5"]
 
 
 def test_top_logprobs_zero_names_only_the_chosen_token(client: openai.OpenAI) -> None:

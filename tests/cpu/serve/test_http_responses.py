@@ -126,14 +126,15 @@ def test_forced_calls_are_constrained(hermes: Any, choice: Any) -> None:  # noqa
     client = openai.OpenAI(base_url=hermes.base + "/v1", api_key="unused", max_retries=0)
     hermes.engine.text = CALL
     client.responses.create(model="fake", input="Hi", tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
-    assert hermes.engine.submitted[-1].grammar
+    assert hermes.engine.submitted[-1].is_constrained
 
 
 def test_a_schema_for_the_text(server: Any, client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form: Any = {"format": {"type": "json_schema", "name": "sum", "schema": schema, "strict": True}}
     answer = client.responses.create(model="fake", input="Hi", text=form, max_output_tokens=5)
-    assert server.engine.submitted[-1].grammar and answer.text is not None and answer.text.format.type == "json_schema"
+    assert server.engine.submitted[-1].is_constrained
+    assert answer.text is not None and answer.text.format.type == "json_schema"
 
 
 def test_logprobs(server: Any, client: openai.OpenAI) -> None:

@@ -14,6 +14,7 @@ from test_http_batches import line
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineError
+from quire.serve import offline_batch
 from quire.serve.offline_batch import run_batch
 
 MODEL = Path(__file__).resolve().parents[3] / "quire" / "_models" / "demo"
@@ -78,3 +79,33 @@ def test_the_command(tmp_path: Path) -> None:
     rows = list(map(json.loads, target.read_text().splitlines()))
     assert "42" in rows[0]["response"]["body"]["choices"][0]["message"]["content"]
     assert subprocess.run(command[:6], capture_output=True, check=False).returncode == 2
+
+
+def test_what_is_read_ahead_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long lines come a few at a time, a line beyond all limits too, and each has its output in its place."""
+    monkeypatch.setattr(offline_batch, "MAX_AHEAD_BYTES", 1_000_000)
+    monkeypatch.setattr(offline_batch, "READ_BYTES", 100_000)
+    most = [0]
+
+    async def ask(run: Any, path: str, body: bytes, tenant: Any) -> Any:
+        open_bytes[0] += len(body)
+        most[0] = max(most[0], open_bytes[0])
+        try:
+            return await real(run, path, body, tenant)
+        finally:
+            open_bytes[0] -= len(body)
+
+    real, open_bytes = offline_batch.ask, [0]
+    monkeypatch.setattr(offline_batch, "ask", ask)
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    names = [f"{i}" for i in range(12)]
+    body = {"model": "fake", "prompt": "x", "max_tokens": 2, "padding": "y" * 400_000}
+    endless = line("endless")[:-1] + b" " * 17_000_000
+    blank = b" " * 17_000_000
+    lines = [*(line(name, body)[:-1] for name in names), endless, blank, line("last")[:-1], line("0")[:-1]]
+    source.write_bytes(b"\n".join(lines))
+    summary, rows = answers(source, target, 8)
+    assert [row["custom_id"] for row in rows] == [*names, None, "last", "0"]
+    codes = [row["error"]["code"] for row in rows if row["error"] is not None]
+    assert codes == ["line_too_long", "duplicate_custom_id"] and summary.n_answered == 1
+    assert 400_000 < most[0] < 1_900_000, "more than the limit and a line"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,19 @@ def test_a_revoked_key_is_refused_and_a_bad_file_changes_nothing(make_server: An
     write_keys(path, {"key": "kept"}, {"key": "new"})
     time.sleep(LOOK_S + 0.1)
     assert [ask(server, key).status_code for key in ("old", "new")] == [401, 200]
+    canary(server, "kept")
+
+
+def test_a_key_file_that_becomes_a_pipe_holds_up_nobody(make_server: Any, tmp_path: Path) -> None:
+    """It is read on the event loop: opening a pipe that nobody writes would be the end of all requests."""
+    path = tmp_path / "keys"
+    server = make_server(api_key_file=write_keys(path, {"key": "kept"}))
+    assert ask(server, "kept").status_code == 200
+    path.unlink()
+    os.mkfifo(path)
+    time.sleep(LOOK_S + 0.1)
+    assert [ask(server, key).status_code for key in ("kept", "other")] == [200, 401]
+    server.call(server.state.keys.reload)
     canary(server, "kept")
 
 

@@ -1,13 +1,15 @@
-"""The page in headless Chromium: talk, stop, regenerate, completion, errors, key, engine view, keyboard, phone."""
+"""The page in headless Chromium: talk, reasoning, Markdown, stop, regenerate, completion, errors, key, engine view,
+keyboard, phone, and what the browser keeps."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from serve_fakes import ASSISTANT, USER, reply_to
+from serve_fakes import ASSISTANT, MAX_MODEL_LEN, TEMPLATE, USER, reply_to
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
@@ -15,9 +17,16 @@ if BROWSER is None or DRIVER is None:
     pytest.skip("needs chromium and chromedriver (apt-get install chromium chromium-driver)", allow_module_level=True)
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (pip install selenium)")
 
+from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+FORGET = """
+    localStorage.clear(); sessionStorage.clear();
+    const gone = indexedDB.deleteDatabase("quire");
+    gone.onsuccess = gone.onerror = gone.onblocked = arguments[0];
+"""
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +47,7 @@ class Page:
     def __init__(self, driver: Any, base: str) -> None:
         self.driver = driver
         driver.get(base + "/version")  # so that the stores of this origin can be emptied before the page runs
-        driver.execute_script("localStorage.clear(); sessionStorage.clear()")
+        driver.execute_async_script(FORGET)
         driver.get(base + "/")
 
     def __getitem__(self, element_id: str) -> Any:
@@ -47,7 +56,7 @@ class Page:
     def all(self, selector: str) -> list[Any]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
-    def until(self, condition: Callable[[], Any], seconds: float = 6) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 20) -> Any:
         return WebDriverWait(self.driver, seconds, poll_frequency=0.03).until(lambda _: condition())
 
     def script(self, code: str, *arguments: Any) -> Any:
@@ -57,10 +66,19 @@ class Page:
         self["input"].send_keys(text, Keys.ENTER)
 
     def idle(self) -> None:
-        self.until(lambda: self["chat-send"].text == "Send" and not self.all("[aria-busy]"))
+        self.until(lambda: self["chat-send"].get_attribute("aria-label") == "Send" and not self.all("[aria-busy]"))
 
     def answers(self) -> list[str]:
-        return [each.text for each in self.all(".message.assistant .body")]
+        return self.texts(".message.assistant > .body")
+
+    def texts(self, selector: str) -> list[str]:
+        """In one call, so that nothing is replaced meanwhile."""
+        code = "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText.trim())"
+        found: list[str] = self.script(code, selector)
+        return found
+
+    def settings(self) -> None:
+        self["tab-settings"].click()
 
 
 @pytest.fixture
@@ -74,6 +92,7 @@ def page(server: Any, driver: Any) -> Iterator[Page]:
 
 
 def set_number(page: Page, name: str, value: str) -> None:
+    page.settings()
     field = page["set-" + name]
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys(value)
@@ -83,10 +102,11 @@ def test_chat_streams_and_tells_how_it_went(page: Page, server: Any) -> None:
     server.engine.delay_s = 0.01
     server.engine.cached_tokens = 3
     set_number(page, "max_tokens", "60")
+    page.settings()
     page["system"].send_keys("Be kind.")
     page.say("Hello")
     page.until(lambda: page.answers() and 3 < len(page.answers()[0]) < 60)
-    assert page["chat-send"].text == "Stop"
+    assert page["chat-send"].get_attribute("aria-label") == "Stop"
     page.idle()
     request = server.engine.submitted[-1]
     text = server.llm.tokenizer.decode(request.prompt_token_ids)
@@ -96,14 +116,23 @@ def test_chat_streams_and_tells_how_it_went(page: Page, server: Any) -> None:
     for part in ("first token", "tokens/s", "60 tokens", f"3 of {len(request.prompt_token_ids)} prompt tokens cached"):
         assert part in stats
     assert "cut at the token limit" in stats
-    page.all(".why summary")[0].click()
-    page.until(lambda: "behind 7 sequences" in page.all(".waterfall")[0].text)
-    assert [row.text.split()[0] for row in page.all(".phase-row")] == ["queue", "prompt", "output"]
+    page.all(".why")[0].click()
+    page.until(lambda: "It waited 250 ms behind 7 sequences" in page.all(".waterfall")[0].text)
+    rows = [row.text.split() for row in page.all(".phase-row:not(.scale)")]
+    assert rows == [["queue", "250", "ms"], ["prompt", "250", "ms"], ["output", "1,500", "ms"]]
+    assert in_view(page, ".waterfall")
     page.say("Again")
     page.idle()
     assert len(page.answers()) == 2
     last = server.llm.tokenizer.decode(server.engine.submitted[-1].prompt_token_ids)
     assert "assistant:" + page.answers()[0] in last and last.endswith("user:Again\n")
+
+
+def in_view(page: Page, selector: str) -> bool:
+    """True once the whole element stands between the header and the input."""
+    boxes = "const [b, t] = [document.querySelector(arguments[0]), talk].map((each) => each.getBoundingClientRect());"
+    code = boxes + "return b.top >= t.top - 1 && b.bottom <= t.bottom + 1"
+    return bool(page.until(lambda: page.script(code, selector)))
 
 
 def test_stop_regenerate_and_clear(page: Page, server: Any) -> None:
@@ -121,20 +150,204 @@ def test_stop_regenerate_and_clear(page: Page, server: Any) -> None:
     assert len(page.answers()) == 1 and len(page.answers()[0]) == 5
     prompt = server.engine.submitted[-1].prompt_token_ids
     assert prompt == [USER, *server.llm.tokenizer.encode("user:Hello\n"), ASSISTANT], "the old answer is not sent back"
-    page["chat-clear"].click()
-    assert not page.answers() and page["empty"].is_displayed()
+    page["new"].click()
+    page.until(lambda: page["empty"].is_displayed())
+    assert not page.answers()
+
+
+HOSTILE = """<img src=x onerror="window.hit=1"> **bold** <script>window.hit=1</script></script> <b onclick=x>b</b>
+
+<img src=x onerror="window.hit=1">
+
+<svg/onload="window.hit=1"><style>body{display:none}</style>
+
+[a](javascript:window.hit=1) [b](JAVA&#115;CRIPT:window.hit=1) [c](data:text/html,x) <javascript:window.hit=1>
+[d](vbscript:x) [e](https://example.org/"onmouseover="window.hit=1) ![f](x"onerror="window.hit=1) [g][r] [h](/v1/models)
+
+[r]: javascript:window.hit=1
+
+| t |
+|:-:|
+| <iframe src=javascript:window.hit=1> `</code><img src=x onerror=window.hit=1>` |
+
+```html" onclick="window.hit=1
+x = '<b>' </code></pre><img src=x onerror="window.hit=1">
+```
+
+\\(<img src=x onerror=window.hit=1>\\) $$<img src=x onerror=window.hit=1>$$ H<sub>2</sub>O<br><sub onclick=x>y</sub>
+"""
 
 
 def test_hostile_text_is_only_text(page: Page, server: Any) -> None:
-    server.engine.text = (
-        "<img src=x onerror=alert(1)> **bold** `code`\n\n```python\nx = '<b>'\n```\nend <script>alert(1)</script>"
-    )
+    server.engine.text = HOSTILE
     page.say("<b>me</b>")
     page.idle()
-    assert not page.all("#messages img") and not page.all("#messages script") and not page.all("#messages b")
+    page.until(lambda: page.all("#messages pre code"))
+    inside = "#messages :is(img, script, b, svg:not(.icon-drawing), style, iframe, object, form, base, meta)"
+    assert not page.all(inside)
     assert page.all("#messages .user p")[0].text == "<b>me</b>"
-    assert page.all("#messages pre code")[0].text == "x = '<b>'"
     assert page.all("#messages strong")[0].text == "bold"
+    assert "x = '<b>' </code></pre><img src=x onerror=" in page.all("#messages pre code")[0].text
+    assert '<img src=x onerror="window.hit=1">' in page.answers()[0]
+    links = page.script("return [...document.querySelectorAll('#messages a[href]')].map((a) => [a.protocol, a.rel])")
+    assert links and all(found == ["https:", "noopener noreferrer nofollow"] for found in links)
+    handlers = "return [...document.querySelectorAll('#messages *')].flatMap((e) => e.getAttributeNames()).filter("
+    assert not page.script(handlers + "(name) => name.startsWith('on') || name === 'style')")
+    assert [each.text for each in page.all("#messages sub")] == ["2"]
+    assert page.script("return window.hit") is None
+
+
+def test_the_page_cannot_make_nodes_from_a_text(page: Page) -> None:
+    """The browser itself refuses HTML that did not pass the sanitiser, whatever a later change of the page does."""
+    refused = "try { document.body.innerHTML = '<b>x</b>'; return false } catch (error) { return error.name }"
+    assert page.script(refused) == "TypeError"
+    page.driver.get_log("browser")  # the refusal is told there
+
+
+MARKDOWN = """## A title
+
+A [link](https://example.org/a?b=1&c=2), *slanted*, ~~gone~~ and `code`.
+
+| Name | Count |
+|:--|--:|
+| one | 12 |
+
+1. first
+   - inner
+2. second
+
+- [x] done
+
+```python
+def f(x: int) -> int:
+    return x + 1  # more
+```
+
+It costs \\(a_1 * b_2\\).
+"""
+
+
+def test_markdown_is_shown(page: Page, server: Any) -> None:
+    server.engine.text, server.engine.tokens_a_step = MARKDOWN, 5
+    page.say("Hello")
+    page.idle()
+    assert page.all("#messages h2")[0].text == "A title"
+    assert page.all("#messages a")[0].get_attribute("href") == "https://example.org/a?b=1&c=2"
+    assert [each.text for each in page.all("#messages td")] == ["one", "12"]
+    assert page.all("#messages td")[1].value_of_css_property("text-align") == "right"
+    assert page.all("#messages ol ul li")[0].text == "inner"
+    assert page.all("#messages del")[0].text == "gone" and page.all("#messages input:checked:disabled")
+    assert page.all(".maths")[0].text == "\\(a_1 * b_2\\)"
+    page.until(lambda: page.all(".code .hljs-keyword"))
+    assert page.all(".code figcaption span")[0].text == "python"
+    assert page.all(".code code")[0].text == "def f(x: int) -> int:\n    return x + 1  # more"
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_copy_works_and_says_so(page: Page, server: Any, secure: bool) -> None:
+    """Over plain http the browser has no navigator.clipboard: an older way stands in."""
+    server.engine.text = "Some *text*."
+    page.script("window.copied = []; document.addEventListener('copy', () => copied.push(String(getSelection())))")
+    written = "{ writeText: (text) => { copied.push(text); return Promise.resolve(); } }" if secure else "undefined"
+    page.script(f"Object.defineProperty(navigator, 'clipboard', {{ value: {written}, configurable: true }})")
+    page.say("Hello")
+    page.idle()
+    page.all(".assistant .copy")[0].click()
+    page.until(lambda: page["announce"].text == "Copied.")
+    assert page.script("return copied.length") == 1
+    if secure:
+        assert page.script("return copied") == ["Some *text*."]
+    page.until(lambda: page.driver.switch_to.active_element == page.all(".assistant .copy")[0])
+    page.script("document.execCommand = () => false")
+    page.script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.until(lambda: not page.all("[data-done]"))
+    page.all(".assistant .copy")[0].click()
+    page.until(lambda: "Ctrl+C" in page["toast"].text)
+
+
+THINKING = TEMPLATE + "{# <think></think> #}"
+
+
+def test_reasoning_is_folded_while_it_streams(make_server: Any, driver: Any) -> None:
+    server = make_server(engine_options={"template": THINKING})
+    page = Page(driver, server.base)
+    page.until(lambda: page["health"].text == "ready")
+    server.engine.delay_s = 0.01
+    server.engine.text = "<think>" + "Is it *two*? <img src=x> " * 6 + "</think>\n\nIt is two."
+    page.say("1 + 1?")
+    page.until(lambda: page.all(".thought") and page.all(".thought summary")[0].text.startswith("Thinking"))
+    assert page.answers() == [""] and not page.all(".thought .body")[0].is_displayed()
+    page.all(".thought summary")[0].click()
+    page.until(lambda: "Is it two?" in page.all(".thought .body")[0].text)
+    page.idle()
+    assert page.answers() == ["It is two."]
+    assert page.all(".thought summary")[0].text.startswith("Thought for")
+    assert page.all(".thought .body")[0].text.count("<img src=x>") == 6 and not page.all("#messages img")
+    page.say("And 2 + 2?")
+    page.idle()
+    sent = server.llm.tokenizer.decode(server.engine.submitted[-1].prompt_token_ids)
+    assert "assistant:It is two.\n" in sent, "reasoning is not sent back"
+
+
+def test_edit_and_continue(page: Page, server: Any) -> None:
+    set_number(page, "max_tokens", "5")
+    for text in ("One", "Two"):
+        page.say(text)
+        page.idle()
+    page.all(".go-on")[0].click()
+    page.idle()
+    assert len(page.answers()) == 2 and len(page.answers()[1]) == 10
+    prompt = server.llm.tokenizer.decode(server.engine.submitted[-1].prompt_token_ids)
+    assert prompt.endswith("assistant:" + page.answers()[1][:5]), "it goes on from what there was"
+    page.all(".edit")[0].send_keys(Keys.ENTER)
+    assert "The 3 messages after it are replaced." in page.all(".edit-form")[0].text
+    page.all(".edit-form textarea")[0].send_keys(Keys.CONTROL, "a")
+    page.all(".edit-form textarea")[0].send_keys("Three", Keys.ENTER)
+    page.until(lambda: len(page.all(".message")) == 2)
+    page.idle()
+    prompt = server.llm.tokenizer.decode(server.engine.submitted[-1].prompt_token_ids)
+    assert prompt == "user:Three\n"
+
+
+def test_a_prompt_that_is_too_long_comes_back(page: Page, server: Any) -> None:
+    set_number(page, "max_tokens", "5")
+    page.say("First")
+    page.idle()
+    page.script("document.getElementById('input').value = 'long '.repeat(1000)")
+    page["input"].send_keys(Keys.ENTER)
+    page.until(lambda: page["chat-error"].is_displayed())
+    assert "4096 can be taken" in page["chat-error"].text and "back in the input" in page["chat-error"].text
+    assert page["input"].get_property("value") == ("long " * 1000).strip()
+    assert len(page.all(".message")) == 2, "only the first question and its answer are left"
+    page["input"].send_keys(Keys.CONTROL, "a")
+    page.say("Second")
+    page.idle()
+    assert not page["chat-error"].is_displayed() and len(page.answers()) == 2
+    page.all(".edit")[0].send_keys(Keys.ENTER)
+    page.script("document.querySelector('.edit-form textarea').value = 'long '.repeat(1000)")
+    page.all(".edit-form textarea")[0].send_keys(Keys.ENTER)
+    page.until(lambda: page["chat-error"].is_displayed())
+    assert len(page.answers()) == 2, "an edit that fails loses nothing"
+
+
+def test_the_whole_room_is_taken_where_nothing_is_chosen(page: Page, server: Any) -> None:
+    page.say("Hello")
+    page.idle()
+    asked = server.engine.submitted[-1]
+    assert asked.max_tokens == MAX_MODEL_LEN - len(asked.prompt_token_ids)
+    page["tab-text"].click()
+    page["text"].send_keys("Once", Keys.CONTROL, Keys.ENTER)
+    page.until(lambda: server.engine.submitted[-1] is not asked and page["text-send"].text == "Continue")
+    assert server.engine.submitted[-1].max_tokens == MAX_MODEL_LEN - len("Once")
+
+
+def test_a_text_file_becomes_part_of_the_message(page: Page, tmp_path: Any) -> None:
+    (tmp_path / "notes.txt").write_text("line one\nline two\n")
+    (tmp_path / "dot.png").write_bytes(b"\x89PNG\0\0")
+    page["file"].send_keys(str(tmp_path / "notes.txt"))
+    page.until(lambda: page["input"].get_property("value") == "notes.txt:\n```\nline one\nline two\n```\n")
+    page["file"].send_keys(str(tmp_path / "dot.png"))
+    page.until(lambda: "fake reads text only" in page["chat-error"].text)
 
 
 @pytest.mark.parametrize("broken", [True, False])
@@ -164,7 +377,7 @@ def test_errors_are_seen(page: Page, server: Any) -> None:
     page.idle()
     assert "temperature" in page.all(".message .error")[0].text
     assert page.all(".message .error")[0].get_attribute("role") == "alert"
-    page["reset"].click()
+    page.script("document.getElementById('reset').click()")
     server.engine.fault = lambda request: True
     page.all(".again")[0].click()
     page.idle()
@@ -177,8 +390,8 @@ def test_errors_are_seen(page: Page, server: Any) -> None:
 
 def test_completion_mode(page: Page, server: Any) -> None:
     page["tab-text"].click()
-    assert not page["panel-chat"].is_displayed() and not page["system-field"].is_displayed()
     set_number(page, "max_tokens", "12")
+    assert not page["panel-chat"].is_displayed() and not page["system-field"].is_displayed()
     page["text"].send_keys("Once")
     page["text"].send_keys(Keys.CONTROL, Keys.ENTER)
     made = reply_to(server.llm.tokenizer.encode("Once"))[:12]
@@ -213,6 +426,19 @@ def test_engine_view(page: Page, server: Any) -> None:
     assert colours >= 3, "free and cached pages differ from the ground"
     assert page["tree-note"].text.startswith("Prefix tree: 4 nodes")
     assert page["tree"].size["height"] == 2 * 15, "two levels"
+    chain = ActionChains(page.driver)
+    chain.move_to_element_with_offset(page["map"], 4 - page["map"].size["width"] // 2, 0).perform()
+    page.until(lambda: page["tip"].text.startswith("Page"))
+    chain.move_to_element_with_offset(page["tree"], 0, -7).perform()
+    page.until(lambda: "Node at level 1: 4 pages, 64 tokens; below it 5 pages" in page["tip"].text)
+
+
+def test_a_cut_tree_says_so(page: Page) -> None:
+    note = page.driver.execute_async_script(
+        "import('/page/tree.js').then((tree) => { const nodes = Array.from({ length: 240 }, () => [-1, 1, 0]);"
+        " tree.drawTree(nodes); arguments[0](document.getElementById('tree-note').textContent) })"
+    )
+    assert note == "Prefix tree: the 240 nodes nearest to the root (more may hang below), 0 held"
 
 
 def test_engine_troubles_are_seen(make_server: Any, driver: Any) -> None:
@@ -264,19 +490,246 @@ def test_nothing_comes_from_elsewhere(page: Page, server: Any) -> None:
     assert names and all(name.startswith(server.base) for name in names)
 
 
-def test_light_dark_and_phone(page: Page) -> None:
+def test_light_and_dark(page: Page) -> None:
     ground = "return getComputedStyle(document.body).backgroundColor"
     before = page.script(ground)
     page["theme"].click()
-    assert page.script(ground) != before
-    driver = page.driver
-    metrics = {"width": 360, "height": 640, "deviceScaleFactor": 2, "mobile": True}
+    chosen = page.script(ground)
+    assert chosen != before
+    page.driver.refresh()
+    page.until(lambda: page.script(ground) == chosen)
+
+
+TARGETS = """
+    const found = [...document.querySelectorAll("button, input, textarea, select, summary, a[href]")];
+    const seen = found.filter((each) => each.checkVisibility() && each.type !== "checkbox" && !each.matches(".skip"));
+    const sizes = seen.map((each) => [each.outerHTML.slice(0, 90), each.getBoundingClientRect()]);
+    return sizes.filter(([, box]) => box.height < 43.5 || box.width < 43.5).map(([text, box]) => text + box.height);
+"""
+"""What a thumb cannot hit: under 44 pixels."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone(page: Page, server: Any, scheme: str) -> None:
+    driver, server.engine.text = page.driver, "Some words.\n\n```python\n" + "x = 1 " * 60 + "\n```\n"
+    page.say("A question that is long enough for two lines on a narrow screen, and then some.")
+    page.idle()
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
     try:
-        assert page.script("return document.documentElement.scrollWidth") <= 360
-        assert page["chat-send"].is_displayed() and not page["side"].is_displayed()
-        page["panel-toggle"].click()
-        assert page["side"].is_displayed() and page["panel-toggle"].get_attribute("aria-expanded") == "true"
-        assert page.script("return document.documentElement.scrollWidth") <= 360
+        page.until(lambda: not page["side"].is_displayed() and not page["shelf"].is_displayed())
+        assert page.all("header")[0].size["height"] <= 56, "one row"
+        assert page["chat-send"].is_displayed()
+        assert page.script(TARGETS) == []
+        for name, button in (("side", "panel-toggle"), ("shelf", "shelf-toggle")):
+            page[button].click()
+            assert page[name].is_displayed() and page[button].get_attribute("aria-expanded") == "true"
+            assert page.script("return document.getElementById('main').inert")
+            assert page.script(TARGETS) == []
+            assert page.script("return document.documentElement.scrollWidth") <= 390
+            driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+            page.until(lambda name=name: not page[name].is_displayed())
+            assert driver.switch_to.active_element == page[button]
+        assert not page.script("return document.getElementById('main').inert")
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def titles(page: Page) -> list[str]:
+    return page.texts(".talk-open > span")
+
+
+def menu(page: Page, title: str, entry: str) -> None:
+    """Choose from the menu of a conversation."""
+    page.script(
+        "[...document.querySelectorAll('.talk-item')].find((e) => e.innerText.includes(arguments[0]))"
+        ".querySelector('.talk-more').click()",
+        title,
+    )
+    page.until(lambda: page["menu"].is_displayed())
+    next(each for each in page.all("#menu button") if each.text == entry).click()
+
+
+def test_conversations_are_kept_found_named_and_deleted(page: Page, server: Any) -> None:
+    set_number(page, "max_tokens", "9")
+    for text in ("The first question", "Another <b>thing</b>"):
+        page["new"].click()
+        page.until(lambda: not page.answers())
+        page.say(text)
+        page.idle()
+        page.until(lambda text=text: text in titles(page))
+    answer = page.answers()[0]
+    page.driver.refresh()
+    page.until(lambda: titles(page) == ["Another <b>thing</b>", "The first question"])
+    page.until(lambda: page.answers() == [answer])
+    page.all(".talk-open")[1].click()
+    page.until(lambda: page.texts(".message.user .body") == ["The first question"])
+    page.all(".talk-open")[0].click()
+    page.until(lambda: page.answers() == [answer])
+    assert "9 tokens" in page.all(".stats")[0].text
+    page.say("More")
+    page.idle()
+    assert "user:Another <b>thing</b>\nassistant:" in server.llm.tokenizer.decode(
+        server.engine.submitted[-1].prompt_token_ids
+    )
+    page["search"].send_keys("FIRST q")
+    page.until(lambda: titles(page) == ["The first question"])
+    page["search"].send_keys(Keys.ESCAPE)
+    page.until(lambda: len(titles(page)) == 2)
+    menu(page, "Another", "Rename")
+    page.driver.switch_to.active_element.send_keys("Things", Keys.ENTER)
+    page.until(lambda: titles(page) == ["Things", "The first question"])
+    menu(page, "Things", "Delete")
+    page.until(lambda: titles(page) == ["The first question"] and page["empty"].is_displayed())
+    page.all("#toast button")[0].click()
+    page.until(lambda: titles(page) == ["Things", "The first question"])
+    page.all(".talk-open")[0].click()
+    page.until(lambda: len(page.answers()) == 2)
+
+
+def test_a_conversation_is_exported(page: Page, server: Any) -> None:
+    server.engine.text = "An *answer*."
+    page.say("A question?")
+    page.idle()
+    page.script(
+        "window.saved = []; HTMLAnchorElement.prototype.click = function () { window.savedName = this.download; };"
+        " URL.createObjectURL = (blob) => {"
+        " blob.text().then((text) => saved.push([blob.type, text])); return '#'; };"
+    )
+    menu(page, "A question", "Export as JSON")
+    kind, text = page.until(lambda: page.script("return window.saved[0]"))
+    found = json.loads(text)
+    assert kind == "application/json" and found["title"] == "A question?"
+    pairs = [(each["role"], each["content"]) for each in found["messages"]]
+    assert pairs == [("user", "A question?"), ("assistant", "An *answer*.")]
+    assert page.script("return window.savedName") == "A-question.json"
+    menu(page, "A question", "Export as Markdown")
+    kind, text = page.until(lambda: page.script("return window.saved[1]"))
+    assert text == "# A question?\n\n## You\n\nA question?\n\n## fake\n\nAn *answer*.\n"
+
+
+FILL = """
+    const asked = indexedDB.open("quire"), now = Date.now(), done = arguments[0];
+    asked.onsuccess = () => {
+      const work = asked.result.transaction(["talks", "messages"], "readwrite");
+      work.objectStore("talks").put({ id: "long", title: "Long", created: now, updated: now });
+      for (let i = 0; i < 2000; i++) {
+        const content = `Message **${i}**. ` + "word ".repeat(60), role = i % 2 ? "assistant" : "user";
+        work.objectStore("messages").put({ talk: "long", role, content, time: now, state: "done" });
+      }
+      work.oncomplete = () => { asked.result.close(); done(); };
+    };
+"""
+
+
+def test_a_long_history_is_drawn_as_it_is_scrolled_to(page: Page) -> None:
+    page.driver.execute_async_script(FILL)
+    page.driver.refresh()
+    page.until(lambda: titles(page) == ["Long"])
+    page.all(".talk-open")[0].click()
+    page.until(lambda: "Message 1999" in page.texts("#messages")[0])
+    assert len(page.all(".message")) <= 60, "only the end of it"
+    assert page.script("return talk.scrollHeight - talk.scrollTop - talk.clientHeight") < 2
+    counted = len(page.all(".message"))
+    first = page.script(
+        "window.mark = messages.firstElementChild; talk.scrollTop = 0; return mark.getBoundingClientRect().top"
+    )
+    page.until(lambda: len(page.all(".message")) > counted)
+    moved = page.script("return mark.getBoundingClientRect().top")
+    assert abs(moved - first) < 200, "what was in view stays in view"
+    page["search"].send_keys("message **1234**")
+    page.until(lambda: any("1234" in each for each in page.texts(".talk-open small")))
+
+
+def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, server: Any) -> None:
+    server.engine.delay_s = 0.01
+    set_number(page, "max_tokens", "80")
+    page.say("Slow")
+    page.until(lambda: page.answers() and len(page.answers()[0]) > 3)
+    page["new"].click()
+    page.until(lambda: page["empty"].is_displayed())
+    assert page["chat-send"].get_attribute("aria-label") == "Send" and page.all(".working")
+    page.until(lambda: not page.all(".working"))
+    page.all(".talk-open")[0].click()
+    page.until(lambda: page.answers() and len(page.answers()[0]) > 60)
+    assert "80 tokens" in page.all(".stats")[0].text
+
+
+def test_a_browser_that_keeps_nothing_still_talks(page: Page, server: Any) -> None:
+    source = "Object.defineProperty(window, 'indexedDB', { value: { open() { throw new Error('private'); } } })"
+    added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
+    try:
+        page.driver.refresh()
+        page.until(lambda: "keeps nothing" in page["no-talks"].text)
+        set_number(page, "max_tokens", "5")
+        page.say("Hello")
+        page.idle()
+        assert len(page.answers()[0]) == 5 and titles(page) == ["Hello"]
+    finally:
+        page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+
+
+def test_keys_of_the_input(page: Page, server: Any) -> None:
+    set_number(page, "max_tokens", "5")
+    page["input"].send_keys("one", Keys.SHIFT, Keys.ENTER)
+    page["input"].send_keys("two")
+    assert not page.answers() and page["input"].get_property("value") == "one\ntwo"
+    page["input"].send_keys(Keys.ENTER)
+    page.idle()
+    assert page.texts(".message.user .body") == ["one\ntwo"] and page["input"].get_property("value") == ""
+    page["input"].send_keys(Keys.CONTROL, Keys.SHIFT, "o")
+    page.until(lambda: page["empty"].is_displayed())
+
+
+def test_a_screen_reader_hears_the_answer_once(page: Page, server: Any) -> None:
+    server.engine.text = "First sentence. Second one. **Third**, which is the last"
+    server.engine.delay_s = 0.005
+    page.say("Hello")
+    page.idle()
+    heard = page.script("return [...document.querySelectorAll('#live p')].map((e) => e.textContent)")
+    assert "".join(heard) == server.engine.text.replace("**", "") and len(heard) > 1
+    assert page["live"].get_attribute("aria-live") == "polite" and page["announce"].text == "Answer complete."
+    unnamed = page.script(
+        "return [...document.querySelectorAll('button, input, textarea, canvas, [role=log], nav, aside')].filter((e) =>"
+        " !(e.labels?.length || e.getAttribute('aria-label') || e.innerText.trim())).map((e) => e.outerHTML)"
+    )
+    assert [each for each in unnamed if "starters" not in each and 'hidden=""' not in each] == []
+
+
+def test_a_very_long_answer_stays_quick(page: Page, server: Any) -> None:
+    """Only the block that grows is made again: earlier paragraphs stay the same nodes."""
+    server.engine.text = "A paragraph with **words** in it.\n\n" * 60 + "The last one goes on " * 30
+    server.engine.tokens_a_step, server.engine.delay_s = 20, 0.01
+    page.say("Hello")
+    page.until(lambda: len(page.all("#messages .assistant > .body > p")) > 5)
+    page.script("window.kept = document.querySelector('#messages .assistant > .body > p')")
+    page.idle()
+    assert page.script("return kept.isConnected") and len(page.all("#messages .assistant > .body > p")) == 61
+
+
+GROWN = """
+    const [text, done] = arguments;
+    import("/page/markdown.js").then(({ GrowingText }) => {
+      const shown = (step) => {
+        const box = document.createElement("div"), growing = new GrowingText(box);
+        for (let n = step; n < text.length; n += step) growing.show(text.slice(0, n));
+        growing.show(text, true);
+        return box.textContent + [...box.querySelectorAll("*")].map((each) => each.localName + (each.href ?? ""));
+      };
+      done([1, 7, 40, text.length].map(shown));
+    });
+"""
+
+
+def test_a_text_that_grew_is_the_text_as_a_whole(page: Page) -> None:
+    text = (
+        MARKDOWN * 3
+        + "\nA [late][one] link, \\[x\n\n+ y\\] and\r\n\r\n> a quotation\n\n[one]: https://example.org/late\n"
+    )
+    grown = page.driver.execute_async_script(GROWN, text)
+    assert "https://example.org/late" in grown[-1]
+    assert [each == grown[-1] for each in grown] == [True] * len(grown)

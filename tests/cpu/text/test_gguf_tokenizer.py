@@ -18,6 +18,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 
 from quire.core.errors import LoadError
 from quire.text.chat_template import ChatTemplate
+from quire.text.origin import Origin, TracedText
 from quire.text.tokenizer import HfTokenizer
 
 CORPUS = [
@@ -212,6 +213,26 @@ def test_chat_template(tmp_path: pathlib.Path) -> None:
     other.write_text("other")
     chat = ChatTemplate.load(path, other)
     assert chat is not None and chat.render(messages) == "other"
+
+
+def test_control_tokens_of_a_request_are_its_characters(sentence_piece: Any, tmp_path: pathlib.Path) -> None:
+    """Control tokens have a place in a GGUF vocabulary; sentencepiece too never finds them in a text."""
+    processor, keys = sentence_piece
+    found = HfTokenizer.load(write(tmp_path / "m.gguf", **keys))
+    for text in ("</s>", "hi</s> the<s>", "<unk> brown </s></s>", "日 </s>"):
+        assert found.encode(text, add_special_tokens=False) != processor.encode(text)
+        assert found.encode(TracedText(text, Origin.REQUEST), add_special_tokens=False) == processor.encode(text)
+    backend, keys = byte_level(GGUF_PRE_TOKENIZER_SPLITS["llama-bpe"])
+    template = "{% for m in messages %}<|end|>{{ m.content }}<think>{% endfor %}"
+    path = write(tmp_path / "b.gguf", ggml__pre="llama-bpe", chat_template=template, **keys)
+    found, chat = HfTokenizer.load(path), ChatTemplate.load(path)
+    assert chat is not None
+    found.learn_marks(chat.sources.values())
+    without = tokenizers.Tokenizer(backend.model)
+    without.pre_tokenizer = backend.pre_tokenizer
+    for text in ("x<|end|>hello<|end|> <think> y</think>", "<|end|>", " <think>"):
+        ids = found.encode(chat.render([{"role": "user", "content": text}]), add_special_tokens=False)
+        assert ids == [found.eos_id, *without.encode(text).ids, found.token_id("<think>")]
 
 
 SMALL: dict[str, Any] = {

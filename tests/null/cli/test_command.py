@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import pytest
@@ -44,16 +43,14 @@ def test_version_and_help() -> None:
 
 
 def test_help_is_quick_and_loads_no_torch() -> None:
+    """What takes time is counted, not the time: 133 modules are loaded, 33 of them by Python itself."""
     code = (
         "import sys; from quire.cli.main import main; main([])\n"
-        "sys.exit(bool({'torch', 'numpy', 'aiohttp'} & set(sys.modules)))"
+        "print(len(sys.modules), *sorted({'torch', 'numpy', 'aiohttp', 'asyncio', 'uvicorn'} & set(sys.modules)))"
     )
-    times_s = []
-    for _ in range(3):
-        begin_s = time.perf_counter()
-        assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
-        times_s.append(time.perf_counter() - begin_s)
-    assert min(times_s) < 0.3
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    n_modules, *heavy = done.stdout.splitlines()[-1].split()
+    assert int(n_modules) < 180 and not heavy
 
 
 def test_help_of_every_subcommand_loads_no_torch() -> None:
@@ -92,13 +89,13 @@ def test_wrong_command_lines_exit_with_2(capsys: pytest.CaptureFixture[str], wor
     (ConfigError("max_num_seqs = 0\nis wrong"), 2), (LoadError("no such folder"), 2),
     (ContextLengthExceeded("too long"), 1), (EngineDead("gone"), 1),
 ])  # fmt: skip
-def test_errors_are_one_line(
+def test_errors_keep_their_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
     stand_in(monkeypatch, raising(error))
     assert run(["serve"]) == code
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["quire: error: " + str(error).replace("\n", " ")]
+    assert lines == f"quire: error: {error}".splitlines()
 
 
 def test_exit_code_of_the_command_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from quire.bench import machine
 from quire.cli import doctor
 from quire.cli.doctor import Finding, Status
+from quire.core import host
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -132,6 +133,13 @@ def test_native_kernels_and_demo_model_problems_are_warnings(monkeypatch: pytest
 def test_memory_of_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_bytes", lambda: (4 * 2**30, 2**30))
     assert next(doctor.check_memory()).status is Status.WARN
+
+
+def test_a_limit_on_address_space_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for left, status in ((host.UNLIMITED, None), (64 * 2**30, Status.NOTE), (2**30, Status.WARN)):
+        monkeypatch.setattr(host, "address_bytes", lambda left=left: left)
+        found = {finding.name: finding for finding in doctor.check_memory()}
+        assert (found["address space"].status if "address space" in found else None) is status
 
 
 def test_the_whole_examination_runs_here() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cli.options_page import PAGE, SECTIONS, options_page
-from quire.config.flags import describe
+from quire.config.options import describe
 
 
 def test_page_is_up_to_date() -> None:

@@ -148,6 +148,60 @@ def test_absurd_values_name_the_field(field: str, value: Any) -> None:
     refused({**LLAMA, field: value}, blamed, param=blamed)
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("Qwen2MoeForCausalLM", "Qwen2ForCausalLM"),
+        ("MixtralForCausalLM", "MistralForCausalLM"),
+        ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
+        ("GPT2LMHeadModel", ""),
+        ("Gemma3ForCausalLM", ""),
+    ],
+)
+def test_an_unknown_architecture_is_named_with_its_nearest(name: str, near: str) -> None:
+    parts = (f"architecture '{name}' is not supported.", "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM")
+    refused({**LLAMA, "architectures": [name]}, *parts, param="architectures")
+    with pytest.raises(ConfigError) as caught:
+        parse_arch({**LLAMA, "architectures": [name]})
+    assert (f"Nearest to it is {near}" in caught.value.message) == bool(near)
+    assert ("Nearest" in caught.value.message) == bool(near)
+
+
+@pytest.mark.parametrize(
+    ("value", "method"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quantised with GPTQ in 4 bits,"),
+        ({"quant_method": "awq", "bits": 4}, "quantised with AWQ in 4 bits,"),
+        ({"quant_method": "fp8"}, "quantised with FP8,"),
+        ({"quant_method": "new"}, "quantised with 'new',"),
+        ({"quant_method": ["x"], "bits": "4"}, "a method that it does not name"),
+        ([], "a method that it does not name"),
+    ],
+)
+def test_quantised_checkpoints_are_named_with_what_works_instead(value: Any, method: str) -> None:
+    for part in (method, "--quantization int8 or int4", "GGUF"):
+        refused({**LLAMA, "quantization_config": value}, part, param="quantization_config")
+
+
+def test_folders_that_are_no_models(tmp_path: pathlib.Path) -> None:
+    def said() -> str:
+        with pytest.raises(ConfigError) as caught:
+            read_arch(tmp_path)
+        return caught.value.message
+
+    assert "has no config.json" in said() and "it holds nothing: name a folder that has" in said()
+    for i in range(10):
+        (tmp_path / f"part{i}.safetensors").touch()
+    assert "'part0.safetensors', " in said() and "and 2 more" in said() and "part9" not in said()
+    (tmp_path / "snapshots/abc").mkdir(parents=True)
+    write(tmp_path, "snapshots/abc/config.json", "{}")
+    assert said().endswith("name " + str(tmp_path / "snapshots/abc"))
+    write(tmp_path, "adapter_config.json", json.dumps({"base_model_name_or_path": "org/base"}))
+    assert "is an adapter (LoRA) of 'org/base', not a model" in said() and "merge_and_unload" in said()
+    write(tmp_path, "adapter_config.json", "not json")
+    assert "is an adapter (LoRA), not a model" in said()
+
+
 def test_missing_fields_are_named() -> None:
     for field in set(LLAMA) - {"architectures", "model_type"}:
         refused({key: value for key, value in LLAMA.items() if key != field}, f"{field} is missing", param=field)
@@ -215,8 +269,10 @@ def test_damaged_files(content: str | bytes, tmp_path: pathlib.Path) -> None:
 
 def test_not_a_regular_file(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "config.json"
+    path.symlink_to("/no/such/file")
     with pytest.raises(ConfigError, match="No such file"):
         read_arch(tmp_path)
+    path.unlink()
     os.mkfifo(path)
     with pytest.raises(ConfigError, match="not a regular file"):
         read_arch(tmp_path)

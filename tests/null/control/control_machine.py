@@ -82,7 +82,7 @@ params = st.builds(
 requests = st.builds(
     lambda prompt, params, max_tokens, salt, end, priority, terms: Request(
         request_id="", prompt_token_ids=prompt, params=params, max_tokens=max(max_tokens, params.min_tokens), seed=0,
-        end_token_ids=end, priority=priority, cache_salt=salt, grammar="anything" * (max_tokens == 5), terms=terms,
+        end_token_ids=end, priority=priority, cache_salt=salt, terms=terms,
     ),
     prompts, params, st.integers(1, 12), st.sampled_from(["", "", "b"]), st.sampled_from([[], [5]]), st.integers(0, 2),
     st.sampled_from([Terms(), Terms(), Terms(), Terms(user="u"), Terms(tenant="t")]),
@@ -241,7 +241,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _check_masked(self, plan: StepPlan, seqs: list[Seq]) -> None:
         """A mask for each token of a constrained sequence; no plan behind one whose masks cannot be made yet."""
         wants = zip(seqs, plan.spans.wants, strict=True)
-        assert plan.masked == [i for i, (seq, one) in enumerate(wants) if one and seq.request.grammar]
+        assert plan.masked == [i for i, (seq, one) in enumerate(wants) if one and seq.request.is_constrained]
         assert not (len(self.in_flight) > 1 and self.in_flight[-1][1].masked), "planned behind a plan without masks"
 
     def _commit(self) -> None:

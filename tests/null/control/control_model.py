@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from quire.core.events import FinishReason, SeqDelta
+from quire.core.logprobs import PackedLogprobs
 from quire.core.plan import SlotParams
 from quire.core.request import Pooling, Request
 from quire.engine.executors.null import null_logprobs, null_reference
@@ -92,7 +93,8 @@ class Ledger:
         assert seq.said == seq.tokens[: len(seq.said)], f"{seq.name} said {seq.said}, the reference says {seq.tokens}"
         if seq.request.params.logprobs is not None and delta.finish_reason is not FinishReason.ERROR:
             n_top = seq.request.params.logprobs
-            assert delta.logprobs == [null_logprobs(token, n_top, VOCAB) for token in delta.token_ids]
+            rows = [null_logprobs(token, n_top, VOCAB) for token in delta.token_ids]
+            assert delta.logprobs == PackedLogprobs.of(rows)
         else:
             assert delta.logprobs is None
         if delta.finish_reason is FinishReason.ERROR:
@@ -117,7 +119,7 @@ class Ledger:
         assert 0 <= delta.n_cached < len(prompt)
         if seq.request.params.prompt_logprobs is not None and seq.index == 0:
             n_top = seq.request.params.prompt_logprobs
-            assert delta.prompt_logprobs == [null_logprobs(token, n_top, VOCAB) for token in prompt[1:]]
+            assert delta.prompt_logprobs == PackedLogprobs.of([null_logprobs(one, n_top, VOCAB) for one in prompt[1:]])
             assert delta.n_cached == 0
         else:
             assert delta.prompt_logprobs is None

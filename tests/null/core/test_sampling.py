@@ -40,10 +40,20 @@ def test_numbers_of_numpy_become_plain() -> None:
     params = SamplingParams(
         temperature=np.float64(0.5),
         seed=np.int64(3),
-        logit_bias={np.int32(4): np.float64(1.0)},  # type: ignore[arg-type, dict-item]
+        logit_bias={np.int32(4): np.float64(1.0)},  # type: ignore[dict-item]
     )
     params.verify(WIDTH)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_keys_of_logit_bias_may_be_text() -> None:
+    """As they are in JSON, and in what was written for the OpenAI client."""
+    params = SamplingParams(logit_bias={"4": 1.0, "0": -2})
+    params.verify(WIDTH)
+    assert params.logit_bias == {4: 1.0, 0: -2}
+    for key in ("-1", "x", "", "٣", "9" * 5000, "1.0"):
+        with pytest.raises(InvalidParameter, match="logit_bias"):
+            SamplingParams(logit_bias={key: 1.0}).verify(WIDTH)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,22 @@ def test_gpu_pool_fills_the_share_beside_what_is_taken() -> None:
     assert 0 < tight < roomy
 
 
+def test_cpu_pool_holds_one_sequence_of_a_length_that_was_asked_for() -> None:
+    """More than a quarter of what is free, where that is too little."""
+    memory = Memory("cpu", 24 * GIB, 6 * GIB)
+    assert pages(memory, max_model_len=32768) == 1 + 32768 // 16
+    with pytest.raises(ConfigError, match="do not fit the KV pool"):
+        pages(Memory("cpu", 24 * GIB, 3 * GIB), max_model_len=32768)
+
+
+def test_memory_of_others_is_not_weights() -> None:
+    memory, config = Memory("cuda", 40 * GIB, 5 * GIB), EngineConfig()
+    with pytest.raises(ConfigError) as caught:
+        size_pool(config, resolve(config, ARCH, "cuda"), ARCH, memory, others_bytes=33 * GIB)
+    lines = {line.split()[0]: line for line in str(caught.value).splitlines()}
+    assert "33.000 GiB" in lines["others"] and "2.000 GiB" in lines["weights"]
+
+
 def test_a_length_that_was_asked_for_must_fit_and_another_is_lowered() -> None:
     memory = Memory("cpu", 24 * GIB, 16 * GIB)
     with pytest.raises(ConfigError, match="max_model_len = 4096 tokens do not fit the KV pool of 1584 tokens"):

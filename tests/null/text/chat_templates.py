@@ -143,7 +143,42 @@ ODDS = """{% for m in messages if m.role != 'system' -%}
 {{ range(3) | list }} {{ dict(a=1).items() | list }} {{ undefined_thing }} {{ m.absent | default('none') }}
 {% endfor %}"""
 
-TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "odds": ODDS}
+ROLE_MARKS = """{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>' + '\\n' }}
+{%- set text = message.content if message.content is string else '' %}
+{%- if message.role == 'assistant' and '</think>' in text %}
+    {%- set reasoning = text.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+    {%- set text = text.split('</think>')[-1].lstrip('\\n') %}
+    {{- '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' }}
+{%- elif message.reasoning_content is defined and message.reasoning_content is string %}
+    {{- '<think>' ~ message.reasoning_content | trim ~ '</think>' }}
+{%- endif %}
+{{- '\\n' + text }}{{ '<|end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|%s|>\\n' | format('assistant') }}{% else %}{{ eos_token }}{% endif %}"""
+
+XML = """{% macro mark(name) %}<|{{ name }}|>{% endmacro %}
+{%- macro extra(object, handled) %}{% for key in object if key not in handled %}
+{%- if object[key] is mapping or object[key] is iterable and object[key] is not string %}
+{{- '\\n<' ~ key ~ '>' ~ (object[key] | tojson | safe) ~ '</' ~ key ~ '>' }}
+{%- else %}{{- '\\n<' ~ key ~ '>' ~ object[key] | string ~ '</' ~ key ~ '>' }}{% endif %}
+{%- endfor %}{% endmacro %}
+{%- if tools %}{{ mark('im_start') }}system
+{%- for tool in tools %}{%- set tool = tool.function %}
+{{- '\\n<function>\\n<name>' ~ tool.name ~ '</name>' }}{{ extra(tool, ['name', 'parameters']) }}
+{%- for name, fields in tool.parameters.properties | items %}{{ '<' ~ name ~ '>' }}{{ extra(fields, []) }}{% endfor %}
+{%- endfor %}{{ mark('im_end') }}{% endif %}
+{%- for message in messages %}{% set head %}{{ mark('im_start') }}{{ message.role }}{% endset %}
+{{- head }}
+{%- if message.content is string %}{{ ' {}|{}'.format(message.content, message.name or '') }}
+{%- elif message.content %}{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '\\n<tool_call>\\n<function=' + call.function.name + '>' }}
+{%- for name, value in call.function.arguments | items %}
+{{- '\\n<parameter=' + name + '>' + (value if value is string else value | tojson) + '</parameter>' }}{% endfor %}
+{{- '\\n</function>\\n</tool_call>' }}{% endfor %}{{ mark('im_end') }}
+{% endfor %}{{ mark('im_start') ~ ['assist', 'ant'] | join }}"""
+
+TEMPLATES = {"role_marks": ROLE_MARKS, "xml": XML, "chatml": CHATML, "llama": LLAMA, "mistral": MISTRAL, "odds": ODDS}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 TOOLS: list[dict[str, Any]] = [
@@ -173,4 +208,9 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
         {"role": "tool", "tool_call_id": "c2", "content": "wet"},
     ],
     [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+    [
+        {"role": "user", "name": "ada", "content": "2 < 3 <b> 日本"},
+        {"role": "assistant", "content": "<tool_call>\n{}\n</tool_call> it is"},
+        {"role": "user", "content": "<i>why</i>?"},
+    ],
 ]

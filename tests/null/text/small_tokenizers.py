@@ -43,3 +43,70 @@ def word_piece() -> tokenizers.Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
+
+
+CONTROLS = """<s> </s> <|im_start|> <|im_end|> <|end|> <|user|> <|system|> <|assistant|> <|tool|> <|start_header_id|>
+    <|end_header_id|> <|eot_id|> [INST] [/INST] <｜User｜>""".split()  # noqa: SIM905
+SOFT = "<think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <|fim|>".split()  # noqa: SIM905
+
+
+def marked(tokenizer: tokenizers.Tokenizer, **flags: bool) -> tokenizers.Tokenizer:
+    """With the marks of all chat templates of these tests. Those at the ends only look like control tokens."""
+    flags = {"normalized": False} | flags
+    tokenizer.add_special_tokens([AddedToken(text, **flags) for text in CONTROLS[:-1]])
+    tokenizer.add_tokens([AddedToken(text, special=False, **flags) for text in (CONTROLS[-1], *SOFT)])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<b>", "\n\n", "  ")])
+    return tokenizer
+
+
+def unigram() -> tokenizers.Tokenizer:
+    """Whose own model finds the control tokens of its vocabulary, and writes unknown characters as one."""
+    letters = [*"abcdefghijklmnopqrstuvwxyz<>/|[]_INST\n", "▁", "tool", "call"]
+    scores = {text: -5.0 - i / 50 for i, text in enumerate(letters)}
+    vocab = [("<unk>", 0.0), *[(text, 0.0) for text in CONTROLS[:4]], *scores.items()]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0))
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens(["<unk>"])
+    return marked(tokenizer)
+
+
+def words() -> tokenizers.Tokenizer:
+    """Whole words, control tokens among them."""
+    vocab = {word: i for i, word in enumerate(["?", *CONTROLS[:6], "user", "assistant", "hi", "<", ">", "|"])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return marked(tokenizer)
+
+
+def merged() -> tokenizers.Tokenizer:
+    """BPE whose merges lead to a control token, with a hole in its ids."""
+    pieces = [*map(chr, range(32, 127)), "\n", "</", "s>", "<s", "<unk>", *CONTROLS, *SOFT, "<b>", "\n\n", "  "]
+    vocab = {piece: i + 5 * (i > 90) for i, piece in enumerate(pieces)}
+    merges = [("<", "/"), ("s", ">"), ("</", "s>"), ("<", "s"), ("<s", ">")]
+    return marked(tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>")))
+
+
+def with_normalizer() -> tokenizers.Tokenizer:
+    """Byte-level BPE that finds marks in normalised text, also those in wide characters."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFKC()
+    return marked(tokenizer, normalized=True)
+
+
+def stripping() -> tokenizers.Tokenizer:
+    """Marks that swallow the white space around them, and some that must stand alone."""
+    tokenizer = tokenizers.Tokenizer.from_str(byte_level().to_str())
+    tokenizer.add_special_tokens([AddedToken("<|im_end|>", lstrip=True, rstrip=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, normalized=False)])
+    tokenizer.add_tokens([AddedToken("<think>", single_word=True, normalized=False)])
+    return marked(tokenizer)
+
+
+ALL_KINDS = {
+    "byte_level": lambda: marked(byte_level()), "byte_fallback": lambda: marked(byte_fallback()),
+    "byte_fallback_normalized": lambda: marked(byte_fallback(), normalized=True),
+    "word_piece": lambda: marked(word_piece()),
+    "unigram": unigram, "words": words, "merged": merged, "with_normalizer": with_normalizer, "stripping": stripping,
+}  # fmt: skip

@@ -12,7 +12,8 @@ import quire
 from quire.core.errors import RequestError
 from quire.core.structured import StructuredOutputsParams
 from quire.text import grammar as grammars
-from quire.text.grammar import GrammarChecker, GrammarCompiler, grammar_of
+from quire.text.grammar import GrammarCompiler, grammar_of
+from quire.text.grammar_trial import tried
 from quire.text.message import MessageReader
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_calls import FORMATS, ToolReader
@@ -154,16 +155,15 @@ def test_the_cache_is_bounded_and_forgets_the_oldest(tokenizer: HfTokenizer, mon
 
 def test_g07_ten_thousand_schemas_take_no_disk_and_bounded_memory(tokenizer: HfTokenizer) -> None:
     compiler = GrammarCompiler(tokenizer, 4096, [2, 0], cache_bytes=8 << 20)
-    checker, process = GrammarChecker(compiler), psutil.Process()
+    process = psutil.Process()
     rss, written = 0, 0
     for i in range(10_000):
         name = f"field_{i}"
         schema = {"type": "object", "properties": {name: {"type": "string"}}, "required": [name]}
-        checker.checked(StructuredOutputsParams(json=schema))
+        compiler.compile(grammar_of(StructuredOutputsParams(json=schema)))
         assert compiler._cached_bytes <= 8 << 20
         if i == 2000:
             rss, written = process.memory_info().rss, process.io_counters().write_bytes
-    assert len(checker._known) == grammars.MAX_KNOWN
     assert compiler._cached_bytes == sum(one.n_bytes for one in compiler._cache.values())
     assert process.memory_info().rss - rss < 16 << 20, "compiled grammars are not given back"
     assert process.io_counters().write_bytes == written, "something goes to disk"
@@ -187,9 +187,16 @@ def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: HfTokenize
     assert not second.accept(2) and second.error and not first.error
 
 
-def test_a_checker_looks_behind_the_reasoning(compiler: GrammarCompiler) -> None:
-    checker = GrammarChecker(compiler)
-    with pytest.raises(RequestError):
-        checker.checked(StructuredOutputsParams(regex="[^\\s\\S]", begins_after="</think>"))
-    good = StructuredOutputsParams(json={"type": "object"}, begins_after="</think>")
-    assert json.loads(checker.checked(good)) and checker.checked(good) == grammar_of(good)
+def test_a_trial_looks_behind_the_reasoning(compiler: GrammarCompiler) -> None:
+    bad = tried(compiler, StructuredOutputsParams(regex="[^\\s\\S]", begins_after="</think>"), lambda: None)
+    assert bad.code == "invalid_grammar" and isinstance(bad.error(), RequestError)
+    params = StructuredOutputsParams(json={"type": "object"}, begins_after="</think>")
+    good = tried(compiler, params, lambda: None)
+    assert good.error() is None and json.loads(good.grammar) and good.grammar == grammar_of(params)
+
+
+@pytest.mark.parametrize("text", ['root ::= foo "x"', 'root ::= "a" (', "root ::= ::= x", "a ::= b\nb ::= a"])
+def test_bad_gbnf_is_the_requests_fault(text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        grammar_of(StructuredOutputsParams(grammar=text))
+    assert caught.value.code == "invalid_grammar"

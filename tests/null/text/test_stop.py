@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.text.stop import StopMatcher
+from quire.text import stop as stop_module
+from quire.text.stop import StopMatcher, StopStrings
 
 letters = st.text("ab\n", min_size=0, max_size=30)
 stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -76,3 +77,43 @@ def test_many_long_stop_strings_cost_linear_time() -> None:
         matcher.feed("a")
     assert time.perf_counter() - started_s < 10, "a quadratic matcher takes minutes"
     assert matcher.flush() == "a" * 1023
+
+
+def read(matcher: StopMatcher, text: str) -> tuple[str, str | None]:
+    """One character at a time."""
+    emitted = ""
+    for char in text:
+        new, found = matcher.feed(char)
+        emitted += new
+        if found is not None:
+            return emitted, found
+    return emitted + matcher.flush(), None
+
+
+@pytest.mark.parametrize("most", [1, 2, 4096])
+@given(texts=st.lists(letters, min_size=2, max_size=4), stops=stop_lists)
+def test_sequences_share_what_was_found_of_the_stop_strings(most: int, texts: list[str], stops: list[str]) -> None:
+    """Also where states are forgotten on the way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stop_module, "MAX_STATES", most)
+        strings = StopStrings(stops)
+        matchers = [StopMatcher(strings) for _ in texts]
+        emitted, found = [""] * len(texts), [None] * len(texts)
+        for at in range(max(map(len, texts))):
+            for index, (matcher, text) in enumerate(zip(matchers, texts, strict=True)):
+                if at < len(text) and found[index] is None:
+                    new, found[index] = matcher.feed(text[at])  # type: ignore[call-overload]
+                    emitted[index] += new
+        for index, matcher in enumerate(matchers):
+            assert (emitted[index] + matcher.flush(), found[index]) == cut(texts[index], stops, False)
+
+
+def test_states_are_bounded_and_a_state_is_made_once() -> None:
+    strings = StopStrings(["a" * (1023 - i) + "b" for i in range(64)])
+    for _ in range(3):
+        assert read(StopMatcher(strings), "a" * 3000) == ("a" * 3000, None)
+    assert len(strings._states) == 1024
+    many = StopStrings(["".join(chr(0x4E00 + (7 * i + j) % 500) for j in range(900)) for i in range(16)])
+    for i in range(16):
+        read(StopMatcher(many), "".join(chr(0x4E00 + (7 * i + j) % 500) for j in range(899)))
+    assert len(many._states) <= stop_module.MAX_STATES

@@ -59,11 +59,28 @@ def test_logits(
     torch.testing.assert_close(found, oracle(torch.tensor([IDS])).logits[0], rtol=1e-3, atol=2e-4)
 
 
-@pytest.mark.parametrize("dtype", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+def medium(name: str) -> str:
+    """Types as llama.cpp mixes them in Q4_K_M: some matrices with more bits."""
+    return "Q6_K" if name.startswith(("output.", "token_embd")) or ".attn_v." in name else "Q4_K"
+
+
+def legacy(name: str) -> str:
+    """A type for each matrix of a layer, fused ones mixed within."""
+    kinds = {"attn_q": "Q5_0", "attn_k": "Q5_1", "attn_v": "Q8_0", "ffn_gate": "Q4_1", "ffn_up": "Q5_K"}
+    return next((kind for part, kind in kinds.items() if f".{part}." in name), "Q4_0")
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"),
+        *("IQ4_NL", "IQ4_XS", medium, legacy),
+    ],
+)
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 def test_logits_of_the_same_file(
     family: str,
-    dtype: str,
+    dtype: str | Callable[[str], str],
     tmp_path: pathlib.Path,
     tools: dict[str, Callable[..., Any]],
     write_gguf: Callable[..., Any],
@@ -149,6 +166,32 @@ def test_blocks_are_held_as_they_are(
     assert torch.equal(model.embed.weight, plain.embed.weight.bfloat16())
     found, expected = (tools["run_chunks"](one, one.dtype, IDS, [len(IDS)]).float() for one in (model, plain))
     assert float((found - expected).norm() / expected.norm()) < 0.08
+
+
+def test_auto_keeps_blocks_and_rounds_nothing(
+    tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]], write_gguf: Callable[..., Any]
+) -> None:
+    """Layer by layer: Q4_0 in 4 bits, Q8_0 and a mixture of both in 8, everything else in the model's dtype."""
+    sizes = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "head_dim": 64}
+    oracle = tools["random_checkpoint"](tmp_path / "hf", "Qwen3", **sizes)
+
+    def kind(name: str) -> str:
+        kinds = {"attn_k": "Q8_0", "attn_q": "Q4_0", "attn_v": "Q4_0", "ffn_down": "Q8_0", "ffn_up": "Q6_K"}
+        return next((kind for part, kind in kinds.items() if f".{part}." in name), "Q4_0")
+
+    path = write_gguf(tmp_path / "m.gguf", oracle, "qwen3", kind)
+    plain, model = (tools["load"](path, torch.bfloat16, quantization=one) for one in ("none", "auto"))
+    exact = tools["load"](path)
+    block, held = model.blocks[0], {"qkv": "int8-g32", "out": "int4-g32", "gate_up": "bfloat16", "down": "int8-g32"}
+    layers = {"qkv": block.attention.qkv, "out": block.attention.out, "gate_up": block.gate_up, "down": block.down}
+    assert {name: layer.product.packed.scheme for name, layer in layers.items()} == held
+    assert model.head.product.packed.scheme == "int4-g32"
+    for ours, theirs in zip(model.linears(), exact.linears(), strict=True):
+        expected = theirs.product.packed.dequantized()
+        same = torch.equal(ours.product.packed.dequantized(), expected)
+        assert same == (ours.product.packed.scheme != "bfloat16")
+    assert {one.product.packed.scheme for one in plain.linears()} == {"bfloat16"}
+    assert model.n_bytes < plain.n_bytes
 
 
 def test_what_cannot_be_held_is_rounded(

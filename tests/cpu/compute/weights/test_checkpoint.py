@@ -25,10 +25,11 @@ def write_index(folder: pathlib.Path, **weight_map: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def refused(folder: pathlib.Path, message: str) -> None:
+def refused(folder: pathlib.Path, *parts: str) -> None:
     with pytest.raises(LoadError) as caught:
         open_checkpoint(folder)
-    assert message in caught.value.message, caught.value.message
+    for part in parts:
+        assert part in caught.value.message, caught.value.message
 
 
 def test_one_file(tmp_path: pathlib.Path) -> None:
@@ -90,7 +91,7 @@ def test_truncated_by_one_byte(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_pickled_weights(name: str, tmp_path: pathlib.Path) -> None:
     torch.save({"a": 1}, tmp_path / name)
-    refused(tmp_path, f"only pickled weights ({name})")
+    refused(tmp_path, f"only pickled weights ({name})", "never read", "save_pretrained")
 
 
 def test_not_regular(tmp_path: pathlib.Path) -> None:
@@ -98,13 +99,13 @@ def test_not_regular(tmp_path: pathlib.Path) -> None:
     refused(tmp_path, "no .safetensors file")
     path = tmp_path / "model.safetensors"
     os.mkfifo(path)
-    refused(tmp_path, "is not a regular file")
+    refused(tmp_path, "not a regular file")
     path.unlink()
     path.mkdir()
-    refused(tmp_path, "is not a regular file")
+    refused(tmp_path, "not a regular file")
     path.rmdir()
     path.symlink_to("/dev/zero")
-    refused(tmp_path, "is not a regular file")
+    refused(tmp_path, "not a regular file")
     path.unlink()
     path.symlink_to(tmp_path / "gone")
     refused(tmp_path, f"cannot open {path}: No such file")

@@ -104,6 +104,12 @@ def test_failures(error: Exception, message: str, monkeypatch: pytest.MonkeyPatc
     assert message in caught.value.message
 
 
+def test_pickled_files_are_refused_by_name(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(LoadError, match=r"is a file, and pickled weights are never read"):
+        find_checkpoint(str(tmp_path / "pytorch_model.bin"))
+
+
 def test_finding_a_folder_needs_no_torch() -> None:
     """The front end calls this in a process that never loads torch."""
     code = "import sys, quire.compute.weights.hub, quire.config.generation; sys.exit('torch' in sys.modules)"

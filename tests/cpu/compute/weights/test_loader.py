@@ -17,6 +17,7 @@ from quire.compute.models.dense import DenseModel
 from quire.compute.weights import loader
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch, read_arch
+from quire.core import ticker
 from quire.core.errors import ConfigError, LoadError
 
 CONFIG = {
@@ -221,3 +222,19 @@ def test_progress(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().err == "", "no bar where there is no terminal"
     load(tmp_path, progress=True)
     assert "Loading weights: 100%" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_progress_without_a_terminal(load_format: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bytes are counted, and counted once."""
+    tickers: list[ticker.Ticker] = []
+    plain = ticker.Ticker.__init__
+
+    def noted(self: ticker.Ticker, *arguments: Any) -> None:
+        plain(self, *arguments)
+        tickers.append(self)
+
+    monkeypatch.setattr(ticker.Ticker, "__init__", noted)
+    write(tmp_path)
+    load(tmp_path, load_format=load_format, progress=False)
+    assert len(tickers) == 1 and tickers[0].done == tickers[0]._total > 0

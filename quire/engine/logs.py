@@ -1,21 +1,22 @@
-"""The log of a server process: bounded in rate, harmless when it cannot be written.
+"""The log of a process of a server: bounded in rate, one line a record. It goes to stderr, which `stdio.py` guards.
 
 Owns handlers and filters. Does not own what is logged.
-Invariants: a full disk or a closed pipe behind stdout or stderr never stops the server; equal lines beyond
-`MAX_REPEATS` in `WINDOW_S` are counted, not written.
+Invariant: equal lines beyond `MAX_REPEATS` in `WINDOW_S` are counted, not written.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
+from typing import Any
 
 from quire.core import env
+from quire.engine import stdio
 
 MAX_REPEATS = 20
 WINDOW_S = 10.0
 MAX_LINE_CHARS = 4000
+MAX_TRACEBACK_CHARS = 20_000
 
 
 class Damper(logging.Filter):
@@ -39,7 +40,7 @@ class Damper(logging.Filter):
 
 
 class OneLine(logging.Formatter):
-    """No control characters of others in a line, and no endless lines; a traceback keeps its own."""
+    """No control characters of others in a line, no endless lines and tracebacks; these keep their own lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         text = super().formatMessage(record)
@@ -47,10 +48,22 @@ class OneLine(logging.Formatter):
             text = text.encode("unicode_escape").decode("ascii")
         return text if len(text) <= MAX_LINE_CHARS else text[: MAX_LINE_CHARS - 1] + "…"
 
+    def formatException(self, ei: Any) -> str:
+        """Cut in its middle and indented: an exception's message may hold lines of others."""
+        text = super().formatException(ei)
+        if len(text) > MAX_TRACEBACK_CHARS:
+            text = f"{text[: MAX_TRACEBACK_CHARS // 2]}\n…\n{text[-MAX_TRACEBACK_CHARS // 2 :]}"
+        lines = ("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line) for line in text.splitlines())
+        return "\n".join(f"  {line}" for line in lines)
+
 
 def set_up() -> None:
-    """A handler on stderr if the program has none. Access lines are not damped: they are asked for."""
+    """For the start of a process: guarded standard files, stacks on SIGUSR1, warnings in the log, and a handler on
+    stderr if the program has none. Access lines are not damped: they are asked for."""
+    stdio.take_over()
+    stdio.show_stacks_on_signal()
     logging.raiseExceptions = False
+    logging.captureWarnings(True)
     if logging.getLogger().handlers:
         return
     handler = logging.StreamHandler()
@@ -59,11 +72,3 @@ def set_up() -> None:
     handler.addFilter(lambda record: record.name == "quire.access" or damper.filter(record))
     logging.getLogger().addHandler(handler)
     logging.getLogger("quire").setLevel(env.log_level())
-
-
-def hold_standard_files() -> None:
-    """Open /dev/null where stdin, stdout or stderr is closed: a socket must not get their numbers."""
-    number = os.open(os.devnull, os.O_RDWR)
-    while number <= 2:
-        number = os.open(os.devnull, os.O_RDWR)
-    os.close(number)

@@ -1,0 +1,88 @@
+"""Sentences for people whose model is not one that Quire can load: what it is, and what to do instead. Torch-free.
+
+Owns what is recognised in a folder or a config.json that is refused anyway. Does not own the refusals.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+from quire.config.fields import Fields, read_object
+from quire.core.errors import ConfigError, shown
+
+LISTED: Final = 8
+"""Most names of a folder in one message."""
+NEAR: Final = 0.6
+"""Likeness of names from which an architecture counts as near another."""
+ADAPTER: Final = "adapter_config.json"
+METHODS: Final = {
+    "gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "compressed-tensors": "compressed-tensors", "mxfp4": "MXFP4",
+    "bitsandbytes": "bitsandbytes", "fbgemm_fp8": "FP8 (fbgemm)", "hqq": "HQQ", "aqlm": "AQLM", "modelopt": "ModelOpt",
+}  # fmt: skip
+"""quant_method of a config.json → the method's name."""
+
+
+def not_supported(name: object, known: Iterable[str]) -> str:
+    """A sentence on an architecture that is none of `known`."""
+    families = {_stem(family): family for family in known}
+    near = difflib.get_close_matches(_stem(name), families, n=1, cutoff=NEAR) if isinstance(name, str) else []
+    nearest = f" Nearest to it is {families[near[0]]}, which is another one." if near else ""
+    return (
+        f"the architecture {shown(name)} is not supported.{nearest}"
+        f" Take a checkpoint of one that is: {', '.join(families.values())}."
+    )
+
+
+def _stem(name: str) -> str:
+    """Without what all have in common, as ForCausalLM."""
+    return name.split("For")[0].lower()
+
+
+def quantised_with(fields: Fields) -> str:
+    """A sentence on a checkpoint that has a quantization_config."""
+    found = fields.values["quantization_config"]
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    bits = found.get("bits", found.get("w_bit")) if isinstance(found, dict) else None
+    name = METHODS.get(method, shown(method)) if isinstance(method, str) else "a method that it does not name"
+    width = f" in {bits} bits" if isinstance(bits, int) and 0 < bits <= 16 else ""
+    return (
+        f"quantization_config: this checkpoint is quantised with {name}{width}, which Quire does not read on any"
+        " device. Take the checkpoint that it was made from (on a CPU, --quantization int8 or int4 rounds it while"
+        " loading), or a GGUF file of the model."
+    )
+
+
+def no_model(folder: pathlib.Path) -> str:
+    """A sentence on a folder without config.json."""
+    if (folder / ADAPTER).exists():
+        return _adapter(folder)
+    inside = sorted(path.parent for path in (*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")))
+    advice = f"name {inside[0]}" if inside else "name a folder that has config.json and *.safetensors, or a .gguf file"
+    return f"{folder} has no config.json, so it is not a model's folder; it holds {listing(folder)}: {advice}"
+
+
+def listing(folder: pathlib.Path) -> str:
+    """What is in a folder, in a few words."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        return f"nothing that can be listed ({error.strerror})"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"{', '.join(shown(name) for name in names[:LISTED])}{more}" if names else "nothing"
+
+
+def _adapter(folder: pathlib.Path) -> str:
+    try:
+        values: dict[str, Any] = read_object(folder / ADAPTER)
+    except ConfigError:
+        values = {}
+    base = values.get("base_model_name_or_path")
+    of = f" of {shown(base)}" if isinstance(base, str) and base else ""
+    return (
+        f"{folder} is an adapter (LoRA){of}, not a model, and Quire does not apply adapters: merge it into its base"
+        " model (peft: merge_and_unload, then save_pretrained) and name the folder with the result"
+    )

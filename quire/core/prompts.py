@@ -1,0 +1,27 @@
+"""Prompts as Python code gives them, by vLLM's names. Types alone; `engine/intake` checks what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict, Union
+
+
+class TextPrompt(TypedDict):
+    """A prompt that is a text."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+    """Prefix pages are shared only between prompts of equal salts."""
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is tokenized already."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
+    """The text of the token ids, where it is known; it is not read."""
+    cache_salt: NotRequired[str]
+
+
+PromptType = Union[str, Sequence[int], TextPrompt, TokensPrompt]
+"""One prompt: a text, token ids (a list, an array or a tensor), or one of these with a salt."""

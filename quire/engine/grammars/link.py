@@ -1,0 +1,264 @@
+"""The engine's link to its process of matchers: what every constrained sequence has said, so that another process can
+take over when this one has to be ended.
+
+Owns the shared memory, the sequences' tokens, and who is to blame for an end. Does not own requests (`manager.py`).
+Invariants: a matcher has taken exactly the tokens that were committed for its sequence; a sequence whose matcher ends
+the process fails alone; the others notice nothing but time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from quire.core.errors import EngineError
+from quire.engine.grammars.processes import GrammarProcesses, hear
+from quire.engine.grammars.wire import (
+    BITS_AT,
+    MANY_CORES,
+    MARKS,
+    MATCHERS,
+    SPIN_S_ON_MANY_CORES,
+    Begin,
+    Begun,
+    Channel,
+    Died,
+    Turn,
+    Turned,
+    encode,
+)
+from quire.text.matchers import FAILED, MANY, TOO_SLOW, TOO_SLOW_TEXT, End
+
+logger = logging.getLogger("quire.engine")
+
+SLICE_S: Final = 0.25
+"""`on_wait` is called this often."""
+SPIN_S: Final = SPIN_S_ON_MANY_CORES if (os.cpu_count() or 1) >= MANY_CORES else 0.0
+SILENCE_S: Final = 60.0
+"""A process that does not answer for so long is stopped, or starved beyond use: another takes its place."""
+MAX_BLAMELESS: Final = 3
+"""Ends in a row of which nobody is to blame, after which all sequences fail."""
+CRASH_TEXT: Final = "the output cannot go on: this grammar has ended the process that follows it"
+
+
+@dataclasses.dataclass(slots=True)
+class _Group:
+    """The sequences of one request."""
+
+    handles: list[int]
+    grammar: str
+    compile_s: float
+    is_begun: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class _Seq:
+    group: _Group
+    tokens: list[int] = dataclasses.field(default_factory=list)
+
+
+class MatcherLink:
+    """See the module. For the engine's own thread."""
+
+    def __init__(self, processes: GrammarProcesses) -> None:
+        self._processes = processes
+        settings = processes.settings
+        n_bytes = BITS_AT + 4 * settings.n_words * settings.n_rows
+        self._descriptor = os.memfd_create("quire-masks")
+        os.ftruncate(self._descriptor, n_bytes)
+        self._memory = mmap.mmap(self._descriptor, n_bytes)
+        self._bits = np.frombuffer(self._memory, "<i4", offset=BITS_AT).reshape(settings.n_rows, settings.n_words)
+        self._child: Channel | None = None
+        self._seqs: dict[int, _Seq] = {}
+        self._dropped: list[int] = []
+        """Sequences that the process may forget."""
+        self._news: list[Begun] = []
+        self._ends: list[End] = []
+        """Of sequences that went down with the process, for the next turn to return."""
+        self._suspect = 0
+        """What was worked on when the process was killed, perhaps from outside."""
+        self.on_wait: Callable[[], None] | None = None
+        """Called now and then while a step waits for its masks."""
+        self.on_blame: Callable[[int], None] | None = None
+        """Called with a handle whose matcher has ended the process."""
+
+    def begin(self, handles: list[int], grammar: str, compile_s: float) -> None:
+        """The sequences of a request are going to need masks; `begun` says when they can have them."""
+        group = _Group(handles, grammar, compile_s)
+        for handle in handles:
+            self._seqs[handle] = _Seq(group)
+        try:
+            self._send(Begin(handles, grammar, compile_s, [[] for _ in handles]))
+        except _Ended as ended:
+            self._recover(ended)
+
+    def begun(self, wait_s: float) -> list[Begun]:
+        """What has begun since the last call; waits for the first up to `wait_s`."""
+        if not self._news and self._child is not None and any(not one.group.is_begun for one in self._seqs.values()):
+            try:
+                while self._child.waits(0.0 if self._news else wait_s):
+                    self._note(self._hear())
+            except _Ended as ended:
+                self._recover(ended)
+        news, self._news = self._news, []
+        return news
+
+    def drop(self, handles: Sequence[int]) -> None:
+        """Forget sequences; one that is not known is ignored."""
+        self._dropped += [handle for handle in handles if self._seqs.pop(handle, None) is not None]
+
+    def turn(self, moves: list[tuple[int, list[int]]], rows: list[int]) -> tuple[list[End], np.ndarray]:
+        """Move sequences by tokens, then make masks: (what ended by that, int32 [len(rows), words], good until the next
+        turn). rows: a handle for each line; one that is not known may go on with anything."""
+        moves = [move for move in moves if move[0] in self._seqs]
+        for handle, tokens in moves:
+            self._seqs[handle].tokens += tokens
+        order = Turn(moves, rows, self._dropped)
+        self._dropped = []
+        for _ in range(len(self._seqs) + MAX_BLAMELESS + 1):
+            try:
+                self._send(order)
+                while not isinstance(report := self._wait(), Turned):
+                    self._note(report)
+                self._ends += report.ends
+                ends, self._ends = self._ends, []
+                self.drop([end.handle for end in ends])
+                return ends, self._bits[: len(rows)]
+            except _Ended as ended:
+                self._recover(ended)
+                order = Turn([], [handle if handle in self._seqs else 0 for handle in rows], one_by_one=True)
+        raise EngineError("the process of matchers cannot be kept alive; see the log")
+
+    def close(self) -> None:
+        """End the process and forget everything."""
+        self._hang_up()
+        self._seqs.clear()
+        os.close(self._descriptor)
+
+    # ---- the process
+
+    def _send(self, order: Begin | Turn) -> None:
+        if self._child is None:
+            MARKS.pack_into(self._memory, 0, 0, 0)
+            self._child = self._processes.fork(MATCHERS, self._descriptor)
+        try:
+            self._child.send(encode(order))
+        except OSError:
+            raise _Ended(self._last_word()) from None
+
+    def _hear(self) -> Begun | Turned:
+        assert self._child is not None
+        report = hear(self._child)
+        if isinstance(report, Begun | Turned):
+            return report
+        raise _Ended(report if isinstance(report, Died) else Died())
+
+    def _last_word(self) -> Died:
+        """Of a process that does not read any more."""
+        while self._child is not None and self._child.waits(0.0):
+            report = hear(self._child)
+            if isinstance(report, Died):
+                return report
+        return Died()
+
+    def _note(self, report: Begun | Turned) -> None:
+        if isinstance(report, Begun):
+            for handle in report.handles:
+                if handle in self._seqs:
+                    self._seqs[handle].group.is_begun = True
+            self._news.append(report)
+
+    def _wait(self) -> Begun | Turned:
+        """The next report. Raises _Ended, also when there is none for too long."""
+        assert self._child is not None
+        deadline_s = time.monotonic() + SILENCE_S
+        while not self._child.waits(SLICE_S, SPIN_S):
+            if self.on_wait is not None:
+                self.on_wait()
+            if time.monotonic() > deadline_s:
+                logger.error("the process of matchers does not answer and is ended")
+                raise _Ended(Died(signal.SIGKILL))
+        return self._hear()
+
+    def _recover(self, ended: _Ended) -> None:
+        """Another process, in which every sequence is where it was; those that cannot go on have ended."""
+        n_blameless = 0
+        while True:
+            lost = self._blamed(ended.died)
+            n_blameless = 0 if lost else n_blameless + 1
+            logger.warning(
+                "the process of matchers has ended (signal %d%s); %d sequences move to another, %d cannot go on",
+                ended.died.signal, f", {ended.died.place}" if ended.died.place else "", len(self._seqs), len(lost),
+            )  # fmt: skip
+            if n_blameless >= MAX_BLAMELESS:
+                lost = list(self._seqs)
+            self._fail(lost, ended.died)
+            self._hang_up()
+            try:
+                self._rebuild()
+                return
+            except _Ended as again:
+                ended = again
+
+    def _blamed(self, died: Died) -> list[int]:
+        """The sequences of the request that was worked on, if that is certain. A kill may come from outside: it takes a
+        second one."""
+        working, compiling = MARKS.unpack_from(self._memory)
+        if working == MANY or (working and compiling):
+            return []
+        handle = working or compiling
+        if died.signal == signal.SIGKILL and handle != self._suspect:
+            self._suspect = handle
+            return []
+        found = self._seqs.get(handle)
+        return [] if found is None else [one for one in found.group.handles if one in self._seqs]
+
+    def _fail(self, handles: list[int], died: Died) -> None:
+        if not handles:
+            return
+        if self.on_blame is not None:
+            self.on_blame(handles[0])
+        slow = died.signal == signal.SIGPROF
+        ends = [End(one, TOO_SLOW if slow else FAILED, TOO_SLOW_TEXT if slow else CRASH_TEXT) for one in handles]
+        groups = {id(self._seqs[one].group): self._seqs[one].group for one in handles}
+        self.drop(handles)
+        for group in groups.values():
+            if not group.is_begun:
+                self._news.append(Begun(group.handles, ends))
+        self._ends += ends
+
+    def _rebuild(self) -> None:
+        """Begin every request again, one after the other, so that it is plain which one ends the process."""
+        self._dropped.clear()
+        groups = {id(one.group): one.group for one in self._seqs.values()}
+        for group in groups.values():
+            group.handles = [handle for handle in group.handles if handle in self._seqs]
+            tokens = [self._seqs[handle].tokens for handle in group.handles]
+            self._send(Begin(group.handles, group.grammar, group.compile_s, tokens))
+            report = self._wait()
+            if isinstance(report, Begun):
+                if group.is_begun:
+                    self._ends += report.ends
+                else:
+                    self._note(report)
+
+    def _hang_up(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+
+class _Ended(Exception):
+    """The process of matchers is gone."""
+
+    def __init__(self, died: Died) -> None:
+        super().__init__(died)
+        self.died = died

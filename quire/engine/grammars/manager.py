@@ -1,0 +1,272 @@
+"""Structured output in the engine: which request waits for its grammar, and which sequence has which matcher.
+
+Owns the way of a constrained request from its submission to its last mask. Does not own grammars (`text/grammar`),
+their trials (`trials.py`), the matchers (`link.py`) nor scheduling.
+Invariant: a matcher that fails, or that takes too long, ends its own request, and nothing else.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from quire.control.scheduler import Scheduler
+from quire.control.seq import Seq
+from quire.core.errors import QuireError, RequestError
+from quire.core.events import FinishReason, SeqDelta
+from quire.core.plan import StepMasks, StepPlan
+from quire.core.request import Request
+from quire.core.structured import StructuredOutputsParams
+from quire.engine.grammars.link import MatcherLink
+from quire.engine.grammars.processes import GrammarProcesses
+from quire.engine.grammars.trials import GrammarTrials, Passed, key_of
+from quire.text.matchers import COMPLETE, End
+
+Ready = tuple[Request, QuireError | None]
+
+
+def n_mask_threads() -> int:
+    """Three quarters of the cores, up to 16."""
+    return max(1, min(16, (os.cpu_count() or 1) * 3 // 4))
+
+
+@dataclasses.dataclass(slots=True)
+class _Asked:
+    """A request whose grammar is not ready."""
+
+    request: Request
+    key: bytes
+    trial: concurrent.futures.Future[Passed] | None
+    """None once it has passed and its matchers are being made."""
+
+
+class StructuredOutput:
+    """See the module. processes None: the engine has no tokenizer, and constrained requests are refused."""
+
+    def __init__(self, processes: GrammarProcesses | None) -> None:
+        self._processes = processes
+        self._trials = None if processes is None else GrammarTrials(processes)
+        self._link: MatcherLink | None = None
+        self._handles = itertools.count(1)
+        self._asked: dict[str, _Asked] = {}
+        self._live: dict[str, dict[int, int]] = {}
+        """Request → sequence → handle."""
+        self._owners: dict[int, tuple[str, int, bytes, str]] = {}
+        """Handle → request, sequence, key of its constraint, tenant."""
+        self._failed: dict[int, End] = {}
+        """Sequences whose last mask went wrong: it allowed nothing but the end."""
+        self._made: tuple[int, StepMasks] | None = None
+        """Masks that were made together with the last moves."""
+        self.on_wait: Callable[[], None] | None = None
+        """Called now and then while masks are waited for."""
+
+    @property
+    def n_compiling(self) -> int:
+        """Requests whose grammar is not ready."""
+        return len(self._asked)
+
+    @property
+    def n_live(self) -> int:
+        """Sequences that have a matcher."""
+        return sum(map(len, self._live.values()))
+
+    def start(self) -> None:
+        """Have the first process ready before the first request."""
+        if self._processes is not None:
+            self._processes.start()
+
+    def check(self, params: StructuredOutputsParams) -> None:
+        """Wait for the trial of a constraint. RequestError if it is of no use."""
+        trials = self._require()
+        params.verify()
+        key, n_chars = key_of(params)
+        if trials.passed(key) is None:
+            trials.submit(key, n_chars, params, "").result()
+
+    def admit(self, request: Request) -> None:
+        """Take a constrained request; `ready` says when it can be queued. RequestError if it never can be."""
+        trials, params = self._require(), request.params.structured_outputs
+        assert params is not None
+        params.verify()
+        key, n_chars = key_of(params)
+        passed = trials.passed(key)
+        if passed is not None:
+            self._asked[request.request_id] = _Asked(request, key, None)
+            self._begin(request, key, passed)
+        else:
+            trial = trials.submit(key, n_chars, params, request.terms.tenant)
+            self._asked[request.request_id] = _Asked(request, key, trial)
+
+    def ready(self, wait_s: float) -> list[Ready]:
+        """Requests that can be queued now, or are refused with an error; waits for the first up to `wait_s`."""
+        found: list[Ready] = []
+        tried = [one for one in self._asked.values() if one.trial is not None]
+        if tried and wait_s:
+            futures = [one.trial for one in tried if one.trial is not None]
+            concurrent.futures.wait(futures, wait_s, concurrent.futures.FIRST_COMPLETED)
+        for one in tried:
+            if one.trial is None or not one.trial.done():
+                continue
+            error = one.trial.exception()
+            if error is None:
+                self._begin(one.request, one.key, one.trial.result())
+                one.trial = None
+            elif isinstance(error, QuireError):
+                del self._asked[one.request.request_id]
+                found.append((one.request, error))
+            else:
+                raise error
+        if self._link is not None:
+            for begun in self._link.begun(0.0 if tried or found else wait_s):
+                found += self._take_begun(begun.handles, begun.ends)
+        return found
+
+    def drop(self, request_id: str) -> None:
+        """The request is cancelled or was refused."""
+        self._asked.pop(request_id, None)
+        for index in list(self._live.get(request_id, ())):
+            self.drop_seq(request_id, index)
+
+    def drop_seq(self, request_id: str, index: int) -> None:
+        """One sequence of a request has ended."""
+        if request_id in self._asked:
+            return
+        seqs = self._live.get(request_id, {})
+        handle = seqs.pop(index, None)
+        if not seqs:
+            self._live.pop(request_id, None)
+        if handle is not None:
+            self._owners.pop(handle, None)
+            self._failed.pop(handle, None)
+            if self._link is not None:
+                self._link.drop([handle])
+
+    def masks(self, plan: StepPlan, seqs: Sequence[Seq]) -> StepMasks:
+        """The masks of a plan whose earlier steps are all committed. seqs: of its spans.
+
+        A sequence that has ended meanwhile, whose token nobody will take, may say anything.
+        """
+        made, self._made = self._made, None
+        if made is None or made[0] != plan.step:
+            ends, bits = self._turn([], plan, seqs)
+            self._note_failed(ends)
+            return _step_masks(plan, bits)
+        return made[1]
+
+    def follow(
+        self, deltas: list[SeqDelta], scheduler: Scheduler, plan: StepPlan | None = None, seqs: Sequence[Seq] = ()
+    ) -> None:
+        """Move matchers by committed tokens. Ends sequences, in their delta and in the scheduler, that are complete or
+        whose matcher failed. plan: the next one that needs masks, which are made at the same time."""
+        moved: dict[int, SeqDelta] = {}
+        for delta in deltas:
+            handle = self._live.get(delta.request_id, {}).get(delta.index)
+            if handle is None:
+                continue
+            failed = self._failed.get(handle)
+            if failed is not None and delta.finish_reason is not FinishReason.ERROR:
+                self._end(delta, scheduler, failed)
+            elif delta.finish_reason is None and delta.token_ids:
+                moved[handle] = delta
+            elif delta.finish_reason is not None:
+                self.drop_seq(delta.request_id, delta.index)
+        if not moved:
+            return
+        ends, bits = self._turn([(handle, delta.token_ids) for handle, delta in moved.items()], plan, seqs)
+        if plan is not None:
+            self._made = plan.step, _step_masks(plan, bits)
+        late = [end for end in ends if end.handle not in moved]
+        for end in ends:
+            if end.handle in moved:
+                self._end(moved[end.handle], scheduler, end)
+        self._note_failed(late)
+
+    def clear(self) -> None:
+        """Every queued sequence has ended; those whose grammar is not ready have not been queued."""
+        for request_id in [one for one in self._live if one not in self._asked]:
+            self.drop(request_id)
+        self._made = None
+
+    def shutdown(self) -> None:
+        """End the processes."""
+        if self._trials is not None:
+            self._trials.close()
+        if self._link is not None:
+            self._link.close()
+        if self._processes is not None:
+            self._processes.close()
+
+    # ----
+
+    def _require(self) -> GrammarTrials:
+        if self._trials is None:
+            raise RequestError("this engine has no tokenizer: output cannot be constrained", param="structured_outputs")
+        return self._trials
+
+    def _begin(self, request: Request, key: bytes, passed: Passed) -> None:
+        link = self._matchers()
+        handles = list(itertools.islice(self._handles, request.params.n))
+        self._live[request.request_id] = dict(enumerate(handles))
+        for index, handle in enumerate(handles):
+            self._owners[handle] = request.request_id, index, key, request.terms.tenant
+        link.begin(handles, passed.grammar, passed.compile_s)
+
+    def _take_begun(self, handles: list[int], ends: list[End]) -> list[Ready]:
+        """A request's matchers are there, or have failed in the making."""
+        owner = next((self._owners[handle] for handle in handles if handle in self._owners), None)
+        asked = None if owner is None else self._asked.pop(owner[0], None)
+        if asked is None:
+            return []
+        failed = next((end for end in ends if end.code != COMPLETE), None)
+        if failed is None:
+            return [(asked.request, None)]
+        self.drop(asked.request.request_id)
+        return [(asked.request, RequestError(failed.text, param="structured_outputs", code=failed.code))]
+
+    def _matchers(self) -> MatcherLink:
+        if self._link is None:
+            assert self._processes is not None
+            self._link = MatcherLink(self._processes)
+            self._link.on_wait, self._link.on_blame = self._wait, self._blame
+        return self._link
+
+    def _turn(
+        self, moves: list[tuple[int, list[int]]], plan: StepPlan | None, seqs: Sequence[Seq]
+    ) -> tuple[list[End], np.ndarray]:
+        rows = []
+        for span in () if plan is None else plan.masked:
+            owner = seqs[span]
+            rows.append(self._live.get(owner.request.request_id, {}).get(owner.index, 0))
+        if not moves and not any(rows):
+            return [], np.full((len(rows), 1), -1, "<i4")
+        return self._matchers().turn(moves, rows)
+
+    def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
+        reason = FinishReason.STOP if end.code == COMPLETE else FinishReason.ERROR
+        scheduler.cancel_seq(delta.request_id, delta.index, reason)
+        delta.finish_reason = reason
+        delta.error = None if end.code == COMPLETE else f"{end.code}: {end.text}"
+        self.drop_seq(delta.request_id, delta.index)
+
+    def _note_failed(self, ends: list[End]) -> None:
+        for end in ends:
+            if end.handle in self._owners:
+                self._failed[end.handle] = end
+
+    def _blame(self, handle: int) -> None:
+        owner = self._owners.get(handle)
+        if owner is not None and self._trials is not None:
+            self._trials.ban(owner[2], owner[3], "it has stopped the process that follows grammars")
+
+    def _wait(self) -> None:
+        if self.on_wait is not None:
+            self.on_wait()
+
+
+def _step_masks(plan: StepPlan, bits: np.ndarray) -> StepMasks:
+    return StepMasks(plan.step, bits.reshape(-1).view(np.uint8).data)

@@ -1,0 +1,168 @@
+"""What an engine and its grammar processes say to each other: msgpack of these values over socket pairs. No stranger
+writes to these sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import socket
+import struct
+import time
+from types import TracebackType
+from typing import Final
+
+import msgspec
+
+from quire.core.structured import StructuredOutputsParams
+from quire.text.grammar_trial import Verdict
+from quire.text.matchers import End
+
+TRIAL: Final = b"trial"
+MATCHERS: Final = b"matchers"
+"""What the first process is asked for."""
+LEFT_ALONE: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE)
+"""Signals that mean nothing to these processes: the engine decides when they end. Blocked until they can be ignored."""
+SEND_LIMIT_S: Final = 5.0
+"""A process that does not read for so long is hung."""
+MARKS: Final = struct.Struct("=qq")
+"""At the beginning of the shared memory, handles or 0: whose matcher moves or is asked for a mask, `matchers.MANY`
+while many are; and whose grammar is being compiled beside that."""
+MANY_CORES: Final = 8
+SPIN_S_ON_MANY_CORES: Final = 0.0005
+"""How long either end waits awake for the other, on a machine with so many cores."""
+BITS_AT: Final = 64
+"""Where masks begin in the shared memory: int32 [rows, words]."""
+
+
+class GrammarSettings(msgspec.Struct):
+    """What the processes of one engine need to know."""
+
+    folder: str
+    """Of the tokenizer, or a GGUF file."""
+    vocab_size: int
+    """Logits."""
+    end_token_ids: list[int]
+    n_words: int
+    """Of a mask."""
+    n_rows: int
+    """Masks of one step at most."""
+    n_threads: int
+    compile_s: float
+    """Processor seconds that translating and compiling one grammar may take."""
+    compile_bytes: int
+    """Memory that it may take."""
+
+
+class Trial(msgspec.Struct, tag=True):
+    """To a process for one trial: say whether this is of use."""
+
+    params: StructuredOutputsParams
+
+
+class Begin(msgspec.Struct, tag=True):
+    """To the process of matchers: the sequences of one request are going to need masks. Answered by `Begun`."""
+
+    handles: list[int]
+    grammar: str
+    compile_s: float
+    tokens: list[list[int]]
+    """What each sequence has already."""
+
+
+class Begun(msgspec.Struct, tag=True):
+    """Its grammar is compiled, and each sequence is where its tokens led."""
+
+    handles: list[int]
+    ends: list[End]
+
+
+class Turn(msgspec.Struct, tag=True):
+    """Move sequences, forget some, and write masks into the shared memory. Answered by `Turned`."""
+
+    moves: list[tuple[int, list[int]]]
+    rows: list[int]
+    """The handle of each line; one that is not known may go on with anything."""
+    dropped: list[int] = []
+    one_by_one: bool = False
+
+
+class Turned(msgspec.Struct, tag=True):
+    """The masks are there."""
+
+    ends: list[End]
+
+
+class Died(msgspec.Struct, tag=True):
+    """The last word of a process that ended before its time, mostly from its parent."""
+
+    signal: int = 0
+    """By which it was ended, 0 for none."""
+    place: str = ""
+    """Where in our code it failed, if it did."""
+
+
+Order = Trial | Begin | Turn
+Report = Verdict | Begun | Turned | Died
+
+_LENGTH: Final = struct.Struct("=I")
+
+encode = msgspec.msgpack.Encoder().encode
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+class Channel:
+    """One end of a socket pair, which it takes over: messages, each after its length. For one thread at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(True)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_LIMIT_S), 0))
+        self._end = end
+        self._unread = bytearray()
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, _error: object, _place: TracebackType | None) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._end.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Raises OSError if the other end is gone, or does not read for `SEND_LIMIT_S`."""
+        self._end.sendall(_LENGTH.pack(len(message)) + message)
+
+    def waits(self, timeout_s: float, spin_s: float = 0.0) -> bool:
+        """Whether there is something to receive, a message or the end. spin_s: how much of the wait is done awake,
+        where a core is free for it: being woken takes longer than most answers."""
+        if self._unread:
+            return True
+        end_s = time.perf_counter() + spin_s if spin_s else 0.0
+        while spin_s and time.perf_counter() < end_s:
+            with contextlib.suppress(BlockingIOError):
+                self._end.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+                return True
+        return bool(self._poll.poll(timeout_s * 1000))
+
+    def receive(self) -> bytes:
+        """The next message. Raises EOFError at the end, also amid a message, and OSError."""
+        while True:
+            if len(self._unread) >= _LENGTH.size:
+                stop = _LENGTH.size + _LENGTH.unpack_from(self._unread)[0]
+                if len(self._unread) >= stop:
+                    message = bytes(self._unread[_LENGTH.size : stop])
+                    del self._unread[:stop]
+                    return message
+            data = self._end.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._unread += data
+
+    def close(self) -> None:
+        """The other end hears of it."""
+        self._end.close()

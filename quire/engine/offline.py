@@ -1,0 +1,184 @@
+"""The engine in this process, driven by its callers: prompts in, finished outputs or a stream out.
+
+Owns the step loop. Does not own what users call (`engine/llm`, `engine/vectors`) nor the engine's parts.
+Invariants: a refused prompt refuses the whole call before it starts; whoever steps the engine, every delta reaches the
+request that it belongs to.
+"""
+
+from __future__ import annotations
+
+import collections
+import numbers
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tqdm import tqdm
+
+from quire.config.engine import EngineConfig
+from quire.core.errors import InvalidParameter, QueueFull
+from quire.core.events import Cancel, Submit
+from quire.core.outputs import RequestOutput
+from quire.core.prompts import PromptType
+from quire.core.request import Pooling
+from quire.core.sampling import SamplingParams
+from quire.engine.build import build_engine
+from quire.engine.frontend import Frontend
+from quire.engine.garbage import gc_kept_quiet
+from quire.engine.outflow import OpenRequest, PartBuffer
+
+UNUSED_PARTS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "token_type_ids")
+"""What vLLM's prompts may have and no model here can read."""
+UNUSED_ARGUMENTS = {
+    "lora_request": "Adapters are not served: merge the adapter into the weights and load that.",
+    "tokenization_kwargs": "Encode the text with `tokenizer` and give token ids.",
+    "chat_template": "Texts are compared as they stand: render them before.",
+    "mm_processor_kwargs": "Models are of text alone.",
+}
+"""Arguments of vLLM's methods that say nothing here → what to do."""
+Bar = bool | Callable[..., Any]
+"""Whether to show progress, or what makes the bar in the place of tqdm."""
+
+
+class OfflineEngine:
+    """One engine and its open requests."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.engine, ready = build_engine(config)
+        self._frontend = Frontend.load(config).attach(ready)
+        self._intake = self._frontend.intake
+        self._open: dict[str, tuple[OpenRequest, PartBuffer | None]] = {}
+        """Submitted and unfinished, with a buffer for those that are streamed."""
+
+    def _finished(self, opened: list[OpenRequest], use_tqdm: Bar) -> list[RequestOutput]:
+        """Run requests to their end; outputs are in their order."""
+        try:
+            self._run(opened, use_tqdm)
+        finally:
+            self._cancel(opened)
+        return [self._final(one) for one in opened]
+
+    def _prepare(
+        self, item: PromptType, params: SamplingParams, pooling: Pooling | None = None, priority: int = 0
+    ) -> OpenRequest:
+        prompt: Any = item
+        salt = ""
+        if isinstance(item, dict):
+            prompt, salt = _taken_apart(item)
+        request = self._intake.request(prompt, params, pooling=pooling, priority=priority, cache_salt=salt)
+        if params.structured_outputs is not None:
+            self.engine.grammars.check(params.structured_outputs)
+        return OpenRequest(
+            request, prompt if isinstance(prompt, str) else None, self._frontend.tokenizer, self._intake.clock
+        )
+
+    def _stream(self, one: OpenRequest) -> Iterator[RequestOutput]:
+        buffer = PartBuffer()
+        waiting = collections.deque([one])
+        try:
+            while True:
+                parts = buffer.take()
+                output = one.output(parts) if parts else None
+                if output is not None:
+                    yield output
+                elif one.finished:
+                    return
+                else:
+                    self._feed(waiting, buffer)
+                    self._step()
+        finally:
+            self._cancel([one])
+
+    def _feed(self, waiting: collections.deque[OpenRequest], buffer: PartBuffer | None = None) -> None:
+        """Submit from the left as many as the queue takes now; QueueFull only if it would never take the next one."""
+        while waiting:
+            request = waiting[0].request
+            try:
+                self.engine.handle(Submit(request))
+            except QueueFull:
+                if self.engine.has_work():
+                    return
+                raise
+            self._open[request.request_id] = (waiting.popleft(), buffer)
+
+    def _run(self, opened: list[OpenRequest], use_tqdm: Bar) -> None:
+        waiting = collections.deque(opened)
+        unfinished = {one.request.request_id for one in opened}
+        make = use_tqdm if callable(use_tqdm) else tqdm
+        bar = make(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True)
+        with bar, gc_kept_quiet():
+            n_tokens, n_finished = 0, 0
+            while unfinished:
+                self._feed(waiting)
+                n_new_tokens, ended = self._step()
+                n_tokens += n_new_tokens
+                unfinished -= ended
+                n_done = len(opened) - len(unfinished)
+                if n_done > n_finished:
+                    elapsed_s = bar.format_dict["elapsed"] or 1e-9
+                    bar.set_postfix_str(f"{n_tokens / elapsed_s:.0f} output tok/s", refresh=False)
+                    bar.update(n_done - n_finished)
+                    n_finished = n_done
+
+    def _step(self) -> tuple[int, set[str]]:
+        """One step of the engine, each delta to its request: (new tokens, ids of the requests that ended)."""
+        n_tokens = 0
+        ended = set()
+        for delta in self.engine.step():
+            found = self._open.get(delta.request_id)
+            if found is None:
+                continue
+            one, buffer = found
+            n_tokens += len(delta.token_ids)
+            parts, command = one.take(delta, wants_parts=buffer is not None)
+            if command is not None:
+                self.engine.handle(command)
+            if buffer is not None:
+                for part in parts:
+                    buffer.put(part)
+            if one.finished:
+                del self._open[delta.request_id]
+                ended.add(delta.request_id)
+        return n_tokens, ended
+
+    def _cancel(self, opened: list[OpenRequest]) -> None:
+        """End those that still run; nothing happens to the others."""
+        running = [one.request.request_id for one in opened if self._open.pop(one.request.request_id, None)]
+        if running:
+            self.engine.handle(Cancel(running))
+
+    def _final(self, one: OpenRequest) -> RequestOutput:
+        output = one.output(one.whole())
+        assert output is not None
+        return output
+
+
+def refuse_unused(**given: object) -> None:
+    """InvalidParameter for an argument of vLLM's that only None can stand for here."""
+    for name, value in given.items():
+        if value is not None:
+            raise InvalidParameter(name, type(value).__name__, "None", UNUSED_ARGUMENTS[name])
+
+
+def _taken_apart(item: Any) -> tuple[Any, str]:
+    """The text or token ids of a prompt that is a dict, and its salt."""
+    if not {"prompt_token_ids", "prompt"} & set(item):
+        raise InvalidParameter("prompts", item, "a text, token ids, or a dict with 'prompt' or 'prompt_token_ids'")
+    for name in UNUSED_PARTS:
+        if item.get(name):
+            raise InvalidParameter(f"prompts: {name}", type(item[name]).__name__, "absent: models are of text alone")
+    ids = item.get("prompt_token_ids")
+    return (item.get("prompt", "") if ids is None else ids), item.get("cache_salt") or ""
+
+
+def as_list(prompts: Any) -> list[Any]:
+    """One prompt, or the prompts of a list, array or other iterable."""
+    if hasattr(prompts, "tolist"):
+        prompts = prompts.tolist()
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    try:
+        items = list(prompts)
+    except TypeError:
+        raise InvalidParameter("prompts", prompts, "a text, token ids, or a list of them") from None
+    return [items] if items and isinstance(items[0], numbers.Integral) else items

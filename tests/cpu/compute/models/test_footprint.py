@@ -1,0 +1,105 @@
+"""What weights will take, computed from headers, against what they take when they are loaded."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quire.bench.shape import FOLDER
+from quire.compute.quant import SCHEMES
+from quire.compute.weights.footprint import Weights
+from quire.config.arch import read_arch
+from quire.kernels import native
+
+ODD = {"hidden_size": 96, "intermediate_size": 104, "num_hidden_layers": 2, "head_dim": 32}
+EVEN = {"hidden_size": 256, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 64}
+
+
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fields", [ODD | {"tie_word_embeddings": True}, EVEN | {"attention_bias": True}])
+def test_equal_to_the_loaded_model(
+    fields: dict[str, Any], dtype: torch.dtype, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Any]
+) -> None:
+    tools["random_checkpoint"](tmp_path, "Llama", **fields)
+    arch = read_arch(tmp_path)
+    for load_format in ("auto", "dummy"):
+        found = Weights(tmp_path, arch, "cpu", load_format).footprint(dtype, scheme)
+        model = tools["load"](tmp_path, dtype, quantization=scheme, load_format=load_format)
+        assert found.held_bytes == model.n_bytes
+        assert found.held_bytes <= found.peak_bytes <= found.address_bytes
+
+
+def test_without_the_native_kernels(
+    tmp_path: pathlib.Path, tools: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools["random_checkpoint"](tmp_path, "Qwen3", **ODD)
+    monkeypatch.setattr(native, "library", lambda: None)
+    for dtype in (torch.float32, torch.bfloat16):
+        found = Weights(tmp_path, read_arch(tmp_path), "cpu").footprint(dtype, "auto")
+        assert found.held_bytes == tools["load"](tmp_path, dtype, quantization="auto").n_bytes
+
+
+@pytest.mark.parametrize("scheme", ["auto", "none", "int8-g32", "int4-g32", "int4"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_gguf(
+    tied: bool, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Any], write_gguf: Callable[..., Any]
+) -> None:
+    oracle = tools["random_checkpoint"](tmp_path / "hf", "Llama", **EVEN, tie_word_embeddings=tied)
+    path = write_gguf(tmp_path / "m.gguf", oracle, "llama", lambda name: "Q8_0" if "attn" in name else "Q4_0")
+    found = Weights(path, read_arch(path), "cpu").footprint(torch.bfloat16, scheme)
+    assert found.held_bytes == tools["load"](path, torch.bfloat16, quantization=scheme).n_bytes
+
+
+def test_a_gpu_holds_a_tied_head_once_and_rounds_nothing(tmp_path: pathlib.Path, tools: dict[str, Any]) -> None:
+    tools["random_checkpoint"](tmp_path, "Llama", **ODD, tie_word_embeddings=True)
+    arch = read_arch(tmp_path)
+    found = Weights(tmp_path, arch, "cuda").footprint(torch.bfloat16, "auto")
+    assert found.held_bytes == found.peak_bytes == 2 * arch.n_parameters
+
+
+PEAK = """
+import resource, sys, torch
+from quire.compute.weights.footprint import Weights
+from quire.compute.weights.loader import load_model
+from quire.config.arch import read_arch
+from quire.core import host
+import pathlib
+folder, scheme = pathlib.Path(sys.argv[1]), sys.argv[2]
+arch = read_arch(folder)
+weights = Weights(folder, arch, "cpu", "dummy").footprint(torch.bfloat16, scheme)
+torch.ones(8).normal_()
+before = host.resident_bytes()
+load_model(folder, arch, dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=64, load_format="dummy",
+           quantization=scheme)
+peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+files = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssFile"))
+print(weights.peak_bytes, peak - files - before)
+"""
+
+
+@pytest.mark.parametrize("scheme", ["none", "int4"])
+def test_the_peak_is_that_of_the_process(scheme: str, tmp_path: pathlib.Path, tools: dict[str, Any]) -> None:
+    """Random weights of 0.3 GB, where a head that is rounded is there twice; other memory of a process is small."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "vocab_size": 32000}
+    tools["random_checkpoint"](tmp_path, "Llama", **sizes, head_dim=64)
+    command = [sys.executable, "-c", PEAK, str(tmp_path), scheme]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    expected, found = map(int, done.stdout.split())
+    assert 0.9 * expected < found < expected + (160 << 20)
+
+
+def test_llama_8b_by_its_config_alone() -> None:
+    """The count that its authors publish, two bytes each; in the other forms what the format says."""
+    folder = FOLDER / "llama-3.1-8b"
+    weights = Weights(folder, read_arch(folder), "cpu", "dummy")
+    n_parameters, table, norms = 8_030_261_248, 128256 * 4096, 65 * 4096
+    found = {scheme: weights.footprint(torch.bfloat16, scheme).held_bytes for scheme in ("auto", "int4-g32")}
+    assert found["auto"] == 2 * n_parameters
+    assert found["int4-g32"] == 2 * (table + norms) + (n_parameters - table - norms) * (4 + 16 / 32) / 8

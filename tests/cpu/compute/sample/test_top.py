@@ -1,0 +1,79 @@
+"""The most probable tokens in an order that depends on nothing but the row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.compute.sample.logprobs import logprobs, prompt_logprobs, token_logprobs
+from quire.compute.sample.top import top
+
+
+def sorted_whole(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """By sorting the whole row in Python."""
+    ids = [sorted(range(len(row)), key=lambda token: (-row[token], token))[:k] for row in logits.tolist()]
+    found = torch.tensor(ids, dtype=torch.int64).reshape(len(logits), k)
+    return logits.gather(1, found), found
+
+
+def check(logits: torch.Tensor, k: int) -> None:
+    values, ids = top(logits, k)
+    expected_values, expected_ids = sorted_whole(logits, k)
+    assert torch.equal(ids, expected_ids) and torch.equal(values, expected_values)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), width=st.integers(1, 400), n_rows=st.integers(1, 3))
+def test_equals_sorting_with_ties(data: st.DataObject, width: int, n_rows: int) -> None:
+    """Logits of few values, so that ties stand across every border."""
+    values = data.draw(st.lists(st.sampled_from([0.0, -0.0, 1.5, -2.0, 3e38, -torch.inf]), min_size=1, max_size=4))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    logits = torch.from_numpy(rng.choice(np.array(values, np.float32), (n_rows, width)))
+    check(logits, data.draw(st.integers(0, width)))
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 127, 128, 1000, 4099])
+@pytest.mark.parametrize("k", [0, 1, 2, 5, 20, 1000])
+def test_equals_sorting(width: int, k: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    for logits in (torch.randn(3, width, generator=generator) * 4, torch.zeros(3, width)):
+        check(logits, min(k, width))
+        check(logits.bfloat16().float(), min(k, width))
+        check(logits.t().contiguous().t() if width > 1 else logits, min(k, width))
+
+
+def test_non_finite_rows_harm_nobody() -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
+    quiet = top(logits, 9)[1]
+    logits[1] = torch.nan
+    logits[2, 77] = torch.inf
+    ids = top(logits, 9)[1]
+    assert torch.equal(ids[0], quiet[0]) and ids[2, 0] == 77 and ((ids >= 0) & (ids < 500)).all()
+
+
+def test_lines_do_not_depend_on_what_neighbours_ask_for() -> None:
+    """The 5th and 6th most probable tokens are level; a neighbour wants 1 to 20 entries."""
+    generator = torch.Generator().manual_seed(3)
+    row = torch.randn(1, 3000, generator=generator).bfloat16().float()
+    fifth = row.sort(descending=True).values[0, 4]
+    row[0, [11, 700, 701, 2999]] = fifth
+    targets = torch.tensor([7])
+    alone = token_logprobs(*parts(logprobs(row, targets, np.arange(1), np.array([5]))))[0]
+    assert alone.top_logprobs == sorted(alone.top_logprobs, reverse=True) and 11 in alone.top_ids
+    for n_neighbour in range(1, 21):
+        for place in (0, 1):
+            logits = torch.randn(3, 3000, generator=generator).bfloat16().float()
+            logits[place] = row
+            n_top = np.full(3, n_neighbour)
+            n_top[place] = 5
+            lines = token_logprobs(*parts(logprobs(logits, targets.expand(3), np.arange(3), n_top)))
+            assert lines[place] == alone
+    more = token_logprobs(*parts(prompt_logprobs(row, targets, 20)))[0]
+    assert more.top_ids[:5] == alone.top_ids and more.top_logprobs[:5] == alone.top_logprobs
+
+
+def parts(lines: object) -> tuple[np.ndarray, list[torch.Tensor]]:
+    return lines.n_top, lines.tensors()  # type: ignore[attr-defined]

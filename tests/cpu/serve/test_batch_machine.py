@@ -1,0 +1,40 @@
+"""The state machine over files and batches, and the bugs that it must catch. More: `--batch-examples=10000`."""
+
+from __future__ import annotations
+
+import pytest
+from batch_bugs import BUGS, Bug
+from batch_machine import BatchMachine
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+N_EXAMPLES = 200
+"""About 15 s."""
+
+
+def machine_settings(n_examples: int, *, deep: bool) -> settings:
+    """Deterministic as a rule; `deep` runs look elsewhere each time, and shrink what they find."""
+    return settings(
+        max_examples=n_examples,
+        stateful_step_count=30,
+        deadline=None,
+        database=None,
+        derandomize=not deep,
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+        phases=[Phase.generate, Phase.shrink] if deep else [Phase.generate],
+    )
+
+
+@pytest.mark.timeout(0)
+def test_files_and_batches_keep_their_invariants(pytestconfig: pytest.Config) -> None:
+    n_examples = pytestconfig.getoption("--batch-examples", default=None)
+    deep = n_examples is not None
+    run_state_machine_as_test(BatchMachine, settings=machine_settings(int(n_examples or N_EXAMPLES), deep=deep))
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    with pytest.raises(Exception):  # noqa: B017  an invariant, or what a task of the worker has raised
+        run_state_machine_as_test(BatchMachine, settings=machine_settings(600, deep=False))

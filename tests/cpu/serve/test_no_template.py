@@ -1,0 +1,29 @@
+"""A model without a chat template: the server says which flag gives it one, and which route needs none."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+
+import pytest
+
+from quire.core.errors import ConfigError
+from quire.engine.llm import LLM
+from quire.serve.conversation import Conversation
+from quire.serve.prompts import PromptMaker
+from quire.serve.refusal import Refusal
+
+
+def test_the_reply_says_what_to_pass() -> None:
+    maker = PromptMaker(types.SimpleNamespace(chat_template=None))  # type: ignore[arg-type]
+    with pytest.raises(Refusal) as caught:
+        asyncio.run(maker.render(Conversation([{"role": "user", "content": "x"}], None, True, False, {}, 1)))
+    maker.close()
+    said = str(vars(caught.value))
+    assert "--chat-template FILE" in said and "/v1/completions" in said and "no_chat_template" in said
+
+
+def test_a_script_is_told_too() -> None:
+    frontend = types.SimpleNamespace(chat_template=None, tokenizer=None)
+    with pytest.raises(ConfigError, match="chat_template=FILE"):
+        LLM.render_chat(types.SimpleNamespace(_frontend=frontend), [])  # type: ignore[arg-type]

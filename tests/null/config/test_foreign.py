@@ -1,0 +1,198 @@
+"""Options of vLLM and flags of llama.cpp: each has an answer, and command lines that mean the same are taken."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+import pytest
+
+from quire.cli.model import add_engine_flags, engine_config
+from quire.config.engine import EngineConfig
+from quire.config.flags import FlagParser, add_flags, read_flags
+from quire.config.foreign import FOREIGN, LLAMA_HINTS, Shape, State
+from quire.config.options import did_you_mean, keyword_options
+from quire.config.vllm_flags import SHORT
+from quire.core.errors import ConfigError
+from quire.serve.config import ServerConfig
+
+NAMES = json.loads((pathlib.Path(__file__).parents[3] / "benchmarks" / "vllm_names.json").read_text())
+OURS = {*EngineConfig.__struct_fields__, *ServerConfig.__struct_fields__, "config"}
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = FlagParser(prog="quire serve")
+    add_engine_flags(parser)
+    add_flags(parser, ServerConfig, title="server options")
+    return parser.parse_args(list(words))
+
+
+def taken(*words: str) -> EngineConfig:
+    return engine_config(parsed(*words))
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        parsed(*words)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("quire serve: error: ") and len(error.splitlines()) == 2
+    return error
+
+
+def test_every_option_of_vllm_has_an_answer() -> None:
+    flags = {flag[2:].replace("-", "_") for flag in NAMES["serve"]}
+    arguments = {*NAMES["engine_args"], *NAMES["async_engine_args"], *NAMES["llm"]["__init__"]}
+    assert sorted((flags | arguments) - OURS - set(FOREIGN)) == []
+
+
+def test_every_short_flag_of_vllm_has_an_answer() -> None:
+    expected = {short: flag[2:].replace("-", "_") for flag, shorts in NAMES["serve"].items() for short in shorts}
+    assert {short: SHORT.get(short) for short in expected} == expected
+
+
+def test_what_is_renamed_has_our_name() -> None:
+    for option in FOREIGN.values():
+        if option.state is State.RENAMED:
+            assert option.because in OURS
+
+
+@pytest.mark.parametrize("name", sorted(set(FOREIGN) - OURS))
+def test_each_option_is_taken_or_says_what_to_do(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """On the command line, in each of its values, and no word of the option is left to be the model."""
+    option, flag = FOREIGN[name], "--" + name.replace("_", "-")
+    if option.state is State.REFUSED:
+        words = [flag] if option.shape is Shape.SWITCH else [flag, "17"]
+        assert f"{flag} is known in vLLM, not in Quire: {option.instead}" in refused(capsys, *words)
+        if option.shape is Shape.SWITCH:
+            assert taken("--no-" + flag[2:]) == EngineConfig()
+    elif option.state is State.SAME and option.shape is Shape.SWITCH:
+        for value, spelling in (("true", flag), ("false", "--no-" + flag[2:])):
+            if value in option.values:
+                assert taken(spelling, "MODEL").model == "MODEL"
+            else:
+                assert option.instead in refused(capsys, spelling)
+    elif option.state is State.SAME:
+        for value in option.values:
+            assert taken(flag, value, "MODEL").model == taken(f"{flag}={value}", "MODEL").model == "MODEL"
+        message = refused(capsys, flag, "surprising")
+        assert "'surprising' is known in vLLM, not in Quire" in message and option.instead in message
+    elif option.state is State.NO_EFFECT:
+        values = {Shape.SWITCH: [], Shape.VALUE: ["1"], Shape.LIST: ["1", "2"]}[option.shape]
+        assert taken("MODEL", flag, *values, "--seed", "3") == EngineConfig(model="MODEL", seed=3)
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["m", "-tp", "1", "--dtype", "half"], {"dtype": "float16"}),
+    (["m", "--max_model_len", "32k"], {"max_model_len": 32_000}),
+    (["m", "--max_model_len=32K"], {"max_model_len": 32_768}),
+    (["m", "--max-num-scheduled-tokens", "64"], {"max_num_batched_tokens": 64}),
+    (["m", "--no_enable_prefix_caching"], {"enable_prefix_caching": False}),
+    (["-q", "int8", "m"], {"quantization": "int8"}),
+])  # fmt: skip
+def test_spellings_of_vllm(words: list[str], expected: dict[str, object]) -> None:
+    assert taken(*words) == EngineConfig(model="m", **expected)
+
+
+def test_api_servers_are_api_processes() -> None:
+    for words in (["--api-server-count", "2"], ["-asc", "2"], ["--api_server_count=2"]):
+        assert read_flags(parsed(*words), ServerConfig).api_processes == 2
+
+
+@pytest.mark.parametrize("flag", sorted(LLAMA_HINTS))
+def test_flags_of_llama_cpp_get_a_hint(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    message = refused(capsys, flag, "99")
+    assert "llama.cpp" in message and LLAMA_HINTS[flag] in message
+
+
+def test_a_word_far_from_all_has_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean" not in refused(capsys, "--tensor-parallel-frobnication", "2")
+    assert "did you mean --max-num-seqs?" in refused(capsys, "--max-num-seq", "2")
+    assert did_you_mean("abc", ["xyz"]) == "" and did_you_mean("", ["a"]) == ""
+
+
+def test_json_by_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--hf-overrides.rope_theta", "1e6", "--hf_overrides.rope_scaling.rope_type=linear"]
+    assert taken(*words).hf_overrides == {"rope_theta": 1e6, "rope_scaling": {"rope_type": "linear"}}
+    assert "has a value of its own" in refused(capsys, "--hf-overrides.a", "1", "--hf-overrides.a.b", "2")
+    assert "a JSON object" in refused(capsys, "--hf-overrides", "[1]")
+
+
+CONFIG = """
+# of a deployment
+model: org/name
+max-model-len: 8k
+served_model_name: [a, b]
+enable-prefix-caching: false
+hf-overrides: {rope_theta: 1000000.0}
+tensor-parallel-size: 1
+port: 8001
+seed:
+"""
+
+
+def test_a_file_of_options(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(CONFIG)
+    found = parsed("--config", str(path), "--max_model_len", "4k")
+    expected = EngineConfig(
+        model="org/name", max_model_len=4000, served_model_name=["a", "b"], enable_prefix_caching=False,
+        hf_overrides={"rope_theta": 1e6},
+    )  # fmt: skip
+    assert engine_config(found) == expected
+    assert read_flags(found, ServerConfig).port == 8001
+    assert engine_config(parsed("other", f"--config={path}", "--enable-prefix-caching")).model == "other"
+    assert engine_config(parsed(f"--config={path}", "--enable-prefix-caching")).enable_prefix_caching
+
+
+@pytest.mark.parametrize("text, message", [
+    ("- 1", "a mapping of options"),
+    ("a: [", "is not valid YAML"),
+    ("tensor-parallel-size: 2", "run one server a device"),
+    ("max-num-seq: 2", "did you mean --max-num-seqs?"),
+    ("seed: -1", "an integer of at least 0"),
+    ("when: 2020-01-01", "must be a text"),
+    ("!!python/object/apply:os.getcwd []", "is not valid YAML"),
+])  # fmt: skip
+def test_a_wrong_file_of_options_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, text: str, message: str
+) -> None:
+    path = tmp_path / "options.yaml"
+    path.write_text(text)
+    assert message in refused(capsys, "--config", str(path))
+
+
+def test_a_missing_file_of_options_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere.yaml" in refused(capsys, "--config", "nowhere.yaml")
+    assert "expected one argument" in refused(capsys, "--config")
+    assert "given twice" in refused(capsys, "--config", "a", "--config", "b")
+
+
+@pytest.mark.parametrize("values, expected", [
+    ({"quantization": None, "kv_cache_dtype": None, "max_model_len": None}, {}),
+    ({"dtype": "float", "max_model_len": "auto"}, {"dtype": "float32"}),
+    ({"max_model_len": -1, "tensor_parallel_size": 1, "trust_remote_code": True, "swap_space": 0}, {}),
+    ({"enable_lora": False, "speculative_config": None, "enable_chunked_prefill": True}, {}),
+    ({"served_model_name": "one"}, {"served_model_name": ["one"]}),
+    ({"chat_template": pathlib.Path("a.jinja")}, {"chat_template": "a.jinja"}),
+    ({"kv_cache_memory_bytes": 1 << 30}, {"kv_cache_memory_bytes": str(1 << 30)}),
+])  # fmt: skip
+def test_keyword_arguments(values: dict[str, object], expected: dict[str, object]) -> None:
+    assert keyword_options(EngineConfig, values, "LLM") == EngineConfig(**expected)
+
+
+@pytest.mark.parametrize("values, message", [
+    ({"max_num_seq": 3}, r"LLM has no option 'max_num_seq'; did you mean max_num_seqs\?"),
+    ({"tensor_parallel_size": 2}, "tensor_parallel_size = 2 is known in vLLM, not in Quire.*one server a device"),
+    ({"enable_lora": True}, "enable_lora is known in vLLM, not in Quire: adapters.*merge"),
+    ({"load_format": "pt"}, "load_format = 'pt' is known in vLLM, not in Quire: .*safetensors"),
+    ({"quantization": "awq"}, "quantization = 'awq' is known in vLLM, not in Quire"),
+    ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype = 'fp8' is known in vLLM, not in Quire"),
+    ({"dtype": "flaot16"}, r"one of auto, bfloat16.*did you mean float16\?"),
+    ({"max_num_seqs": 1.5}, "max_num_seqs = 1.5 is not allowed: it must be an integer between 0 and 65536"),
+    ({"enforce_eager": "yes please"}, "enforce_eager = 'yes please' is not allowed: it must be on or off"),
+])  # fmt: skip
+def test_wrong_keyword_arguments(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        keyword_options(EngineConfig, values, "LLM")
