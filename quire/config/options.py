@@ -148,15 +148,20 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def _distance(one: str, other: str) -> int:
-    """Letters to insert, remove or change to make one of the other; more than `MAX_DISTANCE` may come out too large."""
+    """Letters to insert, remove, change or swap with the next one to make one of the other; more than `MAX_DISTANCE`
+    may come out too large."""
     if abs(len(one) - len(other)) > MAX_DISTANCE:
         return MAX_DISTANCE + 1
-    row = list(range(len(other) + 1))
+    rows = [list(range(len(other) + 1))]
     for i, letter in enumerate(one, start=1):
-        above, row[0] = row[0], i
+        row = [i]
         for j, wanted in enumerate(other, start=1):
-            above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (letter != wanted))
-    return row[-1]
+            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                cost = min(cost, rows[-2][j - 2] + 1)
+            row.append(cost)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 def keyword_options(options: type[Options], values: Mapping[str, object], what: str) -> Options:
