@@ -34,7 +34,7 @@ def run(namespace: argparse.Namespace) -> int:
     stdio.take_over()
     engine = engine_config(namespace, disable_log_stats=True)
     with instant_exit():
-        from quire.serve.offline_batch import run_batch
+        from quire.serve.batch.offline import run_batch
     summary = run_batch(engine, namespace.input_file, namespace.output_file, namespace.concurrency)
     print(f"{summary.n_answered} lines answered, {summary.n_failed} failed", file=sys.stderr)
     return 0

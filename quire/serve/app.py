@@ -17,24 +17,26 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 
 from quire.core.errors import EngineDead, QuireError
-from quire.serve.assets import FILES, Asset
-from quire.serve.batch_worker import BatchWorker
-from quire.serve.batches import serve_batch, serve_batch_cancel, serve_batch_create, serve_batches
-from quire.serve.chat import serve_chat
-from quire.serve.completions import serve_completion
-from quire.serve.embeddings import serve_embeddings
-from quire.serve.exchange import ClientGone, Exchange, Receive, Scope, Send
-from quire.serve.explanation import serve_explanation
-from quire.serve.files import (
+from quire.serve.anthropic.messages import serve_count_tokens, serve_messages
+from quire.serve.batch.batches import serve_batch, serve_batch_cancel, serve_batch_create, serve_batches
+from quire.serve.batch.files import (
     serve_file,
     serve_file_content,
     serve_file_delete,
     serve_file_upload,
     serve_files,
 )
-from quire.serve.hosts import Hosts
-from quire.serve.messages import serve_count_tokens, serve_messages
-from quire.serve.observation import (
+from quire.serve.batch.worker import BatchWorker
+from quire.serve.http.exchange import ClientGone, Exchange, Receive, Scope, Send
+from quire.serve.http.hosts import Hosts
+from quire.serve.http.refusal import Refusal, internal_error, refusal_of
+from quire.serve.openai.chat import serve_chat
+from quire.serve.openai.completions import serve_completion
+from quire.serve.openai.embeddings import serve_embeddings
+from quire.serve.openai.responses import serve_responses
+from quire.serve.openai.tokens import serve_detokenize, serve_tokenize
+from quire.serve.ops.explanation import serve_explanation
+from quire.serve.ops.observation import (
     serve_engine,
     serve_health,
     serve_load,
@@ -43,11 +45,9 @@ from quire.serve.observation import (
     serve_models,
     serve_version,
 )
-from quire.serve.openapi import ApiDocument
-from quire.serve.refusal import Refusal, internal_error, refusal_of
-from quire.serve.responses import serve_responses
+from quire.serve.ops.openapi import ApiDocument
+from quire.serve.page.assets import FILES, Asset
 from quire.serve.state import ServerState
-from quire.serve.tokens import serve_detokenize, serve_tokenize
 
 logger = logging.getLogger("quire.serve")
 access_logger = logging.getLogger("quire.access")

@@ -15,8 +15,8 @@ from msgspec import Meta
 
 from quire.core import env
 from quire.core.errors import ConfigError
-from quire.serve.hosts import binds_loopback, check_allowed
-from quire.serve.traces import check_endpoint
+from quire.serve.http.hosts import binds_loopback, check_allowed
+from quire.serve.ops.traces import check_endpoint
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 _UNSET = "\0"

@@ -30,10 +30,10 @@ from quire.engine.supervisor import ENGINE_COMMAND
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
 from quire.serve.fleet import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, Fleet
-from quire.serve.keys import KeyRing
-from quire.serve.listener import HttpServer
-from quire.serve.protocol import protocol_class
-from quire.serve.refusal import unavailable
+from quire.serve.http.keys import KeyRing
+from quire.serve.http.listener import HttpServer
+from quire.serve.http.protocol import protocol_class
+from quire.serve.http.refusal import unavailable
 from quire.serve.signals import ignore_hangups_until_served, on_signals
 from quire.serve.state import ServerState
 

@@ -12,26 +12,26 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from quire.engine.async_llm import AsyncLLM
-from quire.serve.answers import AnswerMaker
-from quire.serve.batch_space import SpaceLimits
-from quire.serve.batch_store import BatchStore, StoreThread
-from quire.serve.beside import keep_going
-from quire.serve.bodies import BodyRoom
+from quire.serve.batch.space import SpaceLimits
+from quire.serve.batch.store import BatchStore, StoreThread
 from quire.serve.config import ServerConfig
-from quire.serve.decoding import Decoder
-from quire.serve.delivery import Attendant
-from quire.serve.exchange import Exchange
-from quire.serve.keys import KeyRing
-from quire.serve.logprobs import TokenNames
-from quire.serve.loop_monitor import LoopMonitor
-from quire.serve.metrics import Metrics
-from quire.serve.prompts import PromptMaker
-from quire.serve.recorder import Recorder
-from quire.serve.refusal import Refusal, unavailable
-from quire.serve.speed import Speed
-from quire.serve.tooling import MessageStyle, style_of
-from quire.serve.traces import Traces, open_traces
-from quire.serve.validation import Limits
+from quire.serve.http.answers import AnswerMaker
+from quire.serve.http.bodies import BodyRoom
+from quire.serve.http.decoding import Decoder
+from quire.serve.http.delivery import Attendant
+from quire.serve.http.exchange import Exchange
+from quire.serve.http.keys import KeyRing
+from quire.serve.http.refusal import Refusal, unavailable
+from quire.serve.openai.logprobs import TokenNames
+from quire.serve.openai.prompts import PromptMaker
+from quire.serve.openai.tooling import MessageStyle, style_of
+from quire.serve.openai.validation import Limits
+from quire.serve.ops.beside import keep_going
+from quire.serve.ops.loop_monitor import LoopMonitor
+from quire.serve.ops.metrics import Metrics
+from quire.serve.ops.recorder import Recorder
+from quire.serve.ops.speed import Speed
+from quire.serve.ops.traces import Traces, open_traces
 
 T = TypeVar("T")
 

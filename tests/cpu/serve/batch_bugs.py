@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
-from quire.serve import batch_attempt, batch_end, batch_worker, batches, files
-from quire.serve.batch_attempt import Attempts
-from quire.serve.batch_end import BatchEnd
-from quire.serve.batch_outputs import ContentLost, Outputs
-from quire.serve.batch_queue import LineQueue
-from quire.serve.batch_schema import BatchRecord, fresh_id
-from quire.serve.batch_space import Space
-from quire.serve.batch_store import BatchStore, StoreThread
-from quire.serve.batch_worker import BatchWorker
-from quire.serve.refusal import Refusal, bad_request
+from quire.serve.batch import attempt as batch_attempt
+from quire.serve.batch import batches, files
+from quire.serve.batch import end as batch_end
+from quire.serve.batch import worker as batch_worker
+from quire.serve.batch.attempt import Attempts
+from quire.serve.batch.end import BatchEnd
+from quire.serve.batch.outputs import ContentLost, Outputs
+from quire.serve.batch.queue import LineQueue
+from quire.serve.batch.schema import BatchRecord, fresh_id
+from quire.serve.batch.space import Space
+from quire.serve.batch.store import BatchStore, StoreThread
+from quire.serve.batch.worker import BatchWorker
+from quire.serve.http.refusal import Refusal, bad_request
 
 Patch = pytest.MonkeyPatch
 Bug = Callable[[Patch], None]

@@ -17,7 +17,7 @@ from batch_world import World
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from quire.serve import batches, files
+from quire.serve.batch import batches, files
 
 OWNERS = ("anna", "bert")
 SHM = pathlib.Path("/dev/shm")

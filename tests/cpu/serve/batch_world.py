@@ -29,13 +29,13 @@ from quire.serve import (
     batches,
     files,
 )
-from quire.serve.batch_space import SpaceLimits
-from quire.serve.batch_store import BatchStore, StoreThread
-from quire.serve.batch_worker import BatchWorker
+from quire.serve.batch.space import SpaceLimits
+from quire.serve.batch.store import BatchStore, StoreThread
+from quire.serve.batch.worker import BatchWorker
 from quire.serve.config import ServerConfig
-from quire.serve.exchange import ClientGone, Exchange
-from quire.serve.keys import Tenant
-from quire.serve.refusal import Refusal, bad_request, unavailable
+from quire.serve.http.exchange import ClientGone, Exchange
+from quire.serve.http.keys import Tenant
+from quire.serve.http.refusal import Refusal, bad_request, unavailable
 
 EPOCH_S = 1_800_000_000
 SMALL = [

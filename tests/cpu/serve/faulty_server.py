@@ -13,7 +13,7 @@ from serve_fakes import FakeEngine, byte_tokenizer, make_llm
 
 from quire.core.events import Command, Submit
 from quire.engine.async_llm import AsyncLLM
-from quire.serve import batch_worker
+from quire.serve.batch import worker as batch_worker
 from quire.serve.config import ServerConfig
 from quire.serve.server import Service, bind, run_service
 

@@ -16,7 +16,7 @@ from serve_fakes import FakeEngine, make_llm
 
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.config import ServerConfig
-from quire.serve.listener import HttpServer
+from quire.serve.http.listener import HttpServer
 from quire.serve.server import bind, http_config
 from quire.serve.state import ServerState
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.serve.answers import SLICE_BYTES, AnswerMaker
-from quire.serve.exchange import Exchange
-from quire.serve.json_pieces import SLICE_CHARS, SLICE_ITEMS, Items, LaidOut, encoded, json_pieces
-from quire.serve.refusal import internal_error
+from quire.serve.http.answers import SLICE_BYTES, AnswerMaker
+from quire.serve.http.exchange import Exchange
+from quire.serve.http.json_pieces import SLICE_CHARS, SLICE_ITEMS, Items, LaidOut, encoded, json_pieces
+from quire.serve.http.refusal import internal_error
 
 VALUES: list[Any] = [
     None, True, 1, -0.5, "", "text", [], {}, [[]], {"a": {}}, [None, 1], ["a", 1],

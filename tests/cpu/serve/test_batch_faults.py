@@ -25,8 +25,9 @@ from test_http_batches import GOOD, N_SLOTS, TEXT, client_of, ended, form, line,
 from test_http_connections import statuses
 from test_http_hostile import check_error
 
-from quire.serve import batch_worker, files
-from quire.serve.batch_store import DATABASE, BatchStore
+from quire.serve.batch import files
+from quire.serve.batch import worker as batch_worker
+from quire.serve.batch.store import DATABASE, BatchStore
 
 FORM = {"content-type": "multipart/form-data; boundary=xyz"}
 
@@ -114,7 +115,7 @@ def test_a_lost_input_fails_its_batch_alone(batching: Any) -> None:
 
 
 def test_a_disk_that_cannot_be_read_for_a_while(batching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.serve.batch_attempt.DISK_RETRY_S", 0.05)
+    monkeypatch.setattr("quire.serve.batch.attempt.DISK_RETRY_S", 0.05)
     refusals = [0]
 
     def read(*args: Any) -> bytes:
@@ -123,7 +124,7 @@ def test_a_disk_that_cannot_be_read_for_a_while(batching: Any, monkeypatch: pyte
             raise OSError(5, "Input/output error")
         return real(*args)
 
-    from quire.serve import batch_runner
+    from quire.serve.batch import runner as batch_runner
 
     real = batch_runner.read_at
     monkeypatch.setattr(batch_runner, "read_at", read)
@@ -167,7 +168,7 @@ def test_a_folder_of_contents_that_goes_comes_back(batching: Any) -> None:
 
 def test_a_fault_of_the_worker_is_said_and_mended(batching: Any, monkeypatch: Any, caplog: Any) -> None:
     """Also one that no line or batch can answer for."""
-    monkeypatch.setattr("quire.serve.beside.RESTART_S", 0.05)
+    monkeypatch.setattr("quire.serve.ops.beside.RESTART_S", 0.05)
     client = client_of(batching)
     n_faults = [2]
 
@@ -196,7 +197,7 @@ def test_an_end_that_goes_wrong_is_tried_again_then_given_up(batching: Any, monk
             raise RuntimeError("a bug") if n_faults[0] % 2 else OSError(28, "No space left on device")
         real(path, n_before, data)
 
-    from quire.serve import batch_end
+    from quire.serve.batch import end as batch_end
 
     real = batch_end.append
     monkeypatch.setattr(batch_end, "append", append)
@@ -436,7 +437,7 @@ def test_a_head_of_a_content(batching: Any) -> None:
 
 def test_an_answer_that_was_cut_off_is_a_failure_of_its_line(batching: Any, monkeypatch: Any) -> None:
     """What an endpoint began and could not end is not the line's output."""
-    from quire.serve.exchange import Exchange
+    from quire.serve.http.exchange import Exchange
 
     async def write(self: Exchange, data: bytes, *, more: bool = True) -> None:
         if self.is_background and b'"choices"' in data:
@@ -461,7 +462,8 @@ def test_long_lines_leave_the_loop_alone_and_are_few_at_once(batching: Any, monk
     monkeypatch.setattr(batch_worker, "MAX_RUNNING_BYTES", 1_000_000)
     batching.engine.held = True
     loop_thread = batching.call(threading.get_ident)
-    from quire.serve import batch_runner, batch_scan
+    from quire.serve.batch import runner as batch_runner
+    from quire.serve.batch import scan as batch_scan
 
     def watched(real: Any) -> Any:
         def work(*args: Any) -> Any:

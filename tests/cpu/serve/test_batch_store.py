@@ -16,14 +16,14 @@ import msgspec
 import pytest
 
 from quire.core.errors import ConfigError
-from quire.serve.batch_lines import custom_id_of
-from quire.serve.batch_locks import FileLock, Holder, is_dead
-from quire.serve.batch_outputs import ContentLost, append
-from quire.serve.batch_queue import Line, ScannedLine
-from quire.serve.batch_scan import InputScan, read_at
-from quire.serve.batch_schema import BatchRecord, FileRecord
-from quire.serve.batch_space import SpaceLimits, StorageFull
-from quire.serve.batch_store import DATABASE, BatchStore, FileInUse, StoreDamaged
+from quire.serve.batch.lines import custom_id_of
+from quire.serve.batch.locks import FileLock, Holder, is_dead
+from quire.serve.batch.outputs import ContentLost, append
+from quire.serve.batch.queue import Line, ScannedLine
+from quire.serve.batch.scan import InputScan, read_at
+from quire.serve.batch.schema import BatchRecord, FileRecord
+from quire.serve.batch.space import SpaceLimits, StorageFull
+from quire.serve.batch.store import DATABASE, BatchStore, FileInUse, StoreDamaged
 
 ENDPOINT = "/v1/completions"
 
@@ -109,7 +109,7 @@ def test_few_batches_of_an_owner_are_read_ahead(store: BatchStore) -> None:
 
 def test_queries_need_no_walk_over_all_lines(store: BatchStore) -> None:
     """Whose turn it is is found by indices, however many batches and lines there are."""
-    from quire.serve import batch_queue
+    from quire.serve.batch import queue as batch_queue
 
     for query in (batch_queue._IDLE_LINE, batch_queue._IDLE_INPUT, batch_queue._OWNERS_QUEUED,
                   batch_queue._OWNERS_RUNNING, batch_queue._SUSPECTS):  # fmt: skip
@@ -185,7 +185,7 @@ def test_results_count_and_moving_them_changes_nothing(store: BatchStore) -> Non
 
 def test_what_the_dead_had_reserved_is_free_once_it_is_needed(tmp_path: pathlib.Path) -> None:
     code = (
-        "import os, pathlib, sys; from quire.serve.batch_store import BatchStore\n"
+        "import os, pathlib, sys; from quire.serve.batch.store import BatchStore\n"
         "store = BatchStore(pathlib.Path(sys.argv[1]))\n"
         "store.transact(lambda disk: disk.space.reserve('file-dead', 'a', 900))\n"
         "store.content_path('file-dead').write_bytes(b'x' * 900)\n"
@@ -349,8 +349,8 @@ def test_a_record_that_cannot_be_read_stands_for_itself_alone(store: BatchStore)
 
 @pytest.mark.parametrize("read_bytes", [1, 7, 1 << 20])
 def test_lines_are_found_whatever_they_are(tmp_path: pathlib.Path, monkeypatch: Any, read_bytes: int) -> None:
-    monkeypatch.setattr("quire.serve.batch_scan.READ_BYTES", read_bytes)
-    monkeypatch.setattr("quire.serve.batch_scan.SOME_LINES", 2)
+    monkeypatch.setattr("quire.serve.batch.scan.READ_BYTES", read_bytes)
+    monkeypatch.setattr("quire.serve.batch.scan.SOME_LINES", 2)
     good = [json.dumps({"custom_id": name}).encode() for name in ("a", "b", "a")]
     lines = [b"", good[0] + b"\r", b"  \t", b"{", good[1], b"x" * 300, b" " * 300, good[2], b"\xff", b"", good[1]]
     for end in (b"", b"\n"):
@@ -373,7 +373,7 @@ def test_lines_are_found_whatever_they_are(tmp_path: pathlib.Path, monkeypatch: 
 
 
 def test_an_input_that_gets_shorter_is_lost(tmp_path: pathlib.Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("quire.serve.batch_scan.READ_BYTES", 10)
+    monkeypatch.setattr("quire.serve.batch.scan.READ_BYTES", 10)
     path = tmp_path / "input"
     path.write_bytes(b"{}\n" * 100)
     scan = InputScan(path, 300, 100)

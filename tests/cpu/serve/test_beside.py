@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from quire.serve.beside import keep_going
 from quire.serve.config import ServerConfig
-from quire.serve.delivery import Attendant
-from quire.serve.exchange import Exchange
+from quire.serve.http.delivery import Attendant
+from quire.serve.http.exchange import Exchange
+from quire.serve.ops.beside import keep_going
 
 
 async def test_work_that_fails_is_said_and_begun_again(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    monkeypatch.setattr("quire.serve.beside.RESTART_S", 0.001)
+    monkeypatch.setattr("quire.serve.ops.beside.RESTART_S", 0.001)
     n_runs = 0
 
     async def work() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from quire.serve.assets import FILES, FOLDER
+from quire.serve.page.assets import FILES, FOLDER
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BOARD = ROOT / "examples" / "grafana-dashboard.json"

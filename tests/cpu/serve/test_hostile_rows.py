@@ -21,7 +21,7 @@ from serve_fakes import reply_to
 
 from quire.engine.logs import MAX_REPEATS, MAX_TRACEBACK_CHARS, Damper, OneLine
 from quire.serve.config import ServerConfig
-from quire.serve.metrics import LAG_BUCKETS
+from quire.serve.ops.metrics import LAG_BUCKETS
 from quire.serve.server import warn_if_open
 
 PATH = "/v1/completions"

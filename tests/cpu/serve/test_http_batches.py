@@ -139,8 +139,8 @@ def test_cancel(batching: Any) -> None:
 
 
 def test_an_expired_batch_says_so_of_every_line_that_never_ran(batching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.serve.batches.WINDOW_S", 2)
-    monkeypatch.setattr("quire.serve.batch_end.FILL_LINES", 7)
+    monkeypatch.setattr("quire.serve.batch.batches.WINDOW_S", 2)
+    monkeypatch.setattr("quire.serve.batch.end.FILL_LINES", 7)
     client = client_of(batching)
     batching.engine.delay_s = 0.05
     batch = start(client, b"".join(line(f"{i}") for i in range(400)) + b"\n" + b"no json\n")
@@ -212,7 +212,7 @@ def test_a_line_that_comes_to_no_end_is_an_error(batching: Any, monkeypatch: pyt
             raise RuntimeError("a bug")
         return real(data, *more)
 
-    from quire.serve import batch_runner
+    from quire.serve.batch import runner as batch_runner
 
     real = batch_runner.read_line
     monkeypatch.setattr(batch_runner, "read_line", read)
@@ -245,7 +245,7 @@ def test_batch_lines_run_behind_everything(make_server: Any, tmp_path: Path) -> 
 def test_a_disk_that_refuses(batching: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(batching)
     store = batching.state.store.store
-    monkeypatch.setattr("quire.serve.batch_attempt.DISK_RETRY_S", 0.05)
+    monkeypatch.setattr("quire.serve.batch.attempt.DISK_RETRY_S", 0.05)
     real, n_refused = store.lines.finish, []
 
     def full(*args: Any, **options: Any) -> None:
@@ -336,7 +336,7 @@ def test_bad_forms(batching: Any, name: str) -> None:
 
 def test_a_form_in_any_pieces(batching: Any) -> None:
     """Through the reader alone: every way to cut gives the same parts."""
-    from quire.serve.multipart import MultipartReader, PartBegin
+    from quire.serve.http.multipart import MultipartReader, PartBegin
 
     data = form(("purpose", "", b"batch"), ("file", 'a"b', b"\r\n--xy\r\n\r\n--xyz" + b"z" * 50), ("e", "", b""))
     data = data.replace(b'a"b', b'a\\"b').replace(b"--xyzzz", b"--xyYzz")
@@ -439,7 +439,7 @@ def test_without_a_folder_files_are_off(make_server: Any) -> None:
 
 def test_a_folder_of_another_version_is_refused(tmp_path: Path) -> None:
     from quire.core.errors import ConfigError
-    from quire.serve.batch_store import DATABASE, BatchStore
+    from quire.serve.batch.store import DATABASE, BatchStore
 
     BatchStore(tmp_path).close()
     with sqlite3.connect(tmp_path / DATABASE) as database:

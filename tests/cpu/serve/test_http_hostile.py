@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serve_fakes import LOGITS_WIDTH, MAX_MODEL_LEN, reply_to
 
+from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.serve.app import OPEN_PATHS, ROUTES
-from quire.serve.assets import FILES
-from quire.serve.batches import BatchRequest
-from quire.serve.decoding import Decoder
-from quire.serve.messages_schema import CountTokensRequest, MessagesRequest
-from quire.serve.refusal import Refusal
-from quire.serve.responses_schema import ResponsesRequest
-from quire.serve.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from quire.serve.batch.batches import BatchRequest
+from quire.serve.http.decoding import Decoder
+from quire.serve.http.refusal import Refusal
+from quire.serve.openai.responses_schema import ResponsesRequest
+from quire.serve.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from quire.serve.page.assets import FILES
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NO_JSON = {"/v1/files", "/v1/batches/{batch_id}/cancel"}

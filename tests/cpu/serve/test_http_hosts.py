@@ -12,7 +12,7 @@ from serve_fakes import reply_to
 
 from quire.core.errors import ConfigError
 from quire.serve.config import ServerConfig
-from quire.serve.hosts import binds_loopback
+from quire.serve.http.hosts import binds_loopback
 
 TEXT = "/v1/completions"
 BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 30}

@@ -18,7 +18,7 @@ from live_server import LiveServer, read_all
 from serve_fakes import reply_to
 
 from quire.core.events import EngineStats
-from quire.serve.metrics import Metrics
+from quire.serve.ops.metrics import Metrics
 
 PATH = "/v1/completions"
 BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 30}

@@ -207,7 +207,7 @@ def test_what_is_wrong_is_named_in_the_clients_words(http: httpx.Client, fields:
 
 
 def test_null_is_the_same_as_nothing(http: httpx.Client) -> None:  # noqa: F811
-    from quire.serve.messages_schema import MessagesRequest
+    from quire.serve.anthropic.schema import MessagesRequest
 
     needed = {"model": "fake", "messages": HI, "max_tokens": 1}
     nulls = {name: None for name in MessagesRequest.__struct_fields__ if name not in needed}

@@ -12,7 +12,7 @@ from serve_fakes import ASSISTANT, END, USER, reply_to
 
 from quire.core.logprobs import LogprobRows, PackedLogprobs
 from quire.core.result import TokenLogprobs
-from quire.serve.logprobs import TokenNames, chat_logprobs
+from quire.serve.openai.logprobs import TokenNames, chat_logprobs
 
 PROMPT = "Once upon a time"
 
@@ -366,7 +366,7 @@ def test_chat_template_kwargs_need_the_operators_leave(make_server: Any, server:
 
 
 def test_explicit_nulls_mean_absent(server: Any) -> None:
-    from quire.serve.schema import ChatRequest, CompletionRequest
+    from quire.serve.openai.schema import ChatRequest, CompletionRequest
 
     for path, kind, prompt in (
         ("/v1/completions", CompletionRequest, {"prompt": "x"}),

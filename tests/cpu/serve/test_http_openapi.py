@@ -12,8 +12,8 @@ import pytest
 from msgspec import inspect
 
 from quire.serve.app import ROUTES
-from quire.serve.openapi import ANSWERS, BODIES, OTHER_MEDIA, document_of
-from quire.serve.openapi_types import BOUNDS, ITEMS
+from quire.serve.ops.openapi import ANSWERS, BODIES, OTHER_MEDIA, document_of
+from quire.serve.ops.openapi_types import BOUNDS, ITEMS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DOCUMENT = document_of(ROUTES, ("fake",), needs_key=False)

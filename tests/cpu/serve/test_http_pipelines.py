@@ -15,8 +15,8 @@ import pytest
 from live_server import LiveServer, read_all
 from serve_fakes import reply_to
 
-from quire.serve import transport
-from quire.serve.protocol import MAX_HELD_BYTES, PIECE_BYTES
+from quire.serve.http import transport
+from quire.serve.http.protocol import MAX_HELD_BYTES, PIECE_BYTES
 
 PATH = "/v1/completions"
 BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 30}

@@ -217,7 +217,7 @@ def test_what_is_wrong_is_named_in_the_clients_words(http: httpx.Client, fields:
 
 
 def test_null_is_the_same_as_nothing(http: httpx.Client) -> None:  # noqa: F811
-    from quire.serve.responses_schema import ResponsesRequest
+    from quire.serve.openai.responses_schema import ResponsesRequest
 
     nulls = {name: None for name in ResponsesRequest.__struct_fields__ if name not in ("model", "input")}
     assert http.post(PATH, json={**nulls, "model": "fake", "input": "x", "max_output_tokens": 1}).status_code == 200

@@ -14,8 +14,8 @@ from live_server import LiveServer
 from serve_fakes import reply_to
 
 from quire.serve.app import OPEN_PATHS, ROUTES
-from quire.serve.assets import FILES
 from quire.serve.config import ServerConfig
+from quire.serve.page.assets import FILES
 
 KEY = "secret-key"
 TEXT = "/v1/completions"

@@ -19,7 +19,7 @@ from live_server import LiveServer, read_all
 from serve_fakes import reply_to
 from test_serve_live import Process
 
-from quire.serve import listener
+from quire.serve.http import listener
 
 PATH = "/v1/completions"
 BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 30}

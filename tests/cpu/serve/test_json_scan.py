@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.serve import decoding, json_scan
-from quire.serve.decoding import MAX_ESCAPES, MAX_NUMBERS, MAX_VALUES, Decoder
-from quire.serve.json_scan import census, cuts, find_ids, largest_member, skip_string
-from quire.serve.refusal import Refusal
-from quire.serve.schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest
+from quire.serve.http import decoding, json_scan
+from quire.serve.http.decoding import MAX_ESCAPES, MAX_NUMBERS, MAX_VALUES, Decoder
+from quire.serve.http.json_scan import census, cuts, find_ids, largest_member, skip_string
+from quire.serve.http.refusal import Refusal
+from quire.serve.openai.schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest
 
 TEXTS = st.text(st.sampled_from('ab"\\\n{}[]:,tfn1é😀/'), max_size=12)
 VALUES = st.recursive(

@@ -11,7 +11,7 @@ from serve_fakes import byte_tokenizer
 
 from quire.core.logprobs import Logprob, LogprobRows, PackedLogprobs
 from quire.core.result import TokenLogprobs
-from quire.serve.logprobs import (
+from quire.serve.openai.logprobs import (
     BLOCK_CELLS,
     FLOOR,
     MAX_REMEMBERED,

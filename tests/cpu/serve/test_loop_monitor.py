@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.serve.loop_monitor import LIMIT_S, PERIOD_S, REST_S, Lag, LoopMonitor
+from quire.serve.ops.loop_monitor import LIMIT_S, PERIOD_S, REST_S, Lag, LoopMonitor
 
 DATA = [float(i) for i in range(200_000)]
 

@@ -9,9 +9,9 @@ import pytest
 
 from quire.core.errors import ConfigError
 from quire.engine.llm import LLM
-from quire.serve.conversation import Conversation
-from quire.serve.prompts import PromptMaker
-from quire.serve.refusal import Refusal
+from quire.serve.http.refusal import Refusal
+from quire.serve.openai.conversation import Conversation
+from quire.serve.openai.prompts import PromptMaker
 
 
 def test_the_reply_says_what_to_pass() -> None:

@@ -14,8 +14,8 @@ from test_http_batches import line
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineError
-from quire.serve import offline_batch
-from quire.serve.offline_batch import run_batch
+from quire.serve.batch import offline as offline_batch
+from quire.serve.batch.offline import run_batch
 
 MODEL = Path(__file__).resolve().parents[3] / "quire" / "_models" / "demo"
 

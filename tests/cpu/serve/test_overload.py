@@ -14,7 +14,7 @@ import pytest
 from serve_fakes import reply_to
 
 from quire.core.errors import ConfigError
-from quire.serve.keys import LOOK_S, Bucket, KeyRing
+from quire.serve.http.keys import LOOK_S, Bucket, KeyRing
 
 PATH = "/v1/completions"
 BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 4}

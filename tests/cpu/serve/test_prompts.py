@@ -12,9 +12,9 @@ import pytest
 from serve_fakes import byte_tokenizer
 
 from quire.core.errors import ContextLengthExceeded, QueueFull
-from quire.serve import prompts
-from quire.serve.bodies import SMALL_BYTES, BodyRoom
-from quire.serve.prompts import LARGE_BYTES, MAX_PENDING, SEGMENT_CHARS, PromptMaker, check_tokens, decoded
+from quire.serve.http.bodies import SMALL_BYTES, BodyRoom
+from quire.serve.openai import prompts
+from quire.serve.openai.prompts import LARGE_BYTES, MAX_PENDING, SEGMENT_CHARS, PromptMaker, check_tokens, decoded
 
 TOKENIZER = byte_tokenizer()
 

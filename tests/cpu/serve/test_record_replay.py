@@ -14,7 +14,7 @@ import uvloop
 from quire.bench.options import ReplayOptions
 from quire.bench.replay import read_record, replay
 from quire.core.errors import ConfigError
-from quire.serve.recorder import MARK_TOKENS, Recorder
+from quire.serve.ops.recorder import MARK_TOKENS, Recorder
 
 COMMON = list(range(40, 40 + 3 * MARK_TOKENS))
 

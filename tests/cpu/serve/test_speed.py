@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.serve.speed import WINDOW_S, Speed
+from quire.serve.ops.speed import WINDOW_S, Speed
 
 
 def test_rate_over_the_window() -> None:

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from quire.core.errors import ConfigError
 from quire.serve.config import ServerConfig
-from quire.serve.traces import Traces
+from quire.serve.ops.traces import Traces
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BODY = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 4}

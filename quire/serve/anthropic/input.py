@@ -1,0 +1,211 @@
+"""From Anthropic's messages to the conversation that chat has. Owns the meaning of blocks and their order.
+
+Does not own the rules of a conversation (`openai/conversation.py`) nor of sampling: they see a `ChatRequest`.
+Invariant: whatever they refuse is named by the client's own field, through `Translated.names`.
+"""
+
+from __future__ import annotations
+
+from quire.core.errors import shown
+from quire.serve.anthropic.schema import (
+    CountTokensRequest,
+    MessageParam,
+    MessagesRequest,
+    MessagesTool,
+    TextBlock,
+    ThinkingBlock,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from quire.serve.http.refusal import bad_request, unsupported
+from quire.serve.openai.naming import Translated
+from quire.serve.openai.schema import (
+    AssistantMessage,
+    ChatRequest,
+    FunctionCall,
+    FunctionTool,
+    JsonObject,
+    Message,
+    SystemMessage,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+from quire.serve.openai.tooling import DEFAULT_EFFORT
+
+MAX_MESSAGES = 4096
+MAX_TEMPERATURE = 1.0
+FORMAT = "output_config.format"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+Names = dict[str, str]
+
+
+def translate(body: CountTokensRequest) -> Translated:
+    """Raises a 400 Refusal that names the field at fault."""
+    _check_fields(body)
+    names: Names = {"prompt": "messages", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+    names |= {"response_format": FORMAT, "response_format.json_schema": FORMAT}
+    names |= {
+        "structured_outputs.json": f"{FORMAT}.schema",
+        "structured_outputs": FORMAT if _is_shaped(body) else "tools",
+    }
+    names |= {"structured_outputs.calls": "tools"}
+    messages = _messages(body, names)
+    choice = body.tool_choice
+    chat = ChatRequest(
+        model=body.model,
+        messages=messages,
+        tools=[_tool(tool, index, names) for index, tool in enumerate(body.tools or [])] or None,
+        tool_choice=None if choice is None else _tool_choice(choice),
+        response_format=_response_format(body),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        add_generation_prompt=not isinstance(messages[-1], AssistantMessage),
+        continue_final_message=isinstance(messages[-1], AssistantMessage),
+        reasoning_effort=_effort(body, names),
+    )
+    if isinstance(body, MessagesRequest):
+        _add_sampling(chat, body, names)
+    return Translated(chat, names)
+
+
+def _add_sampling(chat: ChatRequest, body: MessagesRequest, names: Names) -> None:
+    if body.temperature is not None and not 0 <= body.temperature <= MAX_TEMPERATURE:
+        raise bad_request(f"temperature = {body.temperature:g} is not allowed: it must be 0 to 1.", "temperature")
+    if body.service_tier not in (None, "auto", "standard_only"):
+        raise unsupported("service_tier", f"only auto and standard_only are, not {shown(body.service_tier)}.")
+    names["user"] = "metadata.user_id"
+    chat.max_tokens = body.max_tokens
+    chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
+    chat.stop = body.stop_sequences
+    chat.stream = body.stream
+    chat.user = None if body.metadata is None else body.metadata.user_id
+    chat.priority, chat.cache_salt = body.priority, body.cache_salt
+
+
+def _effort(body: CountTokensRequest, names: Names) -> str | None:
+    """What `thinking` and `output_config.effort` ask for, in chat's words."""
+    effort = None if body.output_config is None else body.output_config.effort
+    names["reasoning_effort"] = "thinking" if effort is None else "output_config.effort"
+    thinking = body.thinking
+    if thinking is None:
+        return effort
+    if thinking.budget_tokens is not None:
+        message = "reasoning is not bounded on its own; leave it out: max_tokens bounds reasoning and answer together."
+        raise unsupported("thinking.budget_tokens", message)
+    asked = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}[thinking.type]
+    if effort is not None and asked is not None and (effort == "none") != (asked == "none"):
+        raise bad_request(f"thinking is {thinking.type}, but output_config.effort is {shown(effort)}.", "thinking")
+    return effort or asked
+
+
+def _check_fields(body: CountTokensRequest) -> None:
+    for tool in body.tools or []:
+        if tool.type not in (None, "custom"):
+            raise unsupported("tools", f"this server runs no tools of its own; {shown(tool.type)} is one.")
+        if tool.defer_loading:
+            raise unsupported("tools", "defer_loading needs a search for tools, which this server has not.")
+
+
+def _messages(body: CountTokensRequest, names: Names) -> list[Message]:
+    if not 0 < len(body.messages) <= MAX_MESSAGES:
+        raise bad_request(f"messages has {len(body.messages)} entries: it must have 1 to {MAX_MESSAGES}.", "messages")
+    messages: list[Message] = []
+    if body.system:
+        names["messages[0]"] = "system"
+        messages.append(SystemMessage(content=_text(body.system)))
+    for index, turn in enumerate(body.messages):
+        where = f"messages[{index}]"
+        for message in _turn(turn, where):
+            names[f"messages[{len(messages)}]"] = where
+            messages.append(message)
+    return messages
+
+
+def _turn(turn: MessageParam, where: str) -> list[Message]:
+    """One turn as chat's messages: the results of tools stand alone there, before what the user says besides."""
+    if turn.role == "assistant":
+        return [_assistant(turn.content, where)]
+    if turn.role != "user":
+        raise bad_request(
+            f"{where}.role = {shown(turn.role)} is not allowed: it must be user or assistant.", f"{where}.role"
+        )
+    if isinstance(turn.content, str):
+        return [UserMessage(content=turn.content)]
+    results: list[Message] = []
+    texts: list[TextPart] = []
+    for block in turn.content:
+        if isinstance(block, ToolResultBlock):
+            results.append(ToolMessage(content=_text(block.content or ""), tool_call_id=block.tool_use_id))
+        elif isinstance(block, TextBlock):
+            texts.append(TextPart(block.text))
+        else:
+            raise bad_request(f"{where}.content: a user's turn has text and tool_result only.", f"{where}.content")
+    return [*results, UserMessage(content=texts)] if texts or not results else results
+
+
+def _assistant(
+    content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock], where: str
+) -> AssistantMessage:
+    if isinstance(content, str):
+        return AssistantMessage(content=content)
+    if any(isinstance(block, ToolResultBlock) for block in content):
+        raise bad_request(f"{where}.content: results of tools belong to a user's turn.", f"{where}.content")
+    texts = [block.text for block in content if isinstance(block, TextBlock)]
+    thoughts = [block.thinking for block in content if isinstance(block, ThinkingBlock)]
+    calls = [_call(block, where) for block in content if isinstance(block, ToolUseBlock)]
+    return AssistantMessage(
+        content="".join(texts) if texts else None,
+        reasoning_content="\n".join(thoughts) if thoughts else None,
+        tool_calls=calls or None,
+    )
+
+
+def _call(block: ToolUseBlock, where: str) -> ToolCall:
+    arguments = bytes(block.input)
+    if not arguments.lstrip().startswith(b"{"):
+        raise bad_request(f"{where}.content: the input of a tool_use must be an object.", f"{where}.content")
+    return ToolCall(id=block.id, function=FunctionCall(block.name, arguments.decode()))
+
+
+def _is_shaped(body: CountTokensRequest) -> bool:
+    return body.output_config is not None and body.output_config.format is not None
+
+
+def _response_format(body: CountTokensRequest) -> JsonObject | None:
+    """A JSON schema without a name here."""
+    shape = None if body.output_config is None else body.output_config.format
+    if shape is None:
+        return None
+    if shape.get("type") != "json_schema":
+        raise unsupported(FORMAT, f"only the type json_schema is, not {shown(shape.get('type'))}.")
+    schema = {key: value for key, value in shape.items() if key != "type"}
+    return {"type": "json_schema", "json_schema": {"name": "output", "strict": True, **schema}}
+
+
+def _text(content: str | list[TextBlock]) -> str | list[TextPart]:
+    return content if isinstance(content, str) else [TextPart(block.text) for block in content]
+
+
+def _tool(tool: MessagesTool, index: int, names: Names) -> Tool:
+    where = f"tools[{index}]"
+    names[f"{where}.function"] = where
+    names[f"{where}.function.parameters"] = f"{where}.input_schema"
+    function = FunctionTool(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return Tool(type="function", function=function)
+
+
+def _tool_choice(choice: ToolChoice) -> str | JsonObject:
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name}}
+    if choice.type not in _CHOICES:
+        raise bad_request(
+            f"tool_choice.type = {shown(choice.type)} is not allowed: it must be auto, any, tool or none.",
+            "tool_choice",
+        )
+    return _CHOICES[choice.type]

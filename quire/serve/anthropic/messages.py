@@ -1,0 +1,54 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API for conversations.
+
+A request is turned into chat's words (`input.py`), so that one set of checks holds for both. Errors on these
+paths have Anthropic's shape (`http/dialect.py`).
+"""
+
+from __future__ import annotations
+
+from quire.core.errors import RequestError
+from quire.serve.anthropic.events import MessageAnswer
+from quire.serve.anthropic.input import translate
+from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
+from quire.serve.http.decoding import Decoder
+from quire.serve.http.exchange import Exchange
+from quire.serve.http.refusal import Refusal, refusal_of
+from quire.serve.openai.chat import chat_job, chat_prompt
+from quire.serve.openai.generation import answer
+from quire.serve.openai.naming import renamed
+from quire.serve.openai.validation import check_model
+from quire.serve.state import ServerState
+
+_MESSAGES = Decoder(MessagesRequest)
+_COUNT = Decoder(CountTokensRequest)
+
+
+async def serve_messages(state: ServerState, exchange: Exchange) -> None:
+    """Answer one request for a message."""
+    state.check_open()
+    body = await state.read(exchange, _MESSAGES)
+    check_model(body.model, state.limits.model_names)
+    translated = await state.prompts.parse(lambda: translate(body), exchange.body_bytes)
+    try:
+        job = await chat_job(state, exchange, translated.chat)
+        shape = MessageAnswer(body.model, exchange.request_id, job.reader)
+        await answer(state, exchange, job, shape, streams=bool(body.stream))
+    except RequestError as error:
+        raise refusal_of(error, translated.names) from None
+    except Refusal as refusal:
+        raise renamed(refusal, translated.names) from None
+
+
+async def serve_count_tokens(state: ServerState, exchange: Exchange) -> None:
+    """Length of a conversation in tokens, after the chat template."""
+    state.check_open()
+    body = await state.read(exchange, _COUNT)
+    check_model(body.model, state.limits.model_names)
+    translated = await state.prompts.parse(lambda: translate(body), exchange.body_bytes)
+    try:
+        _, prompt = await chat_prompt(state, exchange, translated.chat)
+    except RequestError as error:
+        raise refusal_of(error, translated.names) from None
+    except Refusal as refusal:
+        raise renamed(refusal, translated.names) from None
+    await exchange.respond_json({"input_tokens": len(prompt)})

@@ -1,0 +1,1 @@
+"""Files and batches: the endpoints, the folder they are kept in, and the worker that runs them."""

@@ -1,0 +1,108 @@
+"""The lines of a batch, in and out, in OpenAI's format. Owns what makes a line good; does not own running it.
+
+Invariant: every input line, however broken, becomes exactly one output line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+
+import msgspec
+
+from quire.core.errors import shown
+from quire.serve.http.decoding import Decoder
+from quire.serve.http.loopback import Reply
+from quire.serve.http.refusal import Refusal, bad_request, unsupported
+
+MAX_ID_CHARS = 512
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+
+
+class _Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    custom_id: str
+    body: msgspec.Raw
+    url: str
+    method: str = "POST"
+
+
+class _Streams(msgspec.Struct):
+    stream: bool | None = None
+
+
+class _Named(msgspec.Struct):
+    custom_id: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_LINE: Decoder[_Line] = Decoder(_Line)
+_STREAMS: Decoder[_Streams] = Decoder(_Streams)
+_NAMED: Decoder[_Named] = Decoder(_Named)
+_NAME: Decoder[str] = Decoder(str)
+_MAX_NAME_BYTES = 12 * MAX_ID_CHARS + 2
+"""As long as a good custom_id can be in JSON: two escapes a character, and the marks around it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchLine:
+    """One good line."""
+
+    custom_id: str
+    url: str
+    body: bytes
+
+
+def read_line(data: bytes, max_bytes: int, endpoint: str | None = None) -> BatchLine:
+    """Raises a Refusal that says what is wrong. endpoint: the only one allowed, None for any of `ENDPOINTS`."""
+    if len(data) > max_bytes:
+        raise too_long(max_bytes)
+    line = _LINE.decode(data)
+    if not 0 < len(line.custom_id) <= MAX_ID_CHARS:
+        raise bad_request(f"custom_id must be 1 to {MAX_ID_CHARS} characters long.", "custom_id")
+    if line.method != "POST":
+        raise bad_request(f"method = {shown(line.method)} is not allowed: it must be POST.", "method")
+    if endpoint is not None and line.url != endpoint:
+        raise bad_request(f"url = {shown(line.url)} differs from the batch's endpoint, {endpoint}.", "url")
+    if line.url not in ENDPOINTS:
+        raise bad_request(f"url = {shown(line.url)} is none of {', '.join(ENDPOINTS)}.", "url")
+    if _STREAMS.decode(line.body, "body").stream:
+        raise unsupported("body.stream", "a batch has whole answers.")
+    return BatchLine(line.custom_id, line.url, bytes(line.body))
+
+
+def too_long(max_bytes: int) -> Refusal:
+    """What is wrong with a longer line."""
+    return bad_request(f"The line is longer than {max_bytes} bytes (--max-body-bytes).", code="line_too_long")
+
+
+def custom_id_of(data: bytes, max_bytes: int) -> str | None:
+    """The id of a line that is otherwise broken, if it can be read."""
+    if len(data) > max_bytes:
+        return None
+    try:
+        written = _NAMED.decode(data).custom_id
+        name = _NAME.decode(written) if len(bytes(written)) <= _MAX_NAME_BYTES else None
+    except Refusal:
+        return None
+    return name if name is not None and len(name) <= MAX_ID_CHARS else None
+
+
+def mark_of(custom_id: str) -> bytes:
+    """What stands for an id where many are remembered: equal for equal ids alone."""
+    return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
+
+
+def answered(custom_id: str | None, reply: Reply) -> bytes:
+    """The output line of a line that an endpoint answered, well or badly; without its line end."""
+    response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}
+    return msgspec.json.encode({"id": _fresh_id(), "custom_id": custom_id, "response": response, "error": None})
+
+
+def failed(custom_id: str | None, code: str | None, message: str) -> bytes:
+    """The output line of a line that reached no endpoint."""
+    error = {"code": code, "message": message}
+    return msgspec.json.encode({"id": _fresh_id(), "custom_id": custom_id, "response": None, "error": error})
+
+
+def _fresh_id() -> str:
+    return f"batch_req_{secrets.token_hex(12)}"

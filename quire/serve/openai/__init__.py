@@ -1,0 +1,1 @@
+"""OpenAI's endpoints, and the steps that every generating endpoint shares."""

@@ -1,0 +1,245 @@
+"""From the items of POST /v1/responses to the conversation that chat has. Owns the meaning of items and their order.
+
+Does not own the rules of a conversation (`conversation.py`) nor of sampling: they see a `ChatRequest`.
+Invariant: whatever they refuse is named by the client's own field, through `Translated.names`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.core.errors import shown
+from quire.serve.http.decoding import Decoder
+from quire.serve.http.refusal import bad_request, unsupported
+from quire.serve.openai.naming import Translated
+from quire.serve.openai.responses_schema import (
+    CallItem,
+    CallOutputItem,
+    InputText,
+    ItemType,
+    MessageItem,
+    OutputText,
+    ReasoningItem,
+    RefusalText,
+    ResponsesRequest,
+    ResponsesTool,
+)
+from quire.serve.openai.schema import (
+    AssistantMessage,
+    ChatRequest,
+    DeveloperMessage,
+    FunctionCall,
+    FunctionTool,
+    JsonObject,
+    Message,
+    RefusalPart,
+    SystemMessage,
+    TextPart,
+    Tool,
+    ToolCall,
+    ToolMessage,
+    UserMessage,
+)
+
+MAX_ITEMS = 4096
+LOGPROBS = "message.output_text.logprobs"
+
+_ITEM_TYPE: Decoder[ItemType] = Decoder(ItemType)
+_ITEMS: dict[str, Decoder[Any]] = {
+    "message": Decoder(MessageItem),
+    "function_call": Decoder(CallItem),
+    "function_call_output": Decoder(CallOutputItem),
+    "reasoning": Decoder(ReasoningItem),
+}
+
+
+def translate(body: ResponsesRequest) -> Translated:
+    """Raises a 400 Refusal that names the field or item at fault."""
+    _check_fields(body)
+    names = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "prompt": "input"}
+    names |= {
+        "messages": "input",
+        "verbosity": "text.verbosity",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+    }
+    names |= {"response_format.json_schema": "text.format", "structured_outputs.json": "text.format.schema"}
+    is_shaped = body.text is not None and body.text.format is not None
+    names |= {"structured_outputs": "text.format" if is_shaped else "tools", "structured_outputs.calls": "tools"}
+    text = body.text
+    chat = ChatRequest(
+        model=body.model,
+        messages=_messages(body, names),
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        logprobs=LOGPROBS in (body.include or []),
+        top_logprobs=body.top_logprobs,
+        tools=[_tool(tool, index, names) for index, tool in enumerate(body.tools or [])] or None,
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=None if text is None else _response_format(text.format),
+        verbosity=None if text is None else text.verbosity,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        stream=body.stream,
+        stream_options=body.stream_options,
+        metadata=body.metadata,
+        user=body.user,
+        safety_identifier=body.safety_identifier,
+        prompt_cache_key=body.prompt_cache_key,
+        service_tier=body.service_tier,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    return Translated(chat, names)
+
+
+def _check_fields(body: ResponsesRequest) -> None:
+    """What is refused because this server keeps nothing, or cannot do it."""
+    if body.store:
+        raise unsupported("store", "responses are not kept; leave it out or send false.")
+    if body.previous_response_id is not None:
+        raise unsupported("previous_response_id", "responses are not kept: send the whole conversation as input.")
+    if body.background:
+        raise unsupported("background", "responses are not kept; use /v1/batches for work that can wait.")
+    if body.truncation not in (None, "disabled"):
+        raise unsupported("truncation", "a conversation that is too long is refused, never cut.")
+    for kind in body.include or []:
+        if kind != LOGPROBS:
+            raise unsupported("include", f"only {LOGPROBS} is, not {shown(kind)}.")
+    if body.top_logprobs and LOGPROBS not in (body.include or []):
+        raise bad_request(f"top_logprobs needs include = [{LOGPROBS}].", "top_logprobs")
+    reasoning = body.reasoning
+    if reasoning is not None and {reasoning.summary, reasoning.generate_summary} - {None, "auto"}:
+        raise unsupported("reasoning.summary", "reasoning is given in full, never summarised.")
+    options = body.stream_options
+    if options is not None and options.include_usage is not None:
+        raise unsupported("stream_options.include_usage", "the last event always has the usage.")
+
+
+def _messages(body: ResponsesRequest, names: dict[str, str]) -> list[Message]:
+    messages: list[Message] = []
+    if body.instructions is not None:
+        names["messages[0]"] = "instructions"
+        messages.append(SystemMessage(content=body.instructions))
+    if isinstance(body.input, str):
+        names[f"messages[{len(messages)}]"] = "input"
+        return [*messages, UserMessage(content=body.input)]
+    if not 0 < len(body.input) <= MAX_ITEMS:
+        raise bad_request(f"input has {len(body.input)} entries: it must have 1 to {MAX_ITEMS}.", "input")
+    for index, raw in enumerate(body.input):
+        where = f"input[{index}]"
+        message = _merged(messages, _message(_item(raw, where), where))
+        if message is not None:
+            names[f"messages[{len(messages)}]"] = where
+            messages.append(message)
+    return messages
+
+
+def _item(raw: msgspec.Raw, where: str) -> Any:
+    kind = _ITEM_TYPE.decode(raw, where).type or "message"
+    decoder = _ITEMS.get(kind)
+    if decoder is None:
+        raise unsupported(f"{where}.type", f"{shown(kind)} is none of {', '.join(_ITEMS)}.")
+    return decoder.decode(raw, where)
+
+
+def _message(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, where: str) -> Message:
+    if isinstance(item, CallOutputItem):
+        return ToolMessage(content=_parts(item.output, where), tool_call_id=item.call_id)
+    if isinstance(item, CallItem):
+        return AssistantMessage(
+            tool_calls=[ToolCall(id=item.call_id, function=FunctionCall(item.name, item.arguments))]
+        )
+    if isinstance(item, ReasoningItem):
+        return AssistantMessage(reasoning_content="\n".join(part.text for part in item.content or []))
+    if item.role == "assistant":
+        content = item.content
+        if isinstance(content, str):
+            return AssistantMessage(content=content)
+        return AssistantMessage(content=[_assistant_part(part) for part in content])
+    kinds = {"user": UserMessage, "system": SystemMessage, "developer": DeveloperMessage}
+    kind = kinds.get(item.role)
+    if kind is None:
+        raise bad_request(f"{where}.role = {shown(item.role)} is not allowed.", f"{where}.role")
+    return kind(content=_parts(item.content, where))
+
+
+def _merged(messages: list[Message], new: Message) -> Message | None:
+    """`new`, or None if it was joined to the assistant's message before it: a turn may come as several items."""
+    last = messages[-1] if messages else None
+    if not isinstance(new, AssistantMessage) or not isinstance(last, AssistantMessage):
+        return new
+    if last.tool_calls and new.content is not None:
+        return new
+    messages[-1] = AssistantMessage(
+        content=_joined(last.content, new.content),
+        tool_calls=[*(last.tool_calls or []), *(new.tool_calls or [])] or None,
+        reasoning_content=_joined_text(last.reasoning_content, new.reasoning_content),
+    )
+    return None
+
+
+Content = str | list[TextPart | RefusalPart] | None
+
+
+def _joined(first: Content, second: Content) -> Content:
+    if first is None or second is None:
+        return first if second is None else second
+    return [*_as_parts(first), *_as_parts(second)]
+
+
+def _as_parts(content: str | list[TextPart | RefusalPart]) -> list[TextPart | RefusalPart]:
+    return [TextPart(content)] if isinstance(content, str) else content
+
+
+def _joined_text(first: str | None, second: str | None) -> str | None:
+    return "\n".join(text for text in (first, second) if text is not None) or None
+
+
+def _assistant_part(part: InputText | OutputText | RefusalText) -> TextPart | RefusalPart:
+    return RefusalPart(part.refusal) if isinstance(part, RefusalText) else TextPart(part.text)
+
+
+def _parts(content: str | list[Any], where: str) -> str | list[TextPart]:
+    if isinstance(content, str):
+        return content
+    for index, part in enumerate(content):
+        if not isinstance(part, InputText):
+            raise bad_request(f"{where}.content[{index}] must be input_text.", f"{where}.content[{index}].type")
+    return [TextPart(part.text) for part in content]
+
+
+def _tool(tool: ResponsesTool, index: int, names: dict[str, str]) -> Tool:
+    where = f"tools[{index}]"
+    names[f"{where}.function"] = where
+    if tool.type != "function":
+        raise unsupported(f"{where}.type", f"only function is, not {shown(tool.type)}.")
+    return Tool(
+        type="function",
+        function=FunctionTool(
+            name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+        ),
+    )
+
+
+def _tool_choice(choice: str | JsonObject | None) -> str | JsonObject | None:
+    """A named function is flat here."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "function":
+        raise unsupported("tool_choice", "only none, auto, required and a function by name are.")
+    return {"type": "function", "function": {"name": choice.get("name")}}
+
+
+def _response_format(shape: JsonObject | None) -> JsonObject | None:
+    """A JSON schema is flat here."""
+    if shape is None or shape.get("type") != "json_schema":
+        return shape
+    return {"type": "json_schema", "json_schema": {key: value for key, value in shape.items() if key != "type"}}

@@ -1,0 +1,156 @@
+"""The JSON body of POST /v1/responses, as types. A field of type None is known and refused unless it is null.
+
+Owns names and types; ranges and combinations are checked where the body becomes a conversation (`responses_input.py`).
+Invariant: unknown fields are errors; an explicit null means the same as leaving the field out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from quire.serve.openai.schema import JsonObject, StreamOptions
+
+
+class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the text of the answer looks like."""
+
+    format: JsonObject | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model reasons."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponsesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """One entry of `tools`; a function is flat here."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+    strict: bool | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /v1/responses. `input` items stay bytes until their own `type` says what they are."""
+
+    model: str
+    input: str | list[msgspec.Raw]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    top_logprobs: int | None = None
+    tools: list[ResponsesTool] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    truncation: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+    # Known, not honoured: see `decoding.REASONS`.
+    conversation: None = None
+    prompt: None = None
+    max_tool_calls: None = None
+    moderation: None = None
+    context_management: None = None
+    prompt_cache_retention: None = None
+    prompt_cache_options: None = None
+
+
+class ItemType(msgspec.Struct):
+    """What an item is, a message if it does not say; the other fields are read once that is known."""
+
+    type: str | None = None
+
+
+class InputText(msgspec.Struct, tag="input_text", tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """A piece of text for the model."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, tag="output_text", tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """A piece of text that the model wrote; an answer's part can be sent back as it came."""
+
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class RefusalText(msgspec.Struct, tag="refusal", tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """A refusal that the model wrote."""
+
+    refusal: str
+
+
+class ReasoningText(msgspec.Struct, tag="reasoning_text", tag_field="type", kw_only=True, forbid_unknown_fields=True):
+    """A piece of the model's reasoning."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A message of any role; `type` may be left out."""
+
+    role: str
+    content: str | list[InputText | OutputText | RefusalText]
+    type: str | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+
+
+class CallItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function call that the model made."""
+
+    type: str
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: str | None = None
+
+
+class CallOutputItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The result of a function call."""
+
+    type: str
+    call_id: str
+    output: str | list[InputText]
+    id: str | None = None
+    status: str | None = None
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What the model thought before what follows."""
+
+    type: str
+    id: str | None = None
+    content: list[ReasoningText] | None = None
+    summary: list[Any] | None = None
+    encrypted_content: None = None
+    status: str | None = None

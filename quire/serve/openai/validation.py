@@ -1,0 +1,221 @@
+"""The checks that every generating endpoint shares: from the common fields to `SamplingParams`.
+
+Owns ranges, caps and combinations of the fields in `schema.SamplingFields`. Types were checked by the decoder; what
+needs the model (token ids, lengths) is checked again by `SamplingParams.verify` and the engine's intake.
+Invariant: a field is either honoured, a label without effect, or refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from typing import TypeVar
+
+from quire.core.errors import InvalidParameter, shown
+from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
+from quire.core.structured import StructuredOutputsParams
+from quire.serve.http.refusal import Refusal, bad_request, unsupported
+from quire.serve.openai.schema import SamplingFields
+
+MAX_LABEL_CHARS = 512
+MAX_MODEL_CHARS = 512
+MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_PROMPT_CELLS = 1 << 20
+"""Prompt positions times alternatives that one answer may hold; the engine sends them at once."""
+
+T = TypeVar("T")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Limits:
+    """What the loaded model and the server allow."""
+
+    model_names: tuple[str, ...]
+    logits_width: int
+    max_logprobs: int
+    max_sequences: int
+    max_logprob_cells: int
+    max_len: int
+    """Tokens of prompt and output that one sequence can have."""
+    has_priorities: bool
+    """True under --scheduling-policy priority."""
+    defaults: dict[str, float]
+    """Sampling that the checkpoint proposes where a request says nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StreamChoice:
+    """Whether and how the answer is streamed."""
+
+    on: bool
+    include_usage: bool
+
+
+def check_model(name: str | None, names: tuple[str, ...]) -> None:
+    """404 unless this server knows the model; None (where the field is optional) passes."""
+    if name is None:
+        return
+    if not name or len(name) > MAX_MODEL_CHARS:
+        raise bad_request(
+            f"model = {shown(name)} is not allowed: it must be 1 to {MAX_MODEL_CHARS} characters long.", "model"
+        )
+    if name not in names:
+        raise Refusal(
+            404,
+            f"The model {shown(name)} does not exist here. This server has: {', '.join(names)}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def check_labels(body: SamplingFields) -> None:
+    """Fields without effect on the answer: only their size is checked. (`user` counts for fairness: `user_label`.)"""
+    for name in ("user", "safety_identifier", "prompt_cache_key"):
+        check_text(name, getattr(body, name), MAX_LABEL_CHARS)
+    check_metadata(body.metadata)
+    if body.service_tier not in (None, "auto", "default"):
+        raise unsupported("service_tier", f"only auto and default are, not {shown(body.service_tier)}.")
+
+
+def user_label(*names: str | None) -> str:
+    """The first name that a client gave its user, as the scheduler knows it: one of 65,536 labels, "" for nobody."""
+    name = next((name for name in names if name), "")
+    return hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=2).hexdigest() if name else ""
+
+
+def check_metadata(metadata: dict[str, str] | None) -> None:
+    """400 for labels that are too many or too long."""
+    for key, value in (metadata or {}).items():
+        if len(metadata or {}) > MAX_METADATA or len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_LABEL_CHARS:
+            raise bad_request(
+                f"metadata may have at most {MAX_METADATA} keys of at most {MAX_METADATA_KEY_CHARS} characters "
+                f"with values of at most {MAX_LABEL_CHARS} characters.",
+                "metadata",
+            )
+
+
+def check_text(name: str, value: str | None, max_chars: int) -> None:
+    """400 for a label that is too long or has control characters."""
+    if value is not None and (len(value) > max_chars or _CONTROL.search(value)):
+        raise bad_request(
+            f"{name} = {shown(value)} is not allowed: use at most {max_chars} characters, none of them control ones.",
+            name,
+        )
+
+
+def stream_choice(body: SamplingFields) -> StreamChoice:
+    """What `stream` and `stream_options` ask for."""
+    options = body.stream_options
+    if options is not None and not body.stream:
+        raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
+    if options is not None and options.include_obfuscation:
+        raise unsupported("stream_options.include_obfuscation", "chunks are sent as they are.")
+    return StreamChoice(bool(body.stream), bool(options is not None and options.include_usage))
+
+
+def sampling_params(
+    body: SamplingFields,
+    limits: Limits,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    structured: StructuredOutputsParams | None = None,
+) -> SamplingParams:
+    """Verified `SamplingParams` of a request. `max_tokens`, `logprobs` and `prompt_logprobs` differ by endpoint."""
+    streaming = stream_choice(body).on
+    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0} | limits.defaults
+    params = SamplingParams(
+        n=_or(body.n, 1),
+        temperature=_or(body.temperature, defaults["temperature"]),
+        top_p=_or(body.top_p, defaults["top_p"]),
+        top_k=_or(body.top_k, int(defaults["top_k"])),
+        min_p=_or(body.min_p, defaults["min_p"]),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults["repetition_penalty"]),
+        seed=_seed(body.seed),
+        stop=_listed(body.stop),
+        stop_token_ids=_or(body.stop_token_ids, []),
+        bad_words=_or(body.bad_words, []),
+        allowed_token_ids=body.allowed_token_ids,
+        logit_bias=body.logit_bias or None,
+        min_tokens=_or(body.min_tokens, 0),
+        max_tokens=max_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=_or(body.skip_special_tokens, True),
+        include_stop_str_in_output=bool(body.include_stop_str_in_output),
+        output_kind=OutputKind.DELTA if streaming else OutputKind.FINAL_ONLY,
+        structured_outputs=structured,
+    )
+    params.verify(limits.logits_width, limits.max_logprobs)
+    return params
+
+
+def check_priority(priority: int | None, limits: Limits) -> int:
+    """The priority of a request; 400 for one that the order of arrival would ignore. Its range is the intake's."""
+    if priority and not limits.has_priorities:
+        raise unsupported(
+            "priority", "requests run in order of arrival; the operator can start with --scheduling-policy priority."
+        )
+    return priority or 0
+
+
+def check_sequences(n_prompts: int, n: int, limits: Limits) -> None:
+    """400 if one request asks for more sequences than the server allows in one request."""
+    if n_prompts * n > limits.max_sequences:
+        raise bad_request(
+            f"{n_prompts} prompts times n = {n} are more sequences than one request may have: {limits.max_sequences}.",
+            "n" if n_prompts == 1 else "prompt",
+        )
+
+
+def check_cells(prompt_len: int, n_alternatives: int | None, param: str) -> None:
+    """400 if the log-probabilities of the prompt would be too large an answer."""
+    if n_alternatives is not None and prompt_len * (n_alternatives + 1) > MAX_PROMPT_CELLS:
+        raise bad_request(
+            f"{param}: {prompt_len} tokens with {n_alternatives} alternatives each exceed {MAX_PROMPT_CELLS} entries.",
+            param,
+        )
+
+
+def bound_output(params: SamplingParams, prompt_lens: list[int], limits: Limits, param: str = "logprobs") -> None:
+    """InvalidParameter if the log-probabilities of the output could become too large an answer. Where the request gives
+    no `max_tokens` it is lowered instead. param: the field that asks for them."""
+    if params.logprobs is None:
+        return
+    n_sequences, n_values = len(prompt_lens) * params.n, params.logprobs + 1
+    most_tokens = limits.max_logprob_cells // (n_sequences * n_values)
+    if params.max_tokens is None and 0 < most_tokens < limits.max_len - max(prompt_lens):
+        params.max_tokens = most_tokens
+    if most_tokens < (params.max_tokens or 1):
+        asked = (
+            f"{n_sequences} x {params.max_tokens or 1} x {n_values} values (sequences x max_tokens x values of a token)"
+        )
+        raise InvalidParameter(
+            param, asked, f"at most {limits.max_logprob_cells} values", "Lower n, max_tokens or logprobs."
+        )
+
+
+def _seed(seed: int | None) -> int | None:
+    """OpenAI allows 64-bit signed seeds; negative ones are folded into the engine's range."""
+    if seed is None:
+        return None
+    if not -MAX_SEED - 1 <= seed <= MAX_SEED:
+        raise InvalidParameter("seed", seed, "a 64-bit signed integer")
+    return seed & MAX_SEED
+
+
+def _listed(stop: str | list[str] | None) -> list[str]:
+    if stop is None:
+        return []
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -1,0 +1,95 @@
+"""What can be looked at: /health, /metrics, /version, /v1/models, and /v1/engine for the page."""
+
+from __future__ import annotations
+
+import base64
+import time
+import urllib.parse
+
+import msgspec
+
+from quire import __version__
+from quire.core.errors import shown
+from quire.serve.http.exchange import Exchange
+from quire.serve.http.refusal import Refusal
+from quire.serve.openai.schema import JsonObject
+from quire.serve.state import ServerState
+
+PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+async def serve_health(state: ServerState, exchange: Exchange) -> None:
+    """200 while the scheduler makes progress or is idle; 503 while loading, stalled, draining or dead."""
+    state.check_healthy()
+    await exchange.respond_json({"status": "ok"})
+
+
+async def serve_metrics(state: ServerState, exchange: Exchange) -> None:
+    """Prometheus text."""
+    state.metrics.engine_restarts, state.metrics.open_streams = state.llm.n_engines_lost, len(state.live)
+    await exchange.respond(200, await state.metrics.text(state.llm.stats()), PROMETHEUS)
+
+
+async def serve_version(_state: ServerState, exchange: Exchange) -> None:
+    """Version of Quire."""
+    await exchange.respond_json({"version": __version__})
+
+
+async def serve_models(state: ServerState, exchange: Exchange) -> None:
+    """All names of the model."""
+    await exchange.respond_json({"object": "list", "data": [_model(state, name) for name in state.limits.model_names]})
+
+
+async def serve_model(state: ServerState, exchange: Exchange) -> None:
+    """One model by name."""
+    name = urllib.parse.unquote(exchange.scope["path_params"]["model"])
+    if name not in state.limits.model_names:
+        raise Refusal(404, f"The model {shown(name)} does not exist here.", param="model", code="model_not_found")
+    await exchange.respond_json(_model(state, name))
+
+
+async def serve_engine(state: ServerState, exchange: Exchange) -> None:
+    """State of the engine for the page: gauges, counters and the map of KV pages (base64, one byte a page)."""
+    llm = state.llm
+    stats = msgspec.to_builtins(llm.stats())
+    stats["page_map"] = base64.b64encode(llm.stats().page_map).decode()
+    await exchange.respond_json(
+        {
+            "model": llm.model_name,
+            "version": __version__,
+            "healthy": llm.healthy() and not state.draining,
+            "time_s": time.monotonic(),
+            "engine": msgspec.to_builtins(llm.ready),
+            "default_sampling": llm.default_sampling,
+            "stats": stats,
+        }
+    )
+
+
+async def serve_load(state: ServerState, exchange: Exchange) -> None:
+    """Figures by which a balancer chooses a server: small, and cheap to ask for often."""
+    llm, stats = state.llm, state.llm.stats()
+    await exchange.respond_json(
+        {
+            "healthy": llm.healthy() and not state.draining,
+            "num_requests_running": stats.n_running,
+            "num_requests_waiting": stats.n_waiting,
+            "max_num_seqs": llm.ready.max_num_seqs,
+            "kv_pages_total": stats.n_pages,
+            "kv_pages_free": stats.n_pages_free,
+            "kv_cache_usage_perc": 1.0 - stats.n_pages_free / stats.n_pages if stats.n_pages else 0.0,
+            "tokens_per_second": state.speed.tokens_per_s(stats.generation_tokens, time.monotonic()),
+        }
+    )
+
+
+def _model(state: ServerState, name: str) -> JsonObject:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(state.started_s),
+        "owned_by": "quire",
+        "root": state.llm.model_name,
+        "parent": None,
+        "max_model_len": state.llm.max_model_len,
+    }

@@ -1,0 +1,205 @@
+"""GET /openapi.json: the API as an OpenAPI 3.1 document, made from the route table and the types of the bodies.
+
+Owns which route takes and gives what. Does not own routes (`app.py`) nor types (`openapi_types.py`).
+Invariant: every route is in it, and every answer with an error has the shape that it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quire import __version__
+from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
+from quire.serve.batch.batches import BatchRequest
+from quire.serve.http.dialect import ANTHROPIC_PATH
+from quire.serve.http.exchange import Exchange
+from quire.serve.openai.responses_schema import ResponsesRequest
+from quire.serve.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    JsonObject,
+    TokenizeRequest,
+)
+from quire.serve.ops.openapi_types import TypeSchemas
+from quire.serve.state import ServerState
+
+Route = tuple[str, str, Any]
+
+BODIES: dict[str, Any] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
+    "/v1/batches": BatchRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
+"""Path → type of the JSON that is posted there."""
+
+ANSWERS: dict[str, str] = {
+    "/health": "status",
+    "/version": "version",
+    "/v1/models": "object data",
+    "/v1/models/{model}": "id object created owned_by max_model_len",
+    "/v1/engine": "model version healthy engine stats",
+    "/v1/load": "healthy num_requests_running num_requests_waiting kv_cache_usage_perc tokens_per_second",
+    "/v1/requests/{request_id}/explain": "id object parts",
+    "/v1/chat/completions": "id object created model choices usage",
+    "/v1/completions": "id object created model choices usage",
+    "/v1/embeddings": "object model data usage",
+    "/v1/responses": "id object created_at status model output usage",
+    "/v1/messages": "id type role model content stop_reason usage",
+    "/v1/messages/count_tokens": "input_tokens",
+    "/v1/files": "object",
+    "/v1/files/{file_id}": "id object",
+    "/v1/batches": "object",
+    "/v1/batches/{batch_id}": "id object endpoint status",
+    "/v1/batches/{batch_id}/cancel": "id object endpoint status",
+    "/tokenize": "count max_model_len tokens",
+    "/detokenize": "prompt",
+    "/openapi.json": "openapi info paths",
+}
+"""Path → fields that the JSON of a good answer always has."""
+
+OTHER_MEDIA = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/jsonl"}
+STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+
+_STRING: JsonObject = {"type": "string"}
+_LIMIT: JsonObject = {"type": "integer", "minimum": 1}
+_QUERIES: dict[str, dict[str, JsonObject]] = {
+    "/v1/files": {"purpose": _STRING, "limit": {**_LIMIT, "maximum": 10_000}, "after": _STRING},
+    "/v1/batches": {"limit": {**_LIMIT, "maximum": 100}, "after": _STRING},
+}
+_FORM: JsonObject = {
+    "type": "object",
+    "properties": {"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}},
+    "required": ["purpose", "file"],
+    "additionalProperties": False,
+}
+_NULLABLE: JsonObject = {"type": ["string", "null"]}
+ERRORS: dict[str, JsonObject] = {
+    "Error": {
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {"message": _STRING, "type": _STRING, "param": _NULLABLE, "code": _NULLABLE},
+                "required": ["message", "type", "param", "code"],
+                "additionalProperties": False,
+            }
+        },
+        "required": ["error"],
+        "additionalProperties": False,
+    },
+    "AnthropicError": {
+        "type": "object",
+        "properties": {
+            "type": {"const": "error"},
+            "error": {
+                "type": "object",
+                "properties": {"type": _STRING, "message": _STRING},
+                "required": ["type", "message"],
+                "additionalProperties": False,
+            },
+            "request_id": _STRING,
+        },
+        "required": ["type", "error", "request_id"],
+        "additionalProperties": False,
+    },
+}
+
+
+class ApiDocument:
+    """The API of this server as an OpenAPI document. routes: the server's table, this endpoint included."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = routes
+
+    async def __call__(self, state: ServerState, exchange: Exchange) -> None:
+        """Answer with the document, which names the loaded model."""
+        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open
+        body = await asyncio.to_thread(_encoded, *arguments)  # the first time takes some 20 ms
+        await exchange.respond(200, body)
+
+
+@functools.lru_cache(maxsize=4)
+def _encoded(routes: tuple[Route, ...], model_names: tuple[str, ...], needs_key: bool) -> bytes:
+    return msgspec.json.encode(document_of(routes, model_names, needs_key=needs_key))
+
+
+def document_of(routes: Sequence[Route], model_names: tuple[str, ...], *, needs_key: bool) -> JsonObject:
+    """The document for (method, path, handler) routes; a handler's docstring begins with what the route does."""
+    types = TypeSchemas(model_names)
+    paths: dict[str, JsonObject] = {}
+    for method, pattern, handler in routes:
+        path = pattern.replace(":path}", "}")
+        paths.setdefault(path, {})[method.lower()] = _operation(method, path, handler, types)
+    components: JsonObject = {"schemas": ERRORS | types.components}
+    document: JsonObject = {
+        "openapi": "3.1.0",
+        "info": {"title": "Quire", "version": __version__},
+        "paths": paths,
+        "components": components,
+    }
+    if needs_key:
+        components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+        paths["/health"]["get"]["security"] = []
+    return document
+
+
+def _operation(method: str, path: str, handler: Any, types: TypeSchemas) -> JsonObject:
+    words = re.findall(r"[a-z_]+", path)
+    summary = (getattr(handler, "__doc__", None) or path).partition("\n")[0]
+    found: JsonObject = {
+        "operationId": "_".join([method.lower(), *words]),
+        "summary": summary,
+        "responses": _responses(path),
+    }
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    if method == "GET":
+        queries = _QUERIES.get(path, {})
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in queries.items()]
+    if parameters:
+        found["parameters"] = parameters
+    if method == "POST" and path in BODIES:
+        content = {"application/json": {"schema": types.of(BODIES[path])}}
+        found["requestBody"] = {"required": True, "content": content}
+    elif method == "POST" and path == "/v1/files":
+        found["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}
+    return found
+
+
+def _responses(path: str) -> JsonObject:
+    headers = {"x-request-id": {"required": True, "schema": {"type": "string", "pattern": "^req_[0-9a-f]{24}$"}}}
+    if path in OTHER_MEDIA:
+        content: JsonObject = {OTHER_MEDIA[path]: {"schema": _STRING}}
+    else:
+        content = {"application/json": {"schema": {"type": "object", "required": ANSWERS[path].split()}}}
+    if path in STREAMING:
+        content["text/event-stream"] = {}  # events, which OpenAPI has no words for
+    is_anthropic = path.startswith(ANTHROPIC_PATH)
+    error = {"$ref": f"#/components/schemas/{'AnthropicError' if is_anthropic else 'Error'}"}
+    refused = {
+        "description": "What was wrong with the request, or with the server.",
+        "headers": headers,
+        "content": {"application/json": {"schema": error}},
+    }
+    return {
+        "200": {"description": "The answer.", "headers": headers, "content": content},
+        "4XX": refused,
+        "5XX": refused,
+    }
