@@ -4,6 +4,7 @@ PORT ?= 8000
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
+TEST_PROCESSES ?= 2
 CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
 OPENAI_SCHEMA ?=
@@ -13,10 +14,10 @@ OPENAI_SCHEMA ?=
 serve: .venv/serve.stamp  # PORT=8001 for another port
 	$(BIN)/quire serve --port $(PORT)
 
-test: .venv/test.stamp
+test: .venv/test.stamp  # TEST_PROCESSES=8 for a larger machine
 	$(BIN)/ruff check quire tests benchmarks demo
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check quire tests benchmarks demo

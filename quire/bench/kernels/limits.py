@@ -17,6 +17,8 @@ READ_BYTES = {"cuda": 4 << 30, "cpu": 192 << 20}
 BLOCK = 1 << 20
 """Random numbers that a large source repeats: making them all would take longer than reading them."""
 MATRIX = {"cuda": 8192, "cpu": 1536}
+TRIAL_MATRIX = 128
+"""Tells how large matrices may be for the time there is."""
 BUDGET_S = {"cuda": 0.3, "cpu": 0.6}
 WRITES_COUNT = 0.1
 """From this share of written bytes on, the copy's bandwidth is the limit, below it the reading one's."""
@@ -87,16 +89,32 @@ def read_rate(timer: Timer, source: torch.Tensor, budget_s: float) -> float:
 
 
 def matmul_rate(timer: Timer, dtype: torch.dtype, budget_s: float) -> float:
-    """FLOPs a second of a square product; for int8 with sums in int32."""
+    """FLOPs a second of a square product; for int8 with sums in int32.
+
+    A processor without products of 16-bit numbers widens them: its rate is that of float32 if that is higher. torch
+    itself multiplies them there one by one, some fifty times as slowly.
+    """
+    if timer.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16):
+        return max(_product_rate(timer, each, budget_s / 2) for each in (dtype, torch.float32))
+    return _product_rate(timer, dtype, budget_s)
+
+
+def _product_rate(timer: Timer, dtype: torch.dtype, budget_s: float) -> float:
+    """Of the largest matrices of which one product fits the budget."""
     size = MATRIX[timer.device.type]
+    if timer.device.type == "cpu":
+        trial_s = _best_s(timer, _product(timer, dtype, TRIAL_MATRIX), 0.0)
+        size = max(TRIAL_MATRIX, min(size, int(TRIAL_MATRIX * (budget_s / trial_s) ** (1 / 3))))
+    return 2 * size**3 / _best_s(timer, _product(timer, dtype, size), budget_s)
+
+
+def _product(timer: Timer, dtype: torch.dtype, size: int) -> Call:
     shape = (size, size)
     if dtype == torch.int8:
         a, b = (torch.randint(-127, 128, shape, dtype=dtype, device=timer.device) for _ in range(2))
-        call: Call = functools.partial(torch._int_mm, a, b)
-    else:
-        a, b = (torch.randn(shape, device=timer.device).to(dtype) for _ in range(2))
-        call = functools.partial(torch.mm, a, b, out=torch.empty_like(a))
-    return 2 * size**3 / _best_s(timer, call, budget_s)
+        return functools.partial(torch._int_mm, a, b)
+    a, b = (torch.randn(shape, device=timer.device).to(dtype) for _ in range(2))
+    return functools.partial(torch.mm, a, b, out=torch.empty_like(a))
 
 
 def _best_s(timer: Timer, call: Call, budget_s: float) -> float:
