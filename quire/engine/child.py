@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -128,12 +129,17 @@ class Child:
             return False
         return stat.rpartition(")")[2].split()[0] in "Tt"
 
-    async def show_stacks(self) -> None:
-        """Have it write the stacks of its threads to stderr, and give it time for that."""
+    def show_stacks(self) -> None:
+        """Have it write the stacks of its threads to stderr, if its interpreter still does anything."""
         self.signal(STACKS_SIGNAL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DUMP_S):
-                await self.gone.wait()
+
+    async def abort(self) -> None:
+        """End it so that it writes the stacks of its threads to stderr even if its interpreter stands still; it has
+        `DUMP_S` for that, and `end` is still to be called. No core is dumped: that can take as long as the start."""
+        with contextlib.suppress(OSError):
+            resource.prlimit(self.pid, resource.RLIMIT_CORE, (0, resource.prlimit(self.pid, resource.RLIMIT_CORE)[1]))
+        self.signal(signal.SIGABRT)
+        await self.wait(DUMP_S)
 
     async def wait(self, limit_s: float) -> int | None:
         """Its exit status, None if it lives after `limit_s`."""

@@ -27,6 +27,7 @@ CHUNK_BYTES = select.PIPE_BUF
 FLUSH_S = 1.0
 """Longest wait at the end of the process."""
 STACKS_SIGNAL = signal.SIGUSR1
+STACKS_THREAD = "quire-stacks"
 
 
 class Outlet(io.RawIOBase):
@@ -136,11 +137,26 @@ def take_over() -> None:
 
 
 def show_stacks_on_signal() -> None:
-    """From now on SIGUSR1, and a signal that ends the process as a crash, write the stacks of all threads to stderr."""
+    """From now on SIGUSR1, and a signal that ends the process as a crash, write the stacks of all threads to stderr
+    (idempotent; called by the main thread).
+
+    For SIGUSR1 a thread of Python's does it, which has the interpreter meanwhile: `faulthandler.register` looks at
+    threads that go on, and now and then ends the process with that. Threads that were there before do not block the
+    signal; what they catch the main thread deals with. A process whose interpreter stands still shows its stacks when
+    it is ended (`Child.abort`).
+    """
     fd = _stacks_fd()
     faulthandler.enable(fd)
-    faulthandler.register(STACKS_SIGNAL, fd, all_threads=True)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACKS_SIGNAL})
+    signal.signal(STACKS_SIGNAL, lambda *_: faulthandler.dump_traceback(fd))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {STACKS_SIGNAL})
+    if not any(thread.name == STACKS_THREAD for thread in threading.enumerate()):
+        threading.Thread(target=_show_stacks, args=(fd,), daemon=True, name=STACKS_THREAD).start()
+
+
+def _show_stacks(fd: int) -> None:
+    while True:
+        signal.sigwait({STACKS_SIGNAL})
+        faulthandler.dump_traceback(fd)
 
 
 def _stacks_fd() -> int:

@@ -145,7 +145,7 @@ class EngineSupervisor:
             if self._ready.done():
                 return self._ready.result()
             if not gone.done():
-                await child.show_stacks()
+                await child.abort()
                 self._end_kind = EndKind.STALL
                 self._said = (
                     f"the model was not loaded within load_timeout = {self._config.load_timeout:g} s, downloads from "
@@ -257,9 +257,9 @@ class EngineSupervisor:
             bad_s += slept_s
             if not is_dumped:
                 logger.error("the engine makes no progress; the stacks of its threads follow")
-                await child.show_stacks()
+                child.show_stacks()
                 is_dumped = True
             if bad_s > GRACE_S:
                 self._said, self._end_kind = "the engine made no progress and was ended", EndKind.STALL
-                child.signal(signal.SIGKILL)
+                await child.abort()
                 return

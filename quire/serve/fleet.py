@@ -162,7 +162,7 @@ class Worker:
                 self._start.index,
                 child.pid,
             )
-            await child.show_stacks()
+            await child.abort()
             return f"gave no sign of life for {limit_s:g} s: it is ended"
         return None
 

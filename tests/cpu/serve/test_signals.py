@@ -60,7 +60,8 @@ def test_hangup_reads_keys_again_and_opens_the_record_again(tmp_path: pathlib.Pa
 
 @FLEET
 def test_signals_that_every_process_outlives(tmp_path: pathlib.Path, flags: list[str]) -> None:
-    """To all of them, many times, from the first moment on: SIGHUP, SIGUSR1 and SIGPIPE."""
+    """To all of them: SIGHUP and SIGUSR1 many times, from the first moment on; SIGPIPE too once they serve (between
+    fork and exec Python lets it end a child)."""
     with light(tmp_path, *flags) as server:
         wait_for(lambda: "SigCgt" in pathlib.Path(f"/proc/{server.process.pid}/status").read_text())
         wait_for(lambda: catches(server.process.pid, signal.SIGUSR1) and catches(server.process.pid, signal.SIGHUP))
@@ -69,10 +70,9 @@ def test_signals_that_every_process_outlives(tmp_path: pathlib.Path, flags: list
         while time.monotonic() < end_s:
             for process in server.processes():
                 seen.add(process.pid)
-                for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
+                for number in (signal.SIGHUP, signal.SIGUSR1):
                     with contextlib.suppress(ProcessLookupError):
-                        if number != signal.SIGPIPE or catches(process.pid, signal.SIGUSR1):
-                            os.kill(process.pid, number)
+                        os.kill(process.pid, number)
             time.sleep(0.01)
         server.wait_ready()
         golden = server.canary()
