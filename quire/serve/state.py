@@ -143,7 +143,8 @@ class ServerState:
         config = self.config
         with self._bodies.share() as grow:
             data = await exchange.read_body(config.max_body_bytes, config.body_timeout, grow)
-            return await self.prompts.parse(lambda: decoder.decode(data), len(data))
+            most = self.llm.max_model_len
+            return await self.prompts.parse(lambda: decoder.decode(data, most_ids=most), len(data))
 
     async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""

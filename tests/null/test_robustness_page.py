@@ -1,4 +1,4 @@
-"""docs/robustness.md names each case once, and tests that exist."""
+"""docs/robustness.md names each case once, and tests that exist; so do the limits in docs/operating.md."""
 
 from __future__ import annotations
 
@@ -43,3 +43,16 @@ def test_the_tests_exist() -> None:
         for test in tests.split():
             file, _, name = test.partition("::")
             assert name in known.get(file, set()), f"{case}: there is no {test}"
+
+
+def test_each_limit_of_a_request_is_tried() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    section = text.split("## What one request may cost\n")[1].split("\n## ")[0]
+    limits = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*", section, re.M)][2:]
+    assert len(limits) >= 20, "a limit is gone"
+    known = known_tests()
+    for limit in limits:
+        assert len(limit) == 4 and all(limit), f"{limit[0]}: a limit needs a value, an option or constant, and a test"
+        for test in limit[3].split():
+            file, _, name = test.partition("::")
+            assert name in known.get(file, set()), f"{limit[0]}: there is no {test}"

@@ -18,7 +18,7 @@ from quire.serve.batch.end import INPUT_LOST
 from quire.serve.batch.outputs import ContentLost
 from quire.serve.batch.queue import Line
 from quire.serve.batch.runner import QUARANTINED, Busy, LineRunner, Output
-from quire.serve.batch.scan import MAX_LINES, InputScan
+from quire.serve.batch.scan import MAX_LINES, SOME_BYTES, InputScan
 from quire.serve.batch.schema import DAMAGED
 from quire.serve.batch.space import StorageFull
 from quire.serve.batch.store import BatchStore, StoreDamaged, StoreThread, is_disk_trouble
@@ -153,7 +153,7 @@ class Attempts:
         scan = await self._store.aside(lambda: InputScan(path, line.length, self._max_line_bytes))
         with contextlib.closing(scan):
             while not scan.is_done:
-                found = await self._store.aside(scan.some)
+                found = await self._runner.aside(scan.some, SOME_BYTES)
                 await self.stored(lambda disk, found=found: disk.lines.add_lines(batch_id, found))  # type: ignore[misc]
         if 0 < scan.n_lines <= MAX_LINES:
             self.has_ended |= await self.stored(lambda disk: disk.begin_work(batch_id, scan.n_lines))

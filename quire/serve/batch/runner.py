@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
+from typing import TypeVar
 
 from quire.serve.batch.lines import BatchLine, answered, custom_id_of, failed, read_line, too_long
 from quire.serve.batch.outputs import ContentLost
@@ -19,6 +21,8 @@ from quire.serve.http.loopback import Reply, Run, ask
 from quire.serve.http.refusal import Refusal, bad_request
 from quire.serve.openai.prompts import SHORT_BODY_BYTES
 from quire.serve.state import ServerState
+
+T = TypeVar("T")
 
 RETRY_S = 0.5
 QUARANTINED = (
@@ -55,7 +59,7 @@ class LineRunner:
     async def output_of(self, line: Line) -> Output:
         """Raises Busy, and ContentLost or OSError when the input cannot be read."""
         path, max_bytes = self._store.store.content_path(line.input_file_id), self._state.config.max_body_bytes
-        found = await self._store.aside(lambda: _read(path, line, max_bytes))
+        found = await self.aside(lambda: _read(path, line, max_bytes), line.length)
         if isinstance(found, Output):
             return found
         tenant = self._state.keys.named(line.owner)
@@ -67,7 +71,13 @@ class LineRunner:
             raise Busy(max(RETRY_S, reply.retry_after_s if reply.is_rate_limited else 0), reply.is_rate_limited)
         if len(reply.body) <= SHORT_BODY_BYTES:
             return _answered(found, reply)
-        return await self._store.aside(lambda: _answered(found, reply))
+        return await self.aside(lambda: _answered(found, reply), len(reply.body))
+
+    async def aside(self, work: Callable[[], T], n_bytes: int) -> T:
+        """Result of `work` on `n_bytes` of input or output, in a thread. Large ones have their turn among those of
+        requests: several that keep the interpreter at once would hold the event loop up for as long as all together."""
+        async with self._state.prompts.turn(n_bytes):
+            return await self._store.aside(work)
 
     async def failed(self, line: Line, code: str, message: str) -> Output:
         """The output of a line that cannot be run. Raises nothing for an input that cannot be read."""
@@ -90,7 +100,7 @@ class LineRunner:
     async def quarantined(self, line: Line) -> Output:
         """The output of a line of which processes have died: that of a request that was refused."""
         path, max_bytes = self._store.store.content_path(line.input_file_id), self._state.config.max_body_bytes
-        name = await self._store.aside(lambda: _name(path, line.offset, line.length, max_bytes, False))
+        name = await self.aside(lambda: _name(path, line.offset, line.length, max_bytes, False), line.length)
         refusal = bad_request(QUARANTINED.format(line.deaths), code="request_quarantined")
         return Output(answered(name, Reply(refusal.status, fresh_id("req_"), refusal.body())), True)
 

@@ -17,6 +17,7 @@ from quire.serve.batch.queue import ScannedLine
 
 MAX_LINES = 100_000
 READ_BYTES = 1 << 20
+SOME_BYTES = 8 << 20
 SOME_LINES = 2000
 
 
@@ -48,7 +49,7 @@ class InputScan:
         """The next lines that are not blank, perhaps none. Raises ContentLost or OSError."""
         found: list[ScannedLine] = []
         n_read = 0
-        while not self.is_done and len(found) < SOME_LINES and n_read < 8 * READ_BYTES:
+        while not self.is_done and len(found) < SOME_LINES and n_read < SOME_BYTES:
             data = self._content.read(READ_BYTES)
             n_read += len(data)
             if not data:

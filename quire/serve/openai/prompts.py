@@ -54,6 +54,10 @@ class PromptMaker:
         """Drop waiting work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def turn(self, size: int) -> contextlib.AbstractAsyncContextManager[None]:
+        """Within it a work of `size` bytes or characters is the only large one that runs."""
+        return self._large if size > LARGE_BYTES else contextlib.nullcontext()
+
     async def parse(self, work: Callable[[], T], n_bytes: int) -> T:
         """What `work` makes of a body of `n_bytes`. Raises what `work` raises, or Refusal when bodies pile up."""
         return await self._run(work, n_bytes, SHORT_BODY_BYTES, None)
@@ -160,7 +164,7 @@ class PromptMaker:
             raise QueueFull(f"{self._n_pending} long texts wait to be read or tokenized: try again later")
         self._n_pending += 1
         try:
-            async with self._large if size > LARGE_BYTES else contextlib.nullcontext(), asyncio.timeout(TIME_LIMIT_S):
+            async with self.turn(size), asyncio.timeout(TIME_LIMIT_S):
                 return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except TimeoutError:
             message = f"{param or 'The body'} took longer than {TIME_LIMIT_S:g} s to process."

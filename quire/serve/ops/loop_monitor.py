@@ -4,7 +4,8 @@ Owns one timer on the loop and one thread beside it. Does not own the page /metr
 The timer compares the time at which it was due with the time at which it runs, and with the CPU time of the loop's
 thread; the thread takes the loop's stack while the timer is overdue. Three causes are told apart:
 the loop's own thread computed ("loop"), it waited while another thread of this process kept the interpreter
-("interpreter"), or the machine had no core for it. Only the first two are the program's fault and are warned of.
+("interpreter"), or the machine had no core for it. Only the first two are the program's fault and are warned of;
+that another thread kept the interpreter because it had no core itself is the machine's too.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ REST_S = 0.5
 """Between two beats, and two looks, of a server that has nothing to do."""
 REST_AFTER_S = 1.0
 LIMIT_S = 0.05
-NOTE_S = 1.0
-"""How often the CPU times of all threads are noted, to which a warning compares them."""
 MAX_FRAMES = 6
 N_NEIGHBOURS = 3
 """Other threads that a warning names at most."""
@@ -75,8 +74,8 @@ class LoopMonitor:
         self._busy_until_s = 0.0
         self._is_resting = False
         self._due_s = self._cpu_s = self._process_s = self._delay_s = 0.0
-        self._late = (-1, Lag(0.0, 0.0, 0.0))
-        """Number of the newest beat that came too late, and how late."""
+        self._late = (-1, Lag(0.0, 0.0, 0.0), 0.0)
+        """Number of the newest beat that came too late, how late, and how long the loop waited with a core for it."""
         self._is_closed = False
         self._woken = threading.Event()
 
@@ -126,13 +125,13 @@ class LoopMonitor:
         waited_s = late_s - loop_s - (self._run_delay.read_s() - self._delay_s)
         lag = Lag(late_s, loop_s, max(0.0, min(waited_s, others_s)))
         if lag.held_s > self.limit_s:
-            self._late = (self._n_beats, lag)
+            self._late = (self._n_beats, lag, waited_s)
         self._note(lag)
         self._schedule()
         self._n_beats += 1
 
     def _watch(self) -> None:
-        reported, watched, before, noted_s = -1, -1, self._cpu_by_thread(), time.monotonic()
+        reported, watched, before = -1, -1, self._times_by_thread()
         places: collections.Counter[str] = collections.Counter()
         while not self._is_closed and not self._loop.is_closed():
             if self._is_resting:
@@ -140,39 +139,46 @@ class LoopMonitor:
                 self._woken.clear()
             else:
                 time.sleep(LOOK_S)
-            (number, lag), n_beats = self._late, self._n_beats
+            (number, lag, waited_s), n_beats = self._late, self._n_beats
             if number > reported:
                 reported = number
                 place = places.most_common(1)[0][0] if number == watched else "nobody looked in time"
-                logger.warning("the event loop was held for %s: %s%s", lag, place, self._neighbours(before))
-            now_s = time.monotonic()
-            if now_s - self._due_s < self.limit_s / 2:
-                if now_s > noted_s + NOTE_S:
-                    before, noted_s = self._cpu_by_thread(), now_s
+                now = self._times_by_thread()
+                if max(lag.loop_s, min(lag.interpreter_s, waited_s - delayed_s(before, now))) > self.limit_s:
+                    logger.warning("the event loop was held for %s: %s%s", lag, place, self._neighbours(before, now))
+            if time.monotonic() - self._due_s < self.limit_s / 2:
+                before = self._times_by_thread()
                 continue
             if watched != n_beats:
                 watched = n_beats
                 places.clear()
             places[place_of(sys._current_frames().get(self._ident))] += 1
 
-    def _cpu_by_thread(self) -> dict[int, float]:
-        """CPU seconds of each other thread, from Linux; a clock of a thread that has just ended must not be read."""
+    def _times_by_thread(self) -> dict[int, tuple[float, float]]:
+        """Seconds that each other thread has computed and has waited for a core, from Linux; a clock of a thread that
+        has just ended must not be read."""
         found = {}
         for thread in threading.enumerate():
             if thread.ident is not None and thread.ident not in (self._ident, threading.get_ident()):
                 with contextlib.suppress(OSError), open(f"/proc/self/task/{thread.native_id}/schedstat", "rb") as file:
-                    found[thread.ident] = int(file.read().split()[0]) / 1e9
+                    cpu_ns, delay_ns, _ = file.read().split()
+                    found[thread.ident] = (int(cpu_ns) / 1e9, int(delay_ns) / 1e9)
         return found
 
-    def _neighbours(self, before: dict[int, float]) -> str:
-        """The threads that computed since `before`, and where they are now."""
+    def _neighbours(self, before: dict[int, tuple[float, float]], now: dict[int, tuple[float, float]]) -> str:
+        """The threads that computed between, and where they are now."""
         frames, names = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
-        used = [(cpu_s - before.get(ident, 0.0), ident) for ident, cpu_s in self._cpu_by_thread().items()]
+        used = [(cpu_s - before.get(ident, (0.0, 0.0))[0], ident) for ident, (cpu_s, _) in now.items()]
         busy = sorted((one for one in used if one[0] > self.limit_s / 2), reverse=True)[:N_NEIGHBOURS]
         return "".join(
             f"; {names.get(ident)} computed for {1000 * cpu_s:.0f} ms, now at {place_of(frames.get(ident), 2)}"
             for cpu_s, ident in busy
         )
+
+
+def delayed_s(before: dict[int, tuple[float, float]], now: dict[int, tuple[float, float]]) -> float:
+    """Seconds that threads have waited for a core between, all together."""
+    return sum(delay_s - before.get(ident, (0.0, 0.0))[1] for ident, (_, delay_s) in now.items())
 
 
 def place_of(frame: FrameType | None, n: int = MAX_FRAMES) -> str:
