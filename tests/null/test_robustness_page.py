@@ -8,7 +8,7 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GROUPS = {"H": 34, "J": 13, "S": 17, "P": 14, "G": 13, "T": 11, "D": 13, "O": 11, "M": 15, "C": 22, "K": 9, "F": 29}
 GROUPS |= {"W": 4, "I": 12, "X": 10}
-GROUPS |= {"B": 19}
+GROUPS |= {"B": 19, "U": 8}
 REASON = re.compile(r"n/a|no test|partly|benchmarks/|warning|left to")
 
 
