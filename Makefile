@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PORT ?= 8000
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+export PYTHON
 
 CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
@@ -31,16 +31,14 @@ conformance: .venv/serve.stamp .venv-conformance/stamp  # OPENAI_SCHEMA=FILE for
 	$(CLIENTS)/pip install --quiet --disable-pip-version-check -r tests/conformance/requirements.txt
 	touch $@
 
-.venv/serve.stamp: pyproject.toml constraints.txt setup.py $(wildcard csrc/cpu/*)
+.venv/serve.stamp: pyproject.toml constraints.txt setup.py packaging/setup $(wildcard csrc/cpu/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Quire needs Python 3.11 or newer; this is " + sys.version.split()[0])'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch
-	$(PIP) --config-settings editable_mode=compat -e '.[bench]'
-	touch $@
+	@packaging/setup .venv bench
+	@touch $@
 
 .venv/test.stamp: .venv/serve.stamp
-	$(PIP) --config-settings editable_mode=compat -e '.[bench,test]'
-	touch $@
+	@packaging/setup .venv bench,test
+	@touch $@
 
 clean:
 	rm -rf .venv .venv-conformance build dist *.egg-info

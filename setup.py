@@ -15,6 +15,7 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
+from setuptools.modified import newer_group
 
 FOLDER = "csrc/cpu"
 SOURCES = ["attention.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
@@ -41,7 +42,13 @@ class BuildNative(build_ext):
         self.parallel = self.parallel or os.cpu_count()
 
     def build_extension(self, ext: Extension) -> None:
-        """Each level in a folder of its own: the same sources give objects that must never mix."""
+        """Each level in a folder of its own: the same sources give objects that must never mix. What an editable
+        installation has built here is taken as it is until a source is newer."""
+        kept = self.get_ext_filename(ext.name)
+        if os.path.exists(kept) and not newer_group([*ext.sources, *ext.depends, "setup.py"], kept):
+            self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
+            self.copy_file(kept, self.get_ext_fullpath(ext.name))
+            return
         alone = copy.copy(self)
         alone.build_temp = os.path.join(self.build_temp, ext.name)
         super(BuildNative, alone).build_extension(ext)
