@@ -8,7 +8,7 @@ CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
 OPENAI_SCHEMA ?=
 
-.PHONY: serve test lint conformance clean
+.PHONY: serve test lint conformance docs clean
 
 serve: .venv/serve.stamp  # PORT=8001 for another port
 	$(BIN)/quire serve --port $(PORT)
@@ -40,5 +40,14 @@ conformance: .venv/serve.stamp .venv-conformance/stamp  # OPENAI_SCHEMA=FILE for
 	@packaging/setup .venv bench,test
 	@touch $@
 
+docs: .venv-docs/stamp  # the pages of docs/ as a site in build/site; fails at a broken link
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/stamp: pyproject.toml constraints.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --disable-pip-version-check -c constraints.txt $$(.venv-docs/bin/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
+
 clean:
-	rm -rf .venv .venv-conformance build dist *.egg-info
+	rm -rf .venv .venv-conformance .venv-docs build dist *.egg-info

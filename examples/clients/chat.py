@@ -14,7 +14,12 @@ for question in ("What is 23 + 45?", "How many minutes are in 3 hours?"):
     messages.append({"role": "user", "content": question})
     print(f"> {question}")
     stream = client.chat.completions.create(
-        model=model, messages=messages, temperature=0, max_tokens=64, stream=True, stream_options={"include_usage": True}
+        model=model,
+        messages=messages,
+        temperature=0,
+        max_tokens=64,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     answer = ""
     for chunk in stream:
@@ -22,8 +27,8 @@ for question in ("What is 23 + 45?", "How many minutes are in 3 hours?"):
             answer += chunk.choices[0].delta.content
             print(chunk.choices[0].delta.content, end="", flush=True)
         if chunk.usage:
-            details = chunk.usage.prompt_tokens_details
+            used, details = chunk.usage, chunk.usage.prompt_tokens_details
             cached = details.cached_tokens if details else 0
-            print(f"\n  ({chunk.usage.prompt_tokens} tokens in, {cached} of them cached, {chunk.usage.completion_tokens} out)")
+            print(f"\n  ({used.prompt_tokens} tokens in, {cached} of them cached, {used.completion_tokens} out)")
     assert answer, "the model said nothing"
     messages.append({"role": "assistant", "content": answer})

@@ -1,4 +1,4 @@
-"""Vectors of texts and how near they are to each other. A generative model's vectors: for search take a model made for it.
+"""Vectors of texts and how near they are to each other. They are a generative model's: for search take one made for it.
 
 Run: quire serve, then: python examples/clients/embeddings.py (QUIRE_URL, if it is not http://127.0.0.1:8000)
 """

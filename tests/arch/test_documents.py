@@ -1,12 +1,15 @@
-"""Documents can be read in a plain editor: no line is longer than 200 characters."""
+"""Documents can be read in a plain editor (no line is longer than 200 characters), and their links lead to files."""
 
 from __future__ import annotations
 
 import pathlib
+import re
 from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_LINE = 200
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
 FOLDERS = (".github", "benchmarks", "csrc", "demo", "docker", "docs", "examples", "packaging", "quire", "tests")
 
 
@@ -27,6 +30,17 @@ def long_lines(root: pathlib.Path) -> list[str]:
     ]
 
 
+def lost_links(root: pathlib.Path) -> list[str]:
+    """`file: target` of each relative link to a file that does not exist. Code is not looked at."""
+    found = []
+    for path in documents(root):
+        text = CODE.sub("", path.read_text(encoding="utf-8"))
+        targets = [target for target in LINK.findall(text) if not re.match(r"[a-z]+:|#", target)]
+        name = path.relative_to(root).as_posix()
+        found += [f"{name}: {target}" for target in targets if not (path.parent / target.split("#")[0]).exists()]
+    return found
+
+
 def test_no_line_of_a_document_is_too_long() -> None:
     found = long_lines(ROOT)
     assert not found, "\n".join(found)
@@ -43,3 +57,17 @@ def test_the_rule_catches_a_long_line(tmp_path: pathlib.Path) -> None:
     assert long_lines(tmp_path) == []
     (tmp_path / "docs" / "decisions" / "0099-why.md").write_text("short\n" + "| cell " * 29 + "\n")
     assert long_lines(tmp_path) == ["docs/decisions/0099-why.md:2: 203 characters, limit 200: shorten or break it"]
+
+
+def test_links_lead_to_files() -> None:
+    found = lost_links(ROOT)
+    assert not found, "\n".join(found)
+
+
+def test_the_rule_catches_a_lost_link(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "here.md").touch()
+    (tmp_path / "README.md").write_text("[a](docs/here.md#part) [b](https://example.org) [c](#part) `[d](none.md)`\n")
+    assert lost_links(tmp_path) == []
+    (tmp_path / "docs" / "there.md").write_text("[a](here.md) [b](../docs/gone.md)\n")
+    assert lost_links(tmp_path) == ["docs/there.md: ../docs/gone.md"]
