@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MAX_LINE = 200
+MAX_README_LINES, MAX_README_TABLES = 60, 1
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.M | re.S)
 FOLDERS = (".github", "benchmarks", "csrc", "demo", "docker", "docs", "examples", "packaging", "quire", "tests")
@@ -44,6 +45,12 @@ def lost_links(root: pathlib.Path) -> list[str]:
 def test_no_line_of_a_document_is_too_long() -> None:
     found = long_lines(ROOT)
     assert not found, "\n".join(found)
+
+
+def test_the_readme_takes_a_minute() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_README_LINES
+    assert sum(re.fullmatch(r"\|[-:|]+\|", line) is not None for line in lines) == MAX_README_TABLES
 
 
 def test_the_documents_are_found() -> None:
