@@ -2,14 +2,14 @@
 PYTHON ?= python3
 PORT ?= 8000
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+export PYTHON
 
 TEST_PROCESSES ?= 2
 CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
 OPENAI_SCHEMA ?=
 
-.PHONY: serve test lint conformance clean
+.PHONY: serve test lint conformance docs clean
 
 serve: .venv/serve.stamp  # PORT=8001 for another port
 	$(BIN)/quire serve --port $(PORT)
@@ -32,16 +32,23 @@ conformance: .venv/serve.stamp .venv-conformance/stamp  # OPENAI_SCHEMA=FILE for
 	$(CLIENTS)/pip install --quiet --disable-pip-version-check -r tests/conformance/requirements.txt
 	touch $@
 
-.venv/serve.stamp: pyproject.toml constraints.txt setup.py $(wildcard csrc/cpu/*)
+.venv/serve.stamp: pyproject.toml constraints.txt setup.py packaging/setup $(wildcard csrc/cpu/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Quire needs Python 3.11 or newer; this is " + sys.version.split()[0])'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch
-	$(PIP) --config-settings editable_mode=compat -e '.[bench]'
-	touch $@
+	@packaging/setup .venv bench
+	@touch $@
 
 .venv/test.stamp: .venv/serve.stamp
-	$(PIP) --config-settings editable_mode=compat -e '.[bench,test]'
+	@packaging/setup .venv bench,test
+	@touch $@
+
+docs: .venv-docs/stamp  # the pages of docs/ as a site in build/site; fails at a broken link
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/stamp: pyproject.toml constraints.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install --disable-pip-version-check -c constraints.txt $$(.venv-docs/bin/python -c 'import tomllib; \
+		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	touch $@
 
 clean:
-	rm -rf .venv .venv-conformance build dist *.egg-info
+	rm -rf .venv .venv-conformance .venv-docs build dist *.egg-info

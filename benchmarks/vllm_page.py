@@ -23,6 +23,8 @@ ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "vllm.md"
 NAMES: Final = json.loads((ROOT / "benchmarks" / "vllm_names.json").read_text())
 HONOURED: Final = "honoured"
+MAX_NOTE: Final = 150
+"""Characters; what an option means in detail is in docs/options.md."""
 NOT_SAMPLED: Final = {
     "logprob_token_ids": "`logprobs` reports the most probable ones",
     "flat_logprobs": "leave it out: it is another shape of `logprobs`",
@@ -98,7 +100,8 @@ def field_rows(names: list[str], struct: Any, others: dict[str, str]) -> list[Ro
 
 
 def _first_sentence(text: str) -> str:
-    return text.split(". ")[0].split("; ")[0].rstrip(".")
+    first = text.split(". ")[0].split("; ")[0].rstrip(".")
+    return first if len(first) <= MAX_NOTE else first.split(": ")[0]
 
 
 def _table(title: str, place: str, rows: list[Row]) -> str:

@@ -1,8 +1,8 @@
 """The named workloads beside the peers: a table, and a chart of speed relative to vLLM.
 
-    python -m benchmarks.workloads_plot benchmarks/results/h200
+    python -m benchmarks.workloads_plot benchmarks/results/h200 docs/performance-gpu.png
 
-reads w1.json .. w6.json (`benchmarks/gpu.sh`) and peers.json of a folder and writes workloads.png there.
+reads w1.json .. w6.json (`benchmarks/gpu.sh`) and peers.json of a folder and writes the chart of docs/performance.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def speed(row: dict[str, Any], who: str) -> float | None:
 
 
 def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
-    """Bars of ours and SGLang, marks of target and limit; needs matplotlib."""
+    """Bars of ours and SGLang, marks of the limit; needs matplotlib."""
     from matplotlib.figure import Figure  # an optional package
 
     figure = Figure(figsize=(12, 4.8), layout="constrained")
@@ -54,14 +54,13 @@ def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
     places = range(len(rows))
     for who, label, color, shift in (("ours", "Quire", "#2a6f97", -0.2), ("sglang", "SGLang", "#adb5bd", 0.2)):
         axes.bar([x + shift for x in places], [speed(row, who) for row in rows], 0.4, label=label, color=color)
-    for who, marker in (("target", "_"), ("limit", "^")):
-        points = [(x, speed(row, who)) for x, row in enumerate(rows) if who in row]
-        axes.plot(*zip(*points, strict=True), marker, color="black", markersize=9, label=who)
+    points = [(x, speed(row, "limit")) for x, row in enumerate(rows) if "limit" in row]
+    axes.plot(*zip(*points, strict=True), "^", color="black", markersize=9, label="limit of the hardware")
     axes.axhline(1, color="#c1121f", linewidth=1, label="vLLM")
     axes.set_ylim(0, 2.5)
     axes.set_ylabel("speed, vLLM = 1 (marks above 2.5 are cut off)")
     axes.set_xticks(places, [row["name"] for row in rows], rotation=35, ha="right")
-    axes.legend(ncols=5)
+    axes.legend(ncols=4)
     figure.savefig(path, dpi=120)
 
 
@@ -72,15 +71,15 @@ def cell(value: float | None, unit: str) -> str:
     return f"{value:>10,.0f}" if unit == "tok/s" else f"{value:>10.2f}"
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder: pathlib.Path, path: pathlib.Path) -> None:
     rows = read(folder)
     print(f"{'':<20}{'Quire':>10}{'vLLM':>10}{'SGLang':>10}{'target':>10}{'limit':>10}")
     for row in rows:
         columns = "".join(cell(row.get(who), row["unit"]) for who in ("ours", "vllm", "sglang", "target", "limit"))
         is_met = row["ours"] >= row["target"] if row["unit"] == "tok/s" else row["ours"] <= row["target"]
         print(f"{row['name']:<20}{columns}  {row['unit']}{'' if is_met else '  misses the target'}")
-    draw(rows, folder / "workloads.png")
+    draw(rows, path)
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    main(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))

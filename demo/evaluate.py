@@ -27,6 +27,7 @@ from .measures import DAYS
 from .model import Llama
 
 MODELS = Path(__file__).resolve().parent.parent / "quire" / "_models"
+"""The models that ship inside the package."""
 CONTEXT, STRIDE = 2048, 1024
 BATCH = 100
 MAX_NEW_TOKENS = 160
@@ -181,11 +182,16 @@ def template_agrees(n: int = 60) -> bool:
     return True
 
 
+def draft_folder(models: Path) -> Path:
+    """Where the draft model of `models` is: here beside the scripts for the bundled ones, since it does not ship."""
+    return Path(__file__).resolve().parent / "draft" if models == MODELS else models / "draft"
+
+
 def measure(models: Path, documents: list[corpus.Document], n: int, device: str) -> dict[str, Any]:
     """All measurements of the two models as stored under `models`."""
     tokenizer = Tokenizer.from_file(str(models / "demo" / "tokenizer.json"))
     main = checkpoint.load(models / "demo").to(device).eval()
-    draft = checkpoint.load(models / "demo-draft").to(device).eval()
+    draft = checkpoint.load(draft_folder(models)).to(device).eval()
     with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
         tasks, replies = accuracy(models / "demo", tokenizer, n, device)
         return {

@@ -175,8 +175,8 @@ def prepare(
     learned = tokenizer.train(
         tokenizer.training_texts(documents, 4_000 if smoke else 20_000, 1_000_000 if smoke else 16_000_000)
     )
-    for name in ("demo", "demo-draft"):
-        tokenizer.save(learned, folder / name)
+    for place in (folder / "demo", evaluate.draft_folder(folder)):
+        tokenizer.save(learned, place)
     log(f"tokenizer: {learned.get_vocab_size()} tokens")
     path = folder / "demo" / "tokenizer.json"
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
@@ -209,7 +209,7 @@ def run(plan: Plan, minutes: float, stdlib: Path | None, folder: Path, results: 
     checkpoint.save(main, learned, folder / "demo")
     log(f"main: {main_fit}")
     draft_fit = fit(draft, main, batches, plan, plan.draft_rate, 0.15 * left, device, log)
-    checkpoint.save(draft, learned, folder / "demo-draft")
+    checkpoint.save(draft, learned, evaluate.draft_folder(folder))
     log(f"draft: {draft_fit}")
 
     hardware = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "CPU"
@@ -248,7 +248,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=8.8, help="time for everything")
     parser.add_argument("--smoke", action="store_true", help="a toy model on little data, to try the script")
     parser.add_argument("--stdlib", type=Path, help="standard library to learn from (default: this Python's)")
-    parser.add_argument("--out", type=Path, default=evaluate.MODELS, help="folder for demo/ and demo-draft/")
+    parser.add_argument(
+        "--out", type=Path, default=evaluate.MODELS, help="folder for demo/ and draft/ (default: those of the checkout)"
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results.json"))
     parser.add_argument("--examples", type=int, help="held-out examples of each task; 0: do not evaluate")
     args = parser.parse_args()

@@ -27,6 +27,7 @@ COMMANDS = {
     "bench": "Measure latency, throughput, a running server, or the kernels.",
     "kernels": "List the kernels, or explain which one runs and why.",
     "doctor": "Say what this machine has and what is wrong with it.",
+    "completion": "Print a script by which bash, zsh or fish completes commands and flags.",
 }
 """Subcommand → help line. Its module, `quire.cli.<name>` with _ for -, has `configure(parser)` and
 `run(namespace) -> int`."""
@@ -68,17 +69,23 @@ def _drop_output() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(arguments: list[str]) -> int:
-    command = arguments[0] if arguments else ""
+def make_parser(command: str | None = None) -> FlagParser:
+    """The parser of `quire`, with the arguments of `command` alone; None: of every command, which takes all imports."""
     parser = FlagParser(prog="quire", description="An LLM inference and serving engine.")
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name, meaning in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=meaning, description=meaning)
-        if name == command:
+        if command is None or name == command:
             module = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
             module.configure(subparser)
             subparser.set_defaults(run=module.run)
+    return parser
+
+
+def _run(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    parser = make_parser(command)
     if command and not command.startswith("-") and command not in COMMANDS:
         parser.error(f"unknown command {shown(command)}{did_you_mean(command, COMMANDS)}")
     namespace: argparse.Namespace = parser.parse_args(arguments)

@@ -10,7 +10,7 @@ import msgspec
 from quire.bench.options import KernelBenchOptions, LatencyOptions, ReplayOptions, ServeBenchOptions, ThroughputOptions
 from quire.cli.sampling import SamplingFlags
 from quire.config.engine import EngineConfig
-from quire.config.flags import options_table
+from quire.config.flags import options_list
 from quire.core import env
 from quire.serve.config import ServerConfig
 
@@ -36,7 +36,7 @@ def options_page() -> str:
         "A flag that is not known or has a value out of range ends the command with exit code 2 and says why.",
     ]
     for title, place, options in SECTIONS:
-        parts.append(f"\n## {title}\n\n{place}\n\n{options_table(options)}")
+        parts.append(f"\n## {title}\n\n{place}\n\n{options_list(options)}")
     rows = [f"| `{name}` | {meaning} |" for name, meaning in env.VARIABLES.items()]
     parts.append("\n## Environment\n\n| variable | meaning |\n|---|---|\n" + "\n".join(rows))
     return "\n".join(parts) + "\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
@@ -94,14 +95,14 @@ def read_flags(namespace: argparse.Namespace, options: type[Options], **override
     return make_options(options, given_values(namespace, options) | overrides)
 
 
-def options_table(options: type[msgspec.Struct]) -> str:
-    """A Markdown table of the flags of `options`: flag, values, default, meaning."""
-    rows = ["| flag | value | default | meaning |", "|---|---|---|---|"]
+def options_list(options: type[msgspec.Struct]) -> str:
+    """A Markdown list of the flags of `options`, in lines of at most 120 characters: flag, values, default, meaning."""
+    items = []
     for option in describe(options):
         flag = f"`{option.flag}`" + (f", `--no-{option.flag[2:]}`" if option.is_switch else "")
-        cells = [flag, limit(option), option.default_text, option.meaning]
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(rows)
+        text = f"- {flag} ({limit(option)}; default {option.default_text}): {option.meaning}"
+        items.append(textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
+    return "\n".join(items)
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:

@@ -13,10 +13,17 @@ REASON = re.compile(r"n/a|no test|partly|benchmarks/|warning|left to")
 
 
 def rows() -> list[list[str]]:
-    """Case, what it is, tests, result."""
+    """Case, what it is, tests, result. A row without a name goes on with the row above it."""
     text = (ROOT / "docs" / "robustness.md").read_text()
-    lines: list[str] = re.findall(r"^\| [A-Z]\d\d .*", text, re.M)
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    lines: list[str] = re.findall(r"^\| (?:[A-Z]\d\d |\|).*", text, re.M)
+    found: list[list[str]] = []
+    for line in lines:
+        cells = [cell.strip() for cell in line[1:].rstrip("|").split("|")]
+        if cells[0]:
+            found.append(cells)
+        else:
+            found[-1] = [f"{above} {more}".strip() for above, more in zip(found[-1], cells, strict=True)]
+    return found
 
 
 def known_tests() -> dict[str, set[str]]:

@@ -114,10 +114,10 @@ def test_throughput_command_on_the_demo_model(tmp_path: pathlib.Path, capsys: py
 
 def test_latency_command_on_a_named_model(tmp_path: pathlib.Path) -> None:
     report = tmp_path / "r.json"
-    words = ["bench", "latency", "demo-draft", "--batch-size", "2", "--output-len", "6", "--num-iters", "2"]
+    words = ["bench", "latency", "demo", "--batch-size", "2", "--output-len", "6", "--num-iters", "2"]
     assert main([*words, *ENGINE, "--num-iters-warmup", "0", "--output-json", str(report)]) == 0
     read = json.loads(report.read_text())
-    assert read["config"]["model"] == "demo-draft", "MODEL is the same as --model"
+    assert read["config"]["model"] == "demo", "MODEL is the same as --model"
     (case,) = read["results"]["cases"]
     assert case["batch_size"] == 2 and case["n_decode_steps"] > 0
     assert 0 < case["median_ttft_ms"] < case["median_latency_ms"]

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Meta
 
 from quire.config.engine import EngineConfig
-from quire.config.flags import FlagParser, add_flags, options_table, read_flags
+from quire.config.flags import FlagParser, add_flags, options_list, read_flags
 from quire.config.options import describe
 from quire.core.errors import ConfigError
 
@@ -137,8 +137,15 @@ def test_every_engine_option_has_a_flag_with_a_meaning() -> None:
     assert next(option.flag for option in options if option.name == "max_num_seqs") == "--max-num-seqs"
 
 
-def test_table_has_a_row_for_each_field() -> None:
-    rows = options_table(Sample).splitlines()
-    assert len(rows) == 2 + len(Sample.__struct_fields__)
-    assert rows[2] == "| `--n-things` | an integer between 1 and 9 | 3 | How many, 100 % of them. |"
-    assert rows[-1].startswith("| `--enable-it`, `--no-enable-it` | on or off | on |")
+def test_list_has_an_item_for_each_field() -> None:
+    lines = options_list(Sample).splitlines()
+    items = [line for line in lines if line.startswith("- ")]
+    assert len(items) == len(Sample.__struct_fields__)
+    assert items[0] == "- `--n-things` (an integer between 1 and 9; default 3): How many, 100 % of them."
+    assert items[-1].startswith("- `--enable-it`, `--no-enable-it` (on or off; default on): ")
+
+
+def test_long_items_are_wrapped() -> None:
+    lines = options_list(EngineConfig).splitlines()
+    assert max(len(line) for line in lines) <= 120
+    assert any(line.startswith("  ") for line in lines)

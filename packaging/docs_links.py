@@ -1,0 +1,37 @@
+"""A hook of mkdocs: links from docs/ to other files of the repository become their paths, which must exist.
+
+The pages are read in the repository as well, where such links lead somewhere; on the site there is nothing behind them.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)(?:#[^)]*)?\)")
+FENCE = re.compile(r"(^```.*?^```)", re.M | re.S)
+
+
+def without_links_outside(markdown: str, source: pathlib.Path) -> str:
+    """`markdown` of the page `source` with its links out of docs/ as code; FileNotFoundError if one leads nowhere."""
+
+    def replaced(match: re.Match[str]) -> str:
+        text, link = match.groups()
+        target = (source.parent / link).resolve()
+        if target.is_relative_to(ROOT / "docs"):
+            return match[0]
+        if not target.exists():
+            raise FileNotFoundError(f"{source.relative_to(ROOT)} links to {link}, which does not exist")
+        path = target.relative_to(ROOT).as_posix()
+        return f"`{path}`" if text.strip("`").rstrip("/") in (path, target.name) else f"{text} (`{path}`)"
+
+    return "".join(
+        part if part.startswith("```") else LINK.sub(replaced, part) for part in FENCE.split(markdown)
+    )
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Called by mkdocs for every page."""
+    return without_links_outside(markdown, pathlib.Path(page.file.abs_src_path))
