@@ -17,18 +17,15 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from quire.serve import (
-    batch_attempt,
-    batch_end,
-    batch_locks,
-    batch_outputs,
-    batch_scan,
-    batch_schema,
-    batch_store,
-    batch_worker,
-    batches,
-    files,
-)
+from quire.serve.batch import attempt as batch_attempt
+from quire.serve.batch import batches, files
+from quire.serve.batch import end as batch_end
+from quire.serve.batch import locks as batch_locks
+from quire.serve.batch import outputs as batch_outputs
+from quire.serve.batch import scan as batch_scan
+from quire.serve.batch import schema as batch_schema
+from quire.serve.batch import store as batch_store
+from quire.serve.batch import worker as batch_worker
 from quire.serve.batch.space import SpaceLimits
 from quire.serve.batch.store import BatchStore, StoreThread
 from quire.serve.batch.worker import BatchWorker
@@ -130,6 +127,7 @@ class FakeState:
         self.draining = False
         self.batch_news = asyncio.Event()
         self.keys = types.SimpleNamespace(named=Tenant)
+        self.prompts = types.SimpleNamespace(turn=lambda size: contextlib.nullcontext())
         self.llm = types.SimpleNamespace(
             ready=types.SimpleNamespace(max_num_seqs=6),
             n_open=0,

@@ -246,7 +246,9 @@ def test_a_damaged_database_leaves_the_rest_alone(batching: Any, monkeypatch: An
             assert http.post(TEXT, json={"model": "fake", "prompt": "x", "max_tokens": 2}).status_code == 200
             assert http.get("/health").status_code == http.get("/metrics").status_code == 200
         until(lambda: caplog.text, lambda text: "batches stop until the server is started again" in text)
-    assert caplog.text.count("is damaged (") == 1 and "ended unexpectedly" not in caplog.text
+    # Another server of this session has a folder too, whose damage it says by itself.
+    said = [record.message for record in caplog.records if "is damaged (" in record.message]
+    assert said and len(set(said)) == len(said) and "ended unexpectedly" not in caplog.text
 
 
 def test_a_lock_that_cannot_be_had_is_said_and_waited_for(
