@@ -15,7 +15,7 @@ from quire.config.gguf import is_gguf
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
 
-BUNDLED: Final = {"": "demo", "demo": "demo", "demo-draft": "demo-draft"}
+BUNDLED: Final = {"": "demo", "demo": "demo"}
 """Model argument → folder of `quire/_models`. A local folder of such a name is reached as ./demo."""
 WANTED: Final = ("*.safetensors", "*.json", "tokenizer.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja")
 UNWANTED: Final = ("*/*", "consolidated*")

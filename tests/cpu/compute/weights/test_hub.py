@@ -33,10 +33,8 @@ def test_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Non
     monkeypatch.setattr(hub, "_MODELS", tmp_path)
     with pytest.raises(LoadError, match="bundled model is missing"):
         find_checkpoint("")
-    for name in ("demo", "demo-draft"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "demo").mkdir()
     assert find_checkpoint("") == find_checkpoint("demo") == tmp_path / "demo"
-    assert find_checkpoint("demo-draft") == tmp_path / "demo-draft"
 
 
 def test_bundled_folder_is_inside_the_package() -> None:
