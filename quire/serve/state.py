@@ -20,6 +20,7 @@ from quire.serve.http.bodies import BodyRoom
 from quire.serve.http.decoding import Decoder
 from quire.serve.http.delivery import Attendant
 from quire.serve.http.exchange import Exchange
+from quire.serve.http.ignored import IgnoredLog, IgnoredParams
 from quire.serve.http.keys import KeyRing
 from quire.serve.http.refusal import Refusal, unavailable
 from quire.serve.openai.logprobs import TokenNames
@@ -42,6 +43,7 @@ class ServerState:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.ignored_log = IgnoredLog()
         self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
         self._bodies = BodyRoom(config.max_pending_body_bytes)
         self.answers = AnswerMaker()
@@ -112,6 +114,14 @@ class ServerState:
         return self._limits
 
     @property
+    def template_variables(self) -> frozenset[str] | None:
+        """What `chat_template_kwargs` may set: what the chat template looks at. None: the operator allows nothing."""
+        if not self.config.enable_chat_template_kwargs:
+            return None
+        template = self.llm.chat_template
+        return frozenset() if template is None else template.variables
+
+    @property
     def style(self) -> MessageStyle:
         """How the loaded model writes tool calls and reasoning (503 until then)."""
         if self._style is None:
@@ -143,7 +153,14 @@ class ServerState:
         config = self.config
         with self._bodies.share() as grow:
             data = await exchange.read_body(config.max_body_bytes, config.body_timeout, grow)
-            return await self.prompts.parse(lambda: decoder.decode(data), len(data))
+            exchange.ignored.is_strict |= config.strict
+            return await self.prompts.parse(lambda: decoder.decode(data, exchange.ignored), len(data))
+
+    def note_ignored(self, ignored: IgnoredParams) -> None:
+        """Count and log the fields of a request, or of a batch's line, that do nothing."""
+        if ignored.n:
+            self.ignored_log.take(ignored)
+            self.metrics.count_ignored(ignored.counts)
 
     async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""

@@ -18,6 +18,7 @@ from quire.serve.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.naming import Translated
 from quire.serve.openai.schema import (
@@ -44,9 +45,8 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 Names = dict[str, str]
 
 
-def translate(body: CountTokensRequest) -> Translated:
-    """Raises a 400 Refusal that names the field at fault."""
-    _check_fields(body)
+def translate(body: CountTokensRequest, ignored: IgnoredParams) -> Translated:
+    """Raises a 400 Refusal that names the field at fault. ignored: takes what does nothing here."""
     names: Names = {"prompt": "messages", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
     names |= {"response_format": FORMAT, "response_format.json_schema": FORMAT}
     names |= {
@@ -75,8 +75,6 @@ def translate(body: CountTokensRequest) -> Translated:
 def _add_sampling(chat: ChatRequest, body: MessagesRequest, names: Names) -> None:
     if body.temperature is not None and not 0 <= body.temperature <= MAX_TEMPERATURE:
         raise bad_request(f"temperature = {body.temperature:g} is not allowed: it must be 0 to 1.", "temperature")
-    if body.service_tier not in (None, "auto", "standard_only"):
-        raise unsupported("service_tier", f"only auto and standard_only are, not {shown(body.service_tier)}.")
     names["user"] = "metadata.user_id"
     chat.max_tokens = body.max_tokens
     chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
@@ -100,14 +98,6 @@ def _effort(body: CountTokensRequest, names: Names) -> str | None:
     if effort is not None and asked is not None and (effort == "none") != (asked == "none"):
         raise bad_request(f"thinking is {thinking.type}, but output_config.effort is {shown(effort)}.", "thinking")
     return effort or asked
-
-
-def _check_fields(body: CountTokensRequest) -> None:
-    for tool in body.tools or []:
-        if tool.type not in (None, "custom"):
-            raise unsupported("tools", f"this server runs no tools of its own; {shown(tool.type)} is one.")
-        if tool.defer_loading:
-            raise unsupported("tools", "defer_loading needs a search for tools, which this server has not.")
 
 
 def _messages(body: CountTokensRequest, names: Names) -> list[Message]:
@@ -197,7 +187,7 @@ def _tool(tool: MessagesTool, index: int, names: Names) -> Tool:
     function = FunctionTool(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
-    return Tool(type="function", function=function)
+    return Tool(type="function" if tool.type in (None, "custom") else str(tool.type), function=function)
 
 
 def _tool_choice(choice: ToolChoice) -> str | JsonObject:
