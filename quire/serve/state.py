@@ -70,6 +70,7 @@ class ServerState:
         self._prompts: PromptMaker | None = None
         self._limits: Limits | None = None
         self._style: MessageStyle | None = None
+        self._variables: frozenset[str] | None = None
         self._names: dict[bool, TokenNames] = {}
 
     def attach(self, llm: AsyncLLM) -> None:
@@ -87,6 +88,8 @@ class ServerState:
             defaults=llm.default_sampling,
         )
         self._style = style_of(self.config, llm)
+        if self.config.enable_chat_template_kwargs:
+            self._variables = frozenset() if llm.chat_template is None else llm.chat_template.variables
         self._names = {as_ids: TokenNames(llm.tokenizer, as_ids) for as_ids in (False, True)}
         self.metrics.model_name = llm.model_name
         self.traces = open_traces(self.config.otlp_traces_endpoint, llm.model_name)
@@ -116,10 +119,9 @@ class ServerState:
     @property
     def template_variables(self) -> frozenset[str] | None:
         """What `chat_template_kwargs` may set: what the chat template looks at. None: the operator allows nothing."""
-        if not self.config.enable_chat_template_kwargs:
-            return None
-        template = self.llm.chat_template
-        return frozenset() if template is None else template.variables
+        if self._llm is None:
+            raise _loading()
+        return self._variables
 
     @property
     def style(self) -> MessageStyle:

@@ -85,6 +85,7 @@ class Sieve:
     def __init__(self, kind: Any, refused: Refused) -> None:
         self._place = _place_of(inspect.type_info(kind), {})
         self._refused = refused
+        self._refused_names = {name.rpartition(".")[2] for name in refused}
 
     def sifted(self, body: bytes | msgspec.Raw, within: str, ignored: IgnoredParams) -> bytes:
         """The body without them. Raises a Refusal for one that may not be ignored, and msgspec's errors for what is no
@@ -114,29 +115,35 @@ class Sieve:
         shape = _shape_of(shapes, members)
         if shape is None:
             return data
+        prefix = f"{path}." if path else ""
         kept: list[bytes] = []
         is_whole = True
         for key, raw in members.items():
-            value, where = bytes(raw), f"{path}.{key}" if path else key
             if key not in shape.fields:
-                self._leave_out(f"{shape.name}.{key}", key if is_top else None, where, value, ignored)
+                if key in self._refused_names:
+                    self._refuse(shape.name, key, raw, prefix, is_top=is_top, ignored=ignored)
+                else:
+                    ignored.note_member(prefix, key)
                 is_whole = False
                 continue
-            place = shape.fields[key]
-            new = value if place is None else self._sift(value, place, where, is_top=False, ignored=ignored)
+            place, value = shape.fields[key], bytes(raw)
+            new = value if place is None else self._sift(value, place, prefix + key, is_top=False, ignored=ignored)
             is_whole &= new is value
             kept.append(msgspec.json.encode(key) + b":" + new)
         return data if is_whole else b"{" + b",".join(kept) + b"}"
 
-    def _leave_out(self, typed: str, top: str | None, where: str, value: bytes, ignored: IgnoredParams) -> None:
-        """Note an unknown field, or refuse it. top: its name, if it is one of the body itself."""
-        found = self._refused.get(typed) or (self._refused.get(top) if top is not None else None)
+    def _refuse(
+        self, owner: str, key: str, raw: msgspec.Raw, prefix: str, *, is_top: bool, ignored: IgnoredParams
+    ) -> None:
+        """Look at a field that may be refused here: it is, or it asks for nothing."""
+        value = bytes(raw)
+        found = self._refused.get(f"{owner}.{key}") or (self._refused.get(key) if is_top else None)
         if found is None:
-            ignored.note(where)
+            ignored.note_member(prefix, key)
         elif value.strip() != b"null":
             if not found.asks_nothing(value):
-                raise unsupported(where, found.why)
-            ignored.note(where)
+                raise unsupported(prefix + key, found.why)
+            ignored.note_member(prefix, key)
 
 
 def _shape_of(shapes: dict[str | int | None, _Shape], members: dict[str, msgspec.Raw]) -> _Shape | None:

@@ -41,8 +41,8 @@ MAX_NODES = 20_000
 MAX_KWARGS = 16
 _PARAMETERS: Decoder[JsonObject | None] = Decoder(JsonObject | None)
 _SERVER_TOOLS = """apply_patch bash code_execution code_interpreter computer computer_use_preview file_search
-    image_generation local_shell mcp mcp_toolset memory namespace shell str_replace_based_edit_tool text_editor tool_search
-    tool_search_tool_bm25 tool_search_tool_regex web_fetch web_search web_search_preview"""
+    image_generation local_shell mcp mcp_toolset memory namespace shell str_replace_based_edit_tool text_editor
+    tool_search tool_search_tool_bm25 tool_search_tool_regex web_fetch web_search web_search_preview"""
 SERVER_TOOLS = frozenset(_SERVER_TOOLS.split())
 """Tools that a server runs or whose form only some models know, by name: they are skipped, as all of unknown types."""
 _FREEFORM = frozenset(("custom", "grammar"))

@@ -58,6 +58,11 @@ PROMPTING: Refused = {
     "tools": RefusedField("it is a field of chat, responses and messages."),
     "truncate_prompt_tokens": RefusedField("shorten the prompt before it is sent."),
     "truncation": RefusedField("a conversation that is too long is refused, never cut.", ("disabled", "auto")),
+    **{
+        f"{role}Message.{name}": RefusedField(_TEXT_ONLY)
+        for role in ("User", "Tool")
+        for name in ("audio", "files", "images")
+    },
     "AssistantMessage.audio": RefusedField(_TEXT_ONLY),
     "AssistantMessage.function_call": RefusedField("send tool_calls."),
     "MessagesTool.input_examples": RefusedField("put examples into the description."),
@@ -142,6 +147,7 @@ def _elsewhere() -> Refused:
 GENERATING: Refused = {**_elsewhere(), **_SAMPLING, **PROMPTING}
 """For every path that generates."""
 EMBEDDING: Refused = {
+    "stream": RefusedField("vectors are not streamed."),
     "input_type": RefusedField("put the instruction before the text."),
     "truncate_prompt_tokens": RefusedField("shorten the prompt before it is sent."),
     "prompt_embeds": RefusedField("send text or token ids."),
