@@ -35,7 +35,7 @@ from quire.serve.openai.schema import (
     ToolMessage,
     UserMessage,
 )
-from quire.serve.openai.tooling import DEFAULT_EFFORT
+from quire.serve.openai.tooling import asked_effort
 
 MAX_MESSAGES = 4096
 MAX_TEMPERATURE = 1.0
@@ -66,6 +66,7 @@ def translate(body: CountTokensRequest, ignored: IgnoredParams) -> Translated:
         add_generation_prompt=not isinstance(messages[-1], AssistantMessage),
         continue_final_message=isinstance(messages[-1], AssistantMessage),
         reasoning_effort=_effort(body, names),
+        thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
     )
     if isinstance(body, MessagesRequest):
         _add_sampling(chat, body, names)
@@ -88,16 +89,8 @@ def _effort(body: CountTokensRequest, names: Names) -> str | None:
     """What `thinking` and `output_config.effort` ask for, in chat's words."""
     effort = None if body.output_config is None else body.output_config.effort
     names["reasoning_effort"] = "thinking" if effort is None else "output_config.effort"
-    thinking = body.thinking
-    if thinking is None:
-        return effort
-    if thinking.budget_tokens is not None:
-        message = "reasoning is not bounded on its own; leave it out: max_tokens bounds reasoning and answer together."
-        raise unsupported("thinking.budget_tokens", message)
-    asked = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}[thinking.type]
-    if effort is not None and asked is not None and (effort == "none") != (asked == "none"):
-        raise bad_request(f"thinking is {thinking.type}, but output_config.effort is {shown(effort)}.", "thinking")
-    return effort or asked
+    names["thinking_token_budget"] = "thinking.budget_tokens"
+    return asked_effort(effort, body.thinking, "output_config.effort")
 
 
 def _messages(body: CountTokensRequest, names: Names) -> list[Message]:

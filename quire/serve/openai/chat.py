@@ -22,7 +22,7 @@ from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.logprobs import TokenNames, chat_logprobs, chat_pieces, prompt_pieces
 from quire.serve.openai.refused_fields import GENERATING
 from quire.serve.openai.schema import ChatRequest, JsonObject
-from quire.serve.openai.tooling import reading_of, reasoning_kwargs
+from quire.serve.openai.tooling import asked_effort, reading_of, reasoning_kwargs, thinking_budget
 from quire.serve.openai.validation import (
     bound_output,
     check_cells,
@@ -67,6 +67,7 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     body.tool_choice = kept_choice(body.tool_choice, body.tools, exchange.ignored)
     check_tool_choice(body.tool_choice, body.tools)
     _check_chat_fields(body)
+    thinking_budget(body)
     params = await state.prompts.parse(
         lambda: sampling_params(
             body,
@@ -108,7 +109,7 @@ async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest)
         ),
         exchange.body_bytes,
     )
-    for name, value in reasoning_kwargs(body.reasoning_effort, state.style).items():
+    for name, value in reasoning_kwargs(asked_effort(body.reasoning_effort, body.thinking), state.style).items():
         if conversation.kwargs.get(name, value) != value:
             raise bad_request(f"reasoning_effort and chat_template_kwargs.{name} disagree.", "chat_template_kwargs")
         conversation.kwargs[name] = value
