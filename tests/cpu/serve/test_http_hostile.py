@@ -241,7 +241,8 @@ def test_media_types(http: Any, path: str) -> None:
 
 def kinds_of(annotation: str) -> set[str]:
     parts = {part.strip().split("[")[0] for part in annotation.split("|")}
-    return {{"JsonObject": "dict", "StreamOptions": "dict", "Thinking": "dict", "None": "NoneType"}.get(part, part) for part in parts}
+    others = {"JsonObject": "dict", "StreamOptions": "dict", "Thinking": "dict", "None": "NoneType"}
+    return {others.get(part, part) for part in parts}
 
 
 @pytest.mark.parametrize(("path", "kind"), [(CHAT, ChatRequest), (TEXT, CompletionRequest)])

@@ -115,7 +115,8 @@ def test_large_bodies_give_what_small_ones_give(
 ) -> None:
     """With limits so low that every path is taken; only what the limits refuse may differ."""
     data = written(body, False, spaced)
-    expected = msgspec.json.decode(data, type=CompletionRequest)
+    known = {name: value for name, value in body.items() if name in CompletionRequest.__struct_fields__}
+    expected = msgspec.json.decode(written(known, False, spaced), type=CompletionRequest)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_scan, "WINDOW_BYTES", max(window, 9))
         patch.setattr(decoding, "LARGE_BYTES", 0)
