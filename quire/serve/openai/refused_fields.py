@@ -70,7 +70,7 @@ PROMPTING: Refused = {
 """What would change the prompt. `truncation: auto` does nothing where the prompt fits, and where it does not, the
 request is refused for its length."""
 
-_SAMPLING: Refused = {
+SAMPLING: Refused = {
     "background": RefusedField("answers are not kept; use /v1/batches for work that can wait."),
     "do_sample": RefusedField("send temperature 0 for greedy choice.", (True,), keeps_false=True),
     "dry_multiplier": RefusedField(_SAMPLER, (0,)),
@@ -111,6 +111,8 @@ _SAMPLING: Refused = {
     "xtc_probability": RefusedField(_SAMPLER, (0,)),
     "TextOptions.verbosity": RefusedField("the model's verbosity cannot be controlled here.", ("medium",)),
 }
+"""What would change what is generated."""
+"""What would change what is generated."""
 
 _NO_OPS: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -144,7 +146,7 @@ def _elsewhere() -> Refused:
     return {name: RefusedField(why, _NO_OPS.get(name, ()), keeps_false=name in _KEEP_FALSE) for name in names}
 
 
-GENERATING: Refused = {**_elsewhere(), **_SAMPLING, **PROMPTING}
+GENERATING: Refused = {**_elsewhere(), **SAMPLING, **PROMPTING}
 """For every path that generates."""
 EMBEDDING: Refused = {
     "stream": RefusedField("vectors are not streamed."),

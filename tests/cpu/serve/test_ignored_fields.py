@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,11 @@ from test_http_hostile import check_error, http  # noqa: F401
 from test_http_tools import hermes, shared_hermes  # noqa: F401
 
 from quire.serve.http.ignored import MAX_LOGGED, MAX_NAMES, IgnoredLog, IgnoredParams, escaped
-from quire.serve.openai.refused_fields import GENERATING
+from quire.serve.openai.refused_fields import BATCHES, EMBEDDING, GENERATING, PROMPTING, SAMPLING
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT, EMBEDDINGS = "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"
+API = pathlib.Path(__file__).resolve().parents[3] / "docs" / "api.md"
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 GOOD: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI, "max_tokens": 3},
@@ -320,7 +322,7 @@ BUDGETS: list[tuple[str, dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("path", "fields", "budget"), BUDGETS)
 def test_a_budget_reaches_the_engine(hermes: Any, path: str, fields: dict[str, Any], budget: int) -> None:  # noqa: F811
-    """What the engine does with it: tests/null/text/test_leading.py and tests/cpu/engine/test_structured_output.py."""
+    """What the engine does with it: tests/null/text/test_leading.py, tests/cpu/engine/test_constrained.py."""
     with hermes.client() as client:
         answer = client.post(path, json=body_of(path, fields))
         assert answer.status_code == 200 and named(answer) == ""
@@ -346,3 +348,11 @@ def test_batch_lines_are_read_alike(make_server: Callable[..., Any], tmp_path: A
     strict.is_strict = True
     with pytest.raises((Refusal, QuireError)):
         read_line(line, 10_000, strict)
+
+
+def test_the_document_names_every_refused_field_with_its_reason() -> None:
+    rows = [line.split("|") for line in API.read_text().splitlines() if line.startswith("| `")]
+    said = {(name, row[2].strip()) for row in rows for name in re.findall(r"`([\w.]+)`", row[1])}
+    tables: list[dict[str, Any]] = [dict(table) for table in (PROMPTING, SAMPLING, EMBEDDING, BATCHES)]
+    missing = {(name, field.why) for table in tables for name, field in table.items()} - said
+    assert not missing
