@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import urllib.parse
+from typing import NoReturn
 
 from quire.core.errors import shown
 from quire.serve.http.refusal import Headers, bad_request
@@ -59,6 +60,8 @@ class IgnoredParams:
 
     def note_member(self, path: str, name: str) -> None:
         """The same for a member of the object whose path this is, with its point. Quick, for bodies of nothing else."""
+        if self.is_strict:
+            self._refuse(path + name[: 4 * MAX_NAME_CHARS])
         self.n += 1
         counted = name.partition("[")[0] if len(name) <= MAX_NAME_CHARS else OTHER
         counted = counted if counted in COUNTED else OTHER
@@ -66,22 +69,22 @@ class IgnoredParams:
         if self.n_unnamed:
             self.n_unnamed += 1
             return
-        param = path + name[: 4 * MAX_NAME_CHARS]
-        if self.is_strict:
-            text = param if len(param) <= MAX_NAME_CHARS else param[:MAX_NAME_CHARS] + "…"
-            raise bad_request(
-                f"{shown(text)} would be ignored, and this request is strict: leave the field out, or do without "
-                "X-Strict (and the operator without --strict).",
-                text,
-                "unknown_parameter",
-            )
-        written = escaped(param)
+        written = escaped(path + name[: 4 * MAX_NAME_CHARS])
         if written in self.names:
             return
         if len(self.names) < MAX_NAMES:
             self.names[written] = None
         else:
             self.n_unnamed = 1
+
+    def _refuse(self, param: str) -> NoReturn:
+        text = param if len(param) <= MAX_NAME_CHARS else param[:MAX_NAME_CHARS] + "…"
+        raise bad_request(
+            f"{shown(text)} would be ignored, and this request is strict: leave the field out, or do without "
+            "X-Strict (and the operator without --strict).",
+            text,
+            "unknown_parameter",
+        )
 
     def headers(self) -> Headers:
         """The header that lists them, if there are any."""
