@@ -69,8 +69,7 @@ def config_of(header: Header) -> dict[str, Any]:
     name = header.values.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise LoadError(
-            f"{header.path}: general.architecture: {not_supported(name, ARCHITECTURES)}"
-            " Mistral models are 'llama'."
+            f"{header.path}: general.architecture: {not_supported(name, ARCHITECTURES)} Mistral models are 'llama'."
         )
     values = {key.removeprefix(name + "."): value for key, value in header.values.items() if key.startswith(name + ".")}
     config = {field: values[key] for field, key in KEYS.items() if key in values}

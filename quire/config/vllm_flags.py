@@ -179,7 +179,7 @@ REFUSED: Final = (
           "out, or --enforce-eager without CUDA graphs"),
     Group("structured_outputs_config", "constrained output is always on: see --structured-outputs-compile-seconds, "
           "--structured-outputs-compile-memory and --reasoning-parser"),
-    Group("reasoning_config", "reasoning has no budget of its own: --reasoning-parser, and max_tokens of a request"),
+    Group("reasoning_config", "requests bring thinking_token_budget; see --reasoning-parser"),
     Group("profiler_config enable_layerwise_nvtx_tracing!",
           "measure with `quire bench` and docs/bench.md, or run under nsys"),
     Group("pooler_config", "the request says how states become a vector (`pooling`): leave it out"),
@@ -192,7 +192,7 @@ REFUSED: Final = (
     Group("prefix_match_unit", "prefixes are shared by whole pages: --block-size"),
     Group("device_ids", "set CUDA_VISIBLE_DEVICES for the server's process"),
     Group("rope_scaling rope_theta", "give it in --hf-overrides, for instance '{\"rope_theta\": 1000000}'"),
-    Group("default_chat_template_kwargs", "clients send chat_template_kwargs (--enable-chat-template-kwargs), or "
+    Group("default_chat_template_kwargs", "clients send chat_template_kwargs, or "
           "--chat-template FILE has the default in it"),
     Group("allowed_origins* allowed_methods allowed_headers", "a proxy in front of the server adds CORS headers"),
     Group("root_path", "let the proxy take the prefix off the path"),

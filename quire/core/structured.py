@@ -50,17 +50,22 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
     space may follow it. What comes before is free."""
     may_begin_with: str | None = None
     """With `begins_after`: only a text that begins with this is free up to there; any other is constrained at once."""
+    begins_within: int | None = None
+    """With `begins_after`: at most so many tokens come before that text, which is then written in any case. Given
+    without one of `KINDS` what follows is free."""
     calls: str | None = None
     """A Lark grammar of tool calls. Alone it is what the text must fit; beside one of `KINDS` the text fits either."""
 
     @property
     def kind(self) -> str:
-        """The one of `KINDS` that is given, or `calls` (InvalidParameter unless it is exactly one)."""
+        """The one of `KINDS` that is given, or `calls`, or `free` (InvalidParameter unless it is exactly one)."""
         given = [name for name in KINDS if getattr(self, name) is not None]
         if self.json_object is False:
             given.remove("json_object")
         if not given and self.calls is not None:
             return "calls"
+        if not given and self.begins_within is not None:
+            return "free"
         if len(given) != 1:
             raise InvalidParameter("structured_outputs", given, f"given with exactly one of {', '.join(KINDS)}")
         return given[0]
@@ -74,6 +79,9 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, 
             msgspec.convert(msgspec.to_builtins(self), StructuredOutputsParams)
         except msgspec.ValidationError as error:
             raise InvalidParameter("structured_outputs", str(error), "of the documented types") from None
+        within = self.begins_within
+        if within is not None and (within < 0 or self.begins_after is None):
+            raise InvalidParameter("structured_outputs.begins_within", within, "0 or more, together with begins_after")
         for name, limit in (
             ("regex", MAX_REGEX_CHARS),
             ("whitespace_pattern", MAX_REGEX_CHARS),

@@ -179,6 +179,7 @@ class App:
             return internal_error()
         finally:
             self.state.loop_monitor.leave()
+            self.state.note_ignored(exchange.ignored)
             del exchange.scope["quire.exchange"], exchange.scope["app"]  # cycles, which only the collector would end
         return None
 

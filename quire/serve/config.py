@@ -157,9 +157,20 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     batch_concurrency: Annotated[
         int, _doc("Most lines of a batch that run at once; fewer while other requests need the slots.", ge=1)
     ] = 64
-    enable_chat_template_kwargs: Annotated[
-        bool, _doc("Let requests pass chat_template_kwargs (plain values under unreserved names) to the chat template.")
+    strict: Annotated[
+        bool,
+        _doc(
+            "Refuse with 400 what is otherwise let through because it does no harm: request fields that are unknown or"
+            " do nothing here, and max_tokens beyond the context. A request can ask for the same with X-Strict: 1."
+        ),
     ] = False
+    enable_chat_template_kwargs: Annotated[
+        bool,
+        _doc(
+            "Let requests pass chat_template_kwargs to the chat template: plain values of the variables that it has;"
+            " others are ignored."
+        ),
+    ] = True
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "llama3_json", "mistral"],
         _doc(

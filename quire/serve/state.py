@@ -20,6 +20,7 @@ from quire.serve.http.bodies import BodyRoom
 from quire.serve.http.decoding import Decoder
 from quire.serve.http.delivery import Attendant
 from quire.serve.http.exchange import Exchange
+from quire.serve.http.ignored import IgnoredLog, IgnoredParams
 from quire.serve.http.keys import KeyRing
 from quire.serve.http.refusal import Refusal, unavailable
 from quire.serve.openai.logprobs import TokenNames
@@ -42,6 +43,7 @@ class ServerState:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.ignored_log = IgnoredLog()
         self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
         self._bodies = BodyRoom(config.max_pending_body_bytes)
         self.answers = AnswerMaker()
@@ -68,6 +70,7 @@ class ServerState:
         self._prompts: PromptMaker | None = None
         self._limits: Limits | None = None
         self._style: MessageStyle | None = None
+        self._variables: frozenset[str] | None = None
         self._names: dict[bool, TokenNames] = {}
 
     def attach(self, llm: AsyncLLM) -> None:
@@ -85,6 +88,8 @@ class ServerState:
             defaults=llm.default_sampling,
         )
         self._style = style_of(self.config, llm)
+        if self.config.enable_chat_template_kwargs:
+            self._variables = frozenset() if llm.chat_template is None else llm.chat_template.variables
         self._names = {as_ids: TokenNames(llm.tokenizer, as_ids) for as_ids in (False, True)}
         self.metrics.model_name = llm.model_name
         self.traces = open_traces(self.config.otlp_traces_endpoint, llm.model_name)
@@ -110,6 +115,13 @@ class ServerState:
         if self._limits is None:
             raise _loading()
         return self._limits
+
+    @property
+    def template_variables(self) -> frozenset[str] | None:
+        """What `chat_template_kwargs` may set: what the chat template looks at. None: the operator allows nothing."""
+        if self._llm is None:
+            raise _loading()
+        return self._variables
 
     @property
     def style(self) -> MessageStyle:
@@ -144,7 +156,14 @@ class ServerState:
         with self._bodies.share() as grow:
             data = await exchange.read_body(config.max_body_bytes, config.body_timeout, grow)
             most = self.llm.max_model_len
-            return await self.prompts.parse(lambda: decoder.decode(data, most_ids=most), len(data))
+            exchange.ignored.is_strict |= config.strict
+            return await self.prompts.parse(lambda: decoder.decode(data, exchange.ignored, most_ids=most), len(data))
+
+    def note_ignored(self, ignored: IgnoredParams) -> None:
+        """Count and log the fields of a request, or of a batch's line, that do nothing."""
+        if ignored.n:
+            self.ignored_log.take(ignored)
+            self.metrics.count_ignored(ignored.counts)
 
     async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""

@@ -25,6 +25,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from quire.core.errors import INVALID_GRAMMAR, SHOWN_CHARS, InvalidParameter, RequestError
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.structured import StructuredOutputsParams, check_json
+from quire.text.leading import LeadBound, Leading
 from quire.text.matcher import Matcher, first_line
 from quire.text.tokenizer import Tokenizer
 
@@ -106,6 +107,11 @@ class GrammarCompiler:
                 self._forget(grammar)
             self._shrink()
             return matcher
+
+    def leading(self, bound: LeadBound) -> Leading:
+        """A sequence of a request with this bound, at its beginning."""
+        mark_ids = self._tokenizer.encode(bound.mark, add_special_tokens=False)
+        return Leading(bound, mark_ids, self._tokenizer.token_bytes)
 
     def compile(self, grammar: str) -> Matcher:
         """A fresh matcher at the beginning of a grammar made by `grammar_of`. RequestError if it is of no use."""
@@ -207,6 +213,8 @@ def grammar_of(params: StructuredOutputsParams) -> str:
             body = {"lark_grammar": "start: " + " | ".join(map(quoted, dict.fromkeys(params.choice or [])))}
         case "grammar":
             body = {"lark_grammar": _lark(params.grammar or "")}
+        case "free":
+            body = {"lark_grammar": "start: /(?s:.*)/"}
         case "calls":
             body = {"lark_grammar": params.calls or ""}
         case _:

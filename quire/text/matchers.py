@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from quire.text.leading import Leading
 from quire.text.matcher import Matcher, MatcherPool
 
 MANY: Final = -1
@@ -28,7 +29,7 @@ SPARE_S: Final = 0.25
 """What all masks of a request may take on top of that, or the masks of many steps together."""
 TIMED_TURNS: Final = 64
 """Turns in which masks are made one by one, each charged with its time, once masks made together took too long."""
-COMPLETE, FAILED, TOO_SLOW = "complete", "grammar_failed", "grammar_too_slow"
+COMPLETE, FREE, FAILED, TOO_SLOW = "complete", "free", "grammar_failed", "grammar_too_slow"
 TOO_SLOW_TEXT: Final = "the masks of this grammar take too long: simplify it"
 
 
@@ -37,7 +38,7 @@ class End(msgspec.Struct, array_like=True):
 
     handle: int
     code: str
-    """`COMPLETE`: nothing can follow; `FAILED` or `TOO_SLOW`: the sequence has failed."""
+    """`COMPLETE`: nothing can follow; `FREE`: anything can; `FAILED` or `TOO_SLOW`: the sequence has failed."""
     text: str = ""
 
 
@@ -52,6 +53,8 @@ class _Budget:
 class _Live:
     matcher: Matcher
     budget: _Budget
+    leading: Leading | None = None
+    """While it is before its constraint and the way there is bounded."""
 
 
 class Matchers:
@@ -72,11 +75,18 @@ class Matchers:
         self._excess_s = 0.0
         """How much longer than they may the masks of turns have taken of late."""
 
-    def begin(self, handles: Sequence[int], matcher: Matcher, tokens: Sequence[Sequence[int]]) -> list[End]:
-        """The sequences of one request, each moved by the tokens that it has already. matcher: at the beginning."""
+    def begin(
+        self,
+        handles: Sequence[int],
+        matcher: Matcher,
+        tokens: Sequence[Sequence[int]],
+        leading: Callable[[], Leading | None] = lambda: None,
+    ) -> list[End]:
+        """The sequences of one request, each moved by the tokens that it has already. matcher: at the beginning.
+        leading: makes the bound of each on what comes before its constraint."""
         budget = _Budget()
         for at, handle in enumerate(handles):
-            self._live[handle] = _Live(matcher if at == len(handles) - 1 else matcher.copy(), budget)
+            self._live[handle] = _Live(matcher if at == len(handles) - 1 else matcher.copy(), budget, leading())
         return self.advance([(handle, some) for handle, some in zip(handles, tokens, strict=True) if some])
 
     def advance(self, moves: Sequence[tuple[int, Sequence[int]]]) -> list[End]:
@@ -108,6 +118,7 @@ class Matchers:
             bits[sorted(set(range(len(rows))) - set(lines))] = -1
         if not (one_by_one or self._n_timed or len(lines) < FEW or self._n_threads < 2):
             self._fill_many(found, lines, bits)
+            _narrow(found, lines, bits)
             return self._failed(rows[line] for line in lines)
         self._n_timed = max(0, self._n_timed - 1)
         for live, line in zip(found, lines, strict=True):
@@ -116,6 +127,7 @@ class Matchers:
             start_s = time.thread_time()
             live.matcher.fill(bits[line])
             live.budget.spare_s -= time.thread_time() - start_s - MASK_S
+        _narrow(found, lines, bits)
         return self._failed(rows[line] for line in lines)
 
     def _fill_many(self, found: list[_Live], lines: list[int], bits: np.ndarray) -> None:
@@ -140,11 +152,22 @@ class Matchers:
         return ends
 
 
+def _narrow(found: list[_Live], lines: list[int], bits: np.ndarray) -> None:
+    for live, line in zip(found, lines, strict=True):
+        if live.leading is not None:
+            live.leading.narrow(bits[line])
+
+
 def _moved(handle: int, live: _Live, tokens: Sequence[int]) -> End | None:
     for token in tokens:
         if not live.matcher.accept(token):
             text = live.matcher.error or "a token was not allowed"
             return End(handle, FAILED, f"the output cannot go on: {text}")
+        if live.leading is not None:
+            live.leading.take(token)
+            if live.leading.is_over and live.leading.is_all:
+                return End(handle, FREE)
+            live.leading = None if live.leading.is_over else live.leading
     if live.budget.spare_s < 0:
         return End(handle, TOO_SLOW, TOO_SLOW_TEXT)
     return End(handle, COMPLETE) if live.matcher.is_complete else None

@@ -199,9 +199,7 @@ class HfTokenizer:
         self._backend.post_processor = processors.TemplateProcessing(single=template, special_tokens=special)
 
 
-def _encode(
-    backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, most: int | None = None
-) -> list[int]:
+def _encode(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
     try:
         batch = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except TypeError:

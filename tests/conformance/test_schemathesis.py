@@ -151,6 +151,7 @@ def narrow(schema: Document) -> None:
     for field in refused | (properties.keys() - ANSWERED.keys() - PLAIN_FIELDS):
         del properties[field]
     properties.update({field: kind for field, kind in ANSWERED.items() if field in properties})
+    schema["additionalProperties"] = False
     schema["required"] = sorted(properties.keys() & {"model", *ANSWERED})
 
 

@@ -35,6 +35,7 @@ from quire.engine.grammars.wire import (
     Turned,
     encode,
 )
+from quire.text.leading import LeadBound
 from quire.text.matchers import FAILED, MANY, TOO_SLOW, TOO_SLOW_TEXT, End
 
 logger = logging.getLogger("quire.engine")
@@ -56,6 +57,7 @@ class _Group:
     handles: list[int]
     grammar: str
     compile_s: float
+    lead: LeadBound | None
     is_begun: bool = False
 
 
@@ -90,13 +92,13 @@ class MatcherLink:
         self.on_blame: Callable[[int], None] | None = None
         """Called with a handle whose matcher has ended the process."""
 
-    def begin(self, handles: list[int], grammar: str, compile_s: float) -> None:
+    def begin(self, handles: list[int], grammar: str, compile_s: float, lead: LeadBound | None = None) -> None:
         """The sequences of a request are going to need masks; `begun` says when they can have them."""
-        group = _Group(handles, grammar, compile_s)
+        group = _Group(handles, grammar, compile_s, lead)
         for handle in handles:
             self._seqs[handle] = _Seq(group)
         try:
-            self._send(Begin(handles, grammar, compile_s, [[] for _ in handles]))
+            self._send(Begin(handles, grammar, compile_s, [[] for _ in handles], lead))
         except _Ended as ended:
             self._recover(ended)
 
@@ -242,7 +244,7 @@ class MatcherLink:
         for group in groups.values():
             group.handles = [handle for handle in group.handles if handle in self._seqs]
             tokens = [self._seqs[handle].tokens for handle in group.handles]
-            self._send(Begin(group.handles, group.grammar, group.compile_s, tokens))
+            self._send(Begin(group.handles, group.grammar, group.compile_s, tokens, group.lead))
             report = self._wait()
             if isinstance(report, Begun):
                 if group.is_begun:

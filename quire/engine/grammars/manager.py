@@ -25,7 +25,8 @@ from quire.core.structured import StructuredOutputsParams
 from quire.engine.grammars.link import MatcherLink
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, Passed, key_of
-from quire.text.matchers import COMPLETE, End
+from quire.text.leading import lead_bound
+from quire.text.matchers import COMPLETE, FREE, End
 
 Ready = tuple[Request, QuireError | None]
 
@@ -214,7 +215,9 @@ class StructuredOutput:
         self._live[request.request_id] = dict(enumerate(handles))
         for index, handle in enumerate(handles):
             self._owners[handle] = request.request_id, index, key, request.terms.tenant
-        link.begin(handles, passed.grammar, passed.compile_s)
+        constraint = request.params.structured_outputs
+        lead = None if constraint is None else lead_bound(constraint)
+        link.begin(handles, passed.grammar, passed.compile_s, lead)
 
     def _take_begun(self, handles: list[int], ends: list[End]) -> list[Ready]:
         """A request's matchers are there, or have failed in the making."""
@@ -222,7 +225,7 @@ class StructuredOutput:
         asked = None if owner is None else self._asked.pop(owner[0], None)
         if asked is None:
             return []
-        failed = next((end for end in ends if end.code != COMPLETE), None)
+        failed = next((end for end in ends if end.code not in (COMPLETE, FREE)), None)
         if failed is None:
             return [(asked.request, None)]
         self.drop(asked.request.request_id)
@@ -247,6 +250,9 @@ class StructuredOutput:
         return self._matchers().turn(moves, rows)
 
     def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
+        if end.code == FREE:
+            self.drop_seq(delta.request_id, delta.index)
+            return
         reason = FinishReason.STOP if end.code == COMPLETE else FinishReason.ERROR
         scheduler.cancel_seq(delta.request_id, delta.index, reason)
         delta.finish_reason = reason
@@ -255,7 +261,10 @@ class StructuredOutput:
 
     def _note_failed(self, ends: list[End]) -> None:
         for end in ends:
-            if end.handle in self._owners:
+            owner = self._owners.get(end.handle)
+            if owner is not None and end.code == FREE:
+                self.drop_seq(owner[0], owner[1])
+            elif owner is not None:
                 self._failed[end.handle] = end
 
     def _blame(self, handle: int) -> None:

@@ -140,7 +140,9 @@ class MatcherProcess:
             self._connection.send(encode(Begun(order.handles, ends)))
 
     def _begin(self, order: Begin, matcher: Matcher) -> None:
-        ends = self._matchers.begin(order.handles, matcher, order.tokens)
+        lead = order.lead
+        make = (lambda: None) if lead is None else lambda: self._compiler.leading(lead)
+        ends = self._matchers.begin(order.handles, matcher, order.tokens, make)
         self._connection.send(encode(Begun(order.handles, ends)))
 
     def _compile(self) -> None:

@@ -140,9 +140,7 @@ class Forker:
             os._exit(code)
 
 
-def _serve_trial(
-    compiler: GrammarCompiler, settings: GrammarSettings, connection: Channel
-) -> None:
+def _serve_trial(compiler: GrammarCompiler, settings: GrammarSettings, connection: Channel) -> None:
     _limit(resource.RLIMIT_STACK, TRIAL_STACK_BYTES)
     _limit(resource.RLIMIT_AS, _virtual_bytes() + settings.compile_bytes)
     order = decode_order(connection.receive())

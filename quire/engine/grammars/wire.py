@@ -16,6 +16,7 @@ import msgspec
 
 from quire.core.structured import StructuredOutputsParams
 from quire.text.grammar_trial import Verdict
+from quire.text.leading import LeadBound
 from quire.text.matchers import End
 
 TRIAL: Final = b"trial"
@@ -68,6 +69,7 @@ class Begin(msgspec.Struct, tag=True):
     compile_s: float
     tokens: list[list[int]]
     """What each sequence has already."""
+    lead: LeadBound | None = None
 
 
 class Begun(msgspec.Struct, tag=True):

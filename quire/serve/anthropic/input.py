@@ -18,6 +18,7 @@ from quire.serve.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.naming import Translated
 from quire.serve.openai.schema import (
@@ -34,7 +35,7 @@ from quire.serve.openai.schema import (
     ToolMessage,
     UserMessage,
 )
-from quire.serve.openai.tooling import DEFAULT_EFFORT
+from quire.serve.openai.tooling import asked_effort
 
 MAX_MESSAGES = 4096
 MAX_TEMPERATURE = 1.0
@@ -44,9 +45,8 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 Names = dict[str, str]
 
 
-def translate(body: CountTokensRequest) -> Translated:
-    """Raises a 400 Refusal that names the field at fault."""
-    _check_fields(body)
+def translate(body: CountTokensRequest, ignored: IgnoredParams) -> Translated:
+    """Raises a 400 Refusal that names the field at fault. ignored: takes what does nothing here."""
     names: Names = {"prompt": "messages", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
     names |= {"response_format": FORMAT, "response_format.json_schema": FORMAT}
     names |= {
@@ -66,6 +66,7 @@ def translate(body: CountTokensRequest) -> Translated:
         add_generation_prompt=not isinstance(messages[-1], AssistantMessage),
         continue_final_message=isinstance(messages[-1], AssistantMessage),
         reasoning_effort=_effort(body, names),
+        thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
     )
     if isinstance(body, MessagesRequest):
         _add_sampling(chat, body, names)
@@ -75,8 +76,6 @@ def translate(body: CountTokensRequest) -> Translated:
 def _add_sampling(chat: ChatRequest, body: MessagesRequest, names: Names) -> None:
     if body.temperature is not None and not 0 <= body.temperature <= MAX_TEMPERATURE:
         raise bad_request(f"temperature = {body.temperature:g} is not allowed: it must be 0 to 1.", "temperature")
-    if body.service_tier not in (None, "auto", "standard_only"):
-        raise unsupported("service_tier", f"only auto and standard_only are, not {shown(body.service_tier)}.")
     names["user"] = "metadata.user_id"
     chat.max_tokens = body.max_tokens
     chat.temperature, chat.top_p, chat.top_k = body.temperature, body.top_p, body.top_k
@@ -90,24 +89,8 @@ def _effort(body: CountTokensRequest, names: Names) -> str | None:
     """What `thinking` and `output_config.effort` ask for, in chat's words."""
     effort = None if body.output_config is None else body.output_config.effort
     names["reasoning_effort"] = "thinking" if effort is None else "output_config.effort"
-    thinking = body.thinking
-    if thinking is None:
-        return effort
-    if thinking.budget_tokens is not None:
-        message = "reasoning is not bounded on its own; leave it out: max_tokens bounds reasoning and answer together."
-        raise unsupported("thinking.budget_tokens", message)
-    asked = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}[thinking.type]
-    if effort is not None and asked is not None and (effort == "none") != (asked == "none"):
-        raise bad_request(f"thinking is {thinking.type}, but output_config.effort is {shown(effort)}.", "thinking")
-    return effort or asked
-
-
-def _check_fields(body: CountTokensRequest) -> None:
-    for tool in body.tools or []:
-        if tool.type not in (None, "custom"):
-            raise unsupported("tools", f"this server runs no tools of its own; {shown(tool.type)} is one.")
-        if tool.defer_loading:
-            raise unsupported("tools", "defer_loading needs a search for tools, which this server has not.")
+    names["thinking_token_budget"] = "thinking.budget_tokens"
+    return asked_effort(effort, body.thinking, "output_config.effort")
 
 
 def _messages(body: CountTokensRequest, names: Names) -> list[Message]:
@@ -197,7 +180,7 @@ def _tool(tool: MessagesTool, index: int, names: Names) -> Tool:
     function = FunctionTool(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
-    return Tool(type="function", function=function)
+    return Tool(type="function" if tool.type in (None, "custom") else str(tool.type), function=function)
 
 
 def _tool_choice(choice: ToolChoice) -> str | JsonObject:

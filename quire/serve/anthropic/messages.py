@@ -16,11 +16,12 @@ from quire.serve.http.refusal import Refusal, refusal_of
 from quire.serve.openai.chat import chat_job, chat_prompt
 from quire.serve.openai.generation import answer
 from quire.serve.openai.naming import renamed
+from quire.serve.openai.refused_fields import GENERATING, PROMPTING
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
-_MESSAGES = Decoder(MessagesRequest)
-_COUNT = Decoder(CountTokensRequest)
+_MESSAGES = Decoder(MessagesRequest, refused=GENERATING)
+_COUNT = Decoder(CountTokensRequest, refused=PROMPTING)
 
 
 async def serve_messages(state: ServerState, exchange: Exchange) -> None:
@@ -28,7 +29,7 @@ async def serve_messages(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _MESSAGES)
     check_model(body.model, state.limits.model_names)
-    translated = await state.prompts.parse(lambda: translate(body), exchange.body_bytes)
+    translated = await state.prompts.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     try:
         job = await chat_job(state, exchange, translated.chat)
         shape = MessageAnswer(body.model, exchange.request_id, job.reader)
@@ -44,7 +45,7 @@ async def serve_count_tokens(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _COUNT)
     check_model(body.model, state.limits.model_names)
-    translated = await state.prompts.parse(lambda: translate(body), exchange.body_bytes)
+    translated = await state.prompts.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     try:
         _, prompt = await chat_prompt(state, exchange, translated.chat)
     except RequestError as error:

@@ -1,39 +1,33 @@
-"""The JSON bodies of POST /v1/messages and /v1/messages/count_tokens, as types; None types are known and refused.
+"""The JSON bodies of POST /v1/messages and /v1/messages/count_tokens, as types.
 
 Owns names and types; ranges and combinations are checked where the body becomes a conversation (`input.py`).
-Invariant: unknown fields are errors; an explicit null means the same as leaving the field out.
+Invariant: an explicit null means the same as leaving the field out.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from quire.serve.openai.schema import JsonObject
+from quire.serve.openai.schema import JsonObject, Thinking
 
 
-class _Block(msgspec.Struct, tag_field="type", kw_only=True, forbid_unknown_fields=True):
-    """What all blocks may have. The prefix cache is automatic, so a mark where to cache changes nothing."""
-
-    cache_control: JsonObject | None = None
-
-
-class TextBlock(_Block, tag="text", kw_only=True, forbid_unknown_fields=True):
+class TextBlock(msgspec.Struct, tag="text", tag_field="type", kw_only=True, forbid_unknown_fields=True):
     """Text of the user, the model or a tool."""
 
     text: str
     citations: list[Any] | None = None
 
 
-class ThinkingBlock(_Block, tag="thinking", kw_only=True, forbid_unknown_fields=True):
+class ThinkingBlock(msgspec.Struct, tag="thinking", tag_field="type", kw_only=True, forbid_unknown_fields=True):
     """What the model thought; the signature of an answer can be sent back as it came."""
 
     thinking: str
     signature: str | None = None
 
 
-class ToolUseBlock(_Block, tag="tool_use", kw_only=True, forbid_unknown_fields=True):
+class ToolUseBlock(msgspec.Struct, tag="tool_use", tag_field="type", kw_only=True, forbid_unknown_fields=True):
     """A call that the model made."""
 
     id: str
@@ -42,7 +36,7 @@ class ToolUseBlock(_Block, tag="tool_use", kw_only=True, forbid_unknown_fields=T
     caller: JsonObject | None = None
 
 
-class ToolResultBlock(_Block, tag="tool_result", kw_only=True, forbid_unknown_fields=True):
+class ToolResultBlock(msgspec.Struct, tag="tool_result", tag_field="type", kw_only=True, forbid_unknown_fields=True):
     """The result of a call."""
 
     tool_use_id: str
@@ -58,18 +52,13 @@ class MessageParam(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MessagesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function that the model may call."""
+    """A function that the model may call, or a tool of a type that is skipped."""
 
-    name: str
+    name: str = ""
     input_schema: msgspec.Raw = msgspec.Raw(b"null")
     description: str | None = None
     type: str | None = None
     strict: bool | None = None
-    cache_control: JsonObject | None = None
-    input_examples: None = None
-    defer_loading: bool | None = None
-    eager_input_streaming: bool | None = None
-    allowed_callers: list[str] | None = None
 
 
 class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -93,13 +82,6 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: str | None = None
 
 
-class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model is to reason; `adaptive` leaves it to its chat template."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-
-
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens: what a conversation is, without how it is to be continued."""
 
@@ -109,12 +91,7 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     tools: list[MessagesTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
-    cache_control: JsonObject | None = None
     output_config: OutputConfig | None = None
-    # Known, not honoured: see `decoding.REASONS`.
-    context_management: None = None
-    mcp_servers: None = None
-    prefill: None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):
@@ -127,8 +104,5 @@ class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=Tr
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: MessageMetadata | None = None
-    service_tier: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    container: None = None
-    inference_geo: None = None

@@ -14,6 +14,7 @@ from quire.serve.batch.schema import BatchRecord, fresh_id
 from quire.serve.http.decoding import Decoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
+from quire.serve.openai.refused_fields import BATCHES
 from quire.serve.openai.validation import check_metadata
 from quire.serve.state import ServerState
 
@@ -28,10 +29,9 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     endpoint: str
     completion_window: str
     metadata: dict[str, str] | None = None
-    output_expires_after: None = None
 
 
-_DECODER = Decoder(BatchRequest)
+_DECODER = Decoder(BatchRequest, refused=BATCHES)
 
 
 async def serve_batch_create(state: ServerState, exchange: Exchange) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from quire.core.errors import shown
 from quire.serve.http.decoding import Decoder
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.loopback import Reply
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 
@@ -52,11 +53,11 @@ class BatchLine:
     body: bytes
 
 
-def read_line(data: bytes, max_bytes: int, endpoint: str | None = None) -> BatchLine:
+def read_line(data: bytes, max_bytes: int, ignored: IgnoredParams, endpoint: str | None = None) -> BatchLine:
     """Raises a Refusal that says what is wrong. endpoint: the only one allowed, None for any of `ENDPOINTS`."""
     if len(data) > max_bytes:
         raise too_long(max_bytes)
-    line = _LINE.decode(data)
+    line = _LINE.decode(data, ignored)
     if not 0 < len(line.custom_id) <= MAX_ID_CHARS:
         raise bad_request(f"custom_id must be 1 to {MAX_ID_CHARS} characters long.", "custom_id")
     if line.method != "POST":
@@ -65,7 +66,7 @@ def read_line(data: bytes, max_bytes: int, endpoint: str | None = None) -> Batch
         raise bad_request(f"url = {shown(line.url)} differs from the batch's endpoint, {endpoint}.", "url")
     if line.url not in ENDPOINTS:
         raise bad_request(f"url = {shown(line.url)} is none of {', '.join(ENDPOINTS)}.", "url")
-    if _STREAMS.decode(line.body, "body").stream:
+    if _STREAMS.decode(line.body, ignored, "body").stream:
         raise unsupported("body.stream", "a batch has whole answers.")
     return BatchLine(line.custom_id, line.url, bytes(line.body))
 
@@ -80,8 +81,8 @@ def custom_id_of(data: bytes, max_bytes: int) -> str | None:
     if len(data) > max_bytes:
         return None
     try:
-        written = _NAMED.decode(data).custom_id
-        name = _NAME.decode(written) if len(bytes(written)) <= _MAX_NAME_BYTES else None
+        written = _NAMED.decode(data, IgnoredParams()).custom_id
+        name = _NAME.decode(written, IgnoredParams()) if len(bytes(written)) <= _MAX_NAME_BYTES else None
     except Refusal:
         return None
     return name if name is not None and len(name) <= MAX_ID_CHARS else None

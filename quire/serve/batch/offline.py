@@ -21,6 +21,7 @@ from quire.engine.async_llm import AsyncLLM
 from quire.serve.app import App
 from quire.serve.batch.lines import BatchLine, answered, custom_id_of, failed, mark_of, read_line
 from quire.serve.config import ServerConfig
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.keys import NOBODY
 from quire.serve.http.loopback import Reply, ask
 from quire.serve.http.refusal import Refusal
@@ -107,7 +108,7 @@ class _Reader:
             return []
         data = data.rstrip(b"\r\n")
         try:
-            line = read_line(data, self._max_line_bytes)
+            line = read_line(data, self._max_line_bytes, IgnoredParams())
         except Refusal as refusal:
             return [failed(custom_id_of(data, self._max_line_bytes), refusal.code, refusal.message)]
         mark = mark_of(line.custom_id)

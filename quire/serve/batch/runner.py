@@ -17,6 +17,7 @@ from quire.serve.batch.queue import Line, ScannedLine
 from quire.serve.batch.scan import read_at
 from quire.serve.batch.schema import fresh_id
 from quire.serve.batch.store import StoreThread
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.loopback import Reply, Run, ask
 from quire.serve.http.refusal import Refusal, bad_request
 from quire.serve.openai.prompts import SHORT_BODY_BYTES
@@ -59,7 +60,10 @@ class LineRunner:
     async def output_of(self, line: Line) -> Output:
         """Raises Busy, and ContentLost or OSError when the input cannot be read."""
         path, max_bytes = self._store.store.content_path(line.input_file_id), self._state.config.max_body_bytes
-        found = await self.aside(lambda: _read(path, line, max_bytes), line.length)
+        ignored = IgnoredParams()
+        ignored.is_strict = self._state.config.strict
+        found = await self.aside(lambda: _read(path, line, max_bytes, ignored), line.length)
+        self._state.note_ignored(ignored)
         if isinstance(found, Output):
             return found
         tenant = self._state.keys.named(line.owner)
@@ -110,14 +114,14 @@ def places(lines: list[ScannedLine]) -> list[tuple[int, int]]:
     return [(line.offset, line.length) for line in lines]
 
 
-def _read(path: pathlib.Path, line: Line, max_bytes: int) -> BatchLine | Output:
+def _read(path: pathlib.Path, line: Line, max_bytes: int, ignored: IgnoredParams) -> BatchLine | Output:
     """The line if it is good, else its output."""
     data = b""
     try:
         if line.length > max_bytes:
             raise too_long(max_bytes)
         data = read_at(path, line.offset, line.length)
-        found = read_line(data, max_bytes, line.endpoint)
+        found = read_line(data, max_bytes, ignored, line.endpoint)
     except Refusal as refusal:
         return Output(failed(custom_id_of(data, max_bytes), refusal.code, refusal.message), True)
     if line.is_double:

@@ -1,5 +1,6 @@
 """From body bytes to a typed request. Owns the translation of msgspec's errors into 400s that name the field.
 
+Types refuse unknown fields; a body that has some is sifted (`sieve.py`) and decoded again.
 Invariants: any bytes give either a value or a Refusal; a client's value is repeated only in part, never whole.
 """
 
@@ -13,8 +14,10 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from quire.core.errors import SHOWN_CHARS
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.json_scan import IdList, census, cuts, find_ids, largest_member, windows
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
+from quire.serve.http.sieve import Refused, Sieve
 
 T = TypeVar("T")
 
@@ -28,80 +31,58 @@ MAX_ESCAPES = 1 << 22
 """Backslashes of a body: 25 ms."""
 _IDS = msgspec.json.Decoder(list[int])
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `")
 _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
-
-_TOOLS = "use tools and tool_choice."
-REASONS = {
-    "audio": "this server produces text only.",
-    "context_management": "send the part of the conversation that matters.",
-    "conversation": "conversations are not kept: send all of it as input.",
-    "chat_template": "templates come from the server's operator only.",
-    "dimensions": "vectors have the model's own size.",
-    "documents": "put the documents into a message.",
-    "function_call": _TOOLS,
-    "functions": _TOOLS,
-    "length_penalty": "beam search is not implemented.",
-    "logits_processors": "code in requests is refused.",
-    "encrypted_content": "send the reasoning as content.",
-    "container": "this server runs no code.",
-    "inference_geo": "this server is where it is.",
-    "input_examples": "put examples into the description.",
-    "max_tool_calls": "this server runs no tools.",
-    "mcp_servers": "this server runs no tools.",
-    "moderation": "this server does not moderate.",
-    "prediction": "predicted outputs are not implemented.",
-    "prefill": "end messages with the beginning of the answer.",
-    "prompt": "templates of prompts are not kept.",
-    "prompt_cache_options": "the prefix cache is automatic.",
-    "prompt_cache_retention": "the prefix cache keeps pages while there is room.",
-    "prompt_embeds": "send text or token ids.",
-    "suffix": "text insertion is not implemented.",
-    "truncate_prompt_tokens": "shorten the prompt before it is sent.",
-    "use_beam_search": "beam search is not implemented.",
-    "web_search_options": "this server does not search.",
-}
-"""Field of type None in `openai/schema.py` → why it is refused."""
 
 
 class Decoder(Generic[T]):
     """Decodes JSON bodies of one type. Large ones are looked at first (`json_scan.py`)."""
 
-    def __init__(self, kind: Any, ids_field: str = "") -> None:
-        """ids_field: the one that may hold very many token ids, if there is one."""
+    def __init__(self, kind: Any, ids_field: str = "", refused: Refused | None = None) -> None:
+        """ids_field: the one that may hold very many token ids, if there is one. refused: unknown fields that may not
+        be ignored."""
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._ids_field = ids_field
+        self._sieve = Sieve(kind, refused or {})
 
-    def decode(self, body: bytes | msgspec.Raw, within: str = "", most_ids: int = sys.maxsize) -> T:
-        """The value. Raises a 400 Refusal whose param is the path of the field at fault, which begins with `within`.
-        most_ids: longer lists of token ids need not be decoded, as they are of no use; others may be all the same."""
+    def decode(
+        self, body: bytes | msgspec.Raw, ignored: IgnoredParams, within: str = "", most_ids: int = sys.maxsize
+    ) -> T:
+        """The value. Unknown fields that do no harm are noted in `ignored`. Raises a 400 Refusal whose param is the
+        path of the field at fault, which begins with `within`. most_ids: longer lists of token ids need not be decoded,
+        as they are of no use; others may be all the same."""
         if isinstance(body, bytes) and len(body) > LARGE_BYTES:
-            return self._decode_large(body, most_ids)
-        return self._decode(body, within)
+            return self._decode_large(body, ignored, most_ids)
+        return self._decode(body, ignored, within)
 
-    def _decode_large(self, body: bytes, most_ids: int) -> T:
+    def _decode_large(self, body: bytes, ignored: IgnoredParams, most_ids: int) -> T:
         found = census(body, MAX_VALUES)
         if found.n_others > MAX_VALUES:
             raise _too_much(body, f"more than {MAX_VALUES} strings, lists, objects, booleans and nulls")
         if found.n_escapes > MAX_ESCAPES:
             raise _too_much(body, f"{found.n_escapes} backslashes, at most {MAX_ESCAPES} are allowed")
         if found.n_numbers <= MAX_NUMBERS:
-            return self._decode(body)
+            return self._decode(body, ignored)
         ids = find_ids(body, self._ids_field.encode()) if self._ids_field else None
         n_ids = 0 if ids is None else sum(body.count(b",", start, stop) for start, stop in windows(ids.start, ids.stop))
         if ids is None or found.n_numbers - n_ids > MAX_NUMBERS:
             allowed = f"at most {MAX_NUMBERS} are allowed outside of token ids"
             raise _too_much(body, f"about {found.n_numbers} numbers, {allowed}")
-        value = self._decode(body[: ids.start] + b"[]" + body[ids.stop :])
+        value = self._decode(body[: ids.start] + b"[]" + body[ids.stop :], ignored)
         setattr(value, self._ids_field, _ids_of(body, ids, self._ids_field, most_ids))
         return value
 
-    def _decode(self, body: bytes | msgspec.Raw, within: str = "") -> T:
+    def _decode(self, body: bytes | msgspec.Raw, ignored: IgnoredParams, within: str = "") -> T:
         if isinstance(body, bytes) and not body.strip():
             raise bad_request("The request has no body: send a JSON object.", code="invalid_json")
         try:
-            return self._decoder.decode(body)
+            try:
+                return self._decoder.decode(body)
+            except msgspec.ValidationError as error:
+                if not _UNKNOWN.match(str(error)):
+                    raise
+            return self._decoder.decode(self._sieve.sifted(body, within, ignored))
         except msgspec.ValidationError as error:
             raise _explained(str(error), within) from None
         except msgspec.DecodeError as error:
@@ -159,19 +140,11 @@ def _explained(error: str, within: str) -> Refusal:
     where = _WHERE.search(error)
     path = ".".join(filter(None, (within, where.group(1) if where else "")))
     problem = error[: where.start()] if where else error
-    unknown = _UNKNOWN.match(problem)
-    if unknown is not None:
-        param = _joined(path, unknown.group(1)[:SHOWN_CHARS])
-        return bad_request(
-            f"Unknown field {param}: fields that this server does not know are refused.", param, "unknown_parameter"
-        )
     missing = _MISSING.match(problem)
     if missing is not None:
         param = _joined(path, missing.group(1))
         return bad_request(f"{param} is missing.", param, "missing_required_parameter")
     param = path.removesuffix("[...]")
-    if problem.startswith("Expected `null`") and param.rsplit(".", 1)[-1] in REASONS:
-        return unsupported(param, REASONS[param.rsplit(".", 1)[-1]])
     if ".content[" in param and param.endswith(".type"):
         return unsupported(param, f"message parts must be text. {_cut(problem)}.")
     return bad_request(f"{param or 'The body'}: {_cut(problem)}.", param or None, "invalid_type")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.serve.http.dialect import dialect_of
+from quire.serve.http.ignored import STRICT_HEADER, IgnoredParams
 from quire.serve.http.keys import NOBODY
 from quire.serve.http.refusal import Headers, Refusal, bad_request, too_large
 
@@ -33,6 +34,8 @@ LONG_BODY_BYTES = 1 << 20
 _LABEL = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 _JSON_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-?8"?\s*)?;?', re.IGNORECASE)
 
+
+_TRUE = (b"1", b"true")
 
 CLIENT_LEFT = 499
 """Status of a request whose client left before it was answered, as nginx has it. Never sent."""
@@ -79,6 +82,9 @@ class Exchange:
         """Status of the answer, 0 before it starts."""
         self.more_headers: Headers = []
         """Headers that the answer has besides those of its endpoint."""
+        self.ignored = IgnoredParams()
+        """Fields of the body that do nothing."""
+        self.ignored.is_strict = any(value.strip().lower() in _TRUE for value in self.header(STRICT_HEADER))
         self.is_background = False
         """True for work that may only use what others leave."""
         self.body_bytes = 0
@@ -154,7 +160,7 @@ class Exchange:
         request_id = f"req_{self.request_id}"
         all_headers = [(b"content-type", content_type), (b"x-request-id", request_id.encode())]
         all_headers += self.dialect.answer_headers(request_id)
-        all_headers += self.more_headers
+        all_headers += self.more_headers + self.ignored.headers()
         label = self.header(b"x-request-id")
         if len(label) == 1 and _LABEL.fullmatch(label[0]):
             all_headers.append((b"x-client-request-id", label[0]))

@@ -25,6 +25,11 @@ _FIELD_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """They change nothing, and without CORS another origin cannot read their answers."""
 MAX_FIELD_NAMES_BYTES = 4096
+EXPOSED = (
+    b"x-request-id, request-id, x-client-request-id, retry-after, x-ignored-params, x-max-tokens,"
+    b" x-max-tokens-requested"
+)
+"""Headers of an answer that a page of another origin may read."""
 PREFLIGHT_S = 600
 """How long a browser may remember a preflight."""
 
@@ -141,7 +146,7 @@ class Hosts:
         return "*" in self._origins or _plain(origin.decode("latin-1")) in self._origins
 
     def _allowance(self, origin: bytes) -> Headers:
-        exposed = (b"access-control-expose-headers", b"x-request-id, request-id, x-client-request-id, retry-after")
+        exposed = (b"access-control-expose-headers", EXPOSED)
         if "*" in self._origins:
             return [(b"access-control-allow-origin", b"*"), exposed]
         return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]

@@ -16,12 +16,13 @@ from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items, LaidOut
 from quire.serve.http.refusal import bad_request, refusal_of, unsupported
 from quire.serve.openai.constraints import constraint_names, structured_outputs
-from quire.serve.openai.conversation import Conversation, check_tool_choice, conversation_of
+from quire.serve.openai.conversation import Conversation, check_tool_choice, conversation_of, kept_choice
 from quire.serve.openai.frames import ChatFrames
 from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.logprobs import TokenNames, chat_logprobs, chat_pieces, prompt_pieces
+from quire.serve.openai.refused_fields import GENERATING
 from quire.serve.openai.schema import ChatRequest, JsonObject
-from quire.serve.openai.tooling import reading_of, reasoning_kwargs
+from quire.serve.openai.tooling import asked_effort, reading_of, reasoning_kwargs, thinking_budget
 from quire.serve.openai.validation import (
     bound_output,
     check_cells,
@@ -29,6 +30,8 @@ from quire.serve.openai.validation import (
     check_model,
     check_priority,
     check_sequences,
+    fit_output,
+    note_stream_options,
     sampling_params,
     stream_choice,
     user_label,
@@ -36,7 +39,7 @@ from quire.serve.openai.validation import (
 from quire.serve.state import ServerState
 from quire.text.message import Call, MessageReader, Piece, PieceKind
 
-_DECODER = Decoder(ChatRequest)
+_DECODER: Decoder[ChatRequest] = Decoder(ChatRequest, refused=GENERATING)
 
 
 async def serve_chat(state: ServerState, exchange: Exchange) -> None:
@@ -60,8 +63,11 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     """Every check of a conversation, then its prompt. The other endpoints that hold conversations bring theirs here."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
+    note_stream_options(body, exchange.ignored)
+    body.tool_choice = kept_choice(body.tool_choice, body.tools, exchange.ignored)
     check_tool_choice(body.tool_choice, body.tools)
     _check_chat_fields(body)
+    thinking_budget(body)
     params = await state.prompts.parse(
         lambda: sampling_params(
             body,
@@ -76,6 +82,7 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     check_sequences(1, params.n, state.limits)
     conversation, prompt = await chat_prompt(state, exchange, body)
     check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
+    exchange.more_headers += fit_output(params, [len(prompt)], state.limits, is_strict=exchange.ignored.is_strict)
     bound_output(params, [len(prompt)], state.limits)
 
     def read() -> Callable[[], MessageReader] | None:
@@ -96,12 +103,13 @@ async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest)
     conversation = await state.prompts.parse(
         lambda: conversation_of(
             body,
-            allow_kwargs=state.config.enable_chat_template_kwargs,
+            exchange.ignored,
+            variables=state.template_variables,
             with_tools=body.tool_choice != "none",
         ),
         exchange.body_bytes,
     )
-    for name, value in reasoning_kwargs(body.reasoning_effort, state.style).items():
+    for name, value in reasoning_kwargs(asked_effort(body.reasoning_effort, body.thinking), state.style).items():
         if conversation.kwargs.get(name, value) != value:
             raise bad_request(f"reasoning_effort and chat_template_kwargs.{name} disagree.", "chat_template_kwargs")
         conversation.kwargs[name] = value
@@ -120,7 +128,7 @@ class ChatAnswer:
         self._created = int(time.time())
         self._n_top = body.top_logprobs or 0
         self._names = names
-        self._frames = ChatFrames(self._id, self._created, body.model, stream_choice(body).include_usage)
+        self._frames = ChatFrames(self._id, self._created, body.model, stream_choice(body))
         self._begun: set[int] = set()
         self._reader = reader
         self._readers: dict[int, MessageReader] = {}
@@ -142,7 +150,8 @@ class ChatAnswer:
 
     def frames(self, _prompt_index: int, output: RequestOutput) -> bytes:
         """Chunks for what is new."""
-        return b"".join([self._part(part) for part in output.outputs])
+        n_prompt = len(output.prompt_token_ids)
+        return b"".join([self._part(part, n_prompt) for part in output.outputs])
 
     def closing(self, usage: JsonObject) -> bytes:
         """The counts, if asked for, and the end."""
@@ -155,7 +164,7 @@ class ChatAnswer:
             whole = self._reader().whole(part.text)
             message["content"] = whole.content if whole.calls else whole.content or ""
             if whole.reasoning is not None:
-                message["reasoning_content"] = whole.reasoning
+                message["reasoning_content"] = message["reasoning"] = whole.reasoning
             if whole.calls:
                 message["tool_calls"] = [_call(one) for one in whole.calls]
                 reason = called(reason)
@@ -168,13 +177,15 @@ class ChatAnswer:
             "stop_reason": part.stop_reason,
         }
 
-    def _part(self, part: CompletionOutput) -> bytes:
-        if self._reader is not None:
-            return self._read_part(self._reader, part)
+    def _part(self, part: CompletionOutput, n_prompt: int) -> bytes:
         index, frames = part.index, b""
         if index not in self._begun:
             self._begun.add(index)
+            self._frames.count(index, n_prompt, 0)
             frames = self._frames.role(index)
+        self._frames.count(index, n_prompt, len(part.token_ids))
+        if self._reader is not None:
+            return frames + self._read_part(self._reader, part)
         if self._body.logprobs and part.logprobs:
             frames += self._frames.text(index, part.text, chat_logprobs(part.logprobs, self._n_top, self._names))
         elif part.text:
@@ -188,7 +199,6 @@ class ChatAnswer:
         index, frames = part.index, []
         if index not in self._readers:
             self._readers[index] = make()
-            frames.append(self._frames.role(index))
         reader = self._readers[index]
         pieces = reader.feed(part.text)
         if part.finish_reason is not None:
@@ -251,11 +261,5 @@ def _n_logprobs(body: ChatRequest) -> int | None:
 
 
 def _check_chat_fields(body: ChatRequest) -> None:
-    if body.store:
-        raise unsupported("store", "answers are not kept.")
-    if body.modalities is not None and body.modalities != ["text"]:
-        raise unsupported("modalities", 'only ["text"] is.')
-    if body.verbosity not in (None, "medium"):
-        raise unsupported("verbosity", "the model's verbosity cannot be controlled here.")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream.")

@@ -24,6 +24,7 @@ from quire.serve.openai.frames import TextFrames
 from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.logprobs import TextLogprobs, TextPart, TokenNames, prompt_pieces
 from quire.serve.openai.prompts import prompts_of
+from quire.serve.openai.refused_fields import GENERATING
 from quire.serve.openai.schema import CompletionRequest, JsonObject
 from quire.serve.openai.validation import (
     bound_output,
@@ -32,6 +33,8 @@ from quire.serve.openai.validation import (
     check_model,
     check_priority,
     check_sequences,
+    fit_output,
+    note_stream_options,
     sampling_params,
     stream_choice,
     user_label,
@@ -40,7 +43,7 @@ from quire.serve.state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
 
-_DECODER = Decoder(CompletionRequest, ids_field="prompt")
+_DECODER: Decoder[CompletionRequest] = Decoder(CompletionRequest, ids_field="prompt", refused=GENERATING)
 
 
 async def serve_completion(state: ServerState, exchange: Exchange) -> None:
@@ -63,6 +66,7 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     """Every check of the request, then its prompts as token ids."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
+    note_stream_options(body, exchange.ignored)
     _check_text_fields(body)
     rows = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     params = await state.prompts.parse(
@@ -86,7 +90,9 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     check_sequences(len(texts), params.n, state.limits)
     prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
     check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
-    bound_output(params, list(map(len, prompts)), state.limits, "best_of" if body.logprobs is None else "logprobs")
+    lens = list(map(len, prompts))
+    exchange.more_headers += fit_output(params, lens, state.limits, is_strict=exchange.ignored.is_strict)
+    bound_output(params, lens, state.limits, "best_of" if body.logprobs is None else "logprobs")
     user = user_label(body.user, body.safety_identifier)
     return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "", user)
 
@@ -162,7 +168,7 @@ class TextAnswer:
         self._created = int(time.time())
         self._shows_output = body.max_tokens != 0
         self._shows_ids = shows_ids and self._shows_output
-        self._frames = TextFrames(self._id, self._created, body.model, stream_choice(body).include_usage)
+        self._frames = TextFrames(self._id, self._created, body.model, stream_choice(body))
         self._columns: dict[int, TextLogprobs] = {}
 
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
@@ -207,6 +213,7 @@ class TextAnswer:
 
     def _part(self, at: int, output: RequestOutput, part: CompletionOutput) -> bytes:
         index = at * self._n + part.index
+        self._frames.count(index, len(output.prompt_token_ids), len(part.token_ids) if self._shows_output else 0)
         text, columns, rows = self._content(at, output, part)
         logprobs = columns.piece(rows) if rows else None
         token_ids = part.token_ids if self._shows_ids and part.token_ids else None

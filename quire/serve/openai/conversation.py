@@ -11,6 +11,7 @@ from typing import Any
 
 from quire.core.errors import shown
 from quire.serve.http.decoding import Decoder
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.schema import (
     AssistantMessage,
@@ -26,6 +27,7 @@ from quire.serve.openai.schema import (
     ToolMessage,
 )
 from quire.serve.openai.validation import check_text
+from quire.text.chat_template import RESERVED
 
 MAX_MESSAGES = 4096
 MAX_NAME_CHARS = 64
@@ -38,6 +40,14 @@ MAX_DEPTH = 64
 MAX_NODES = 20_000
 MAX_KWARGS = 16
 _PARAMETERS: Decoder[JsonObject | None] = Decoder(JsonObject | None)
+_SERVER_TOOLS = """apply_patch bash code_execution code_interpreter computer computer_use_preview file_search
+    image_generation local_shell mcp mcp_toolset memory namespace shell str_replace_based_edit_tool text_editor
+    tool_search tool_search_tool_bm25 tool_search_tool_regex web_fetch web_search web_search_preview"""
+SERVER_TOOLS = frozenset(_SERVER_TOOLS.split())
+"""Tools that a server runs or whose form only some models know, by name: they are skipped, as all of unknown types."""
+_FREEFORM = frozenset(("custom", "grammar"))
+"""Tools that the client runs and whose form no model of ours can be asked for."""
+_DATE = re.compile(r"_20\d{6}$|_20\d\d_\d\d_\d\d$")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 _KWARG_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
@@ -56,11 +66,17 @@ class Conversation:
 
 
 def conversation_of(
-    body: ChatRequest | TokenizeRequest, *, allow_kwargs: bool, with_tools: bool = True
+    body: ChatRequest | TokenizeRequest,
+    ignored: IgnoredParams,
+    *,
+    variables: frozenset[str] | None,
+    with_tools: bool = True,
 ) -> Conversation:
     """Check messages, tools and template options. Raises a 400 Refusal naming the entry at fault.
 
-    `with_tools` False checks the tools and hides them from the template.
+    ignored: takes tools of the server, which it has not, and variables that the template has not.
+    variables: what the chat template looks at; None: a request may set nothing.
+    with_tools: False checks the tools and hides them from the template.
     """
     messages = body.messages or []
     if not 0 < len(messages) <= MAX_MESSAGES:
@@ -77,10 +93,10 @@ def conversation_of(
         raise bad_request(
             "continue_final_message needs an assistant message at the end.", f"messages[{len(messages) - 1}]"
         )
-    plain = [_plain(message, index) for index, message in enumerate(messages)]
-    tools = tools_of(body.tools)
+    plain = [_plain(message, index, ignored) for index, message in enumerate(messages)]
+    tools = tools_of(body.tools, ignored)
     shown_tools = tools if with_tools else None
-    kwargs = _kwargs(body.chat_template_kwargs, allow_kwargs)
+    kwargs = _kwargs(body.chat_template_kwargs, variables, ignored)
     return Conversation(
         messages=plain,
         tools=shown_tools,
@@ -91,8 +107,8 @@ def conversation_of(
     )
 
 
-def tools_of(tools: list[Tool] | None) -> list[JsonObject] | None:
-    """Checked tools as plain values, None when there are none."""
+def tools_of(tools: list[Tool] | None, ignored: IgnoredParams) -> list[JsonObject] | None:
+    """Checked tools as plain values, None when there are none. Those that a server would run are skipped."""
     if not tools:
         return None
     if len(tools) > MAX_TOOLS:
@@ -104,8 +120,12 @@ def tools_of(tools: list[Tool] | None) -> list[JsonObject] | None:
     plain = []
     for index, tool in enumerate(tools):
         where = f"tools[{index}]"
-        if tool.type != "function":
+        if tool.type in _FREEFORM:
             raise unsupported(f"{where}.type", f"only function is, not {shown(tool.type)}.")
+        if tool.type != "function":
+            kind = _DATE.sub("", tool.type)
+            ignored.note(f"tools[{kind if kind in SERVER_TOOLS else 'other'}]")
+            continue
         name = tool.function.name
         if not _TOOL_NAME.fullmatch(name):
             raise bad_request(
@@ -116,17 +136,28 @@ def tools_of(tools: list[Tool] | None) -> list[JsonObject] | None:
             raise bad_request(f"{where}.function.name = {shown(name)} is used twice.", f"{where}.function.name")
         seen.add(name)
         plain.append({"type": "function", "function": _plain_function(tool, where)})
-    return plain
+    return plain or None
+
+
+def kept_choice(
+    choice: str | JsonObject | None, tools: list[Tool] | None, ignored: IgnoredParams
+) -> str | JsonObject | None:
+    """`tool_choice`, where there is a choice: without functions, auto asks for nothing."""
+    if choice == "auto" and not _functions(tools):
+        ignored.note("tool_choice")
+        return None
+    return choice
 
 
 def check_tool_choice(choice: str | JsonObject | None, tools: list[Tool] | None) -> None:
     """`auto`, `none`, `required`, and a function by name."""
     if choice is None or choice == "none":
         return
-    if not tools:
-        raise bad_request("tool_choice is only allowed when tools are given.", "tool_choice")
+    functions = _functions(tools)
+    if not functions:
+        raise bad_request("tool_choice is only allowed when tools of type function are given.", "tool_choice")
     if isinstance(choice, dict):
-        _check_named_tool(choice, tools)
+        _check_named_tool(choice, functions)
     elif choice not in ("auto", "required"):
         raise bad_request(
             f"tool_choice = {shown(choice)} is not allowed: it must be auto, none, required or a function.",
@@ -164,6 +195,10 @@ def n_chars_of(value: object) -> int:
     return total
 
 
+def _functions(tools: list[Tool] | None) -> list[Tool]:
+    return [tool for tool in tools or [] if tool.type == "function"]
+
+
 def _children(node: object) -> list[object]:
     if isinstance(node, dict):
         return list(node.values())
@@ -174,7 +209,7 @@ def _plain_function(tool: Tool, where: str) -> JsonObject:
     function: JsonObject = {"name": tool.function.name}
     if tool.function.description is not None:
         function["description"] = tool.function.description
-    parameters = _PARAMETERS.decode(tool.function.parameters, f"{where}.function.parameters")
+    parameters = _PARAMETERS.decode(tool.function.parameters, IgnoredParams(), f"{where}.function.parameters")
     if parameters is not None:
         check_depth(parameters, f"{where}.function.parameters")
         if parameters.get("type", "object") != "object":
@@ -227,7 +262,7 @@ def _call_ids(calls: list[ToolCall], where: str) -> set[str]:
     return ids
 
 
-def _plain(message: Message, index: int) -> JsonObject:
+def _plain(message: Message, index: int, ignored: IgnoredParams) -> JsonObject:
     where = f"messages[{index}]"
     check_text(f"{where}.name", message.name, MAX_NAME_CHARS)
     role = "system" if isinstance(message, DeveloperMessage) else message.__struct_config__.tag
@@ -241,8 +276,13 @@ def _plain(message: Message, index: int) -> JsonObject:
             raise bad_request(f"{where} has neither content nor tool_calls.", where)
         if message.content is None and message.refusal is not None:
             plain["content"] = message.refusal
-        if message.reasoning_content is not None:
-            plain["reasoning_content"] = message.reasoning_content
+        reasoning = message.reasoning_content
+        if reasoning is None and isinstance(message.reasoning, str):
+            reasoning = message.reasoning
+        elif message.reasoning not in (None, reasoning):
+            ignored.note(f"{where}.reasoning")
+        if reasoning is not None:
+            plain["reasoning_content"] = reasoning
         if message.tool_calls:
             plain["tool_calls"] = [_plain_call(call, where) for call in message.tool_calls]
     elif not message.content and not isinstance(message, ToolMessage):
@@ -267,20 +307,26 @@ def _text(content: str | list[TextPart] | list[TextPart | RefusalPart] | None) -
     return "\n".join(part.refusal if isinstance(part, RefusalPart) else part.text for part in content)
 
 
-def _kwargs(kwargs: JsonObject | None, allowed: bool) -> JsonObject:
+def _kwargs(kwargs: JsonObject | None, variables: frozenset[str] | None, ignored: IgnoredParams) -> JsonObject:
     if not kwargs:
         return {}
-    if not allowed:
-        raise unsupported("chat_template_kwargs", "the operator can allow it with --enable-chat-template-kwargs.")
-    if len(kwargs) > MAX_KWARGS:
-        raise bad_request(
-            f"chat_template_kwargs has {len(kwargs)} entries: at most {MAX_KWARGS} are allowed.", "chat_template_kwargs"
-        )
+    if variables is None:
+        raise unsupported("chat_template_kwargs", "the operator does not allow it (--no-enable-chat-template-kwargs).")
+    found: JsonObject = {}
     for name, value in kwargs.items():
+        if name not in variables and name not in RESERVED.split():
+            ignored.note(f"chat_template_kwargs.{name}")
+            continue
         if not _KWARG_NAME.fullmatch(name):
             raise bad_request(f"chat_template_kwargs may not set {shown(name)}.", "chat_template_kwargs")
         _check_scalar(name, value)
-    return kwargs
+        found[name] = value
+    if len(found) > MAX_KWARGS:
+        raise bad_request(
+            f"chat_template_kwargs sets {len(found)} variables: at most {MAX_KWARGS} are allowed.",
+            "chat_template_kwargs",
+        )
+    return found
 
 
 def _check_scalar(name: str, value: Any) -> None:

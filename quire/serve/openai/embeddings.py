@@ -11,7 +11,7 @@ import itertools
 import msgspec
 import numpy as np
 
-from quire.core.errors import RequestError, shown
+from quire.core.errors import InvalidParameter, RequestError, shown
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, pooling_params
 from quire.serve.http.decoding import Decoder
@@ -20,6 +20,7 @@ from quire.serve.http.json_pieces import Items
 from quire.serve.http.refusal import bad_request, internal_error, refusal_of
 from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.prompts import prompts_of
+from quire.serve.openai.refused_fields import EMBEDDING
 from quire.serve.openai.schema import EmbeddingRequest, JsonObject
 from quire.serve.openai.validation import (
     MAX_LABEL_CHARS,
@@ -31,7 +32,7 @@ from quire.serve.openai.validation import (
 )
 from quire.serve.state import ServerState
 
-_DECODER = Decoder(EmbeddingRequest, ids_field="input")
+_DECODER = Decoder(EmbeddingRequest, ids_field="input", refused=EMBEDDING)
 _POOLINGS = {pooling.value: pooling for pooling in Pooling}
 FORMATS = ("float", "base64")
 
@@ -54,25 +55,32 @@ async def serve_embeddings(state: ServerState, exchange: Exchange) -> None:
             exchange.body_bytes,
         )
         check_sequences(len(texts), 1, state.limits)
+        if body.dimensions is not None and body.dimensions < 1:
+            raise InvalidParameter("dimensions", body.dimensions, "1 or more")
         prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="input")
         user, salt = user_label(body.user), body.cache_salt or ""
         job = Job(exchange.request_id, prompts, pooling_params(), priority, salt, user, pooling=_POOLINGS[pooling])
-        shape = EmbeddingAnswer(body.model, form, normalize=body.normalize is not False)
+        shape = EmbeddingAnswer(body.model, form, body.dimensions, normalize=body.normalize is not False)
         await answer(state, exchange, job, shape, streams=False)
     except RequestError as error:
         raise refusal_of(error, {"prompt": "input"}) from None
 
 
 class EmbeddingAnswer:
-    """The vectors of one request. normalize: to length 1."""
+    """The vectors of one request. n_kept: of their first dimensions, None for all. normalize: to length 1."""
 
-    def __init__(self, model: str, form: str, *, normalize: bool) -> None:
+    def __init__(self, model: str, form: str, n_kept: int | None = None, *, normalize: bool) -> None:
         self._model = model
         self._form = form
+        self._n_kept = n_kept
         self._normalize = normalize
 
     def whole(self, outputs: list[RequestOutput], usage: JsonObject) -> JsonObject:
-        """The answer, with its numbers as JSON text already: they are most of the work."""
+        """The answer, with its numbers as JSON text already: they are most of the work. Raises InvalidParameter if the
+        vectors are shorter than what was asked for."""
+        width = min((len(output.pooled or ()) for output in outputs), default=0)
+        if self._n_kept is not None and self._n_kept > width:
+            raise InvalidParameter("dimensions", self._n_kept, f"at most {width}, what this model's vectors have")
         return {
             "object": "list",
             "model": self._model,
@@ -94,7 +102,7 @@ class EmbeddingAnswer:
     def _vector(self, output: RequestOutput) -> msgspec.Raw:
         if output.pooled is None:
             raise internal_error()
-        vector = np.asarray(output.pooled, np.float64)
+        vector = np.asarray(output.pooled, np.float64)[: self._n_kept]
         length = float(np.linalg.norm(vector))
         if self._normalize and length > 0:
             vector /= length

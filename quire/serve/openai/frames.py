@@ -1,6 +1,7 @@
 """Event-stream frames, rendered ahead: a token costs the JSON of its own text and two joins. Owns their exact bytes.
 
-`data: {head "choices":[{"index":i, ... text ... }] tail}` where head and tail are fixed for a request.
+`data: {head "choices":[{"index":i, ... text ... }] tail}` where the head is fixed for a request, and the tail too
+unless it counts.
 Invariant: every frame is one complete event, `data: ` + JSON + blank line.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+
+from quire.serve.openai.validation import StreamChoice
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
@@ -20,13 +23,32 @@ def event(value: Any) -> bytes:
 
 
 class FrameMaker:
-    """Frames of one streamed answer. With `with_usage` each chunk says `"usage":null`, as the API has it."""
+    """Frames of one streamed answer. With `include_usage` each chunk says `"usage":null`, as the API has it, or what
+    `count` was told last."""
 
-    def __init__(self, head: dict[str, Any], with_usage: bool) -> None:
+    def __init__(self, head: dict[str, Any], choice: StreamChoice) -> None:
         self._head = head
-        self._with_usage = with_usage
+        self._with_usage = with_usage = choice.include_usage
+        self._is_counting = choice.continuous_usage
+        self._n_output: dict[int, int] = {}
         self._prefix = b"data: " + encode(head)[:-1] + b',"choices":[{"index":'
         self._suffix = (b',"usage":null' if with_usage else b"") + b"}\n\n"
+
+    def count(self, index: int, n_prompt: int, n_new: int) -> None:
+        """New tokens of a choice, for the counts that its next chunks have, as vLLM has them: of its prompt and of the
+        choice alone."""
+        if self._is_counting:
+            self._n_output[index] = n_output = self._n_output.get(index, 0) + n_new
+            counts = {
+                "prompt_tokens": n_prompt,
+                "completion_tokens": n_output,
+                "total_tokens": n_prompt + n_output,
+            }
+            self._end_with(b',"usage":%b}\n\n' % encode(counts))
+
+    def _end_with(self, suffix: bytes) -> None:
+        """How all chunks end from now on."""
+        self._suffix = suffix
 
     def closing(self, usage: dict[str, Any]) -> bytes:
         """The chunk without choices that carries the counts, if they were asked for, and the mark of the end."""
@@ -37,12 +59,15 @@ class FrameMaker:
 class ChatFrames(FrameMaker):
     """Chunks of a chat completion."""
 
-    def __init__(self, answer_id: str, created: int, model: str, with_usage: bool) -> None:
-        super().__init__(
-            {"id": answer_id, "object": "chat.completion.chunk", "created": created, "model": model}, with_usage
-        )
+    def __init__(self, answer_id: str, created: int, model: str, choice: StreamChoice) -> None:
+        head = {"id": answer_id, "object": "chat.completion.chunk", "created": created, "model": model}
+        super().__init__(head, choice)
         self._open = b',"delta":{"content":'
-        self._plain_end = b'},"logprobs":null,"finish_reason":null}]' + self._suffix
+        self._end_with(self._suffix)
+
+    def _end_with(self, suffix: bytes) -> None:
+        super()._end_with(suffix)
+        self._plain_end = b'},"logprobs":null,"finish_reason":null}]' + suffix
 
     def role(self, index: int) -> bytes:
         """The first chunk of a choice."""
@@ -56,8 +81,10 @@ class ChatFrames(FrameMaker):
         return b"%b%d%b%b%b" % (self._prefix, index, self._open, encode(text), end)
 
     def reasoning(self, index: int, text: str) -> bytes:
-        """New reasoning of a choice."""
-        return b'%b%d,"delta":{"reasoning_content":%b%b' % (self._prefix, index, encode(text), self._plain_end)
+        """New reasoning of a choice, under vLLM's older name and its newer one."""
+        written = encode(text)
+        delta = b',"delta":{"reasoning_content":%b,"reasoning":%b' % (written, written)
+        return b"%b%d%b%b" % (self._prefix, index, delta, self._plain_end)
 
     def call(self, index: int, call: int, call_id: str, name: str) -> bytes:
         """A tool call of a choice begins."""
@@ -81,9 +108,13 @@ class ChatFrames(FrameMaker):
 class TextFrames(FrameMaker):
     """Chunks of a text completion."""
 
-    def __init__(self, answer_id: str, created: int, model: str, with_usage: bool) -> None:
-        super().__init__({"id": answer_id, "object": "text_completion", "created": created, "model": model}, with_usage)
-        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + self._suffix
+    def __init__(self, answer_id: str, created: int, model: str, choice: StreamChoice) -> None:
+        super().__init__({"id": answer_id, "object": "text_completion", "created": created, "model": model}, choice)
+        self._end_with(self._suffix)
+
+    def _end_with(self, suffix: bytes) -> None:
+        super()._end_with(suffix)
+        self._plain_end = b',"logprobs":null,"finish_reason":null}]' + suffix
 
     def text(self, index: int, text: str, logprobs: bytes | None = None, token_ids: list[int] | None = None) -> bytes:
         """New text of a choice, and its tokens if they are shown. logprobs: JSON."""

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
+
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, QuireError, RequestError
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
@@ -142,6 +144,8 @@ class Generation:
         self._llm = state.llm
         self._metrics = state.metrics
         self._tenant = exchange.tenant
+        self._is_strict = exchange.ignored.is_strict
+        self._max_len = state.limits.max_len
         self._recorder = state.recorder
         self._trace = None if state.traces is None else RequestTrace(state.traces, exchange)
         self._began_s = time.monotonic()
@@ -165,7 +169,7 @@ class Generation:
                     turn_s = time.monotonic()
                 stream = await self._llm.submit(
                     prompt,
-                    job.params,
+                    self._params(prompt),
                     request_id=f"{job.request_id}-{index}",
                     priority=job.priority,
                     cache_salt=self._tenant.salted(job.cache_salt),
@@ -187,6 +191,13 @@ class Generation:
             job, n_output = self.job, self.usage.completion_tokens
             seconds, is_complete = time.monotonic() - self._began_s, self._n_complete == len(job.prompts)
             self._recorder.note(job.prompts, job.params, n_output, seconds, is_complete=is_complete)
+
+    def _params(self, prompt: list[int]) -> SamplingParams:
+        """Of one prompt: `max_tokens` is lowered to the room that it leaves, if there is some (`fit_output`)."""
+        params, room = self.job.params, self._max_len - len(prompt)
+        if self._is_strict or params.max_tokens is None or not max(1, params.min_tokens) <= room < params.max_tokens:
+            return params
+        return msgspec.structs.replace(params, max_tokens=room)
 
     async def collect(self) -> list[RequestOutput]:
         """The final output of each prompt, in order."""

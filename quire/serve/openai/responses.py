@@ -12,13 +12,14 @@ from quire.serve.http.refusal import Refusal, refusal_of
 from quire.serve.openai.chat import chat_job
 from quire.serve.openai.generation import answer
 from quire.serve.openai.naming import renamed
+from quire.serve.openai.refused_fields import GENERATING
 from quire.serve.openai.responses_events import ResponseAnswer
 from quire.serve.openai.responses_input import translate
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
-_DECODER = Decoder(ResponsesRequest)
+_DECODER: Decoder[ResponsesRequest] = Decoder(ResponsesRequest, refused=GENERATING)
 
 
 async def serve_responses(state: ServerState, exchange: Exchange) -> None:
@@ -26,7 +27,7 @@ async def serve_responses(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
-    translated = await state.prompts.parse(lambda: translate(body), exchange.body_bytes)
+    translated = await state.prompts.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     chat, names = translated.chat, translated.names
     try:
         job = await chat_job(state, exchange, chat)

@@ -222,6 +222,7 @@ def _head(body: ResponsesRequest, params: SamplingParams, request_id: str) -> Js
         {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.parameters,
          "strict": bool(tool.strict)}
         for tool in body.tools or []
+        if tool.type == "function"
     ]  # fmt: skip
     return {
         "id": f"resp_{request_id}",

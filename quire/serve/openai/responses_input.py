@@ -12,6 +12,7 @@ import msgspec
 
 from quire.core.errors import shown
 from quire.serve.http.decoding import Decoder
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.naming import Translated
 from quire.serve.openai.responses_schema import (
@@ -24,7 +25,6 @@ from quire.serve.openai.responses_schema import (
     ReasoningItem,
     RefusalText,
     ResponsesRequest,
-    ResponsesTool,
 )
 from quire.serve.openai.schema import (
     AssistantMessage,
@@ -42,6 +42,7 @@ from quire.serve.openai.schema import (
     ToolMessage,
     UserMessage,
 )
+from quire.serve.openai.validation import check_metadata
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -55,13 +56,12 @@ _ITEMS: dict[str, Decoder[Any]] = {
 }
 
 
-def translate(body: ResponsesRequest) -> Translated:
-    """Raises a 400 Refusal that names the field or item at fault."""
-    _check_fields(body)
+def translate(body: ResponsesRequest, ignored: IgnoredParams) -> Translated:
+    """Raises a 400 Refusal that names the field or item at fault. ignored: takes what does nothing here."""
+    _check_fields(body, ignored)
     names = {"max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens", "prompt": "input"}
     names |= {
         "messages": "input",
-        "verbosity": "text.verbosity",
         "reasoning_effort": "reasoning.effort",
         "response_format": "text.format",
     }
@@ -71,7 +71,7 @@ def translate(body: ResponsesRequest) -> Translated:
     text = body.text
     chat = ChatRequest(
         model=body.model,
-        messages=_messages(body, names),
+        messages=_messages(body, names, ignored),
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -80,19 +80,15 @@ def translate(body: ResponsesRequest) -> Translated:
         seed=body.seed,
         logprobs=LOGPROBS in (body.include or []),
         top_logprobs=body.top_logprobs,
-        tools=[_tool(tool, index, names) for index, tool in enumerate(body.tools or [])] or None,
+        tools=_tools(body, names) or None,
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=None if text is None else _response_format(text.format),
-        verbosity=None if text is None else text.verbosity,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         stream=body.stream,
         stream_options=body.stream_options,
-        metadata=body.metadata,
         user=body.user,
         safety_identifier=body.safety_identifier,
-        prompt_cache_key=body.prompt_cache_key,
-        service_tier=body.service_tier,
         priority=body.priority,
         cache_salt=body.cache_salt,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -100,30 +96,19 @@ def translate(body: ResponsesRequest) -> Translated:
     return Translated(chat, names)
 
 
-def _check_fields(body: ResponsesRequest) -> None:
-    """What is refused because this server keeps nothing, or cannot do it."""
-    if body.store:
-        raise unsupported("store", "responses are not kept; leave it out or send false.")
-    if body.previous_response_id is not None:
-        raise unsupported("previous_response_id", "responses are not kept: send the whole conversation as input.")
-    if body.background:
-        raise unsupported("background", "responses are not kept; use /v1/batches for work that can wait.")
-    if body.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "a conversation that is too long is refused, never cut.")
+def _check_fields(body: ResponsesRequest, ignored: IgnoredParams) -> None:
+    check_metadata(body.metadata)
     for kind in body.include or []:
         if kind != LOGPROBS:
-            raise unsupported("include", f"only {LOGPROBS} is, not {shown(kind)}.")
+            ignored.note("include")
     if body.top_logprobs and LOGPROBS not in (body.include or []):
         raise bad_request(f"top_logprobs needs include = [{LOGPROBS}].", "top_logprobs")
-    reasoning = body.reasoning
-    if reasoning is not None and {reasoning.summary, reasoning.generate_summary} - {None, "auto"}:
-        raise unsupported("reasoning.summary", "reasoning is given in full, never summarised.")
     options = body.stream_options
-    if options is not None and options.include_usage is not None:
-        raise unsupported("stream_options.include_usage", "the last event always has the usage.")
+    if options is not None and options.continuous_usage_stats:
+        ignored.note("stream_options.continuous_usage_stats")
 
 
-def _messages(body: ResponsesRequest, names: dict[str, str]) -> list[Message]:
+def _messages(body: ResponsesRequest, names: dict[str, str], ignored: IgnoredParams) -> list[Message]:
     messages: list[Message] = []
     if body.instructions is not None:
         names["messages[0]"] = "instructions"
@@ -135,19 +120,19 @@ def _messages(body: ResponsesRequest, names: dict[str, str]) -> list[Message]:
         raise bad_request(f"input has {len(body.input)} entries: it must have 1 to {MAX_ITEMS}.", "input")
     for index, raw in enumerate(body.input):
         where = f"input[{index}]"
-        message = _merged(messages, _message(_item(raw, where), where))
+        message = _merged(messages, _message(_item(raw, where, ignored), where))
         if message is not None:
             names[f"messages[{len(messages)}]"] = where
             messages.append(message)
     return messages
 
 
-def _item(raw: msgspec.Raw, where: str) -> Any:
-    kind = _ITEM_TYPE.decode(raw, where).type or "message"
+def _item(raw: msgspec.Raw, where: str, ignored: IgnoredParams) -> Any:
+    kind = _ITEM_TYPE.decode(raw, ignored, where).type or "message"
     decoder = _ITEMS.get(kind)
     if decoder is None:
         raise unsupported(f"{where}.type", f"{shown(kind)} is none of {', '.join(_ITEMS)}.")
-    return decoder.decode(raw, where)
+    return decoder.decode(raw, ignored, where)
 
 
 def _message(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, where: str) -> Message:
@@ -216,17 +201,16 @@ def _parts(content: str | list[Any], where: str) -> str | list[TextPart]:
     return [TextPart(part.text) for part in content]
 
 
-def _tool(tool: ResponsesTool, index: int, names: dict[str, str]) -> Tool:
-    where = f"tools[{index}]"
-    names[f"{where}.function"] = where
-    if tool.type != "function":
-        raise unsupported(f"{where}.type", f"only function is, not {shown(tool.type)}.")
-    return Tool(
-        type="function",
-        function=FunctionTool(
+def _tools(body: ResponsesRequest, names: dict[str, str]) -> list[Tool]:
+    """A function is flat here."""
+    found = []
+    for index, tool in enumerate(body.tools or []):
+        names[f"tools[{index}].function"] = f"tools[{index}]"
+        function = FunctionTool(
             name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-        ),
-    )
+        )
+        found.append(Tool(type=tool.type, function=function))
+    return found
 
 
 def _tool_choice(choice: str | JsonObject | None) -> str | JsonObject | None:

@@ -1,7 +1,7 @@
-"""The JSON body of POST /v1/responses, as types. A field of type None is known and refused unless it is null.
+"""The JSON body of POST /v1/responses, as types: what is honoured, and the fields of the API's own answers.
 
 Owns names and types; ranges and combinations are checked where the body becomes a conversation (`responses_input.py`).
-Invariant: unknown fields are errors; an explicit null means the same as leaving the field out.
+Invariant: an explicit null means the same as leaving the field out.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What the text of the answer looks like."""
 
     format: JsonObject | None = None
-    verbosity: str | None = None
 
 
 class ReasoningOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How the model reasons."""
 
     effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
 
 
 class ResponsesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One entry of `tools`; a function is flat here."""
+    """One entry of `tools`; a function is flat here. Other types are skipped."""
 
     type: str
     name: str = ""
@@ -57,28 +54,14 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
-    truncation: str | None = None
-    store: bool | None = None
-    background: bool | None = None
-    previous_response_id: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: JsonObject | None = None
-    # Known, not honoured: see `decoding.REASONS`.
-    conversation: None = None
-    prompt: None = None
-    max_tool_calls: None = None
-    moderation: None = None
-    context_management: None = None
-    prompt_cache_retention: None = None
-    prompt_cache_options: None = None
 
 
 class ItemType(msgspec.Struct):
@@ -152,5 +135,6 @@ class ReasoningItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     id: str | None = None
     content: list[ReasoningText] | None = None
     summary: list[Any] | None = None
-    encrypted_content: None = None
+    encrypted_content: Any = None
+    """Another server's, which says nothing here."""
     status: str | None = None

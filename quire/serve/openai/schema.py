@@ -1,12 +1,13 @@
-"""The JSON bodies that clients send, as types. A field of type None is known and refused unless it is null.
+"""The JSON bodies that clients send, as types: the fields that are honoured, and those of the API's own answers.
 
-Owns names and types. Ranges and combinations are checked in `validation.py` and `conversation.py`.
-Invariant: unknown fields are errors; an explicit null means the same as leaving the field out.
+Owns names and types. Ranges and combinations are checked in `validation.py` and `conversation.py`; what becomes of
+other fields is decided by `refused_fields.py`: refused by name, or ignored.
+Invariant: an explicit null means the same as leaving the field out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,7 +20,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What a stream says besides its text."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,18 +62,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: str | None = None
     user: str | None = None
     safety_identifier: str | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: str | None = None
-    prompt_cache_key: str | None = None
-    # Known, not honoured: see `decoding.REASONS`.
-    prompt_cache_retention: None = None
-    prompt_cache_options: None = None
-    moderation: None = None
-    use_beam_search: None = None
-    length_penalty: None = None
-    truncate_prompt_tokens: None = None
-    logits_processors: None = None
-    prompt_embeds: None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +72,6 @@ class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True
     echo: bool | None = None
     logprobs: int | None = None
     return_token_ids: bool | None = None
-    suffix: None = None
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -98,9 +86,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
-    # Known, not honoured: see `decoding.REASONS`.
-    dimensions: None = None
-    truncate_prompt_tokens: None = None
+    dimensions: int | None = None
 
 
 class TextPart(msgspec.Struct, tag="text", tag_field="type", forbid_unknown_fields=True):
@@ -160,9 +146,9 @@ class AssistantMessage(msgspec.Struct, kw_only=True, tag="assistant", tag_field=
     refusal: str | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: Any = None
+    """vLLM's newer name of `reasoning_content`; other servers keep other things there, which are ignored."""
     annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
 
 
 class ToolMessage(msgspec.Struct, kw_only=True, tag="tool", tag_field="role", forbid_unknown_fields=True):
@@ -190,7 +176,15 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One entry of `tools`."""
 
     type: str
-    function: FunctionTool
+    function: FunctionTool = msgspec.field(default_factory=lambda: FunctionTool(name=""))
+    """Tools of other types, which are skipped, have none."""
+
+
+class Thinking(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model is to reason, and how long; `adaptive` leaves it to its chat template."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
 
 
 class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -206,17 +200,9 @@ class ChatRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: int | None = None
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
-    store: bool | None = None
-    modalities: list[str] | None = None
-    verbosity: str | None = None
     reasoning_effort: str | None = None
-    chat_template: None = None
-    documents: None = None
-    audio: None = None
-    prediction: None = None
-    web_search_options: None = None
-    functions: None = None
-    function_call: None = None
+    thinking: Thinking | None = None
+    thinking_token_budget: int | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -231,7 +217,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
     tools: list[Tool] | None = None
-    chat_template: None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -7,6 +7,7 @@ from quire.serve.http.decoding import Decoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import bad_request, refusal_of
 from quire.serve.openai.conversation import conversation_of
+from quire.serve.openai.refused_fields import PROMPTING
 from quire.serve.openai.schema import DetokenizeRequest, JsonObject, TokenizeRequest
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
@@ -15,7 +16,7 @@ MAX_TOKENS = 128 * 1024
 SMALL_TOKENS = 4096
 """Answers of up to so many tokens or characters are written at once."""
 
-_TOKENIZE = Decoder(TokenizeRequest)
+_TOKENIZE = Decoder(TokenizeRequest, refused=PROMPTING)
 _DETOKENIZE = Decoder(DetokenizeRequest, ids_field="tokens")
 
 
@@ -64,7 +65,7 @@ async def _token_ids(state: ServerState, exchange: Exchange, body: TokenizeReque
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.prompt is None:
         conversation = await state.prompts.parse(
-            lambda: conversation_of(body, allow_kwargs=state.config.enable_chat_template_kwargs), exchange.body_bytes
+            lambda: conversation_of(body, exchange.ignored, variables=state.template_variables), exchange.body_bytes
         )
         return await state.prompts.encode_conversation(
             conversation, add_special_tokens=bool(body.add_special_tokens), most=most_tokens(state)

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from quire.core.errors import shown
+from quire.core.errors import InvalidParameter, shown
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.config import ServerConfig
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.conversation import Conversation
-from quire.serve.openai.schema import ChatRequest, JsonObject
+from quire.serve.openai.schema import ChatRequest, JsonObject, Thinking
 from quire.text.message import MessageReader
 from quire.text.reasoning import BEGIN, END, SPACE, ReasoningReader
 from quire.text.tokenizer import HfTokenizer
@@ -68,6 +68,27 @@ def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
         next((name for name in SWITCHES if name in variables), None),
         EFFORT in variables,
     )
+
+
+def asked_effort(effort: str | None, thinking: Thinking | None, field: str = "reasoning_effort") -> str | None:
+    """What an effort and `thinking` ask for together; 400 if they disagree. field: what the client calls the effort."""
+    if thinking is None:
+        return effort
+    asked = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}[thinking.type]
+    if effort is not None and asked is not None and (effort == "none") != (asked == "none"):
+        raise bad_request(f"thinking is {thinking.type}, but {field} is {shown(effort)}.", "thinking")
+    return effort or asked
+
+
+def thinking_budget(body: ChatRequest) -> int | None:
+    """Tokens that the reasoning may have; None: as many as it takes."""
+    ours, theirs = body.thinking_token_budget, None if body.thinking is None else body.thinking.budget_tokens
+    if ours is not None and theirs is not None and ours != theirs:
+        raise bad_request("thinking_token_budget and thinking.budget_tokens disagree: send one.", "thinking")
+    budget, name = (theirs, "thinking.budget_tokens") if ours is None else (ours, "thinking_token_budget")
+    if budget is not None and not 0 <= budget < 2**31:
+        raise InvalidParameter(name, budget, "0 to 2147483647")
+    return budget
 
 
 def reasoning_kwargs(effort: str | None, style: MessageStyle) -> JsonObject:
@@ -121,6 +142,11 @@ def reading_of(
     thinks = style.reasoning is not None and not _ends_with(END, prompt, tokenizer)
     is_off = style.switch is not None and conversation.kwargs.get(style.switch) is False
     inside = thinks and (_ends_with(BEGIN, prompt, tokenizer) or (style.reasoning == "deepseek_r1" and not is_off))
+    budget = thinking_budget(body) if thinks else None
+    if budget is not None and tokenizer.token_id(END) in tokenizer.special_ids:
+        raise unsupported("thinking_token_budget", "this model ends its reasoning with a control token.")
+    if budget is not None:
+        constraint = msgspec.structs.replace(constraint or StructuredOutputsParams(), begins_within=budget)
     if thinks and constraint is not None:
         constraint = msgspec.structs.replace(constraint, begins_after=END, may_begin_with=None if inside else BEGIN)
     names = [tool["function"]["name"] for tool in tools or []] if style.tools is not None else []

@@ -2,7 +2,7 @@
 
 Owns ranges, caps and combinations of the fields in `schema.SamplingFields`. Types were checked by the decoder; what
 needs the model (token ids, lengths) is checked again by `SamplingParams.verify` and the engine's intake.
-Invariant: a field is either honoured, a label without effect, or refused by name.
+Invariant: a field is honoured, noted as ignored, or refused by name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import TypeVar
 from quire.core.errors import InvalidParameter, shown
 from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
 from quire.core.structured import StructuredOutputsParams
-from quire.serve.http.refusal import Refusal, bad_request, unsupported
+from quire.serve.http.ignored import IgnoredParams
+from quire.serve.http.refusal import Headers, Refusal, bad_request, unsupported
 from quire.serve.openai.schema import SamplingFields
 
 MAX_LABEL_CHARS = 512
@@ -52,6 +53,8 @@ class StreamChoice:
 
     on: bool
     include_usage: bool
+    continuous_usage: bool
+    """Every chunk has the counts so far."""
 
 
 def check_model(name: str | None, names: tuple[str, ...]) -> None:
@@ -72,12 +75,20 @@ def check_model(name: str | None, names: tuple[str, ...]) -> None:
 
 
 def check_labels(body: SamplingFields) -> None:
-    """Fields without effect on the answer: only their size is checked. (`user` counts for fairness: `user_label`.)"""
-    for name in ("user", "safety_identifier", "prompt_cache_key"):
+    """What a client calls its user (`user_label`): only its size is checked."""
+    for name in ("user", "safety_identifier"):
         check_text(name, getattr(body, name), MAX_LABEL_CHARS)
-    check_metadata(body.metadata)
-    if body.service_tier not in (None, "auto", "default"):
-        raise unsupported("service_tier", f"only auto and default are, not {shown(body.service_tier)}.")
+
+
+def note_stream_options(body: SamplingFields, ignored: IgnoredParams) -> None:
+    """Options of a stream ask for nothing where there is none; nor does a part of the counts where there are none."""
+    options = body.stream_options
+    if options is None:
+        return
+    if not body.stream:
+        ignored.note("stream_options")
+    elif options.continuous_usage_stats and not options.include_usage:
+        ignored.note("stream_options.continuous_usage_stats")
 
 
 def user_label(*names: str | None) -> str:
@@ -109,11 +120,8 @@ def check_text(name: str, value: str | None, max_chars: int) -> None:
 def stream_choice(body: SamplingFields) -> StreamChoice:
     """What `stream` and `stream_options` ask for."""
     options = body.stream_options
-    if options is not None and not body.stream:
-        raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
-    if options is not None and options.include_obfuscation:
-        raise unsupported("stream_options.include_obfuscation", "chunks are sent as they are.")
-    return StreamChoice(bool(body.stream), bool(options is not None and options.include_usage))
+    with_usage = bool(body.stream and options is not None and options.include_usage)
+    return StreamChoice(bool(body.stream), with_usage, with_usage and bool(options and options.continuous_usage_stats))
 
 
 def sampling_params(
@@ -182,6 +190,17 @@ def check_cells(prompt_len: int, n_alternatives: int | None, param: str) -> None
             f"{param}: {prompt_len} tokens with {n_alternatives} alternatives each exceed {MAX_PROMPT_CELLS} entries.",
             param,
         )
+
+
+def fit_output(params: SamplingParams, prompt_lens: list[int], limits: Limits, *, is_strict: bool) -> Headers:
+    """Lower `max_tokens` to what the context leaves, as vLLM does; returns headers that say so. Where there is no room,
+    or less than `min_tokens`, or the request is strict, nothing is lowered: it will be refused for its length. With
+    several prompts this leaves the most that one of them has room for; `Generation` looks at each."""
+    asked, room = params.max_tokens, limits.max_len - max(prompt_lens)
+    if is_strict or asked is None or asked <= room or room < max(1, params.min_tokens):
+        return []
+    params.max_tokens = min(asked, limits.max_len - min(prompt_lens))
+    return [(b"x-max-tokens-requested", b"%d" % asked), (b"x-max-tokens", b"%d" % room)]
 
 
 def bound_output(params: SamplingParams, prompt_lens: list[int], limits: Limits, param: str = "logprobs") -> None:

@@ -29,6 +29,8 @@ class Counts(msgspec.Struct):
     """Number of the process."""
     loop: dict[str, tuple[list[int], float, float]] = {}
     """Lag of its event loop: cause → counts by bucket, sum, largest value."""
+    ignored: dict[str, int] = {}
+    """Fields of requests that do nothing, by name."""
 
 
 class MetricFiles:

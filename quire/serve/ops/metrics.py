@@ -150,6 +150,7 @@ class Metrics:
         self._index = 0
         self._answers: dict[tuple[str, str, str], int] = {}
         self._lost_clients: dict[str, int] = {}
+        self._ignored: dict[str, int] = {}
         self._histograms = (
             *(self.ttft, self.itl, self.tpot, self.e2e, self.prompt_len, self.output_len),
             *(self.queue, self.prefill, self.decode, self.inference, self.params_n, self.max_tokens),
@@ -172,6 +173,7 @@ class Metrics:
             self._answers[labels] = self._answers.get(labels, 0) + count
         for route, count in before.lost_clients.items():
             self._lost_clients[route] = self._lost_clients.get(route, 0) + count
+        self.count_ignored(before.ignored)
         self._registry.unregister(self._process)
 
     async def publish(self) -> None:
@@ -180,7 +182,7 @@ class Metrics:
             async with self._publishing:
                 histograms = {histogram.name: histogram.counts for histogram in self._histograms}
                 answers, lost = list(self._answers.items()), dict(self._lost_clients)
-                counts = Counts(histograms, answers, lost, self._index, self.loop.counts())
+                counts = Counts(histograms, answers, lost, self._index, self.loop.counts(), dict(self._ignored))
                 self._others = await asyncio.to_thread(self._files.exchange, counts)
 
     def count_answer(self, route: str, method: str, status: int) -> None:
@@ -191,6 +193,11 @@ class Metrics:
     def count_lost_client(self, route: str) -> None:
         """A client left before its answer, a stream too, was complete; `route` as in `count_answer`."""
         self._lost_clients[route] = self._lost_clients.get(route, 0) + 1
+
+    def count_ignored(self, counts: dict[str, int]) -> None:
+        """Fields of a request that do nothing, by names from `http/ignored.COUNTED`."""
+        for param, count in counts.items():
+            self._ignored[param] = self._ignored.get(param, 0) + count
 
     def observe_params(self, n: int, max_tokens: int | None) -> None:
         """What a request asked for."""
@@ -250,6 +257,7 @@ class Metrics:
             yield histogram.family(self.model_name, self._others)
         yield self._http()
         yield self._lost()
+        yield self._ignored_params()
         yield from self.loop.families(self._index, self._others)
 
     def _gauge(self, name: str, meaning: str, value: float) -> Metric:
@@ -290,4 +298,14 @@ class Metrics:
                 lost[route] = lost.get(route, 0) + count
         for route, count in lost.items():
             family.add_metric([route], count)
+        return family
+
+    def _ignored_params(self) -> Metric:
+        family = CounterMetricFamily("quire:ignored_params", "Request fields that were ignored.", labels=["param"])
+        ignored = dict(self._ignored)
+        for other in self._others:
+            for param, count in other.ignored.items():
+                ignored[param] = ignored.get(param, 0) + count
+        for param, count in ignored.items():
+            family.add_metric([param], count)
         return family

@@ -19,6 +19,8 @@ from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.serve.batch.batches import BatchRequest
 from quire.serve.http.dialect import ANTHROPIC_PATH
 from quire.serve.http.exchange import Exchange
+from quire.serve.http.sieve import Refused
+from quire.serve.openai.refused_fields import EMBEDDING, GENERATING, PROMPTING
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.schema import (
     ChatRequest,
@@ -45,6 +47,17 @@ BODIES: dict[str, Any] = {
     "/detokenize": DetokenizeRequest,
 }
 """Path → type of the JSON that is posted there."""
+
+REFUSED: dict[str, Refused] = {
+    "/v1/chat/completions": GENERATING,
+    "/v1/completions": GENERATING,
+    "/v1/embeddings": EMBEDDING,
+    "/v1/responses": GENERATING,
+    "/v1/messages": GENERATING,
+    "/v1/messages/count_tokens": PROMPTING,
+    "/tokenize": PROMPTING,
+}
+"""Path → fields that are refused there unless they ask for nothing."""
 
 ANSWERS: dict[str, str] = {
     "/health": "status",
@@ -127,23 +140,28 @@ class ApiDocument:
 
     async def __call__(self, state: ServerState, exchange: Exchange) -> None:
         """Answer with the document, which names the loaded model."""
-        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open
+        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open, state.config.strict
         body = await asyncio.to_thread(_encoded, *arguments)  # the first time takes some 20 ms
         await exchange.respond(200, body)
 
 
 @functools.lru_cache(maxsize=4)
-def _encoded(routes: tuple[Route, ...], model_names: tuple[str, ...], needs_key: bool) -> bytes:
-    return msgspec.json.encode(document_of(routes, model_names, needs_key=needs_key))
+def _encoded(routes: tuple[Route, ...], model_names: tuple[str, ...], needs_key: bool, is_strict: bool) -> bytes:
+    return msgspec.json.encode(document_of(routes, model_names, needs_key=needs_key, is_strict=is_strict))
 
 
-def document_of(routes: Sequence[Route], model_names: tuple[str, ...], *, needs_key: bool) -> JsonObject:
+def document_of(
+    routes: Sequence[Route], model_names: tuple[str, ...], *, needs_key: bool, is_strict: bool = False
+) -> JsonObject:
     """The document for (method, path, handler) routes; a handler's docstring begins with what the route does."""
-    types = TypeSchemas(model_names)
+    types = TypeSchemas(model_names, is_strict=is_strict)
     paths: dict[str, JsonObject] = {}
     for method, pattern, handler in routes:
         path = pattern.replace(":path}", "}")
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, handler, types)
+    if not is_strict:
+        for path, refused in REFUSED.items():
+            _add_refused(types.components[BODIES[path].__name__]["properties"], refused)
     components: JsonObject = {"schemas": ERRORS | types.components}
     document: JsonObject = {
         "openapi": "3.1.0",
@@ -156,6 +174,14 @@ def document_of(routes: Sequence[Route], model_names: tuple[str, ...], *, needs_
         document["security"] = [{"key": []}]
         paths["/health"]["get"]["security"] = []
     return document
+
+
+def _add_refused(properties: JsonObject, refused: Refused) -> None:
+    """Fields that are not honoured, with the values that ask for nothing, where these can be listed."""
+    for name, field in refused.items():
+        if "." not in name and name not in properties and field.is_no_op is None:
+            nothing = [None, *([] if field.keeps_false else [False]), "", [], {}]
+            properties[name] = {"description": f"Not supported: {field.why}", "enum": [*nothing, *field.no_ops]}
 
 
 def _operation(method: str, path: str, handler: Any, types: TypeSchemas) -> JsonObject:

@@ -1,8 +1,8 @@
 """Types of JSON bodies as JSON schemas, with the bounds that the checks behind the types have.
 
 Owns the wording of types and the table of bounds. Does not own the checks (`openai/validation.py`, ...).
-Invariant: a value that a schema here excludes is refused; one that it allows may still be too much for the model. A
-field that is known and not honoured is null or left out.
+Invariant: a value that a schema here excludes is refused; one that it allows may still be too much for the model.
+Fields that a schema does not know are ignored, and excluded where the server is strict.
 """
 
 from __future__ import annotations
@@ -73,20 +73,18 @@ BOUNDS: dict[str, JsonObject] = {
     "CompletionRequest.logprobs": {"minimum": 0},
     "top_logprobs": {"minimum": 0},
     "prompt_logprobs": {"minimum": 0},
+    "dimensions": {"minimum": 1},
+    "thinking_token_budget": {"minimum": 0},
+    "Thinking.budget_tokens": {"minimum": 0},
     "user": _LABEL,
     "safety_identifier": _LABEL,
-    "prompt_cache_key": _LABEL,
-    **{f"{one}Request.metadata": _METADATA for one in ("Chat", "Completion", "Responses", "Batch")},
+    **{f"{one}Request.metadata": _METADATA for one in ("Responses", "Batch")},
     "MessageMetadata.user_id": _LABEL,
-    "service_tier": {"enum": ["auto", "default", None]},
-    "MessagesRequest.service_tier": {"enum": ["auto", "standard_only", None]},
     "encoding_format": {"enum": ["float", "base64", None]},
     "pooling": {"enum": ["last", "mean", None]},
     "messages": {"minItems": 1, "maxItems": MAX_MESSAGES},
     "tools": {"maxItems": MAX_TOOLS},
-    "Tool.type": {"const": "function"},
     "ToolCall.type": {"enum": ["function", None]},
-    "ResponsesTool.type": {"const": "function"},
     **{f"{role}Message.name": _NAME for role in ("System", "Developer", "User", "Assistant", "Tool")},
     "FunctionTool.name": _FUNCTION_NAME,
     "ResponsesTool.name": _FUNCTION_NAME,
@@ -98,13 +96,6 @@ BOUNDS: dict[str, JsonObject] = {
     "ChatRequest.tool_choice": _TOOL_CHOICE,
     "ResponsesRequest.tool_choice": _TOOL_CHOICE,
     "ToolChoice.type": {"enum": ["auto", "any", "tool", "none"]},
-    "store": {"enum": [False, None]},
-    "background": {"enum": [False, None]},
-    "previous_response_id": {"type": "null"},
-    "truncation": {"enum": ["disabled", None]},
-    "modalities": {"enum": [["text"], None]},
-    "verbosity": {"enum": ["medium", None]},
-    "StreamOptions.include_obfuscation": {"enum": [False, None]},
     "MessageParam.role": {"enum": ["user", "assistant"]},
     "MessageItem.role": {"enum": ["user", "assistant", "system", "developer"]},
     "MessageItem.type": {"enum": ["message", None]},
@@ -123,10 +114,11 @@ ITEMS = (MessageItem, CallItem, CallOutputItem, ReasoningItem)
 class TypeSchemas:
     """JSON schemas of types, and of the types inside them under `components`."""
 
-    def __init__(self, model_names: tuple[str, ...]) -> None:
+    def __init__(self, model_names: tuple[str, ...], *, is_strict: bool = False) -> None:
         self.components: dict[str, JsonObject] = {}
         """Name of a type → its schema."""
         self._names = list(model_names)
+        self._is_strict = is_strict
 
     def of(self, kind: Any) -> JsonObject:
         """Schema of a Python type, by reference where it has a name."""
@@ -178,7 +170,7 @@ class TypeSchemas:
         if required:
             found["required"] = required
         if kind.forbid_unknown_fields:
-            found["additionalProperties"] = False
+            found["additionalProperties"] = not self._is_strict
         return found
 
     def _field(self, owner: str, field: inspect.Field) -> JsonObject:

@@ -98,6 +98,24 @@ def test_kinds(demo: LLM, kind: dict[str, Any], pattern: str) -> None:
         assert re.fullmatch(pattern, one.text), one.text
 
 
+@pytest.mark.parametrize("kind", [{}, {"regex": "ab"}, {"may_begin_with": "</think"}])
+def test_reasoning_ends_at_its_budget(demo: LLM, kind: dict[str, Any]) -> None:
+    """Beside neighbours without one; several in a step, and one after the other in a slot."""
+    params = [constrained(max_tokens=24, seed=i, begins_after="</think>", begins_within=i, **kind) for i in range(6)]
+    free = SamplingParams(max_tokens=24, temperature=0.0)
+    outputs = run(demo, ["Say:"] * 7, [*params, free])
+    assert outputs[-1][0].token_ids == run(demo, ["Say:"], [free])[0][0].token_ids
+    for budget, (one,) in enumerate(outputs[:-1]):
+        thought, mark, rest = one.text.partition("</think>")
+        n_tokens = len(demo.tokenizer.encode(thought)) if thought else 0
+        if "may_begin_with" in kind:
+            assert not mark, "a text that does not begin so has no reasoning"
+        else:
+            assert mark and n_tokens <= budget + 1, (budget, one.text)
+            said = rest.strip()
+            assert "regex" not in kind or said == "ab" or (one.finish_reason == "length" and "ab".startswith(said))
+
+
 def test_neighbours_do_not_matter(demo: LLM) -> None:
     """Constrained and free sequences in one batch: each says what it says alone, and the free ones are not held up."""
     alone = [run(demo, ["Bob is 31."], [constrained(seed=i, json=PERSON)])[0][0] for i in range(4)]

@@ -12,7 +12,7 @@ import pytest
 from msgspec import inspect
 
 from quire.serve.app import ROUTES
-from quire.serve.ops.openapi import ANSWERS, BODIES, OTHER_MEDIA, document_of
+from quire.serve.ops.openapi import ANSWERS, BODIES, OTHER_MEDIA, REFUSED, document_of
 from quire.serve.ops.openapi_types import BOUNDS, ITEMS
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -61,7 +61,8 @@ def test_schemas_are_schemas_and_references_hold() -> None:
 def test_null_may_stand_for_every_field_that_may_be_left_out() -> None:
     for name, schema in DOCUMENT["components"]["schemas"].items():
         for field in schema["properties"].keys() - {*schema.get("required", []), "type", "role"}:
-            if not name.endswith("Error") and (name, field) != ("ResponsesTool", "name"):  # checked as a tool's name
+            checked_later = {"ResponsesTool.name", "MessagesTool.name", "Tool.function"}
+            if not name.endswith("Error") and f"{name}.{field}" not in checked_later:
                 jsonschema.validate(None, {**schema["properties"][field], "components": DOCUMENT["components"]})
 
 
@@ -120,6 +121,35 @@ def test_null_is_in_the_document_where_the_types_take_it(taken: Any) -> None:
             assert not schema.is_valid(body), name
         else:
             assert schema.is_valid(body), (name, [error.message for error in schema.iter_errors(body)])
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_no_ops_in_the_document_are_taken(server: Any, path: str) -> None:
+    """Each value that the document lists for a field that is not honoured is taken, others are refused by name."""
+    body = GOOD[TEXT] if path == TEXT else GOOD[CHAT]
+    if path in ("/v1/embeddings", "/v1/responses"):
+        body = {"model": "fake", "input": "x"}
+    body = {**body, "max_tokens": 1} if path in (CHAT, TEXT, "/v1/messages") else body
+    properties = DOCUMENT["components"]["schemas"][BODIES[path].__name__]["properties"]
+    fields = {name: one for name, one in properties.items() if "Not supported" in one.get("description", "")}
+    assert fields
+    with server.client() as client:
+        every = {name: [one for one in field["enum"] if one is not None][-1] for name, field in fields.items()}
+        answer = client.post(path, json=body | every)
+        assert answer.status_code == 200, answer.text
+        for name in fields:
+            error = client.post(path, json={**body, name: "asks for something"}).json()
+            assert name in (error["error"].get("param") or error["error"]["message"]), name
+
+
+def test_a_strict_server_says_so() -> None:
+    strict = document_of(ROUTES, ("fake",), needs_key=False, is_strict=True)["components"]["schemas"]
+    loose = DOCUMENT["components"]["schemas"]
+    assert (loose["ChatRequest"]["additionalProperties"], strict["ChatRequest"]["additionalProperties"]) == (
+        True,
+        False,
+    )
+    assert "store" in loose["ChatRequest"]["properties"] and "store" not in strict["ChatRequest"]["properties"]
 
 
 def test_a_choice_of_tools_is_of_its_own_api() -> None:

@@ -193,7 +193,7 @@ REFUSED = [
     ({"guided_grammar": "x"}, "guided_grammar"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     ({"structured_outputs": {}}, "structured_outputs"),
-    ({"structured_outputs": {"foo": 1}}, "structured_outputs.foo"),
+    ({"structured_outputs": {"foo": 1}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos"),
     (
