@@ -13,9 +13,13 @@ REASON = re.compile(r"n/a|no test|partly|benchmarks/|warning|left to")
 
 
 def rows() -> list[list[str]]:
-    """Case, what it is, tests, result. A row without a name goes on with the row above it."""
+    """Case, what it is, tests, result."""
     text = (ROOT / "docs" / "robustness.md").read_text()
-    lines: list[str] = re.findall(r"^\| (?:[A-Z]\d\d |\|).*", text, re.M)
+    return joined(re.findall(r"^\| (?:[A-Z]\d\d |\|).*", text, re.M))
+
+
+def joined(lines: list[str]) -> list[list[str]]:
+    """Cells of the rows of a table; a row whose first cell is empty goes on with the row above it."""
     found: list[list[str]] = []
     for line in lines:
         cells = [cell.strip() for cell in line[1:].rstrip("|").split("|")]
@@ -55,7 +59,7 @@ def test_the_tests_exist() -> None:
 def test_each_limit_of_a_request_is_tried() -> None:
     text = (ROOT / "docs" / "operating.md").read_text()
     section = text.split("## What one request may cost\n")[1].split("\n## ")[0]
-    limits = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*", section, re.M)][2:]
+    limits = joined(re.findall(r"^\|.*", section, re.M))[2:]
     assert len(limits) >= 20, "a limit is gone"
     known = known_tests()
     for limit in limits:

@@ -57,8 +57,8 @@ class StructuredOutput:
         self._asked: dict[str, _Asked] = {}
         self._live: dict[str, dict[int, int]] = {}
         """Request → sequence → handle."""
-        self._owners: dict[int, tuple[str, int, bytes, str]] = {}
-        """Handle → request, sequence, key of its constraint, tenant."""
+        self._owners: dict[int, tuple[str, int, bytes, str, str]] = {}
+        """Handle → request, sequence, key and kind of its constraint, tenant."""
         self._failed: dict[int, End] = {}
         """Sequences whose last mask went wrong: it allowed nothing but the end."""
         self._made: tuple[int, StepMasks] | None = None
@@ -210,13 +210,13 @@ class StructuredOutput:
         return self._trials
 
     def _begin(self, request: Request, key: bytes, passed: Passed) -> None:
-        link = self._matchers()
+        link, params = self._matchers(), request.params.structured_outputs
+        assert params is not None
         handles = list(itertools.islice(self._handles, request.params.n))
         self._live[request.request_id] = dict(enumerate(handles))
         for index, handle in enumerate(handles):
-            self._owners[handle] = request.request_id, index, key, request.terms.tenant
-        constraint = request.params.structured_outputs
-        lead = None if constraint is None else lead_bound(constraint)
+            self._owners[handle] = request.request_id, index, key, params.kind, request.terms.tenant
+        lead = lead_bound(params)
         link.begin(handles, passed.grammar, passed.compile_s, lead)
 
     def _take_begun(self, handles: list[int], ends: list[End]) -> list[Ready]:
@@ -270,7 +270,8 @@ class StructuredOutput:
     def _blame(self, handle: int) -> None:
         owner = self._owners.get(handle)
         if owner is not None and self._trials is not None:
-            self._trials.ban(owner[2], owner[3], "it has stopped the process that follows grammars")
+            _, _, key, kind, tenant = owner
+            self._trials.ban(key, tenant, kind, "it has stopped the process that follows grammars")
 
     def _wait(self) -> None:
         if self.on_wait is not None:

@@ -28,7 +28,7 @@ from quire.text.grammar import refused
 from quire.text.grammar_trial import Verdict
 
 MAX_THREADS: Final = 4
-"""Trials at once at most, and no more than a quarter of the cores: they compete with the engine."""
+"""Trials of any size at once at most, and no more than a quarter of the cores: they compete with the engine."""
 MAX_WAITING: Final = 1024
 MAX_WAITING_OF_TENANT: Final = 256
 WAIT_S: Final = 30.0
@@ -42,8 +42,11 @@ MAX_PASSED_BYTES: Final = 64 << 20
 MAX_BANNED: Final = 4096
 BAN_S: Final = 600.0
 MAX_STRIKES: Final = 3
-"""Grammars of one tenant that may end the process of matchers within `BAN_S`; then no new one of that tenant is taken
-for as long."""
+"""Constraints of one tenant and kind (regex, grammar, ...) that may end the process of matchers within `BAN_S`; then no
+new one of that tenant and kind is taken for as long. Without keys all are one tenant: whoever sends grammars that loop
+must not take schemas and choices from the others."""
+SMALL_CHARS: Final = 4096
+"""One thread takes nothing larger, so that small ones do not wait for the seconds that large ones take."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class _Waiting:
     due: float
     began_s: float
     future: concurrent.futures.Future[Passed]
+    is_small: bool
     is_running: bool = False
 
 
@@ -77,7 +81,7 @@ class GrammarTrials:
         self._passed: collections.OrderedDict[bytes, Passed] = collections.OrderedDict()
         self._passed_bytes = 0
         self._banned: collections.OrderedDict[bytes, tuple[float, str]] = collections.OrderedDict()
-        self._strikes: dict[str, collections.deque[float]] = {}
+        self._strikes: dict[tuple[str, str], collections.deque[float]] = {}
         self._news = threading.Condition()
         """Guards all that follows, and what is above."""
         self._waiting: dict[str, dict[bytes, _Waiting]] = {}
@@ -101,7 +105,7 @@ class GrammarTrials:
         this raises them for what is known already."""
         with self._news:
             self._check_banned(key)
-            self._check_strikes(tenant)
+            self._check_strikes(tenant, params.kind)
             own = self._waiting.setdefault(tenant, {})
             found = own.get(key)
             if found is not None:
@@ -113,17 +117,14 @@ class GrammarTrials:
                 others = [self._spent_s[one] for one in self._waiting if one != tenant]
                 self._spent_s[tenant] = max(self._spent_s.get(tenant, 0.0), min(others, default=0.0))
             future: concurrent.futures.Future[Passed] = concurrent.futures.Future()
-            own[key] = _Waiting(params, now_s + n_chars * LARGE_CHARS_S, now_s, future)
-            if len(self._threads) < max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 4)):
-                thread = threading.Thread(target=self._work, daemon=True, name="quire-grammar-trials")
-                self._threads.append(thread)
-                thread.start()
-            self._news.notify()
+            own[key] = _Waiting(params, now_s + n_chars * LARGE_CHARS_S, now_s, future, n_chars <= SMALL_CHARS)
+            self._start_thread()
+            self._news.notify_all()
             return future
 
-    def ban(self, key: bytes, tenant: str, reason: str) -> None:
+    def ban(self, key: bytes, tenant: str, kind: str, reason: str) -> None:
         """A grammar has ended the process of matchers after all: it is not taken again, and neither are others of its
-        tenant, if that goes on."""
+        tenant and kind, if that goes on."""
         with self._news:
             now_s = time.monotonic()
             found = self._passed.pop(key, None)
@@ -131,7 +132,7 @@ class GrammarTrials:
             self._banned[key] = now_s, reason
             while len(self._banned) > MAX_BANNED:
                 self._banned.popitem(last=False)
-            self._strikes.setdefault(tenant, collections.deque(maxlen=MAX_STRIKES)).append(now_s)
+            self._strikes.setdefault((tenant, kind), collections.deque(maxlen=MAX_STRIKES)).append(now_s)
 
     def close(self) -> None:
         """Forget what waits. The trial under way ends with the processes."""
@@ -143,30 +144,39 @@ class GrammarTrials:
             self._waiting.clear()
             self._news.notify_all()
 
+    def _start_thread(self) -> None:
+        """One more, unless there are enough: the first takes what is small, the others everything."""
+        n_most = 1 + max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 4))
+        if len(self._threads) < n_most:
+            args = (not self._threads,)
+            thread = threading.Thread(target=self._work, args=args, daemon=True, name="quire-grammar-trials")
+            self._threads.append(thread)
+            thread.start()
+
     def _check_banned(self, key: bytes) -> None:
         banned_s, reason = self._banned.get(key, (0.0, ""))
         if reason and time.monotonic() - banned_s < BAN_S:
             raise refused(reason)
         self._banned.pop(key, None)
 
-    def _check_strikes(self, tenant: str) -> None:
-        strikes = self._strikes.get(tenant)
+    def _check_strikes(self, tenant: str, kind: str) -> None:
+        strikes = self._strikes.get((tenant, kind))
         if strikes is None or len(strikes) < MAX_STRIKES:
             return
         left_s = strikes[0] + BAN_S - time.monotonic()
         if left_s > 0:
             raise GrammarsBusy(
-                f"{MAX_STRIKES} grammars of this sender had to be stopped within {BAN_S / 60:g} minutes: grammars that "
-                f"are not known yet are taken again in {left_s:.0f} s"
+                f"{MAX_STRIKES} constraints of kind {kind} of this sender had to be stopped within {BAN_S / 60:g} "
+                f"minutes: those of this kind that are not known yet are taken again in {left_s:.0f} s"
             )
-        del self._strikes[tenant]
+        del self._strikes[tenant, kind]
 
     # ---- the thread of trials
 
-    def _work(self) -> None:
+    def _work(self, only_small: bool) -> None:
         while True:
             with self._news:
-                while (found := self._next()) is None and not self._is_closed:
+                while (found := self._next(only_small)) is None and not self._is_closed:
                     self._news.wait()
                 if found is None:
                     return
@@ -190,10 +200,11 @@ class GrammarTrials:
             else:
                 one.future.set_result(passed)
 
-    def _next(self) -> tuple[str, bytes, _Waiting] | None:
+    def _next(self, only_small: bool) -> tuple[str, bytes, _Waiting] | None:
         """Of the tenant that has had the least, the one that is due first."""
         for tenant in sorted(self._waiting, key=lambda one: self._spent_s.get(one, 0.0)):
-            ready = {key: one for key, one in self._waiting[tenant].items() if not one.is_running}
+            idle = {key: one for key, one in self._waiting[tenant].items() if not one.is_running}
+            ready = {key: one for key, one in idle.items() if one.is_small or not only_small}
             if ready:
                 key = min(ready, key=lambda one: ready[one].due)
                 return tenant, key, ready[key]

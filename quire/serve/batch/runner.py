@@ -72,7 +72,7 @@ class LineRunner:
             return Output(failed(found.custom_id, "invalid_api_key", message), True)
         reply = await ask(self._run, found.url, found.body, tenant)
         if reply.is_busy:
-            raise Busy(max(RETRY_S, reply.retry_after_s if reply.is_rate_limited else 0), reply.is_rate_limited)
+            raise Busy(max(RETRY_S, reply.retry_after_s if reply.is_tenants_own else 0), reply.is_tenants_own)
         if len(reply.body) <= SHORT_BODY_BYTES:
             return _answered(found, reply)
         return await self.aside(lambda: _answered(found, reply), len(reply.body))

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from quire.core.errors import GrammarsBusy
 from quire.serve.http.exchange import AsgiMessage, Exchange
 from quire.serve.http.keys import Tenant
 from quire.serve.http.refusal import internal_error
@@ -36,9 +37,9 @@ class Reply:
         return self.status in (429, 503)
 
     @property
-    def is_rate_limited(self) -> bool:
+    def is_tenants_own(self) -> bool:
         """True if it is the tenant alone who has to wait."""
-        return self.status == 429 and _CODE.decode(self.body).error.code == "rate_limit_exceeded"
+        return self.is_busy and _CODE.decode(self.body).error.code in _OWN_CODES
 
 
 class _Error(msgspec.Struct):
@@ -49,6 +50,7 @@ class _Refused(msgspec.Struct):
     error: _Error
 
 
+_OWN_CODES = ("rate_limit_exceeded", GrammarsBusy.code)
 _CODE = msgspec.json.Decoder(_Refused)
 
 

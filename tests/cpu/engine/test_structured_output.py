@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import pathlib
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -324,9 +325,9 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
 
 
 class SlowTrials(GrammarTrials):
-    """Trials that take as long as they are told to, in the order in which they are made."""
+    """Trials that take as long as they are told to, or until an event, in the order in which they are made."""
 
-    def __init__(self, seconds: dict[str, float]) -> None:
+    def __init__(self, seconds: dict[str, float | threading.Event]) -> None:
         super().__init__(GrammarProcesses(settings()))
         self.seconds = seconds
         self.order: list[str] = []
@@ -334,7 +335,11 @@ class SlowTrials(GrammarTrials):
     def _try(self, params: StructuredOutputsParams) -> trials.Passed:
         name = str(params.regex)
         self.order.append(name)
-        time.sleep(self.seconds.get(name[0], 0.0))
+        limit = self.seconds.get(name[0], 0.0)
+        if isinstance(limit, threading.Event):
+            assert limit.wait(60)
+        else:
+            time.sleep(limit)
         return trials.Passed("g" * 10, 0.0)
 
 
@@ -343,15 +348,32 @@ def submit(trials: GrammarTrials, regex: str, tenant: str = "") -> concurrent.fu
     return trials.submit(*key_of(params), params, tenant)
 
 
-def test_tenants_have_their_turns_and_small_ones_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_ones_do_not_wait_for_the_end_of_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "MAX_THREADS", 1)
-    queue = SlowTrials({"h": 0.05})
-    futures = [submit(queue, f"heavy{i:04}" + "x" * 20_000, "a") for i in range(6)]
-    futures += [submit(queue, "light a", "a"), submit(queue, "light b", "b"), submit(queue, "light c", "c")]
-    concurrent.futures.wait(futures, 60)
-    names = [name.rstrip("x") for name in queue.order]
-    assert set(names[1:4]) == {"light a", "light b", "light c"} or set(names[:3]) == {"light a", "light b", "light c"}
-    assert names[-1].startswith("heavy")
+    is_free = threading.Event()
+    queue = SlowTrials({"h": is_free})
+    heavy = [submit(queue, f"heavy{i:04}" + "x" * 20_000, "a") for i in range(6)]
+    light = [submit(queue, f"light {tenant}", tenant) for tenant in "abc"]
+    concurrent.futures.wait(light, 60)
+    assert all(one.done() for one in light) and not any(one.done() for one in heavy)
+    is_free.set()
+    concurrent.futures.wait(heavy, 60)
+    assert all(one.done() for one in heavy)
+    queue.close()
+
+
+def test_tenants_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials, "MAX_THREADS", 1)
+    is_free = threading.Event()
+    queue = SlowTrials({"h": is_free})
+    heavy = [submit(queue, f"heavy{i:04}" + "x" * 20_000, "a") for i in range(3)]
+    assert submit(queue, "light", "a").result(60)  # both threads are there, one of them is held
+    queue._spent_s |= {"a": 5.0}
+    other = submit(queue, "other" + "x" * 30_000, "b")
+    queue._spent_s |= {"b": 0.0}
+    is_free.set()
+    concurrent.futures.wait([*heavy, other], 60)
+    assert [name[:5] for name in queue.order if len(name) > 10] == ["heavy", "other", "heavy", "heavy"]
     queue.close()
 
 
@@ -374,11 +396,13 @@ def test_a_tenant_whose_grammars_end_processes_gets_no_new_ones(monkeypatch: pyt
     queue = SlowTrials({})
     known = submit(queue, "known", "a").result(60)
     for number in range(trials.MAX_STRIKES):
-        queue.ban(number.to_bytes(16, "big"), "a", "it loops")
+        queue.ban(number.to_bytes(16, "big"), "a", "regex", "it loops")
     with pytest.raises(GrammarsBusy, match="taken again in"):
         submit(queue, "new", "a")
     assert queue.passed(key_of(StructuredOutputsParams(regex="known"))[0]) == known
     assert submit(queue, "new", "b").result(60)
+    choice = StructuredOutputsParams(choice=["new"])  # another kind, perhaps of somebody else, where there are no keys
+    assert queue.submit(*key_of(choice), choice, "a").result(60)
     monkeypatch.setattr(trials, "BAN_S", 0.0)
     assert submit(queue, "newer", "a").result(60)
     queue.close()
