@@ -249,6 +249,20 @@ class EngineEnd(msgspec.Struct):
     working: list[Working] = []
 
 
+class ModelFacts(msgspec.Struct):
+    """What is said of a loaded model to clients that ask what it is."""
+
+    family: str = ""
+    """As in `config/arch`."""
+    n_parameters: int = 0
+    hidden_size: int = 0
+    """Numbers of a vector of a prompt."""
+    weight_bytes: int = 0
+    """In memory."""
+    weights: str = ""
+    """How they are kept: a quantization, or a dtype."""
+
+
 class EngineReady(msgspec.Struct, tag="ready"):
     """Sent once after loading."""
 
@@ -263,6 +277,7 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """Number of the engine process, counted by who starts them."""
     ends: list[EngineEnd] = []
     """Of the processes before it, oldest first, those of some time ago left out."""
+    model: ModelFacts = msgspec.field(default_factory=ModelFacts)
 
 
 class Fetching(msgspec.Struct, tag="fetching"):

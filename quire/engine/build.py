@@ -33,7 +33,7 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core import host
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
-from quire.core.events import EngineReady
+from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes, parse_bytes
@@ -116,7 +116,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     if is_server:
         structured.start()
     core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, min_shared, pace)
-    return core, _ready(config, limits, arch, device.name, n_pages)
+    return core, _ready(config, limits, arch, device.name, n_pages, model.n_bytes)
 
 
 def _room(device: Device) -> Room:
@@ -247,8 +247,11 @@ def _assemble(
     return EngineCore(scheduler, executor, clock, config.pipeline_depth, grammars)
 
 
-def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int) -> EngineReady:
+def _ready(
+    config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int, weight_bytes: int = 0
+) -> EngineReady:
     """What clients need to know."""
+    weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     return EngineReady(
         max_model_len=limits.max_model_len,
         n_pages=n_pages,
@@ -256,6 +259,9 @@ def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n
         logits_width=arch.vocab_size,
         device=device,
         max_num_seqs=limits.max_num_seqs,
+        model=ModelFacts(
+            arch.family, arch.n_parameters, arch.hidden_size, weight_bytes, weights
+        ),
     )
 
 

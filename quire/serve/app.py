@@ -30,6 +30,9 @@ from quire.serve.batch.worker import BatchWorker
 from quire.serve.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from quire.serve.http.hosts import Hosts
 from quire.serve.http.refusal import Refusal, internal_error, refusal_of
+from quire.serve.ollama.generating import serve_ollama_chat, serve_ollama_generate
+from quire.serve.ollama.models import serve_ollama_ps, serve_ollama_show, serve_ollama_tags, serve_ollama_version
+from quire.serve.ollama.vectors import serve_ollama_embed, serve_ollama_embeddings
 from quire.serve.openai.chat import serve_chat
 from quire.serve.openai.completions import serve_completion
 from quire.serve.openai.embeddings import serve_embeddings
@@ -69,6 +72,14 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/responses", serve_responses),
     ("POST", "/v1/messages", serve_messages),
     ("POST", "/v1/messages/count_tokens", serve_count_tokens),
+    ("POST", "/api/chat", serve_ollama_chat),
+    ("POST", "/api/generate", serve_ollama_generate),
+    ("POST", "/api/embed", serve_ollama_embed),
+    ("POST", "/api/embeddings", serve_ollama_embeddings),
+    ("POST", "/api/show", serve_ollama_show),
+    ("GET", "/api/tags", serve_ollama_tags),
+    ("GET", "/api/ps", serve_ollama_ps),
+    ("GET", "/api/version", serve_ollama_version),
     ("POST", "/v1/files", serve_file_upload),
     ("GET", "/v1/files", serve_files),
     ("GET", "/v1/files/{file_id}", serve_file),

@@ -17,8 +17,15 @@ import msgspec
 from quire import __version__
 from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.serve.batch.batches import BatchRequest
-from quire.serve.http.dialect import ANTHROPIC_PATH
+from quire.serve.http.dialect import dialect_of
 from quire.serve.http.exchange import Exchange
+from quire.serve.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.schema import (
     ChatRequest,
@@ -40,6 +47,11 @@ BODIES: dict[str, Any] = {
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/embed": OllamaEmbedRequest,
+    "/api/embeddings": OllamaEmbeddingsRequest,
+    "/api/show": OllamaShowRequest,
     "/v1/batches": BatchRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
@@ -60,6 +72,14 @@ ANSWERS: dict[str, str] = {
     "/v1/responses": "id object created_at status model output usage",
     "/v1/messages": "id type role model content stop_reason usage",
     "/v1/messages/count_tokens": "input_tokens",
+    "/api/chat": "model created_at message done",
+    "/api/generate": "model created_at response done",
+    "/api/embed": "model embeddings",
+    "/api/embeddings": "embedding",
+    "/api/show": "details model_info capabilities",
+    "/api/tags": "models",
+    "/api/ps": "models",
+    "/api/version": "version",
     "/v1/files": "object",
     "/v1/files/{file_id}": "id object",
     "/v1/batches": "object",
@@ -72,7 +92,9 @@ ANSWERS: dict[str, str] = {
 """Path → fields that the JSON of a good answer always has."""
 
 OTHER_MEDIA = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/jsonl"}
-STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+STREAMING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"}
+)
 
 _STRING: JsonObject = {"type": "string"}
 _LIMIT: JsonObject = {"type": "integer", "minimum": 1}
@@ -114,6 +136,12 @@ ERRORS: dict[str, JsonObject] = {
             "request_id": _STRING,
         },
         "required": ["type", "error", "request_id"],
+        "additionalProperties": False,
+    },
+    "OllamaError": {
+        "type": "object",
+        "properties": {"error": _STRING},
+        "required": ["error"],
         "additionalProperties": False,
     },
 }
@@ -189,10 +217,10 @@ def _responses(path: str) -> JsonObject:
         content: JsonObject = {OTHER_MEDIA[path]: {"schema": _STRING}}
     else:
         content = {"application/json": {"schema": {"type": "object", "required": ANSWERS[path].split()}}}
+    dialect = dialect_of(path)
     if path in STREAMING:
-        content["text/event-stream"] = {}  # events, which OpenAPI has no words for
-    is_anthropic = path.startswith(ANTHROPIC_PATH)
-    error = {"$ref": f"#/components/schemas/{'AnthropicError' if is_anthropic else 'Error'}"}
+        content[dialect.stream_media.partition(b";")[0].decode()] = {}  # a stream, which OpenAPI has no words for
+    error = {"$ref": f"#/components/schemas/{dialect.error_name}"}
     refused = {
         "description": "What was wrong with the request, or with the server.",
         "headers": headers,

@@ -27,6 +27,7 @@ from quire.core.events import (
     Explained,
     Explanation,
     FinishReason,
+    ModelFacts,
     SeqDelta,
     StepGroup,
     StepOutputs,
@@ -48,6 +49,7 @@ END, USER, ASSISTANT = 256, 257, 258
 LOGITS_WIDTH = 272
 """More than the tokenizer's 259 ids, as in models with a padded vocabulary."""
 MAX_MODEL_LEN = 4096
+FACTS = ModelFacts("bytes", n_parameters=1_500_000, hidden_size=3, weight_bytes=3_000_000, weights="bfloat16")
 TEMPLATE = (
     "{% if tools %}<|user|>tools:{% for tool in tools %}{{ tool.function.name }},{% endfor %}{% endif %}"
     "{% for m in messages %}{% if m.content == 'template, fail' %}{{ raise_exception('as asked') }}{% endif %}"
@@ -278,5 +280,5 @@ async def make_llm(
         chat_template=ChatTemplate({"default": template}, {}, traces=not config.allow_special_tokens_in_text),
         generation=GenerationDefaults((END,), defaults or {}),
     )
-    ready = EngineReady(MAX_MODEL_LEN, n_pages=4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake")
+    ready = EngineReady(MAX_MODEL_LEN, 4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake", model=FACTS)
     return AsyncLLM(frontend.attach(ready), engine)
