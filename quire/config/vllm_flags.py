@@ -169,7 +169,6 @@ REFUSED: Final = (
           "a shorter --max-model-len, or --device cpu"),
     Group("kv_transfer_config kv_events_config ec_transfer_config weight_transfer_config",
           "prompts and decodes run in one engine, which sends its pages and weights nowhere: leave it out"),
-    Group("enable_sleep_mode!", "an engine holds its memory until it ends: stop the server, and start it when needed"),
     Group("quantization_config kv_cache_dtype_skip_layers*",
           "weights are rounded by --quantization, the cache by --kv-cache-dtype, all layers alike"),
     Group("scheduler_cls worker_cls worker_extension_cls logits_processors* logits_processor_pattern middleware*"

@@ -1,7 +1,7 @@
 """The ASGI application: the route table, and the gate that every request passes before its route.
 
 Owns the order of the checks (host, origin, key, route, method) and the one place where exceptions become answers. Does
-not own any endpoint. Invariants: without the key nothing is answered but the page's files, /health and preflights;
+not own any endpoint. Invariants: without the key nothing is answered but the page's files, probes and preflights;
 every check and the router look at the same path, `Exchange.path`; every answer is JSON (or what the route says) with a
 request id; nothing raised by an endpoint reaches the HTTP server.
 """
@@ -36,8 +36,16 @@ from quire.serve.ollama.vectors import serve_ollama_embed, serve_ollama_embeddin
 from quire.serve.openai.chat import serve_chat
 from quire.serve.openai.completions import serve_completion
 from quire.serve.openai.embeddings import serve_embeddings
+from quire.serve.openai.pooling import serve_pooling
 from quire.serve.openai.responses import serve_responses
+from quire.serve.openai.scoring import serve_rerank, serve_score
 from quire.serve.openai.tokens import serve_detokenize, serve_tokenize
+from quire.serve.ops.administration import (
+    serve_is_sleeping,
+    serve_reset_prefix_cache,
+    serve_sleep,
+    serve_wake_up,
+)
 from quire.serve.ops.explanation import serve_explanation
 from quire.serve.ops.observation import (
     serve_engine,
@@ -46,6 +54,7 @@ from quire.serve.ops.observation import (
     serve_metrics,
     serve_model,
     serve_models,
+    serve_server_load,
     serve_version,
 )
 from quire.serve.ops.openapi import ApiDocument
@@ -59,7 +68,10 @@ Handler = Callable[[ServerState, Exchange], Awaitable[None]]
 
 ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/health", serve_health),
+    ("GET", "/ping", serve_health),
+    ("POST", "/ping", serve_health),
     ("GET", "/metrics", serve_metrics),
+    ("GET", "/load", serve_server_load),
     ("GET", "/version", serve_version),
     ("GET", "/v1/models", serve_models),
     ("GET", "/v1/models/{model:path}", serve_model),
@@ -69,6 +81,12 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", serve_chat),
     ("POST", "/v1/completions", serve_completion),
     ("POST", "/v1/embeddings", serve_embeddings),
+    ("POST", "/v1/score", serve_score),
+    ("POST", "/score", serve_score),
+    ("POST", "/rerank", serve_rerank),
+    ("POST", "/v1/rerank", serve_rerank),
+    ("POST", "/v2/rerank", serve_rerank),
+    ("POST", "/pooling", serve_pooling),
     ("POST", "/v1/responses", serve_responses),
     ("POST", "/v1/messages", serve_messages),
     ("POST", "/v1/messages/count_tokens", serve_count_tokens),
@@ -89,19 +107,23 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/batches", serve_batches),
     ("GET", "/v1/batches/{batch_id}", serve_batch),
     ("POST", "/v1/batches/{batch_id}/cancel", serve_batch_cancel),
+    ("POST", "/reset_prefix_cache", serve_reset_prefix_cache),
+    ("POST", "/sleep", serve_sleep),
+    ("POST", "/wake_up", serve_wake_up),
+    ("GET", "/is_sleeping", serve_is_sleeping),
     ("POST", "/tokenize", serve_tokenize),
     ("POST", "/detokenize", serve_detokenize),
 ]
 """Every endpoint but the page's files."""
 ROUTES.append(("GET", "/openapi.json", ApiDocument(ROUTES)))
 
-PROBE = "/health"
-"""Answered under any name, as balancers and supervisors ask by address: it says no more than that the server lives."""
+PROBES = frozenset({"/health", "/ping"})
+"""Answered under any name, as balancers and supervisors ask by address: they say no more than that the server lives."""
 
-OPEN_PATHS = frozenset({PROBE, *FILES})
+OPEN_PATHS = PROBES | frozenset(FILES)
 """Paths that need no key: they hold nothing of a model or a user."""
 
-QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", "/v1/load", *FILES})
+QUIET_ROUTES = frozenset({*PROBES, "/metrics", "/v1/engine", "/v1/load", "/load", *FILES})
 """Polled routes and files, left out of the access log."""
 
 
@@ -165,7 +187,7 @@ class App:
         self.state.loop_monitor.enter()
         try:
             if not is_inside:
-                self.hosts.check_host(exchange, is_probe=exchange.path == PROBE)
+                self.hosts.check_host(exchange, is_probe=exchange.path in PROBES)
                 self.hosts.check_origin(exchange)
                 allowance = self.hosts.preflight(exchange)
                 if allowance is not None:

@@ -72,9 +72,7 @@ async def _answer(
         raise renamed(refusal, translated.names) from None
 
 
-async def _raw_job(
-    state: ServerState, exchange: Exchange, body: OllamaGenerateRequest, translated: Translated
-) -> Job:
+async def _raw_job(state: ServerState, exchange: Exchange, body: OllamaGenerateRequest, translated: Translated) -> Job:
     """A prompt without the chat template."""
     chat = translated.chat
     translated.names["prompt"] = "prompt"

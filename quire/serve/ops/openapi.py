@@ -35,6 +35,7 @@ from quire.serve.openai.schema import (
     JsonObject,
     TokenizeRequest,
 )
+from quire.serve.openai.scoring_schema import PoolingRequest, RerankRequest, ScoreRequest
 from quire.serve.ops.openapi_types import TypeSchemas
 from quire.serve.state import ServerState
 
@@ -44,6 +45,12 @@ BODIES: dict[str, Any] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
+    "/score": ScoreRequest,
+    "/rerank": RerankRequest,
+    "/v1/rerank": RerankRequest,
+    "/v2/rerank": RerankRequest,
+    "/pooling": PoolingRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
@@ -60,6 +67,18 @@ BODIES: dict[str, Any] = {
 
 ANSWERS: dict[str, str] = {
     "/health": "status",
+    "/ping": "status",
+    "/load": "server_load",
+    "/reset_prefix_cache": "success",
+    "/sleep": "is_sleeping",
+    "/wake_up": "is_sleeping",
+    "/is_sleeping": "is_sleeping",
+    "/v1/score": "id object created model data usage",
+    "/score": "id object created model data usage",
+    "/rerank": "id model usage results",
+    "/v1/rerank": "id model usage results",
+    "/v2/rerank": "id model usage results",
+    "/pooling": "id object created model data usage",
     "/version": "version",
     "/v1/models": "object data",
     "/v1/models/{model}": "id object created owned_by max_model_len",
@@ -182,7 +201,8 @@ def document_of(routes: Sequence[Route], model_names: tuple[str, ...], *, needs_
     if needs_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
-        paths["/health"]["get"]["security"] = []
+        for probe in (paths["/health"]["get"], paths["/ping"]["get"], paths["/ping"]["post"]):
+            probe["security"] = []
     return document
 
 

@@ -25,7 +25,7 @@ from quire.serve.openai.schema import ChatRequest, CompletionRequest, EmbeddingR
 from quire.serve.page.assets import FILES
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-NO_JSON = {"/v1/files", "/v1/batches/{batch_id}/cancel"}
+NO_JSON = {"/v1/files", "/v1/batches/{batch_id}/cancel", "/ping", "/reset_prefix_cache", "/sleep", "/wake_up"}
 """Routes that take a form, or nothing."""
 POSTS = [path for method, path, _ in ROUTES if method == "POST" and path not in NO_JSON]
 ALL_PATHS = sorted({re.sub(r"{.*?}", "fake", path) for _, path, _ in ROUTES} | set(FILES))
@@ -45,6 +45,12 @@ OTHER_BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "fake", "messages": [{"role": "user", "content": "x"}]},
     "/v1/embeddings": {"model": "fake", "input": "x"},
+    "/v1/score": {"model": "fake", "text_1": "x", "text_2": ["x", "y"]},
+    "/score": {"model": "fake", "queries": "x", "documents": "y"},
+    "/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
+    "/v1/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
+    "/v2/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
+    "/pooling": {"model": "fake", "input": "x"},
     "/api/chat": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 2}},
     "/api/generate": {"model": "fake", "prompt": "x", "options": {"num_predict": 2}},
     "/api/embed": {"model": "fake", "input": "x"},

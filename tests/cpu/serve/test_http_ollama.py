@@ -70,7 +70,11 @@ def test_options_reach_the_sampler(http: httpx.Client, server: Any) -> None:  # 
     options = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 3, "num_predict": 4, "num_ctx": 8192,
                "stop": ["x"], "repeat_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
                "repeat_last_n": -1, "num_gpu": 1, "use_mmap": True, "mirostat": 0, "typical_p": 1.0}  # fmt: skip
-    for path, more in (("chat", {"messages": HI}), ("generate", {"prompt": "x"}), ("generate", {"prompt": "x", "raw": True})):  # noqa: E501
+    for path, more in (
+        ("chat", {"messages": HI}),
+        ("generate", {"prompt": "x"}),
+        ("generate", {"prompt": "x", "raw": True}),
+    ):
         ask(http, path, options=options, keep_alive="5m", **more)
         params = server.engine.submitted[-1].params
         assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
