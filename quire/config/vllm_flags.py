@@ -191,10 +191,7 @@ REFUSED: Final = (
     Group("prefix_match_unit", "prefixes are shared by whole pages: --block-size"),
     Group("device_ids", "set CUDA_VISIBLE_DEVICES for the server's process"),
     Group("rope_scaling rope_theta", "give it in --hf-overrides, for instance '{\"rope_theta\": 1000000}'"),
-    Group("default_chat_template_kwargs", "clients send chat_template_kwargs (--enable-chat-template-kwargs), or "
-          "--chat-template FILE has the default in it"),
     Group("allowed_origins* allowed_methods allowed_headers", "a proxy in front of the server adds CORS headers"),
-    Group("root_path", "let the proxy take the prefix off the path"),
     Group("uds", "give --host 127.0.0.1 and --port"),
     Group("ssl_ca_certs ssl_ciphers", "end TLS in a proxy that has these settings"),
     Group("h11_max_incomplete_event_size", "--max-header-bytes and --max-body-bytes"),

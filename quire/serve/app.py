@@ -152,6 +152,8 @@ class App:
             worker = BatchWorker(state, self.answer_inside, state.store)
             state.at_start.append(worker.run)
         config = state.config
+        self.root_path = f"{config.root_path}/".encode() if config.root_path else b""
+        """The prefix that is taken off paths, with its last slash."""
         self.hosts = Hosts(config.host, config.allowed_hosts, config.allowed_origins)
         self.router = Router(_routes(state), redirect_slashes=False, default=_not_found)
 
@@ -159,6 +161,9 @@ class App:
         """One HTTP request, from its first check to its answer."""
         if scope["type"] != "http":
             raise RuntimeError(f"only http is served, not {scope['type']}")
+        root = self.root_path
+        if root and scope["raw_path"].startswith(root):
+            scope["raw_path"] = scope["raw_path"][len(root) - 1 :]
         exchange = Exchange(scope, receive, send)
         began_s = time.monotonic()
         refusal = await self._run(exchange)

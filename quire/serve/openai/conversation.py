@@ -91,6 +91,12 @@ def conversation_of(
     )
 
 
+def add_defaults(conversation: Conversation, defaults: JsonObject) -> None:
+    """Set variables of the template that the request has not set."""
+    for name, value in defaults.items():
+        conversation.kwargs.setdefault(name, value)
+
+
 def tools_of(tools: list[Tool] | None) -> list[JsonObject] | None:
     """Checked tools as plain values, None when there are none."""
     if not tools:

@@ -174,17 +174,19 @@ class ApiDocument:
 
     async def __call__(self, state: ServerState, exchange: Exchange) -> None:
         """Answer with the document, which names the loaded model."""
-        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open
+        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open, state.config.root_path
         body = await asyncio.to_thread(_encoded, *arguments)  # the first time takes some 20 ms
         await exchange.respond(200, body)
 
 
 @functools.lru_cache(maxsize=4)
-def _encoded(routes: tuple[Route, ...], model_names: tuple[str, ...], needs_key: bool) -> bytes:
-    return msgspec.json.encode(document_of(routes, model_names, needs_key=needs_key))
+def _encoded(routes: tuple[Route, ...], model_names: tuple[str, ...], needs_key: bool, root_path: str) -> bytes:
+    return msgspec.json.encode(document_of(routes, model_names, needs_key=needs_key, root_path=root_path))
 
 
-def document_of(routes: Sequence[Route], model_names: tuple[str, ...], *, needs_key: bool) -> JsonObject:
+def document_of(
+    routes: Sequence[Route], model_names: tuple[str, ...], *, needs_key: bool, root_path: str = ""
+) -> JsonObject:
     """The document for (method, path, handler) routes; a handler's docstring begins with what the route does."""
     types = TypeSchemas(model_names)
     paths: dict[str, JsonObject] = {}
@@ -198,6 +200,8 @@ def document_of(routes: Sequence[Route], model_names: tuple[str, ...], *, needs_
         "paths": paths,
         "components": components,
     }
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     if needs_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
