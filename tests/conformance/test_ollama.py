@@ -1,4 +1,4 @@
-"""Ollama's own client on the live server: chat, its stream, tools, shapes, raw prompts, vectors, and what is refused."""
+"""Ollama's own client on the live server: chat, streams, tools, shapes, raw prompts, vectors, and what is refused."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_refusals(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError) as missing:
         client.chat(model="nothing", messages=QUESTION)
     assert missing.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="options.temperature") as wrong:
+    with pytest.raises(ollama.ResponseError, match=r"options\.temperature") as wrong:
         client.chat(model="demo", messages=QUESTION, options={"temperature": -1})
     assert wrong.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="images"):
