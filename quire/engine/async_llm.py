@@ -203,8 +203,8 @@ class AsyncLLM:
             await stream.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """Cancel by the caller's exact id; unknown or finished ids are ignored. Its reader gets a last output whose open
-        completions have finish_reason "abort"."""
+        """Cancel by the caller's exact id; unknown or finished ids are ignored. Its reader gets a last output, whose
+        open completions have finish_reason "abort"."""
         stream = self._streams.named(request_id)
         if stream is not None:
             await self.abort_stream(stream)
