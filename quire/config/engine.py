@@ -186,6 +186,10 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = 20
     num_threads: Annotated[int, _doc("Threads for compute on CPU; 0 takes every core.", ge=0, le=1024)] = 0
     enforce_eager: Annotated[bool, _doc("Do not capture CUDA graphs.")] = False
+    enable_sleep_mode: Annotated[
+        bool,
+        _doc("Let the engine give its memory back and get it again: POST /sleep and /wake_up, LLM.sleep and wake_up."),
+    ] = False
     check_weights: Annotated[bool, _doc("Refuse checkpoints with non-finite weights.")] = True
     disable_log_stats: Annotated[bool, _doc("Do not log throughput every ten seconds.")] = False
     structured_outputs_compile_seconds: Annotated[

@@ -41,6 +41,7 @@ class EngineOptions(TypedDict, total=False):
     max_logprobs: int | None
     num_threads: int | None
     enforce_eager: bool | None
+    enable_sleep_mode: bool | None
     check_weights: bool | None
     disable_log_stats: bool | None
     structured_outputs_compile_seconds: float | None

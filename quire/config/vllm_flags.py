@@ -169,7 +169,6 @@ REFUSED: Final = (
           "a shorter --max-model-len, or --device cpu"),
     Group("kv_transfer_config kv_events_config ec_transfer_config weight_transfer_config",
           "prompts and decodes run in one engine, which sends its pages and weights nowhere: leave it out"),
-    Group("enable_sleep_mode!", "an engine holds its memory until it ends: stop the server, and start it when needed"),
     Group("quantization_config kv_cache_dtype_skip_layers*",
           "weights are rounded by --quantization, the cache by --kv-cache-dtype, all layers alike"),
     Group("scheduler_cls worker_cls worker_extension_cls logits_processors* logits_processor_pattern middleware*"
@@ -192,10 +191,7 @@ REFUSED: Final = (
     Group("prefix_match_unit", "prefixes are shared by whole pages: --block-size"),
     Group("device_ids", "set CUDA_VISIBLE_DEVICES for the server's process"),
     Group("rope_scaling rope_theta", "give it in --hf-overrides, for instance '{\"rope_theta\": 1000000}'"),
-    Group("default_chat_template_kwargs", "clients send chat_template_kwargs, or "
-          "--chat-template FILE has the default in it"),
     Group("allowed_origins* allowed_methods allowed_headers", "a proxy in front of the server adds CORS headers"),
-    Group("root_path", "let the proxy take the prefix off the path"),
     Group("uds", "give --host 127.0.0.1 and --port"),
     Group("ssl_ca_certs ssl_ciphers", "end TLS in a proxy that has these settings"),
     Group("h11_max_incomplete_event_size", "--max-header-bytes and --max-body-bytes"),

@@ -3,11 +3,12 @@
 ├── RequestError                  a request is refused; the engine is unharmed (HTTP 4xx)
 │   ├── InvalidParameter          one named field has a bad value
 │   ├── ContextLengthExceeded     prompt and output do not fit the context or the pool
-│   ├── QueueFull, GrammarsBusy, RequestExpired, RequestQuarantined (HTTP 429, 503, 503 or 408, 400)
+│   ├── QueueFull, GrammarsBusy, EngineAsleep, RequestExpired (HTTP 429, 503, 503, 503 or 408)
+│   ├── RequestQuarantined
 ├── ConfigError                   an option, config.json field or machine limit does not fit
 ├── LoadError                     a checkpoint file is missing, damaged or does not match
 └── EngineError                   the engine failed while it ran (HTTP 5xx)
-    ├── DeviceOutOfMemory, EngineLost (another one is being started), EngineDead
+    ├── DeviceOutOfMemory, SleepFailed, EngineLost (another one is being started), EngineDead
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ class GrammarsBusy(RequestError):
     code = "grammars_busy"
 
 
+class EngineAsleep(RequestError):
+    """The engine has given its memory back and takes no request until it is woken."""
+
+    code = "engine_asleep"
+
+
 class RequestQuarantined(RequestError):
     """The engine died each time that it ran this request; it is not run again."""
 
@@ -132,6 +139,12 @@ class DeviceOutOfMemory(EngineError):
     """A step asked for more memory than the device has; nothing of it counts, and smaller steps may succeed."""
 
     code = "device_out_of_memory"
+
+
+class SleepFailed(EngineError):
+    """The engine could not give its memory back, or could not get it again. The message says why."""
+
+    code = "sleep_failed"
 
 
 class EngineLost(EngineError):

@@ -67,7 +67,30 @@ class Shutdown(msgspec.Struct, tag="shutdown"):
     """Leave the loop and free everything."""
 
 
-Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown]
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
+    """Forget the pages that no open request holds; the answer is one Done, whose value says whether none are left."""
+
+    ticket: int
+
+
+class Sleep(msgspec.Struct, tag="sleep"):
+    """End every request and give memory back; the answer is one Done."""
+
+    ticket: int
+    level: int
+    """1 gives up the pages and keeps the weights in the host's memory; 2 gives up both."""
+
+
+class WakeUp(msgspec.Struct, tag="wake_up"):
+    """Bring back what was given up; the answer is one Done."""
+
+    ticket: int
+
+
+Order = Union[ResetPrefixCache, Sleep, WakeUp]
+"""What an operator asks of an engine."""
+
+Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown, ResetPrefixCache, Sleep, WakeUp]
 
 
 class SeqDelta(msgspec.Struct, array_like=True):
@@ -125,6 +148,8 @@ class EngineStats(msgspec.Struct):
     """Finish reason → sequences."""
     last_step_age_s: float = 0.0
     """Seconds since the last step ended while work was waiting; 0 when idle."""
+    is_asleep: bool = False
+    """Its memory was given back: no request is taken until it is woken."""
     steps_in_flight: int = 0
     """Steps handed to compute whose results have not been committed."""
     tree: list[tuple[int, int, int]] = []
@@ -202,6 +227,14 @@ class Explained(msgspec.Struct, tag="explained"):
     found: list[Explanation] = []
 
 
+class Done(msgspec.Struct, tag="done"):
+    """Answer to an order. error: why it was not carried out."""
+
+    ticket: int
+    value: bool = True
+    error: str | None = None
+
+
 class ClientCut(msgspec.Struct, tag="cut"):
     """This client did not read what the engine sent: all requests that it had open were cancelled."""
 
@@ -249,6 +282,20 @@ class EngineEnd(msgspec.Struct):
     working: list[Working] = []
 
 
+class ModelFacts(msgspec.Struct):
+    """What is said of a loaded model to clients that ask what it is."""
+
+    family: str = ""
+    """As in `config/arch`."""
+    n_parameters: int = 0
+    hidden_size: int = 0
+    """Numbers of a vector of a prompt."""
+    weight_bytes: int = 0
+    """In memory."""
+    weights: str = ""
+    """How they are kept: a quantization, or a dtype."""
+
+
 class EngineReady(msgspec.Struct, tag="ready"):
     """Sent once after loading."""
 
@@ -263,6 +310,7 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """Number of the engine process, counted by who starts them."""
     ends: list[EngineEnd] = []
     """Of the processes before it, oldest first, those of some time ago left out."""
+    model: ModelFacts = msgspec.field(default_factory=ModelFacts)
 
 
 class Fetching(msgspec.Struct, tag="fetching"):
@@ -279,7 +327,7 @@ class Heartbeat(msgspec.Struct, tag="beat"):
     steps_in_flight: int
 
 
-Event = Union[StepOutputs, ClientCut, Explained, EngineReady]
+Event = Union[StepOutputs, ClientCut, Explained, Done, EngineReady]
 """What an engine sends to its clients."""
 
 Status = Union[EngineReady, EngineFailed, Fetching, Heartbeat]

@@ -7,6 +7,7 @@ speed count as free, here and in a group.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import resource
@@ -29,6 +30,13 @@ def free_bytes(root: pathlib.Path = ROOT) -> int:
     """Memory without swap that this process may still take, by the machine and its control groups; 0 when unknown."""
     groups = [max(0, limit - used) for limit, used in _groups(root)]
     return min([_meminfo(root).get("MemAvailable", 0), *groups])
+
+
+def trim_heap() -> None:
+    """Give the system back what the C library's allocator holds free, where it is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def swap_bytes(root: pathlib.Path = ROOT) -> int:

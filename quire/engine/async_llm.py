@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import (
+    EngineAsleep,
     EngineDead,
     EngineError,
     EngineLost,
@@ -27,13 +28,17 @@ from quire.core.errors import (
 from quire.core.events import (
     Cancel,
     Command,
+    Done,
     EngineReady,
     EngineStats,
     Event,
     Explained,
     Explanation,
     FinishReason,
+    ResetPrefixCache,
+    Sleep,
     StepOutputs,
+    WakeUp,
 )
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
@@ -44,6 +49,7 @@ from quire.engine.link import EngineLink
 from quire.engine.outflow import OpenRequest
 from quire.engine.questions import Questions
 from quire.engine.replay import Replay
+from quire.engine.sleep import ASLEEP, check_sleep, check_wake
 from quire.engine.stream import OpenStreams, RequestStream
 from quire.engine.supervisor import ENGINE_COMMAND, EngineSupervisor
 
@@ -197,10 +203,8 @@ class AsyncLLM:
             await stream.aclose()
 
     async def abort(self, request_id: str) -> None:
-        """Cancel by the caller's exact id; unknown or finished ids are ignored.
-
-        Its reader gets a last output whose open completions have finish_reason "abort".
-        """
+        """Cancel by the caller's exact id; unknown or finished ids are ignored. Its reader gets a last output, whose
+        open completions have finish_reason "abort"."""
         stream = self._streams.named(request_id)
         if stream is not None:
             await self.abort_stream(stream)
@@ -225,10 +229,26 @@ class AsyncLLM:
 
     async def explain(self, label: str) -> list[Explanation]:
         """Where the time went of the requests whose ids are `label`, a hyphen and more; empty if none is remembered.
-
-        Raises EngineLost or EngineDead without an engine, TimeoutError if it does not answer.
-        """
+        Raises EngineLost or EngineDead without an engine, TimeoutError if it does not answer."""
         return await self._questions.explain(label)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget the pages that no open request holds; True if none are left. Raises EngineLost or EngineDead."""
+        return await self._questions.order(ResetPrefixCache)
+
+    async def sleep(self, level: int = 1) -> None:
+        """End every request and give memory back, as `LLM.sleep`. Raises SleepFailed, EngineLost or EngineDead too."""
+        check_sleep(self.config, level)
+        await self._questions.order(lambda ticket: Sleep(ticket, level))
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back what `sleep` gave up, and take requests again. Raises as `sleep`, and sleeps on then."""
+        check_wake(self.config, tags)
+        await self._questions.order(WakeUp)
+
+    async def is_sleeping(self) -> bool:
+        """True between `sleep` and the end of `wake_up`, whoever asked for them."""
+        return self._stats.is_asleep
 
     def stats(self) -> EngineStats:
         """Latest snapshot, about a second old at most while the engine is healthy."""
@@ -253,13 +273,15 @@ class AsyncLLM:
         self._client.close()
 
     def _check_admission(self, request_id: str | None) -> None:
-        """Refuse what cannot be taken now. The engine's own limit counts sequences that wait; here, where it is not
-        known which of the open ones run, only what exceeds slots and queue together is certain not to fit."""
+        """Refuse what cannot be taken now. Which sequences run only the engine knows: here those beyond slots and queue
+        together are certain not to fit."""
         failure = self.failure()
         if failure is not None:
             raise EngineDead(failure)
         if self._is_recovering:
             raise EngineLost("the engine is being started again: try again later")
+        if self._stats.is_asleep:
+            raise EngineAsleep(ASLEEP)
         if self._streams.named(request_id) is not None:
             raise RequestError(
                 f"request_id = {shown(request_id)} names an open request: choose another or abort that one",
@@ -285,7 +307,9 @@ class AsyncLLM:
                         await self._recover()
                     else:
                         await self._client.receive_all(self._take, self._hear)
-                except EngineLost:
+                except EngineLost as lost:
+                    self._questions.fail(lost)
+                    self._stats = EngineStats()
                     self.n_engines_lost += 1
                     self._is_recovering = True
         except EngineDead as error:
@@ -295,8 +319,7 @@ class AsyncLLM:
             self._fail_all("the engine's messages could not be read; see the log")
 
     async def _recover(self) -> None:
-        """Wait for the next engine and run the open requests again that can. EngineDead if none comes, EngineLost if it
-        is lost at once."""
+        """Wait for the next engine, run the open requests again that can. EngineDead if none comes, else EngineLost."""
         supervisor = self._supervisor
         final = await supervisor.verdict() if supervisor is not None else None
         if final is not None:
@@ -318,8 +341,8 @@ class AsyncLLM:
         self._is_recovering = False
 
     def _hear(self, event: Event) -> None:
-        """Anything but outputs: the answer to `explain`, or the news that the engine has cancelled what was open."""
-        if isinstance(event, Explained):
+        """Anything but outputs: an answer to a question or an order, or the news that what was open is cancelled."""
+        if isinstance(event, Explained | Done):
             self._questions.answer(event)
             return
         for stream in self._streams.all():
@@ -345,5 +368,6 @@ class AsyncLLM:
     def _fail_all(self, message: str) -> None:
         """No stream can go on, and no request will be taken any more."""
         self._failure = message
+        self._questions.fail(EngineDead(message))
         for stream in self._streams.all():
             self._fail(stream, EngineDead(message))

@@ -33,7 +33,7 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core import host
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
-from quire.core.events import EngineReady
+from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes, parse_bytes
@@ -47,6 +47,7 @@ from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
+from quire.engine.sleep import Residence
 from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
@@ -86,19 +87,45 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         rounds=device.name == "cpu" and native.library() is not None,
     )  # fmt: skip
     check_fit(case)
-    model = _load(config, limits, folder, arch, device)
+    load = functools.partial(_load, config, limits, folder, arch, device)
+    model = load()
     others_bytes = 0 if device.name == "cpu" else room.others_bytes
     n_pages, limits = size_pool(config, limits, arch, device, graph_sizes, mixed_rows, model.n_bytes, others_bytes)
-    pool = KVPool(arch, n_pages, config.block_size, KV_DTYPES[limits.kv_dtype], device)
-    tables = SlotTables(limits.max_num_seqs, limits.max_model_len, config.block_size, device)
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     n_tokens = None if tokenizer is None else len(tokenizer)
-    sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=n_tokens)
+    make = functools.partial(_executor, limits, arch, device, config.block_size, n_pages, n_tokens, bool(graph_sizes))
+    executor = make(model)
+    min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
+    pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
+    structured = _structured_output(config, tokenizer, folder, arch, limits.max_num_seqs)
+    if is_server:
+        structured.start()
+    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, min_shared, pace)
+    if config.enable_sleep_mode:
+        release = device.free_bytes if device.name == "cuda" else host.trim_heap
+        core.residence = Residence(model, load, make, release)
+    return core, _ready(config, limits, arch, device.name, n_pages, model.n_bytes)
+
+
+def _executor(
+    limits: Limits,
+    arch: ModelArch,
+    device: Device,
+    page_size: int,
+    n_pages: int,
+    vocab_limit: int | None,
+    has_graphs: bool,
+    model: DenseModel,
+) -> Executor:
+    """Pages, tables, sampler and captured steps around a model, warmed up: all that sleep gives up but the weights."""
+    pool = KVPool(arch, n_pages, page_size, KV_DTYPES[limits.kv_dtype], device)
+    tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device)
+    sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=vocab_limit)
     if device.name == "cuda":
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)
     graphs = None
-    if isinstance(device, cuda.CudaDevice) and graph_sizes:
+    if isinstance(device, cuda.CudaDevice) and has_graphs:
         graphs = StepGraphs(
             device, model, pool, tables, vocab_limit=sampler.vocab_limit,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
@@ -109,14 +136,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     runner = Runner(device, model, pool, tables, sampler, graphs, tape)
     with ticking("building kernels and running a first step"):
         runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
-    executor: Executor = LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner, runner.prepare)
-    min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
-    pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
-    structured = _structured_output(config, tokenizer, folder, arch, limits.max_num_seqs)
-    if is_server:
-        structured.start()
-    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, min_shared, pace)
-    return core, _ready(config, limits, arch, device.name, n_pages)
+    return LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner, runner.prepare)
 
 
 def _room(device: Device) -> Room:
@@ -247,8 +267,11 @@ def _assemble(
     return EngineCore(scheduler, executor, clock, config.pipeline_depth, grammars)
 
 
-def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int) -> EngineReady:
+def _ready(
+    config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int, weight_bytes: int = 0
+) -> EngineReady:
     """What clients need to know."""
+    weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)
     return EngineReady(
         max_model_len=limits.max_model_len,
         n_pages=n_pages,
@@ -256,6 +279,7 @@ def _ready(config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n
         logits_width=arch.vocab_size,
         device=device,
         max_num_seqs=limits.max_num_seqs,
+        model=ModelFacts(arch.family, arch.n_parameters, arch.hidden_size, weight_bytes, weights),
     )
 
 

@@ -11,14 +11,16 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from quire.control.draft import StepDraft
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
 from quire.core.clock import Clock
-from quire.core.errors import EngineError, QuireError, RequestError
+from quire.core.errors import EngineAsleep, EngineError, QuireError, RequestError, SleepFailed
 from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.request import Request
@@ -26,7 +28,9 @@ from quire.core.result import StepResult
 from quire.engine.commands import refusals
 from quire.engine.executors.executor import Executor, is_out_of_memory
 from quire.engine.grammars.manager import StructuredOutput
+from quire.engine.sleep import ASLEEP, AsleepExecutor, Residence
 
+T = TypeVar("T")
 logger = logging.getLogger("quire.engine")
 
 MAX_FAILED_STEPS = 3
@@ -101,6 +105,8 @@ class EngineCore:
         self._depth = depth
         self._in_flight: collections.deque[InFlight] = collections.deque()
         self._n_failed = 0
+        self.residence: Residence | None = None
+        """What can be given up in sleep; None: nothing."""
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
 
@@ -113,6 +119,8 @@ class EngineCore:
         if self.grammars.n_compiling:
             self._queue_compiled()
         owed, self._owed = self._owed, []
+        if self.is_asleep:
+            return owed
         try:
             owed += self._expire()
             deltas, record = self._advance()
@@ -188,6 +196,7 @@ class EngineCore:
 
     def _submit(self, request: Request) -> None:
         try:
+            self._check_awake()
             self.scheduler.submit(request)
         except RequestError:
             self.grammars.drop(request.request_id)
@@ -253,6 +262,7 @@ class EngineCore:
     def _apply(self, command: Submit | Cancel | CancelSeq) -> None:
         match command:
             case Submit(request):
+                self._check_awake()
                 if request.is_constrained:
                     self.grammars.admit(request)
                 else:
@@ -265,13 +275,52 @@ class EngineCore:
                 self.scheduler.cancel_seq(request_id, index)
                 self.grammars.drop_seq(request_id, index)
 
+    @property
+    def is_asleep(self) -> bool:
+        """True between `sleep` and the end of `wake_up`."""
+        return self.residence is not None and self.residence.is_asleep
+
+    def sleep(self, level: int) -> None:
+        """End every sequence with an error, which the next step returns, and give memory back.
+
+        level: 1 keeps the weights in the host's memory, 2 gives them up too. SleepFailed where nothing can be given up.
+        """
+        if self.residence is None:
+            raise SleepFailed("this engine was not started with enable_sleep_mode, or holds no memory")
+        self.grammars.clear()
+        self._drain()
+        self._owed += self.scheduler.fail_all(f"{EngineAsleep.code}: {ASLEEP}")
+        self.executor.shutdown()
+        self.executor = AsleepExecutor()
+        self._beside(functools.partial(self.residence.leave, level))
+
+    def wake_up(self) -> None:
+        """Bring back what `sleep` gave up. SleepFailed if it cannot be had; the engine sleeps on then."""
+        if self.residence is not None and self.residence.is_asleep:
+            self.executor = self._beside(self.residence.enter)
+
+    def _beside(self, work: Callable[[], T]) -> T:
+        """Do it in a thread, and be heard of meanwhile."""
+        with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="quire-sleep") as thread:
+            future = thread.submit(work)
+            while not future.done():
+                concurrent.futures.wait((future,), WAIT_SLICE_S)
+                self._waits()
+            return future.result()
+
+    def _check_awake(self) -> None:
+        if self.is_asleep:
+            raise EngineAsleep(ASLEEP)
+
     def has_work(self) -> bool:
         """True while a step is in flight, a request is unfinished or an end is not told yet."""
         return bool(self._in_flight or self._owed or self.grammars.n_compiling) or self.scheduler.has_work()
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""
-        return self.scheduler.stats(with_map=with_map)
+        stats = self.scheduler.stats(with_map=with_map)
+        stats.is_asleep = self.is_asleep
+        return stats
 
     def shutdown(self) -> None:
         """Stop the executor; steps in flight are dropped."""

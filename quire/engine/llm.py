@@ -25,6 +25,7 @@ from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.core import StepRecord
 from quire.engine.frontend import text_folder
 from quire.engine.offline import Bar, as_list, refuse_unused
+from quire.engine.sleep import check_sleep, check_wake
 from quire.engine.vectors import VectorEngine
 from quire.text.chat_template import ChatTemplate
 from quire.text.tokenizer import read_tokenizer_config, special_strings
@@ -40,7 +41,6 @@ _COUNTERS: Final = {
 }  # fmt: skip
 """Names at /metrics → fields of `EngineStats`."""
 _WEIGHTS: Final = "weights stay as they were loaded: call shutdown() and make a new LLM with the new checkpoint"
-_MEMORY: Final = "an engine holds its memory until it ends: call shutdown(), and make a new LLM when it is needed"
 _QUEUE: Final = "generate() takes any number of prompts at once, and stream() can be interleaved with it"
 _PROFILE: Final = "set `on_step` for what each step did, or run `quire bench`"
 NOT_HERE: Final = {
@@ -52,8 +52,6 @@ NOT_HERE: Final = {
     "enqueue_chat": _QUEUE,
     "wait_for_completion": _QUEUE,
     "reset_mm_cache": "models are of text alone, and there is no such cache",
-    "sleep": _MEMORY,
-    "wake_up": _MEMORY,
     "start_profile": _PROFILE,
     "stop_profile": _PROFILE,
     "init_weight_transfer_engine": _WEIGHTS,
@@ -256,6 +254,25 @@ class LLM(VectorEngine):
             if given:
                 raise InvalidParameter(name, given, "False: end the open requests first")
         return self.engine.scheduler.forget_prefixes()
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back: the pages, and at level 2 the weights too, which level 1 keeps in the host's memory.
+
+        Open streams end with an error. Needs enable_sleep_mode=True. Raises ConfigError without it, InvalidParameter.
+        """
+        if mode != "abort":
+            raise InvalidParameter("mode", mode, "'abort': sleep ends what is open")
+        check_sleep(self.config, level)
+        self.engine.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back what `sleep` gave up; prefixes are not remembered. Raises SleepFailed if memory is short."""
+        check_wake(self.config, tags)
+        self.engine.wake_up()
+
+    def is_sleeping(self) -> bool:
+        """True between `sleep` and `wake_up`."""
+        return self.engine.is_asleep
 
     def shutdown(self) -> None:
         """Free the engine's thread and memory; the object cannot be used afterwards."""

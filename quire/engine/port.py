@@ -16,14 +16,17 @@ from quire.core.events import (
     CancelSeq,
     ClientCut,
     Command,
+    Done,
     EngineReady,
     Explain,
     Explained,
-    Explanation,
     Hello,
+    ResetPrefixCache,
     SeqDelta,
+    Sleep,
     StepOutputs,
     Submit,
+    WakeUp,
 )
 from quire.engine.commands import read_commands
 from quire.engine.wire import encode
@@ -104,11 +107,11 @@ class Port:
             elif self._send(identity, encode(ClientCut())):
                 client.is_cut = False
 
-    def answer(self, question: Explain, found: list[Explanation]) -> None:
+    def answer(self, answer: Explained | Done) -> None:
         """To the client that has asked."""
-        identity = self._askers.pop(question.ticket, None)
+        identity = self._askers.pop(answer.ticket, None)
         if identity is not None:
-            self._send(identity, encode(Explained(question.ticket, found)))
+            self._send(identity, encode(answer))
 
     def take_orphans(self) -> list[str]:
         """Requests whose client is gone or was cut off since the last call: they are to be cancelled."""
@@ -131,8 +134,8 @@ class Port:
                     self._owners.pop(request_id, None)
             case CancelSeq(request_id, _):
                 self._count_end(identity, request_id)
-            case Explain(ticket, _):
-                self._askers[ticket] = identity
+            case Explain() | ResetPrefixCache() | Sleep() | WakeUp():
+                self._askers[command.ticket] = identity
             case Hello():
                 self._send(identity, self._ready)
                 return False

@@ -30,16 +30,22 @@ from quire.core.events import (
     Cancel,
     CancelSeq,
     Command,
+    Done,
     EngineFailed,
     EngineReady,
     Explain,
+    Explained,
     Fetching,
     Heartbeat,
+    Order,
+    ResetPrefixCache,
     SeqDelta,
     Shutdown,
+    Sleep,
     Status,
     StepOutputs,
     Submit,
+    WakeUp,
 )
 from quire.core.shortage import shortage
 from quire.engine import logs
@@ -136,12 +142,15 @@ class EngineLoop:
             timeout_s = 0.0
 
     def _handle(self, command: Command) -> list[SeqDelta]:
-        """Shutdown and Explain are known only here; the core knows the rest. Returns the end of a request not taken."""
+        """Shutdown, Explain and orders are known only here, the rest to the core. Returns ends of refused requests."""
         match command:
             case Shutdown():
                 self.closing = True
             case Explain():
-                self._port.answer(command, self._core.scheduler.history.explain(command.label))
+                found = self._core.scheduler.history.explain(command.label)
+                self._port.answer(Explained(command.ticket, found))
+            case ResetPrefixCache() | Sleep() | WakeUp():
+                self._port.answer(self._carry_out(command))
             case Submit():
                 return self._submit(command) if self._trials.take(command, time.monotonic()) else []
             case Cancel():
@@ -150,6 +159,23 @@ class EngineLoop:
                 self._core.handle(command)
                 self._trials.drop_seq(request_id, index)
         return []
+
+    def _carry_out(self, order: Order) -> Done:
+        """The news of it goes to every client before the answer goes to one."""
+        value, error = True, None
+        try:
+            match order:
+                case ResetPrefixCache():
+                    value = self._core.scheduler.forget_prefixes()
+                case Sleep():
+                    self._core.sleep(order.level)
+                case WakeUp():
+                    self._core.wake_up()
+        except EngineError as failure:
+            error = failure.message
+        self._next_stats_s = 0.0
+        self._send_stats()
+        return Done(order.ticket, value, error)
 
     def _submit(self, submit: Submit) -> list[SeqDelta]:
         try:

@@ -1,7 +1,7 @@
 """The ASGI application: the route table, and the gate that every request passes before its route.
 
 Owns the order of the checks (host, origin, key, route, method) and the one place where exceptions become answers. Does
-not own any endpoint. Invariants: without the key nothing is answered but the page's files, /health and preflights;
+not own any endpoint. Invariants: without the key nothing is answered but the page's files, probes and preflights;
 every check and the router look at the same path, `Exchange.path`; every answer is JSON (or what the route says) with a
 request id; nothing raised by an endpoint reaches the HTTP server.
 """
@@ -30,11 +30,22 @@ from quire.serve.batch.worker import BatchWorker
 from quire.serve.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from quire.serve.http.hosts import Hosts
 from quire.serve.http.refusal import Refusal, internal_error, refusal_of
+from quire.serve.ollama.generating import serve_ollama_chat, serve_ollama_generate
+from quire.serve.ollama.models import serve_ollama_ps, serve_ollama_show, serve_ollama_tags, serve_ollama_version
+from quire.serve.ollama.vectors import serve_ollama_embed, serve_ollama_embeddings
 from quire.serve.openai.chat import serve_chat
 from quire.serve.openai.completions import serve_completion
 from quire.serve.openai.embeddings import serve_embeddings
+from quire.serve.openai.pooling import serve_pooling
 from quire.serve.openai.responses import serve_responses
+from quire.serve.openai.scoring import serve_rerank, serve_score
 from quire.serve.openai.tokens import serve_detokenize, serve_tokenize
+from quire.serve.ops.administration import (
+    serve_is_sleeping,
+    serve_reset_prefix_cache,
+    serve_sleep,
+    serve_wake_up,
+)
 from quire.serve.ops.explanation import serve_explanation
 from quire.serve.ops.observation import (
     serve_engine,
@@ -43,6 +54,7 @@ from quire.serve.ops.observation import (
     serve_metrics,
     serve_model,
     serve_models,
+    serve_server_load,
     serve_version,
 )
 from quire.serve.ops.openapi import ApiDocument
@@ -56,7 +68,10 @@ Handler = Callable[[ServerState, Exchange], Awaitable[None]]
 
 ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/health", serve_health),
+    ("GET", "/ping", serve_health),
+    ("POST", "/ping", serve_health),
     ("GET", "/metrics", serve_metrics),
+    ("GET", "/load", serve_server_load),
     ("GET", "/version", serve_version),
     ("GET", "/v1/models", serve_models),
     ("GET", "/v1/models/{model:path}", serve_model),
@@ -66,9 +81,23 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/v1/chat/completions", serve_chat),
     ("POST", "/v1/completions", serve_completion),
     ("POST", "/v1/embeddings", serve_embeddings),
+    ("POST", "/v1/score", serve_score),
+    ("POST", "/score", serve_score),
+    ("POST", "/rerank", serve_rerank),
+    ("POST", "/v1/rerank", serve_rerank),
+    ("POST", "/v2/rerank", serve_rerank),
+    ("POST", "/pooling", serve_pooling),
     ("POST", "/v1/responses", serve_responses),
     ("POST", "/v1/messages", serve_messages),
     ("POST", "/v1/messages/count_tokens", serve_count_tokens),
+    ("POST", "/api/chat", serve_ollama_chat),
+    ("POST", "/api/generate", serve_ollama_generate),
+    ("POST", "/api/embed", serve_ollama_embed),
+    ("POST", "/api/embeddings", serve_ollama_embeddings),
+    ("POST", "/api/show", serve_ollama_show),
+    ("GET", "/api/tags", serve_ollama_tags),
+    ("GET", "/api/ps", serve_ollama_ps),
+    ("GET", "/api/version", serve_ollama_version),
     ("POST", "/v1/files", serve_file_upload),
     ("GET", "/v1/files", serve_files),
     ("GET", "/v1/files/{file_id}", serve_file),
@@ -78,19 +107,23 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("GET", "/v1/batches", serve_batches),
     ("GET", "/v1/batches/{batch_id}", serve_batch),
     ("POST", "/v1/batches/{batch_id}/cancel", serve_batch_cancel),
+    ("POST", "/reset_prefix_cache", serve_reset_prefix_cache),
+    ("POST", "/sleep", serve_sleep),
+    ("POST", "/wake_up", serve_wake_up),
+    ("GET", "/is_sleeping", serve_is_sleeping),
     ("POST", "/tokenize", serve_tokenize),
     ("POST", "/detokenize", serve_detokenize),
 ]
 """Every endpoint but the page's files."""
 ROUTES.append(("GET", "/openapi.json", ApiDocument(ROUTES)))
 
-PROBE = "/health"
-"""Answered under any name, as balancers and supervisors ask by address: it says no more than that the server lives."""
+PROBES = frozenset({"/health", "/ping"})
+"""Answered under any name, as balancers and supervisors ask by address: they say no more than that the server lives."""
 
-OPEN_PATHS = frozenset({PROBE, *FILES})
+OPEN_PATHS = PROBES | frozenset(FILES)
 """Paths that need no key: they hold nothing of a model or a user."""
 
-QUIET_ROUTES = frozenset({"/health", "/metrics", "/v1/engine", "/v1/load", *FILES})
+QUIET_ROUTES = frozenset({*PROBES, "/metrics", "/v1/engine", "/v1/load", "/load", *FILES})
 """Polled routes and files, left out of the access log."""
 
 
@@ -119,6 +152,8 @@ class App:
             worker = BatchWorker(state, self.answer_inside, state.store)
             state.at_start.append(worker.run)
         config = state.config
+        self.root_path = f"{config.root_path}/".encode() if config.root_path else b""
+        """The prefix that is taken off paths, with its last slash."""
         self.hosts = Hosts(config.host, config.allowed_hosts, config.allowed_origins)
         self.router = Router(_routes(state), redirect_slashes=False, default=_not_found)
 
@@ -126,6 +161,9 @@ class App:
         """One HTTP request, from its first check to its answer."""
         if scope["type"] != "http":
             raise RuntimeError(f"only http is served, not {scope['type']}")
+        root = self.root_path
+        if root and scope["raw_path"].startswith(root):
+            scope["raw_path"] = scope["raw_path"][len(root) - 1 :]
         exchange = Exchange(scope, receive, send)
         began_s = time.monotonic()
         refusal = await self._run(exchange)
@@ -154,7 +192,7 @@ class App:
         self.state.loop_monitor.enter()
         try:
             if not is_inside:
-                self.hosts.check_host(exchange, is_probe=exchange.path == PROBE)
+                self.hosts.check_host(exchange, is_probe=exchange.path in PROBES)
                 self.hosts.check_origin(exchange)
                 allowance = self.hosts.preflight(exchange)
                 if allowance is not None:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import pathlib
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.core import env
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
 from quire.serve.http.hosts import binds_loopback, check_allowed
 from quire.serve.ops.traces import check_endpoint
+from quire.text.chat_template import RESERVED
 
 _KEY = re.compile(r"[\x21-\x7e]+")
 _UNSET = "\0"
+_VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}")
 
 
 def _doc(text: str, **bounds: float) -> Meta:
@@ -171,6 +174,20 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             " others are ignored."
         ),
     ] = True
+    default_chat_template_kwargs: Annotated[
+        dict[str, Any],
+        _doc(
+            "Variables of the chat template, as a JSON object, where a request does not set them itself."
+            ' {"enable_thinking": false}'
+        ),
+    ] = {}
+    root_path: Annotated[
+        str,
+        _doc(
+            "Path under which a proxy shows the server, such as /llm: requests for /llm/v1/models and for /v1/models"
+            " are both answered, whether the proxy takes the prefix off or not."
+        ),
+    ] = ""
     tool_call_parser: Annotated[
         Literal["auto", "none", "hermes", "llama3_json", "mistral"],
         _doc(
@@ -205,6 +222,12 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 "the API key (--api-key or QUIRE_API_KEY) is empty or has a blank or non-ASCII character: "
                 "give visible ASCII characters, or leave the option and the variable out to serve without a key"
             )
+        check_default_kwargs(self.default_chat_template_kwargs)
+        if not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigError(
+                f"root_path = {shown(self.root_path)} must begin with / and not end with it, and have letters, digits"
+                " and . _ ~ - between, such as /llm; or be left out"
+            )
         check_allowed(self.allowed_hosts, self.allowed_origins)
         if self.otlp_traces_endpoint:
             check_endpoint(self.otlp_traces_endpoint)
@@ -225,3 +248,13 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if self.api_key is not None:
             fields["api_key"] = "***"
         return f"ServerConfig({', '.join(f'{name}={value!r}' for name, value in fields.items())})"
+
+
+def check_default_kwargs(kwargs: dict[str, Any]) -> None:
+    """ConfigError for a variable that every request would be refused for."""
+    for name in kwargs:
+        if name in RESERVED.split() or not _VARIABLE.fullmatch(name):
+            raise ConfigError(
+                f"default_chat_template_kwargs: {shown(name)} cannot be set: give variables of the chat template's own,"
+                " such as enable_thinking"
+            )

@@ -102,6 +102,7 @@ class DenseModel:
         quantize = None if scheme is None else scheme.product
         self.arch = arch
         self.cos_sin = cos_sin
+        self._device = cos_sin.device
         self.embed = Embedding(make, arch.vocab_size, arch.hidden_size)
         self.blocks = [Block(arch, layer, make, quantize) for layer in range(arch.n_layers)]
         self.norm = RMSNorm(make, arch.hidden_size, arch.rms_eps)
@@ -184,14 +185,34 @@ class DenseModel:
             yield from (block.attention.qkv, block.attention.out, block.gate_up, block.down)
         yield self.head
 
-    @property
-    def n_bytes(self) -> int:
-        """Memory of all parameters as they are now: packed, quantised or neither."""
+    def _norm_weights(self) -> list[torch.Tensor]:
         norms = [self.norm]
         for block in self.blocks:
             norms += [block.attention_norm, block.ffn_norm, block.attention.q_norm, block.attention.k_norm]
-        tables = [self.embed.weight, *(norm.weight for norm in norms if norm is not None)]
+        return [norm.weight for norm in norms if norm is not None]
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of all parameters as they are now: packed, quantised or neither."""
+        tables = [self.embed.weight, *self._norm_weights()]
         return sum(table.nbytes for table in tables) + sum(linear.n_bytes for linear in self.linears())
+
+    def leave_device(self) -> None:
+        """Move every parameter into the host's memory. What was made for their addresses is void afterwards."""
+        self._move(torch.device("cpu"))
+
+    def enter_device(self) -> None:
+        """Move every parameter to where it was made."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
+        tensors = [self.cos_sin, self.embed.weight, *self._norm_weights()]
+        for linear in self.linears():
+            tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+        for tensor in {id(tensor): tensor for tensor in tensors}.values():
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
 
     def pack(self) -> None:
         """Bring the matrices into the layout of the machine's products, when all weights are in place."""

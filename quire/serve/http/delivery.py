@@ -15,14 +15,12 @@ from typing import Any, TypeVar
 
 from quire.serve.config import ServerConfig
 from quire.serve.http.answers import AnswerMaker
-from quire.serve.http.exchange import EVENT_STREAM, ClientGone, Exchange
+from quire.serve.http.exchange import ClientGone, Exchange
 
 T = TypeVar("T")
 
 MAX_WAITING_BYTES = 256 * 1024
 """Frames of other sequences that wait while one write is under way; their producers wait beyond it."""
-KEEP_ALIVE = b": keep-alive\n\n"
-
 _STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
@@ -76,7 +74,7 @@ class Outbox:
 
     async def _write(self, frames: bytes) -> None:
         if not self._exchange.started:
-            await self._exchange.start(200, EVENT_STREAM, _STREAM_HEADERS)
+            await self._exchange.start(200, self._exchange.dialect.stream_media, _STREAM_HEADERS)
         await self._exchange.write(frames)
         self.writing_since_s = self.last_write_s = self._now_s()
 
@@ -152,11 +150,11 @@ class Attendant:
         due_s = self._due_s()
         if box is None or due_s is None or due_s > asyncio.get_running_loop().time():
             return
-        stalled = box.writing_since_s is not None
+        stalled, silence = box.writing_since_s is not None, self._exchange.silence
         if not stalled:
             try:
                 async with asyncio.timeout(self._config.write_timeout):
-                    await box.put(KEEP_ALIVE)
+                    await box.put(self._exchange.dialect.silence if silence is None else silence())
             except TimeoutError:
                 stalled = True
         if stalled:

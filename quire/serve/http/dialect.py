@@ -1,6 +1,6 @@
-"""The two APIs that clients speak, told apart by path: how each words an error, and where it puts its key.
+"""The APIs that clients speak, told apart by path: how each words an error, what its streams are, where its key is.
 
-Owns the shape of Anthropic's errors. Does not own which error it is (`refusal.py`).
+Owns the shape of Anthropic's and Ollama's errors. Does not own which error it is (`refusal.py`).
 Invariant: the dialect depends on the path alone, so it is known before any check of the request.
 """
 
@@ -14,6 +14,12 @@ import msgspec
 from quire.serve.http.refusal import Headers, Refusal
 
 ANTHROPIC_PATH = "/v1/messages"
+OLLAMA_PATH = "/api"
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+LINES = b"application/x-ndjson"
+"""A stream of JSON values, one a line."""
+FORM = "application/x-www-form-urlencoded"
+"""What curl calls a body unless it is told what it is."""
 
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
@@ -36,14 +42,23 @@ class Dialect:
     """The same as the last event of a stream that began well."""
     answer_headers: Callable[[str], Headers]
     """Headers of every answer, from the request id."""
+    error_name: str = "Error"
+    """Of their shape in the OpenAPI document."""
     plain_key_header: bytes | None = None
     """A header besides Authorization that may carry the key, bare."""
+    stream_media: bytes = EVENT_STREAM
+    """Content type of streams."""
+    silence: bytes = b": keep-alive\n\n"
+    """What a stream says that has nothing to say."""
+    untold_media: str | None = None
+    """A content type with which JSON bodies come too."""
 
 
 def dialect_of(path: str) -> Dialect:
     """The dialect of whoever asks for this path, as it was sent."""
-    is_anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
-    return ANTHROPIC if is_anthropic else OPENAI
+    if path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/"):
+        return ANTHROPIC
+    return OLLAMA if path.startswith(OLLAMA_PATH + "/") else OPENAI
 
 
 def _openai_body(refusal: Refusal, _request_id: str) -> bytes:
@@ -68,10 +83,32 @@ def _anthropic_event(refusal: Refusal, request_id: str) -> bytes:
     return b"event: error\ndata: " + _anthropic_body(refusal, request_id) + b"\n\n"
 
 
+def _ollama_body(refusal: Refusal, _request_id: str) -> bytes:
+    """`{"error": message}`."""
+    message = refusal.message
+    if refusal.param is not None and refusal.param not in message:
+        message = f"{refusal.param}: {message}"
+    return msgspec.json.encode({"error": message})
+
+
+def _ollama_line(refusal: Refusal, request_id: str) -> bytes:
+    return _ollama_body(refusal, request_id) + b"\n"
+
+
 OPENAI = Dialect(_openai_body, _openai_event, lambda _: [])
 ANTHROPIC = Dialect(
     _anthropic_body,
     _anthropic_event,
     lambda request_id: [(b"request-id", request_id.encode())],
+    error_name="AnthropicError",
     plain_key_header=b"x-api-key",
+)
+OLLAMA = Dialect(
+    _ollama_body,
+    _ollama_line,
+    lambda _: [],
+    error_name="OllamaError",
+    stream_media=LINES,
+    silence=b"",
+    untold_media=FORM,
 )

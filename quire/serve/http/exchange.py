@@ -26,7 +26,6 @@ Receive = Callable[[], Awaitable[AsgiMessage]]
 Send = Callable[[AsgiMessage], Awaitable[None]]
 
 JSON = b"application/json"
-EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 LONG_BODY_BYTES = 1 << 20
 """Pieces of longer bodies are joined in a thread."""
@@ -74,6 +73,8 @@ class Exchange:
         self.dialect = dialect_of(self.path)
         self.error_event: Callable[[Refusal], bytes] | None = None
         """How a stream that has begun words its failure, where it is not the dialect's own way."""
+        self.silence: Callable[[], bytes] | None = None
+        """What keeps a stream alive that has nothing to say, where it is not the dialect's own."""
         self.tenant = NOBODY
         """Whose key came with the request."""
         self.route = "other"
@@ -92,7 +93,7 @@ class Exchange:
         self._body_read = not self._announces_body()
         self._link: Link | None = scope.get("extensions", {}).get("quire.link")
         self._is_stream = False
-        """The answer that began is an event stream, which can end with an error."""
+        """The answer that began is a stream, which can end with an error."""
 
     @property
     def started(self) -> bool:
@@ -156,7 +157,7 @@ class Exchange:
 
     async def start(self, status: int, content_type: bytes, headers: Headers, n_bytes: int | None = None) -> None:
         """Send status line and headers; `n_bytes` None means that what follows ends itself, or nothing follows."""
-        self.status, self._is_stream = status, content_type == EVENT_STREAM
+        self.status, self._is_stream = status, content_type == self.dialect.stream_media
         request_id = f"req_{self.request_id}"
         all_headers = [(b"content-type", content_type), (b"x-request-id", request_id.encode())]
         all_headers += self.dialect.answer_headers(request_id)
@@ -211,8 +212,9 @@ class Exchange:
         return bool(self.header(b"transfer-encoding")) or any(value != b"0" for value in lengths)
 
     def _check_media(self) -> None:
-        types = self.header(b"content-type")
-        if len(types) != 1 or not _JSON_TYPE.fullmatch(types[0].decode("latin-1").strip()):
+        types = [media.decode("latin-1").strip() for media in self.header(b"content-type")]
+        is_json = len(types) == 1 and (types[0] == self.dialect.untold_media or _JSON_TYPE.fullmatch(types[0]))
+        if not is_json:
             raise Refusal(415, "Send content-type: application/json, in UTF-8.", code="unsupported_media_type")
         if any(value.lower() != b"identity" for value in self.header(b"content-encoding")):
             raise Refusal(415, "Send the body without content-encoding.", code="unsupported_media_type")

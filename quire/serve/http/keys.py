@@ -78,8 +78,17 @@ class Bucket:
 class Tenant:
     """Whom the server works for: a key's holder, or everybody where there are no keys."""
 
-    def __init__(self, name: str = "", requests_per_minute: float = 0, tokens_per_minute: float = 0) -> None:
+    def __init__(
+        self,
+        name: str = "",
+        requests_per_minute: float = 0,
+        tokens_per_minute: float = 0,
+        *,
+        is_operator: bool = False,
+    ) -> None:
         self.name = name
+        self.is_operator = is_operator
+        """May do what concerns every tenant."""
         self.limits = (requests_per_minute, tokens_per_minute)
         self._requests, self._tokens = Bucket(requests_per_minute), Bucket(tokens_per_minute)
 
@@ -109,7 +118,7 @@ class Tenant:
         return hashlib.blake2b(f"{self.name}\0{cache_salt}".encode(), digest_size=16).hexdigest()
 
 
-NOBODY = Tenant()
+NOBODY = Tenant(is_operator=True)
 
 
 class KeyRing:
@@ -119,7 +128,8 @@ class KeyRing:
         self._path = path
         self._n_shares = n_shares
         self._secret = secrets.token_bytes(32)
-        self._fixed = {} if api_key is None else {self._digest(api_key.encode()): Tenant("default" if path else "")}
+        operator = Tenant("default" if path else "", is_operator=True)
+        self._fixed = {} if api_key is None else {self._digest(api_key.encode()): operator}
         self._tenants = dict(self._fixed)
         self._stamp = (0, 0)
         self._looked_s = time.monotonic()
@@ -179,7 +189,8 @@ class KeyRing:
             name = entry.name or f"key-{hashlib.sha256(key).hexdigest()[:8]}"
             limits = (entry.requests_per_minute / self._n_shares, entry.tokens_per_minute / self._n_shares)
             same = old.get(name)
-            tenant = same if same is not None and same.limits == limits else Tenant(name, *limits)
+            is_same = same is not None and same.limits == limits and not same.is_operator
+            tenant = same if same is not None and is_same else Tenant(name, *limits)
             tenants[self._digest(key)] = old[name] = tenant
         self._tenants = tenants
 

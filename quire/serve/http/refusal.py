@@ -10,6 +10,7 @@ import msgspec
 
 from quire.core.errors import (
     ContextLengthExceeded,
+    EngineAsleep,
     EngineDead,
     EngineError,
     EngineLost,
@@ -18,6 +19,7 @@ from quire.core.errors import (
     QuireError,
     RequestError,
     RequestExpired,
+    SleepFailed,
 )
 
 MAX_MESSAGE_CHARS = 600
@@ -108,7 +110,7 @@ def refusal_of(error: QuireError, renamed: dict[str, str] | None = None) -> Refu
         param = renamed[param]
     if isinstance(error, QueueFull):
         return Refusal(429, message, code="overloaded", retry_after_s=RETRY_AFTER_S)
-    if isinstance(error, GrammarsBusy):
+    if isinstance(error, GrammarsBusy | EngineAsleep):
         return unavailable(error.code, message)
     if isinstance(error, ContextLengthExceeded):
         return Refusal(400, message, param=param, code="context_length_exceeded")
@@ -122,6 +124,8 @@ def refusal_of(error: QuireError, renamed: dict[str, str] | None = None) -> Refu
         return unavailable("engine_dead", "The engine has stopped; the server is going down.")
     if isinstance(error, EngineLost):
         return unavailable("engine_lost", "The engine stopped and is being started again: send the request again.")
+    if isinstance(error, SleepFailed):
+        return Refusal(500, message, code=error.code)
     if isinstance(error, EngineError):
         return Refusal(500, "The engine failed while it served this request.", code=error.code)
     return internal_error()

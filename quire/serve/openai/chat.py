@@ -16,7 +16,13 @@ from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items, LaidOut
 from quire.serve.http.refusal import bad_request, refusal_of, unsupported
 from quire.serve.openai.constraints import constraint_names, structured_outputs
-from quire.serve.openai.conversation import Conversation, check_tool_choice, conversation_of, kept_choice
+from quire.serve.openai.conversation import (
+    Conversation,
+    add_defaults,
+    check_tool_choice,
+    conversation_of,
+    kept_choice,
+)
 from quire.serve.openai.frames import ChatFrames
 from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.logprobs import TokenNames, chat_logprobs, chat_pieces, prompt_pieces
@@ -113,6 +119,7 @@ async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest)
         if conversation.kwargs.get(name, value) != value:
             raise bad_request(f"reasoning_effort and chat_template_kwargs.{name} disagree.", "chat_template_kwargs")
         conversation.kwargs[name] = value
+    add_defaults(conversation, state.config.default_chat_template_kwargs)
     special = bool(body.add_special_tokens)
     return conversation, await state.prompts.encode_conversation(conversation, add_special_tokens=special)
 

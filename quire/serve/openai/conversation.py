@@ -107,6 +107,12 @@ def conversation_of(
     )
 
 
+def add_defaults(conversation: Conversation, defaults: JsonObject) -> None:
+    """Set variables of the template that the request has not set."""
+    for name, value in defaults.items():
+        conversation.kwargs.setdefault(name, value)
+
+
 def tools_of(tools: list[Tool] | None, ignored: IgnoredParams) -> list[JsonObject] | None:
     """Checked tools as plain values, None when there are none. Those that a server would run are skipped."""
     if not tools:

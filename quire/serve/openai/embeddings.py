@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -42,6 +43,13 @@ async def serve_embeddings(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
+    await answer_with_vectors(state, exchange, body, EmbeddingAnswer)
+
+
+async def answer_with_vectors(
+    state: ServerState, exchange: Exchange, body: EmbeddingRequest, make: Callable[..., EmbeddingAnswer]
+) -> None:
+    """Check the fields, make the vectors, and answer in the shape that `make` gives: arguments of `EmbeddingAnswer`."""
     priority = check_priority(body.priority, state.limits)
     check_text("user", body.user, MAX_LABEL_CHARS)
     form, pooling = body.encoding_format or FORMATS[0], body.pooling or Pooling.LAST.value
@@ -60,7 +68,7 @@ async def serve_embeddings(state: ServerState, exchange: Exchange) -> None:
         prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="input")
         user, salt = user_label(body.user), body.cache_salt or ""
         job = Job(exchange.request_id, prompts, pooling_params(), priority, salt, user, pooling=_POOLINGS[pooling])
-        shape = EmbeddingAnswer(body.model, form, body.dimensions, normalize=body.normalize is not False)
+        shape = make(body.model, form, body.dimensions, normalize=body.normalize is not False)
         await answer(state, exchange, job, shape, streams=False)
     except RequestError as error:
         raise refusal_of(error, {"prompt": "input"}) from None

@@ -16,7 +16,14 @@ from typing import Protocol
 
 import msgspec
 
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull, QuireError, RequestError
+from quire.core.errors import (
+    ContextLengthExceeded,
+    EngineAsleep,
+    InvalidParameter,
+    QueueFull,
+    QuireError,
+    RequestError,
+)
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
@@ -276,6 +283,8 @@ def _failure(reason: str) -> Exception:
     code, _, text = reason.partition(": ")
     if code == QueueFull.code:
         return QueueFull(text)
+    if code == EngineAsleep.code:
+        return EngineAsleep(text)
     if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code, *GRAMMAR_CODES}:
         return RequestError(text, code=code, param="structured_outputs" if code in GRAMMAR_CODES else None)
     if code == EMPTY_MASK:

@@ -6,7 +6,7 @@ from quire.core.errors import InvalidParameter, RequestError
 from quire.serve.http.decoding import Decoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import bad_request, refusal_of
-from quire.serve.openai.conversation import conversation_of
+from quire.serve.openai.conversation import add_defaults, conversation_of
 from quire.serve.openai.refused_fields import PROMPTING
 from quire.serve.openai.schema import DetokenizeRequest, JsonObject, TokenizeRequest
 from quire.serve.openai.validation import check_model
@@ -67,6 +67,7 @@ async def _token_ids(state: ServerState, exchange: Exchange, body: TokenizeReque
         conversation = await state.prompts.parse(
             lambda: conversation_of(body, exchange.ignored, variables=state.template_variables), exchange.body_bytes
         )
+        add_defaults(conversation, state.config.default_chat_template_kwargs)
         return await state.prompts.encode_conversation(
             conversation, add_special_tokens=bool(body.add_special_tokens), most=most_tokens(state)
         )

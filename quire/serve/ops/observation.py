@@ -1,4 +1,4 @@
-"""What can be looked at: /health, /metrics, /version, /v1/models, and /v1/engine for the page."""
+"""What can be looked at: /health, /metrics, /version, /v1/models, /load, and /v1/engine for the page."""
 
 from __future__ import annotations
 
@@ -81,6 +81,11 @@ async def serve_load(state: ServerState, exchange: Exchange) -> None:
             "tokens_per_second": state.speed.tokens_per_s(stats.generation_tokens, time.monotonic()),
         }
     )
+
+
+async def serve_server_load(state: ServerState, exchange: Exchange) -> None:
+    """Requests that this API process is working on, in vLLM's shape."""
+    await exchange.respond_json({"server_load": len(state.live)})
 
 
 def _model(state: ServerState, name: str) -> JsonObject:

@@ -17,9 +17,16 @@ import msgspec
 from quire import __version__
 from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.serve.batch.batches import BatchRequest
-from quire.serve.http.dialect import ANTHROPIC_PATH
+from quire.serve.http.dialect import dialect_of
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.sieve import Refused
+from quire.serve.ollama.schema import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+)
 from quire.serve.openai.refused_fields import EMBEDDING, GENERATING, PROMPTING
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.schema import (
@@ -30,6 +37,7 @@ from quire.serve.openai.schema import (
     JsonObject,
     TokenizeRequest,
 )
+from quire.serve.openai.scoring_schema import PoolingRequest, RerankRequest, ScoreRequest
 from quire.serve.ops.openapi_types import TypeSchemas
 from quire.serve.state import ServerState
 
@@ -39,9 +47,20 @@ BODIES: dict[str, Any] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
+    "/score": ScoreRequest,
+    "/rerank": RerankRequest,
+    "/v1/rerank": RerankRequest,
+    "/v2/rerank": RerankRequest,
+    "/pooling": PoolingRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
+    "/api/embed": OllamaEmbedRequest,
+    "/api/embeddings": OllamaEmbeddingsRequest,
+    "/api/show": OllamaShowRequest,
     "/v1/batches": BatchRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
@@ -61,6 +80,18 @@ REFUSED: dict[str, Refused] = {
 
 ANSWERS: dict[str, str] = {
     "/health": "status",
+    "/ping": "status",
+    "/load": "server_load",
+    "/reset_prefix_cache": "success",
+    "/sleep": "is_sleeping",
+    "/wake_up": "is_sleeping",
+    "/is_sleeping": "is_sleeping",
+    "/v1/score": "id object created model data usage",
+    "/score": "id object created model data usage",
+    "/rerank": "id model usage results",
+    "/v1/rerank": "id model usage results",
+    "/v2/rerank": "id model usage results",
+    "/pooling": "id object created model data usage",
     "/version": "version",
     "/v1/models": "object data",
     "/v1/models/{model}": "id object created owned_by max_model_len",
@@ -73,6 +104,14 @@ ANSWERS: dict[str, str] = {
     "/v1/responses": "id object created_at status model output usage",
     "/v1/messages": "id type role model content stop_reason usage",
     "/v1/messages/count_tokens": "input_tokens",
+    "/api/chat": "model created_at message done",
+    "/api/generate": "model created_at response done",
+    "/api/embed": "model embeddings",
+    "/api/embeddings": "embedding",
+    "/api/show": "details model_info capabilities",
+    "/api/tags": "models",
+    "/api/ps": "models",
+    "/api/version": "version",
     "/v1/files": "object",
     "/v1/files/{file_id}": "id object",
     "/v1/batches": "object",
@@ -85,7 +124,9 @@ ANSWERS: dict[str, str] = {
 """Path → fields that the JSON of a good answer always has."""
 
 OTHER_MEDIA = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/jsonl"}
-STREAMING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+STREAMING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"}
+)
 
 _STRING: JsonObject = {"type": "string"}
 _LIMIT: JsonObject = {"type": "integer", "minimum": 1}
@@ -129,6 +170,12 @@ ERRORS: dict[str, JsonObject] = {
         "required": ["type", "error", "request_id"],
         "additionalProperties": False,
     },
+    "OllamaError": {
+        "type": "object",
+        "properties": {"error": _STRING},
+        "required": ["error"],
+        "additionalProperties": False,
+    },
 }
 
 
@@ -140,18 +187,28 @@ class ApiDocument:
 
     async def __call__(self, state: ServerState, exchange: Exchange) -> None:
         """Answer with the document, which names the loaded model."""
-        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open, state.config.strict
-        body = await asyncio.to_thread(_encoded, *arguments)  # the first time takes some 20 ms
+        arguments = tuple(self._routes), state.limits.model_names, not state.keys.is_open
+        served = state.config.strict, state.config.root_path
+        body = await asyncio.to_thread(_encoded, *arguments, *served)  # the first time takes some 20 ms
         await exchange.respond(200, body)
 
 
 @functools.lru_cache(maxsize=4)
-def _encoded(routes: tuple[Route, ...], model_names: tuple[str, ...], needs_key: bool, is_strict: bool) -> bytes:
-    return msgspec.json.encode(document_of(routes, model_names, needs_key=needs_key, is_strict=is_strict))
+def _encoded(
+    routes: tuple[Route, ...], model_names: tuple[str, ...], needs_key: bool, is_strict: bool, root_path: str
+) -> bytes:
+    return msgspec.json.encode(
+        document_of(routes, model_names, needs_key=needs_key, is_strict=is_strict, root_path=root_path)
+    )
 
 
 def document_of(
-    routes: Sequence[Route], model_names: tuple[str, ...], *, needs_key: bool, is_strict: bool = False
+    routes: Sequence[Route],
+    model_names: tuple[str, ...],
+    *,
+    needs_key: bool,
+    is_strict: bool = False,
+    root_path: str = "",
 ) -> JsonObject:
     """The document for (method, path, handler) routes; a handler's docstring begins with what the route does."""
     types = TypeSchemas(model_names, is_strict=is_strict)
@@ -169,10 +226,13 @@ def document_of(
         "paths": paths,
         "components": components,
     }
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     if needs_key:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
-        paths["/health"]["get"]["security"] = []
+        for probe in (paths["/health"]["get"], paths["/ping"]["get"], paths["/ping"]["post"]):
+            probe["security"] = []
     return document
 
 
@@ -215,10 +275,10 @@ def _responses(path: str) -> JsonObject:
         content: JsonObject = {OTHER_MEDIA[path]: {"schema": _STRING}}
     else:
         content = {"application/json": {"schema": {"type": "object", "required": ANSWERS[path].split()}}}
+    dialect = dialect_of(path)
     if path in STREAMING:
-        content["text/event-stream"] = {}  # events, which OpenAPI has no words for
-    is_anthropic = path.startswith(ANTHROPIC_PATH)
-    error = {"$ref": f"#/components/schemas/{'AnthropicError' if is_anthropic else 'Error'}"}
+        content[dialect.stream_media.partition(b";")[0].decode()] = {}  # a stream, which OpenAPI has no words for
+    error = {"$ref": f"#/components/schemas/{dialect.error_name}"}
     refused = {
         "description": "What was wrong with the request, or with the server.",
         "headers": headers,

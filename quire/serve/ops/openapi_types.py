@@ -21,6 +21,7 @@ from quire.core.sampling import (
     MIN_REPETITION_PENALTY,
 )
 from quire.serve.batch.lines import ENDPOINTS
+from quire.serve.ollama.input import LATEST
 from quire.serve.openai.conversation import MAX_MESSAGES, MAX_NAME_CHARS, MAX_TOOLS
 from quire.serve.openai.responses_schema import CallItem, CallOutputItem, MessageItem, ReasoningItem
 from quire.serve.openai.schema import JsonObject
@@ -83,6 +84,7 @@ BOUNDS: dict[str, JsonObject] = {
     "encoding_format": {"enum": ["float", "base64", None]},
     "pooling": {"enum": ["last", "mean", None]},
     "messages": {"minItems": 1, "maxItems": MAX_MESSAGES},
+    "OllamaChatRequest.messages": {"maxItems": MAX_MESSAGES},
     "tools": {"maxItems": MAX_TOOLS},
     "ToolCall.type": {"enum": ["function", None]},
     **{f"{role}Message.name": _NAME for role in ("System", "Developer", "User", "Assistant", "Tool")},
@@ -176,7 +178,8 @@ class TypeSchemas:
     def _field(self, owner: str, field: inspect.Field) -> JsonObject:
         if field.name == "model":
             nothing = [] if field.required else [None]
-            return {"enum": [*self._names, *nothing]}
+            tagged = [f"{name}{LATEST}" for name in self._names] if owner.startswith("Ollama") else []
+            return {"enum": [*self._names, *tagged, *nothing]}
         if (owner, field.name) == ("ResponsesRequest", "input"):
             items = {"type": "array", "items": {"anyOf": [self.of(item) for item in ITEMS]}}
             return {"anyOf": [{"type": "string"}, items]}

@@ -142,4 +142,4 @@ def test_every_method_of_vllms_llm_is_there_or_refused_by_name(demo: LLM) -> Non
     assert set(NOT_HERE) <= set(NAMES["llm"])
     with pytest.raises(AttributeError, match="no attribute 'frobnicate'"):
         demo.frobnicate()
-    assert not hasattr(quire.LLM, "sleep")
+    assert not hasattr(quire.LLM, "collective_rpc")

@@ -21,16 +21,21 @@ from quire.core.events import (
     CancelSeq,
     Chunk,
     Command,
+    Done,
     EngineReady,
     EngineStats,
     Explain,
     Explained,
     Explanation,
     FinishReason,
+    ModelFacts,
+    ResetPrefixCache,
     SeqDelta,
+    Sleep,
     StepGroup,
     StepOutputs,
     Submit,
+    WakeUp,
 )
 from quire.core.logprobs import PackedLogprobs
 from quire.core.request import Request
@@ -48,6 +53,7 @@ END, USER, ASSISTANT = 256, 257, 258
 LOGITS_WIDTH = 272
 """More than the tokenizer's 259 ids, as in models with a padded vocabulary."""
 MAX_MODEL_LEN = 4096
+FACTS = ModelFacts("bytes", n_parameters=1_500_000, hidden_size=3, weight_bytes=3_000_000, weights="bfloat16")
 TEMPLATE = (
     "{% if tools %}<|user|>tools:{% for tool in tools %}{{ tool.function.name }},{% endfor %}{% endif %}"
     "{% for m in messages %}{% if m.content == 'template, fail' %}{{ raise_exception('as asked') }}{% endif %}"
@@ -86,6 +92,10 @@ class FakeEngine:
         """Requests whose sequences fail after two tokens, with `fault_text`."""
         self.fault_text = "non_finite_logits"
         self.cached_tokens = 0
+        self.asleep = 0
+        """The level of its sleep."""
+        self.sleep_failure: str | None = None
+        """Why orders are not carried out."""
         self.text: str | None = None
         """Replaces `reply_to` for all requests."""
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -97,7 +107,7 @@ class FakeEngine:
         """Of the last constrained request."""
         self._tokenizer = byte_tokenizer()
         self._compiler: GrammarCompiler | None = None
-        self._outputs: asyncio.Queue[StepOutputs | Explained | None] = asyncio.Queue()
+        self._outputs: asyncio.Queue[StepOutputs | Explained | Done | None] = asyncio.Queue()
         self._n_prompt_tokens = self._n_generated = 0
         self._finished: dict[str, int] = {}
 
@@ -116,17 +126,19 @@ class FakeEngine:
                     self._drop(request_id)
             elif isinstance(command, Explain):
                 self._outputs.put_nowait(Explained(command.ticket, self._explain(command.label)))
+            elif isinstance(command, ResetPrefixCache | Sleep | WakeUp):
+                self._obey(command)
             elif isinstance(command, CancelSeq):
                 self.cancelled.append(f"{command.request_id}#{command.index}")
 
     async def receive_all(
-        self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Explained], None]
+        self, take: Callable[[StepOutputs], list[Command]], other: Callable[[Explained | Done], None]
     ) -> None:
         while True:
             outputs = await self._outputs.get()
             if outputs is None:
                 raise EngineDead(self.failure or "gone")
-            if isinstance(outputs, Explained):
+            if isinstance(outputs, Explained | Done):
                 other(outputs)
             else:
                 await self.send(*take(outputs))
@@ -146,6 +158,19 @@ class FakeEngine:
             for request in asked
         ]  # fmt: skip
 
+    def _obey(self, order: ResetPrefixCache | Sleep | WakeUp) -> None:
+        error = self.sleep_failure
+        if error is None and isinstance(order, Sleep):
+            self.asleep = order.level
+            for request_id in list(self.running):
+                self._drop(request_id)
+                text = "engine_asleep: it sleeps"
+                self._outputs.put_nowait(StepOutputs([SeqDelta(request_id, 0, [], FinishReason.ERROR, error=text)]))
+        elif error is None and isinstance(order, WakeUp):
+            self.asleep = 0
+        self._outputs.put_nowait(StepOutputs([], self.stats()))
+        self._outputs.put_nowait(Done(order.ticket, not self.running, error))
+
     def close(self) -> None:
         for request_id in list(self.running):
             self._drop(request_id)
@@ -161,6 +186,7 @@ class FakeEngine:
         n = len(self.running)
         return EngineStats(
             n_running=n,
+            is_asleep=self.asleep > 0,
             n_pages=64,
             n_pages_free=64 - n,
             prompt_tokens=self._n_prompt_tokens,
@@ -278,5 +304,5 @@ async def make_llm(
         chat_template=ChatTemplate({"default": template}, {}, traces=not config.allow_special_tokens_in_text),
         generation=GenerationDefaults((END,), defaults or {}),
     )
-    ready = EngineReady(MAX_MODEL_LEN, n_pages=4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake")
+    ready = EngineReady(MAX_MODEL_LEN, 4096, page_size=16, logits_width=LOGITS_WIDTH, device="fake", model=FACTS)
     return AsyncLLM(frontend.attach(ready), engine)

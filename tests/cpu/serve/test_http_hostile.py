@@ -26,7 +26,7 @@ from quire.serve.openai.schema import ChatRequest, CompletionRequest, EmbeddingR
 from quire.serve.page.assets import FILES
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-NO_JSON = {"/v1/files", "/v1/batches/{batch_id}/cancel"}
+NO_JSON = {"/v1/files", "/v1/batches/{batch_id}/cancel", "/ping", "/reset_prefix_cache", "/sleep", "/wake_up"}
 """Routes that take a form, or nothing."""
 POSTS = [path for method, path, _ in ROUTES if method == "POST" and path not in NO_JSON]
 ALL_PATHS = sorted({re.sub(r"{.*?}", "fake", path) for _, path, _ in ROUTES} | set(FILES))
@@ -46,6 +46,17 @@ OTHER_BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "fake", "messages": [{"role": "user", "content": "x"}]},
     "/v1/embeddings": {"model": "fake", "input": "x"},
+    "/v1/score": {"model": "fake", "text_1": "x", "text_2": ["x", "y"]},
+    "/score": {"model": "fake", "queries": "x", "documents": "y"},
+    "/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
+    "/v1/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
+    "/v2/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
+    "/pooling": {"model": "fake", "input": "x"},
+    "/api/chat": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 2}},
+    "/api/generate": {"model": "fake", "prompt": "x", "options": {"num_predict": 2}},
+    "/api/embed": {"model": "fake", "input": "x"},
+    "/api/embeddings": {"model": "fake", "prompt": "x"},
+    "/api/show": {"model": "fake"},
     "/v1/batches": {"input_file_id": "file-x", "endpoint": TEXT, "completion_window": "24h"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
@@ -57,6 +68,10 @@ def is_anthropic(path: str) -> bool:
     return path.split("?")[0].startswith("/v1/messages")
 
 
+def is_ollama(path: str) -> bool:
+    return path.startswith("/api/")
+
+
 def check_error(answer: httpx.Response, status: int | tuple[int, ...], param: str | None = None) -> dict[str, Any]:
     """The error body, exactly; never 422."""
     statuses = (status,) if isinstance(status, int) else status
@@ -66,6 +81,10 @@ def check_error(answer: httpx.Response, status: int | tuple[int, ...], param: st
     body = answer.json()
     if is_anthropic(answer.request.url.path):
         return check_anthropic_error(answer, body)
+    if is_ollama(answer.request.url.path):
+        assert set(body) == {"error"} and len(body["error"]) <= 700
+        assert "Traceback" not in answer.text and "/srv" not in answer.text and " at 0x" not in answer.text
+        return {"message": body["error"]}
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert len(body["error"]["message"]) <= 700
     assert "Traceback" not in answer.text and "/srv" not in answer.text and " at 0x" not in answer.text

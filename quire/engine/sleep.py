@@ -1,0 +1,126 @@
+"""Sleep: an engine without requests gives the memory of its device back, and gets it again later.
+
+Owns what is given up at which level, and in which order it comes back. Does not own how weights are loaded nor what is
+built around them (`engine/build`, which hands in both), nor requests (`engine/core`).
+Invariants: asleep, nothing of the pages is held, nor at level 2 of the weights; what is bound to addresses (captured
+graphs, native calls) is made anew at waking; the number of pages stays what it was.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import logging
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError, EngineError, InvalidParameter, QuireError, SleepFailed
+from quire.core.plan import StepMasks, StepPlan
+from quire.core.result import StepResult
+from quire.engine.executors.executor import Executor
+
+logger = logging.getLogger("quire.engine")
+
+ASLEEP = "the engine sleeps: wake it up (POST /wake_up, LLM.wake_up()), and send the request again"
+LEVELS = (1, 2)
+TAGS = frozenset({"weights", "kv_cache"})
+"""What vLLM can wake one by one."""
+
+
+class Weights(Protocol):
+    """A model, as far as sleep is concerned."""
+
+    def leave_device(self) -> None:
+        """Move all parameters into the host's memory; nothing happens to those that are there."""
+
+    def enter_device(self) -> None:
+        """Move them back, likewise."""
+
+
+Model = TypeVar("Model", bound=Weights)
+
+
+class Residence(Generic[Model]):
+    """The weights of an engine and the executor around them.
+
+    load: reads the weights, for the device. make: pages, tables, graphs and what else is needed to run steps.
+    release: gives the device what is free already.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        load: Callable[[], Model],
+        make: Callable[[Model], Executor],
+        release: Callable[[], object],
+    ) -> None:
+        self._model: Model | None = model
+        self._load, self._make, self._release = load, make, release
+        self.is_asleep = False
+
+    def leave(self, level: int) -> None:
+        """Give memory up. Nothing else may hold the executor any more. Deeper sleep may follow on level 1."""
+        self.is_asleep = True
+        start_s = time.perf_counter()
+        if level != 1:
+            self._model = None
+        elif self._model is not None:
+            self._model.leave_device()
+        gc.collect()  # runners, tapes and graphs know each other
+        self._release()
+        logger.info("asleep at level %d, in %.2f s", level, time.perf_counter() - start_s)
+
+    def enter(self) -> Executor:
+        """Take memory again. SleepFailed, with the reason, if it cannot be had: nothing is held then but what was."""
+        start_s, level = time.perf_counter(), 2 if self._model is None else 1
+        try:
+            if self._model is None:
+                self._model = self._load()
+            else:
+                self._model.enter_device()
+            executor = self._make(self._model)
+        except (QuireError, MemoryError, OSError, RuntimeError) as error:
+            reason = error.message if isinstance(error, QuireError) else str(error).partition("\n")[0]
+        else:
+            self.is_asleep = False
+            logger.info("awake, in %.2f s", time.perf_counter() - start_s)
+            return executor
+        self.leave(level)
+        raise SleepFailed(f"the engine cannot wake up: {reason}. It sleeps on; free memory and wake it again")
+
+
+class AsleepExecutor:
+    """Stands where the executor was. No step comes while the engine sleeps."""
+
+    def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
+        """A step that failed."""
+        future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()
+        future.set_exception(EngineError(f"step {plan.step} came while the engine sleeps"))
+        return future
+
+    def mask(self, masks: StepMasks) -> None:
+        """No step waits for masks."""
+
+    def shutdown(self) -> None:
+        """Nothing runs."""
+
+
+def check_sleep(config: EngineConfig, level: int) -> None:
+    """ConfigError without `enable_sleep_mode`, InvalidParameter for a level that is none."""
+    _check_enabled(config)
+    if level not in LEVELS:
+        raise InvalidParameter("level", level, "1 (the weights are kept in the host's memory) or 2 (they are dropped)")
+
+
+def check_wake(config: EngineConfig, tags: list[str] | None) -> None:
+    """ConfigError without `enable_sleep_mode`, InvalidParameter where only a part is to be woken."""
+    _check_enabled(config)
+    if tags is not None and set(tags) != TAGS:
+        raise InvalidParameter("tags", tags, "absent, or weights and kv_cache: both are woken together")
+
+
+def _check_enabled(config: EngineConfig) -> None:
+    if not config.enable_sleep_mode:
+        raise ConfigError("sleep is off: start the engine with enable_sleep_mode (--enable-sleep-mode)")

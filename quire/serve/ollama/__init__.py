@@ -1,0 +1,1 @@
+"""Ollama's /api, made of what chat, completions and vectors have."""
