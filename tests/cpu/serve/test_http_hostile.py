@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -234,10 +233,8 @@ BAD_BODIES = {
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_bad_json(server: Any, path: str, name: str) -> None:
     with server.client() as client:
-        began_s = time.monotonic()
         answer = client.post(path, content=BAD_BODIES[name], headers=JSON_HEADERS)
         check_error(answer, 400)
-        assert time.monotonic() - began_s < 2
         assert client.get("/health").status_code == 200
 
 
