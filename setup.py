@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import zlib
+from collections.abc import Iterable
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -41,6 +42,13 @@ class BuildNative(build_ext):
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
 
+    def run(self) -> None:
+        """An editable installation stays on this machine: it has the levels that this processor knows."""
+        known = instructions()
+        if self.editable_mode and known:
+            self.extensions = [ext for ext in self.extensions if plain(ext.extra_compile_args, "-m") <= known]
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         """Each level in a folder of its own: the same sources give objects that must never mix. What an editable
         installation has built here is taken as it is until a source is newer."""
@@ -69,6 +77,22 @@ class BuildWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
+
+
+def plain(words: Iterable[str], prefix: str = "") -> set[str]:
+    """Words that begin with `prefix`, without it, as compilers and the system both may spell them."""
+    alike = {ord("-"): "", ord("_"): ""}
+    return {word.removeprefix(prefix).translate(alike) for word in words if word.startswith(prefix)}
+
+
+def instructions() -> set[str]:
+    """The extensions of this processor's instruction set; none where the system does not say."""
+    try:
+        with open("/proc/cpuinfo") as cpus:
+            flags = next((line for line in cpus if line.startswith("flags")), "")
+    except OSError:
+        return set()
+    return plain(flags.partition(":")[2].split())
 
 
 def library(level: str, flags: list[str]) -> Extension:

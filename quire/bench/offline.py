@@ -22,6 +22,7 @@ from quire.bench.view import View
 from quire.bench.workloads import LatencyCase
 from quire.core.errors import EngineError
 from quire.core.outputs import RequestOutput
+from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
 from quire.engine.core import StepRecord
 from quire.engine.llm import LLM
@@ -58,7 +59,7 @@ def submit(
     llm: LLM, requests: Sequence[BenchRequest], temperature: float, show_bar: bool = False
 ) -> list[RequestOutput]:
     """All requests at once; returns when the last has ended."""
-    prompts = [{"prompt_token_ids": request.prompt_token_ids} for request in requests]
+    prompts = [TokensPrompt(prompt_token_ids=request.prompt_token_ids) for request in requests]
     return llm.generate(prompts, exact_params(requests, temperature), use_tqdm=show_bar)
 
 

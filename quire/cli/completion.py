@@ -12,6 +12,9 @@ from collections.abc import Iterator
 
 from quire.core.errors import ConfigError, shown
 
+Offer = dict[str, "str | dict[str, str]"]
+"""What shtab takes for an argument: a shell's name and what completes it there."""
+
 SHELLS = {
     "bash": "quire completion bash > ~/.local/share/bash-completion/completions/quire",
     "zsh": "quire completion zsh > ~/.zsh/completions/_quire   (with that folder in fpath before compinit)",
@@ -52,7 +55,7 @@ def script(shell: str) -> str:
     return str(shtab.complete(parser, shell=shell))
 
 
-def _offer(action: argparse.Action, files: dict[str, str], folders: dict[str, str]) -> None:
+def _offer(action: argparse.Action, files: Offer, folders: Offer) -> None:
     """Say what may follow `action`: its listed values, files, or folders."""
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     if action.choices is None and metavar.startswith("{"):

@@ -26,7 +26,8 @@ _ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}")
 
 
 def _doc(text: str, **bounds: float) -> Meta:
-    return Meta(description=text, **bounds)
+    # As in config/engine.py: the stubs of msgspec have no overload for this.
+    return Meta(description=text, **bounds)  # type: ignore[call-overload, no-any-return]
 
 
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -75,7 +75,7 @@ def origin() -> str:
 
 def _colours(rows: Sequence[Timing]) -> dict[str, str]:
     """Contender → colour: blues and green are ours."""
-    found = {}
+    found: dict[str, str] = {}
     for is_peer, palette in ((False, OURS), (True, PEERS)):
         names = dict.fromkeys(row.implementation for row in rows if row.is_peer == is_peer)
         found |= {name: palette[i % len(palette)] for i, name in enumerate(names)}

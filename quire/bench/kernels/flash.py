@@ -142,7 +142,7 @@ def _error(setting: Setting, implementation: catalog.Implementation, gradients: 
     module = importlib.import_module(implementation.module)
     q, k, v, d_out = SMALL.inputs(setting)
     wide = [x.double().requires_grad_() for x in (q, k, v)]
-    expected, _ = reference.flash_attention(*wide, SMALL.variant)
+    expected, _ = reference.flash_attention(wide[0], wide[1], wide[2], SMALL.variant)
     out, lse = module.forward(q, k, v, SMALL.variant, None)
     if not gradients:
         wanted = expected.detach()

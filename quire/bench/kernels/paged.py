@@ -113,7 +113,7 @@ class Inputs:
         heads, table, n_pages = batch.heads, *batch.page_table()
         self.table = torch.from_numpy(table).to(setting.device)
         self.q = setting.randn(batch.n_rows, heads.n_q_heads, heads.head_dim)
-        shape = (n_pages, heads.n_kv_heads, batch.page_size, heads.head_dim)
+        shape: tuple[int, ...] = (n_pages, heads.n_kv_heads, batch.page_size, heads.head_dim)
         if batch.ragged:
             shape = (int(batch.kv_lens.sum()), heads.n_kv_heads, heads.head_dim)
         pool_bytes = 2.0 * np.prod(shape) * setting.element_bytes
@@ -143,12 +143,12 @@ class Inputs:
     def _dense(self, x: torch.Tensor) -> torch.Tensor:
         n_spans, kv_len = len(self.batch.spans), self.batch.longest
         if self.batch.ragged:
-            return x.unflatten(0, (n_spans, kv_len)).transpose(1, 2).contiguous()
+            return x.view(n_spans, kv_len, *x.shape[1:]).transpose(1, 2).contiguous()
         return x[self.table.long()].transpose(1, 2).flatten(2, 3)[:, :, :kv_len].contiguous()
 
     def dense_q(self) -> torch.Tensor:
         """[n_spans, n_q_heads, rows, head_dim]."""
-        return self.q.unflatten(0, (len(self.batch.spans), -1)).transpose(1, 2).contiguous()
+        return self.q.view(len(self.batch.spans), -1, *self.q.shape[1:]).transpose(1, 2).contiguous()
 
 
 def lognormal(mean: float, deviation: float, seed: int, n: int = 64) -> Iterator[tuple[int, int]]:

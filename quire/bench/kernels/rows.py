@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeGuard
 
 import torch
 
@@ -149,7 +150,8 @@ def _contenders(entry: RowOp, setting: Setting, shape: Shape, n: int, read_bytes
         function = getattr(importlib.import_module(implementation.module), entry.function)
         is_peer = implementation.name == "reference"
         calls = [functools.partial(function, *arguments) for arguments in copies]
-        yield Contender("torch" if is_peer else implementation.name, lambda c=calls: c, is_peer, entry.capture)
+        name = "torch" if is_peer else implementation.name
+        yield Contender(name, functools.partial(list, calls), is_peer, entry.capture)
 
 
 def _error(entry: RowOp, setting: Setting, implementation: catalog.Implementation) -> float:
@@ -166,7 +168,7 @@ def _error(entry: RowOp, setting: Setting, implementation: catalog.Implementatio
     return max(float(error.max()) for error in errors)
 
 
-def _is_float(x: object) -> bool:
+def _is_float(x: object) -> TypeGuard[torch.Tensor]:
     return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def plain(
     return torch.multinomial(logits.softmax(-1), 1)
 
 
-def _contenders(setting: Setting, shape: tuple[int, int], controls: dict[str, float]) -> Iterable[Contender]:
+def _contenders(setting: Setting, shape: tuple[int, int], controls: dict[str, Any]) -> Iterable[Contender]:
     n_copies = setting.timer.n_copies(4 * shape[0] * shape[1])
     copies = [3 * setting.randn(*shape, dtype=torch.float32) for _ in range(n_copies)]
     lines = upload(draw(shape[0], **controls).controls(), setting.device)
@@ -91,7 +92,7 @@ def _contenders(setting: Setting, shape: tuple[int, int], controls: dict[str, fl
         if implementation.name != "reference":
             choose_by = importlib.import_module(implementation.module).choose_by
             calls = [functools.partial(choose_by, logits, lines, _out(shape[0], setting)) for logits in copies]
-            yield Contender(implementation.name, lambda c=calls: c)
+            yield Contender(implementation.name, functools.partial(list, calls))
     others = [functools.partial(plain, logits, **controls) for logits in copies]
     yield Contender("torch", lambda: others, is_peer=True, capture=False)
 
@@ -101,7 +102,7 @@ def _out(n_rows: int, setting: Setting) -> Choice:
     return Choice(ids, torch.zeros(n_rows, dtype=torch.uint8, device=setting.device))
 
 
-def _error(setting: Setting, implementation: catalog.Implementation, controls: dict[str, float]) -> float:
+def _error(setting: Setting, implementation: catalog.Implementation, controls: dict[str, Any]) -> float:
     logits = 3 * setting.randn(*SMALL, dtype=torch.float32)
     lines, choice = draw(SMALL[0], **controls).controls(), _out(SMALL[0], setting)
     importlib.import_module(implementation.module).choose_by(logits, upload(lines, setting.device), choice)

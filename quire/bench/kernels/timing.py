@@ -85,7 +85,8 @@ class CpuTimer(Timer):
         calls[0]()
         in_turn = itertools.cycle(calls)
         n = max(1, int(STRETCH_S / _seconds(in_turn, 1)))
-        times, end_s = [], time.perf_counter() + budget_s
+        times: list[float] = []
+        end_s = time.perf_counter() + budget_s
         while not times or time.perf_counter() < end_s:
             times.append(_seconds(in_turn, n) / n)
         return Sample(tuple(times))
@@ -126,7 +127,7 @@ class CudaTimer(Timer):
 
     def _passes(self, calls: Sequence[Call], n_passes: int) -> list[float]:
         """Seconds of each pass. The first event comes after a pass, so that the stream is busy when timing begins."""
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(n_passes + 1)]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(n_passes + 1)]  # type: ignore[no-untyped-call]
         for event in events:
             for call in calls:
                 call()

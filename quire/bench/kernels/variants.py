@@ -23,7 +23,7 @@ Maker = Callable[[Batch, torch.device], Variant]
 
 
 def _scale(heads: Heads) -> float:
-    return heads.head_dim**-0.5
+    return float(heads.head_dim**-0.5)
 
 
 def _causal(batch: Batch, device: torch.device) -> Variant:

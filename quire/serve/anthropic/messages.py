@@ -20,8 +20,8 @@ from quire.serve.openai.refused_fields import GENERATING, PROMPTING
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
-_MESSAGES = Decoder(MessagesRequest, refused=GENERATING)
-_COUNT = Decoder(CountTokensRequest, refused=PROMPTING)
+_MESSAGES: Decoder[MessagesRequest] = Decoder(MessagesRequest, refused=GENERATING)
+_COUNT: Decoder[CountTokensRequest] = Decoder(CountTokensRequest, refused=PROMPTING)
 
 
 async def serve_messages(state: ServerState, exchange: Exchange) -> None:

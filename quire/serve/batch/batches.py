@@ -31,7 +31,7 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, str] | None = None
 
 
-_DECODER = Decoder(BatchRequest, refused=BATCHES)
+_DECODER: Decoder[BatchRequest] = Decoder(BatchRequest, refused=BATCHES)
 
 
 async def serve_batch_create(state: ServerState, exchange: Exchange) -> None:

@@ -22,8 +22,8 @@ from quire.serve.openai.naming import Translated, renamed
 from quire.serve.openai.validation import check_model, check_sequences, sampling_params
 from quire.serve.state import ServerState
 
-_CHAT = Decoder(OllamaChatRequest)
-_GENERATE = Decoder(OllamaGenerateRequest)
+_CHAT: Decoder[OllamaChatRequest] = Decoder(OllamaChatRequest)
+_GENERATE: Decoder[OllamaGenerateRequest] = Decoder(OllamaGenerateRequest)
 
 
 async def serve_ollama_chat(state: ServerState, exchange: Exchange) -> None:

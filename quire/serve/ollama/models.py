@@ -26,7 +26,7 @@ NEVER = "9999-12-31T23:59:59Z"
 TEMPLATE = "{{ .Prompt }}"
 """Stands for the chat template, which is none of Ollama's language."""
 _LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_SHOW = Decoder(OllamaShowRequest)
+_SHOW: Decoder[OllamaShowRequest] = Decoder(OllamaShowRequest)
 
 
 async def serve_ollama_version(_state: ServerState, exchange: Exchange) -> None:

@@ -22,8 +22,8 @@ from quire.serve.openai.tokens import most_tokens
 from quire.serve.openai.validation import check_model, check_sequences
 from quire.serve.state import ServerState
 
-_EMBED = Decoder(OllamaEmbedRequest)
-_EMBEDDINGS = Decoder(OllamaEmbeddingsRequest)
+_EMBED: Decoder[OllamaEmbedRequest] = Decoder(OllamaEmbedRequest)
+_EMBEDDINGS: Decoder[OllamaEmbeddingsRequest] = Decoder(OllamaEmbeddingsRequest)
 
 
 async def serve_ollama_embed(state: ServerState, exchange: Exchange) -> None:

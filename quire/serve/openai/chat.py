@@ -215,7 +215,7 @@ class ChatAnswer:
             frames.append(self._frames.text(index, "", rows))
         frames += [self._piece(index, piece) for piece in pieces]
         if part.finish_reason is not None:
-            reason = called(part.finish_reason) if reader.n_calls else part.finish_reason
+            reason = (called(part.finish_reason) if reader.n_calls else None) or part.finish_reason
             frames.append(self._frames.finish(index, reason, part.stop_reason))
         return b"".join(frames)
 

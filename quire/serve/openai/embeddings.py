@@ -33,7 +33,7 @@ from quire.serve.openai.validation import (
 )
 from quire.serve.state import ServerState
 
-_DECODER = Decoder(EmbeddingRequest, ids_field="input", refused=EMBEDDING)
+_DECODER: Decoder[EmbeddingRequest] = Decoder(EmbeddingRequest, ids_field="input", refused=EMBEDDING)
 _POOLINGS = {pooling.value: pooling for pooling in Pooling}
 FORMATS = ("float", "base64")
 

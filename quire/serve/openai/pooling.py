@@ -16,7 +16,7 @@ from quire.serve.openai.scoring_schema import PoolingRequest
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
-_DECODER = Decoder(PoolingRequest, ids_field="input")
+_DECODER: Decoder[PoolingRequest] = Decoder(PoolingRequest, ids_field="input")
 NOT_TASKS = ("token_embed", "token_classify", "classify", "score", "plugin")
 """vLLM's other tasks."""
 

@@ -6,6 +6,7 @@ Invariant: whatever they refuse is named by the client's own field, through `Tra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -149,7 +150,11 @@ def _message(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, wher
         if isinstance(content, str):
             return AssistantMessage(content=content)
         return AssistantMessage(content=[_assistant_part(part) for part in content])
-    kinds = {"user": UserMessage, "system": SystemMessage, "developer": DeveloperMessage}
+    kinds: dict[str, Callable[..., Message]] = {
+        "user": UserMessage,
+        "system": SystemMessage,
+        "developer": DeveloperMessage,
+    }
     kind = kinds.get(item.role)
     if kind is None:
         raise bad_request(f"{where}.role = {shown(item.role)} is not allowed.", f"{where}.role")

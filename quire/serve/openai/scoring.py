@@ -32,8 +32,8 @@ from quire.serve.openai.validation import (
 )
 from quire.serve.state import ServerState
 
-_SCORE = Decoder(ScoreRequest)
-_RERANK = Decoder(RerankRequest)
+_SCORE: Decoder[ScoreRequest] = Decoder(ScoreRequest)
+_RERANK: Decoder[RerankRequest] = Decoder(RerankRequest)
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """Names under which the two sets of texts may come."""
 

@@ -16,8 +16,8 @@ MAX_TOKENS = 128 * 1024
 SMALL_TOKENS = 4096
 """Answers of up to so many tokens or characters are written at once."""
 
-_TOKENIZE = Decoder(TokenizeRequest, refused=PROMPTING)
-_DETOKENIZE = Decoder(DetokenizeRequest, ids_field="tokens")
+_TOKENIZE: Decoder[TokenizeRequest] = Decoder(TokenizeRequest, refused=PROMPTING)
+_DETOKENIZE: Decoder[DetokenizeRequest] = Decoder(DetokenizeRequest, ids_field="tokens")
 
 
 async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:

@@ -50,8 +50,8 @@ def _part(state: ServerState, one: Explanation) -> JsonObject:
     del figures["label"], figures["tenant"]
     names = ("step", "time_s", "start", "length", "n_others")
     figures["chunks"] = [dict(zip(names, row, strict=True)) for row in figures["chunks"]]
-    names = ("time_s", "n_steps", "mean_seqs", "n_prompt_tokens")
-    figures["steps"] = [dict(zip(names, row, strict=True)) for row in figures["steps"]]
+    of_step = ("time_s", "n_steps", "mean_seqs", "n_prompt_tokens")
+    figures["steps"] = [dict(zip(of_step, row, strict=True)) for row in figures["steps"]]
     for name in ("miss_wanted", "miss_cached"):
         token = figures[name]
         tokenizer = state.llm.tokenizer

@@ -183,7 +183,7 @@ def delayed_s(before: dict[int, tuple[float, float]], now: dict[int, tuple[float
 
 def place_of(frame: FrameType | None, n: int = MAX_FRAMES) -> str:
     """The innermost `n` calls as `file:line`, outermost first."""
-    calls = []
+    calls: list[str] = []
     while frame is not None and len(calls) < n:
         calls.append(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
         frame = frame.f_back

@@ -240,7 +240,7 @@ def _add_refused(properties: JsonObject, refused: Refused) -> None:
     """Fields that are not honoured, with the values that ask for nothing, where these can be listed."""
     for name, field in refused.items():
         if "." not in name and name not in properties and field.is_no_op is None:
-            nothing = [None, *([] if field.keeps_false else [False]), "", [], {}]
+            nothing: list[object] = [None, *([] if field.keeps_false else [False]), "", [], {}]
             properties[name] = {"description": f"Not supported: {field.why}", "enum": [*nothing, *field.no_ops]}
 
 
