@@ -145,10 +145,10 @@ class GrammarTrials:
             self._news.notify_all()
 
     def _start_thread(self) -> None:
-        """One more, unless there are enough: the first takes what is small, the others everything."""
+        """One more, unless there are enough: the second takes what is small alone, the others everything."""
         n_most = 1 + max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 4))
         if len(self._threads) < n_most:
-            args = (not self._threads,)
+            args = (len(self._threads) == 1,)
             thread = threading.Thread(target=self._work, args=args, daemon=True, name="quire-grammar-trials")
             self._threads.append(thread)
             thread.start()
