@@ -232,8 +232,11 @@ BAD_BODIES = {
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_bad_json(server: Any, path: str, name: str) -> None:
+    body = BAD_BODIES[name]
+    if path.startswith("/api/"):  # Ollama's: numbers are options there, and what is unknown is not read
+        body = body.replace(b'"temperature": 1e999', b'"model": 1e999')
     with server.client() as client:
-        answer = client.post(path, content=BAD_BODIES[name], headers=JSON_HEADERS)
+        answer = client.post(path, content=body, headers=JSON_HEADERS)
         check_error(answer, 400)
         assert client.get("/health").status_code == 200
 
