@@ -140,7 +140,11 @@ class FakeState:
             raise unavailable("draining", "The server is shutting down.")
 
     async def read(self, exchange: Exchange, decoder: Any) -> Any:
-        return decoder.decode(await exchange.read_body(1 << 20, 60, lambda n_bytes: None))
+        return decoder.decode(await exchange.read_body(1 << 20, 60, lambda n_bytes: None), exchange.ignored)
+
+    def note_ignored(self, ignored: Any) -> None:
+        """Nothing of it is unknown here."""
+        assert not ignored.n
 
 
 class World:

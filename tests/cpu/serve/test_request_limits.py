@@ -76,8 +76,8 @@ CASES = {
         "invalid_parameter", ("16 x 4 x 21", str(VALUES), "Lower n"),
     ),
     "tokens of a chat": Case(
-        {}, CHAT, {**TALK, "max_tokens": MAX_MODEL_LEN}, {"max_tokens": 64}, 400, "context_length_exceeded",
-        (str(MAX_MODEL_LEN),),
+        {"strict": True}, CHAT, {**TALK, "max_tokens": MAX_MODEL_LEN}, {"max_tokens": 64}, 400,
+        "context_length_exceeded", (str(MAX_MODEL_LEN),),
     ),
     "token ids": Case(
         {}, PATH, {**TEXT, "prompt": [7] * (1 << 20)}, {"prompt": [7]}, 400, "context_length_exceeded",
