@@ -73,7 +73,7 @@ def refused_bodies() -> Iterator[tuple[str, dict[str, Any] | bytes]]:
         ("temperature", -1), ("top_p", 2), ("n", 0), ("n", 10**9), ("seed", 2**70), ("max_tokens", -1),
         ("prompt", []), ("prompt", [LOGITS_WIDTH]), ("prompt", [-1]), ("prompt", [1] * (MAX_MODEL_LEN + 1)),
         ("stop", ["x"] * 65), ("logprobs", 10**6), ("logit_bias", {str(LOGITS_WIDTH): 1}), ("priority", 3),
-        ("nonsense", 1), ("guided_json", {"type": 5}), ("cache_salt", "x" * 300), ("user", "a\nb"),
+        ("use_beam_search", True), ("guided_json", {"type": 5}), ("cache_salt", "x" * 300), ("user", "a\nb"),
     ):  # fmt: skip
         yield TEXT, {**text, field: value}
     chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -83,7 +83,7 @@ def refused_bodies() -> Iterator[tuple[str, dict[str, Any] | bytes]]:
     tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
     for field, value in (
         ("messages", []), ("messages", [{"role": "robot", "content": "x"}]), ("tools", [tool]), ("tools", [tool, tool]),
-        ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"a": 1}), ("tool_choice", "required"),
+        ("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"messages": 1}), ("tool_choice", "required"),
     ):  # fmt: skip
         yield CHAT, {**chat, field: value}
     responses, message = {"model": "fake", "input": "x"}, {**chat}
@@ -106,7 +106,7 @@ async def check_server() -> None:
     app = App(state)
     good = json.dumps({"model": "fake", "prompt": "x", "max_tokens": 2}).encode()
     expect("a good request is answered", await status_of(app, "POST", TEXT, good) == 200)
-    routes = [(method, path) for method, path, _ in ROUTES if path != "/health"] + [("GET", "/nothing")]
+    routes = [(method, path) for method, path, _ in ROUTES if path not in ("/health", "/ping")] + [("GET", "/nothing")]
     for key in (None, "", "wrong", KEY + "x", KEY[:-1]):
         for method, path in routes:
             expect(f"{method} {path} with key {key!r}", await status_of(app, method, path, good, key=key) == 401)
