@@ -9,7 +9,7 @@ CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
 OPENAI_SCHEMA ?=
 
-.PHONY: serve test lint conformance docs clean
+.PHONY: serve test lint conformance docs docs-version clean
 
 serve: .venv/serve.stamp  # PORT=8001 for another port
 	$(BIN)/quire serve --port $(PORT)
@@ -17,13 +17,14 @@ serve: .venv/serve.stamp  # PORT=8001 for another port
 test: .venv/test.stamp  # TEST_PROCESSES=8 for a larger machine
 	$(BIN)/ruff check quire tests benchmarks demo
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check quire tests benchmarks demo
 	$(BIN)/mypy
 
-conformance: .venv/serve.stamp .venv-conformance/stamp  # OPENAI_SCHEMA=FILE for OpenAI's document, EXAMPLES=200 for more
+conformance: .venv/serve.stamp .venv-conformance/stamp  # 3 GB of clients in all; OPENAI_SCHEMA=FILE for OpenAI's document, EXAMPLES=200 for more
+	@tests/conformance/prepare $(CLIENTS)/python $(BIN)/python
 	$(CLIENTS)/python -m pytest -c tests/conformance/pytest.ini tests/conformance --server-python $(BIN)/python \
 		--examples $(EXAMPLES) --openai-schema '$(OPENAI_SCHEMA)'
 
@@ -43,6 +44,10 @@ conformance: .venv/serve.stamp .venv-conformance/stamp  # OPENAI_SCHEMA=FILE for
 
 docs: .venv-docs/stamp  # the pages of docs/ as a site in build/site; fails at a broken link
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+docs-version: .venv-docs/stamp  # VERSION=1.2: this version's pages into the branch gh-pages, which is not pushed here
+	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(VERSION) latest
+	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike set-default latest
 
 .venv-docs/stamp: pyproject.toml constraints.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs

@@ -21,14 +21,14 @@ from quire.bench.machine import n_cores
 from quire.bench.report import build_report, write_report
 from quire.bench.shape import FOLDER
 from quire.compute.device.cpu import CpuDevice
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.quant import SCHEMES
 from quire.compute.runner.batch import FlatBatch, flatten
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tape import StepTape
 from quire.compute.weights.loader import load_model
-from quire.config.arch import read_arch
+from quire.config.model import read_arch
 from quire.core.plan import Spans
 from quire.kernels.kvstore import cell
 
@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
 class Decode:
     """Steps of one row for each of `n_seqs` sequences, whose last token stands at position `context` - 1."""
 
-    def __init__(self, model: DenseModel, kv_dtype: torch.dtype, n_seqs: int, context: int, device: CpuDevice) -> None:
+    def __init__(self, model: Decoder, kv_dtype: torch.dtype, n_seqs: int, context: int, device: CpuDevice) -> None:
         n_each = -(-context // PAGE)
         self.pool = KVPool(model.arch, 1 + n_seqs * n_each, PAGE, kv_dtype, device)
         cells = torch.randn(*self.pool.k.shape[1:4], model.arch.head_dim, dtype=torch.bfloat16)
@@ -78,7 +78,7 @@ class Decode:
         return time.perf_counter() - start_s
 
 
-def measure(model: DenseModel, n_seqs: int, args: argparse.Namespace, device: CpuDevice) -> dict[str, object]:
+def measure(model: Decoder, n_seqs: int, args: argparse.Namespace, device: CpuDevice) -> dict[str, object]:
     """Both types in turns."""
     both = {name: Decode(model, dtype, n_seqs, args.context, device) for name, dtype in KV_DTYPES.items()}
     times: dict[str, list[float]] = {name: [] for name in both}

@@ -27,7 +27,7 @@ PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "mistakes.md"
 LIMIT_S = 300
 WIDTH = 110
 """Longer lines are wrapped on the page, as a terminal would."""
-LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (INFO|WARNING|ERROR) ")
+LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (INFO|WARNING|ERROR) |^quire: starting ")
 Prepare = Callable[[pathlib.Path], object]
 
 
@@ -146,7 +146,9 @@ MISTAKES = (
     Mistake(
         "Code that comes with a checkpoint",
         ("generate", "custom", *ONE),
-        config("custom", auto_map={"AutoModelForCausalLM": "modeling_custom.Custom"}),
+        config(
+            "custom", architectures=["CustomForCausalLM"], auto_map={"AutoModelForCausalLM": "modeling_custom.Custom"}
+        ),
     ),
     Mistake(
         "An adapter given as a model",

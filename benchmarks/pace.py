@@ -23,7 +23,8 @@ from quire.bench.loadgen import arrival_offsets_s
 from quire.bench.report import build_report, write_report
 from quire.bench.shape import FOLDER
 from quire.bench.summary import percentile
-from quire.config.arch import read_arch
+from quire.config.arch import ModelArch
+from quire.config.model import read_arch
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
@@ -33,7 +34,7 @@ from quire.core.sampling import SamplingParams
 from quire.engine.executors.null import NullExecutor
 from quire.planner.hardware import Hardware, hardware_named
 from quire.planner.pace import pace_for
-from quire.planner.shape import Shape, head_weights, kv_numbers_per_token, layer_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
 
 RESULTS = pathlib.Path(__file__).with_name("results")
 PAGE_SIZE, N_PAGES = 16, 1 << 16
@@ -49,7 +50,7 @@ class SerialCost:
     bandwidth and arithmetic: shares of the ceilings that each reaches; overhead_s: launches and gaps of a step.
     """
 
-    shape: Shape
+    arch: ModelArch
     hardware: Hardware
     bandwidth: float = 0.85
     arithmetic: float = 0.75
@@ -57,10 +58,10 @@ class SerialCost:
 
     def step_s(self, spans: Spans) -> float:
         """Seconds of one step with these spans."""
-        shape = self.shape
+        arch = self.arch
         bytes_per_s = self.bandwidth * self.hardware.bandwidth_bytes_per_s
         flops_per_s = self.arithmetic * self.hardware.flops_per_s
-        body, head = shape.n_layers * layer_weights(shape), head_weights(shape)
+        body, head = arch.n_layers * layer_weights(arch), head_weights(arch)
         n_tokens, n_wants = sum(spans.lengths), sum(spans.wants)
         products_s = max(2 * body / bytes_per_s, 2 * body * n_tokens / flops_per_s)
         head_s = max(2 * head / bytes_per_s, 2 * head * n_wants / flops_per_s) if n_wants else 0.0
@@ -70,8 +71,8 @@ class SerialCost:
                 n_decoded += start + 1
             else:
                 n_pairs += length * (start + (length + 1) / 2)
-        attention_s = n_decoded * 2 * kv_numbers_per_token(shape) / bytes_per_s
-        prefill_s = 4 * shape.n_layers * shape.n_heads * shape.head_dim * n_pairs / flops_per_s
+        attention_s = n_decoded * 2 * kv_numbers_per_token(arch) / bytes_per_s
+        prefill_s = 4 * arch.n_layers * arch.n_heads * arch.head_dim * n_pairs / flops_per_s
         return self.overhead_s + products_s + head_s + attention_s + prefill_s
 
 

@@ -30,11 +30,11 @@ from quire import LLM, SamplingParams
 from quire.bench.machine import n_cores
 from quire.bench.report import build_report, write_report
 from quire.compute.device.cpu import CpuDevice
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.weights.loader import load_model
-from quire.config.arch import read_arch
+from quire.config.model import read_arch
 
 RESULT = pathlib.Path(__file__).with_name("results") / "quantization_quality.json"
 SCHEMES = {
@@ -67,7 +67,7 @@ def parse_arguments() -> argparse.Namespace:
 class Prefill:
     """Logits of whole prompts: a loaded model over a KV pool of one sequence."""
 
-    def __init__(self, model: DenseModel, kv_dtype: torch.dtype, length: int, device: CpuDevice) -> None:
+    def __init__(self, model: Decoder, kv_dtype: torch.dtype, length: int, device: CpuDevice) -> None:
         n_pages = 1 + -(-length // PAGE)
         self.model = model
         self.pool = KVPool(model.arch, n_pages, PAGE, kv_dtype, device)

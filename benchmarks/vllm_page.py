@@ -14,9 +14,10 @@ from typing import Any, Final
 from quire.config.engine import EngineConfig
 from quire.config.foreign import FOREIGN, State
 from quire.config.options import describe
+from quire.core.sampling import NOT_HERE as NOT_SAMPLED
 from quire.core.sampling import SamplingParams
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.llm import LLM, NOT_HERE
+from quire.engine.llm import LLM, NOT_HERE, TAKEN_IN_PART
 from quire.serve.config import ServerConfig
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[1]
@@ -25,19 +26,6 @@ NAMES: Final = json.loads((ROOT / "benchmarks" / "vllm_names.json").read_text())
 HONOURED: Final = "honoured"
 MAX_NOTE: Final = 150
 """Characters; what an option means in detail is in docs/options.md."""
-NOT_SAMPLED: Final = {
-    "logprob_token_ids": "`logprobs` reports the most probable ones",
-    "flat_logprobs": "leave it out: it is another shape of `logprobs`",
-    "spaces_between_special_tokens": "leave it out: tokens are joined as the tokenizer does",
-    "skip_clone": "leave it out: parameters are not changed",
-    "output_text_buffer_length": "leave it out: text is held back as long as a stop string may begin in it",
-    "extra_args": "leave it out: there are no logits processors of others",
-    "routed_experts_prompt_start": "leave it out: models with experts are not served",
-    "skip_reading_prefix_cache": "a `cache_salt` of its own finds no prefix",
-    "thinking_token_budget": "`max_tokens`",
-    "repetition_detection": "`repetition_penalty`, `frequency_penalty`",
-}
-"""Fields of vLLM's `SamplingParams` that ours has not: a TypeError names them. What to use."""
 Row = tuple[str, str, str]
 
 
@@ -84,10 +72,23 @@ def method_rows() -> list[Row]:
         if name in NOT_HERE:
             rows.append((f"`{name}`", State.REFUSED.value, NOT_HERE[name]))
             continue
-        mine = set(inspect.signature(getattr(LLM, name)).parameters)
-        lacking = [each for each in parameters if each not in mine]
-        rows.append((f"`{name}`", HONOURED, "all arguments" if not lacking else f"without {', '.join(lacking)}"))
+        rows.append((f"`{name}`", HONOURED, _arguments(name, parameters)))
     return rows
+
+
+def _arguments(method: str, parameters: list[str]) -> str:
+    """Which arguments of a method are taken."""
+    lacking = [each for each in parameters if each not in inspect.signature(getattr(LLM, method)).parameters]
+    notes = [f"without {', '.join(lacking)}"] if lacking else []
+    notes += [f"refused: {', '.join(refused)}"] if (refused := refused_arguments(method)) else []
+    notes += [f"{each} only {TAKEN_IN_PART[each]}" for each in parameters if each in TAKEN_IN_PART]
+    return "; ".join(notes) or "all arguments"
+
+
+def refused_arguments(method: str) -> list[str]:
+    """Those that a method of `LLM` has in its signature, for None alone."""
+    parameters = inspect.signature(getattr(LLM, method)).parameters
+    return [name for name, each in parameters.items() if each.annotation in (None, "None")]
 
 
 def field_rows(names: list[str], struct: Any, others: dict[str, str]) -> list[Row]:

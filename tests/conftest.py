@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -16,13 +18,30 @@ TEXT = [
     "0123456789 αβγ 漢字 🙂",
 ] * 3
 
+LONGEST = (
+    "test_conviction.py", "test_batch_machine.py", "test_workers.py", "test_batch_deaths.py",
+    "test_attention_triton.py", "test_conditions.py", "test_seeded_bugs.py", "test_signals.py", "test_traffic.py",
+    "test_fleet.py", "test_async_llm.py", "test_serve_live.py", "test_http_hostile.py", "test_sample_triton.py",
+    "test_marks.py", "test_flash.py", "test_families.py", "test_page_browser.py", "test_constrained.py",
+    "test_standard_files.py", "test_http_pipelines.py", "test_examples.py", "test_footprint.py",
+    "test_structured_output.py",
+)  # fmt: skip
+"""Files that take 20 s and more. Several processes begin with them, lest one be left at the end to one process alone;
+that needs `--no-loadscope-reorder`."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Ctrl-C tests need children that hear it, also when this run was started in the background with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Hundreds of processes are started: each would compile all of Quire again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        places = {name: place for place, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: places.get(pathlib.Path(item.fspath).name, len(LONGEST)))
     if shutil.which("nvidia-smi") and subprocess.run(["nvidia-smi"], capture_output=True, check=False).returncode == 0:
         return
     for item in items:

@@ -5,7 +5,6 @@ Shapes get seeded random weights (normal, 0.02; norms around 1) and no vocabular
 
 from __future__ import annotations
 
-import functools
 import json
 import pathlib
 import shutil
@@ -17,9 +16,9 @@ import safetensors.torch
 import torch
 
 from quire.bench.shape import FOLDER
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import decoder_on
 from quire.compute.weights.dummy import fill_random
-from quire.config.arch import read_arch
+from quire.config.model import read_arch
 
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -55,8 +54,7 @@ def random_checkpoint(folder: pathlib.Path, shape: str, n_layers: int = 0) -> No
     folder.mkdir(parents=True, exist_ok=True)
     config = json.loads((FOLDER / shape / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | ({"num_hidden_layers": n_layers} if n_layers else {})))
-    make = functools.partial(torch.empty, dtype=torch.bfloat16)
-    weights = dict(DenseModel(read_arch(folder), make, torch.empty(0)).weights())
+    weights = dict(decoder_on(torch.device("cpu"), read_arch(folder), torch.bfloat16, 1).weights())
     fill_random(weights.items(), 0, torch.device("cpu"))
     part = folder / "model.safetensors.part"
     safetensors.torch.save_file({name: one.contiguous() for name, one in weights.items()}, part)

@@ -10,6 +10,7 @@ from msgspec import Meta
 from quire.bench.datasets import TOKEN_LIMIT, Dataset, from_lengths, read_lengths, uniform_lengths
 from quire.bench.summary import PERCENTILES
 from quire.core.errors import ConfigError
+from quire.core.sampling import Temperature
 
 
 def _doc(text: str, **bounds: Any) -> Meta:
@@ -69,7 +70,7 @@ class ThroughputOptions(DatasetOptions, kw_only=True):
         Literal["none", "W1", "W2", "W3", "W5"],
         _doc("A fixed workload in place of the dataset options; see docs/bench.md."),
     ] = "none"
-    temperature: Annotated[float, _doc("Sampling temperature.", ge=0, le=100)] = 1.0
+    temperature: Annotated[Temperature, _doc("Sampling temperature.")] = 1.0
     num_repeats: Annotated[int, _doc("Timed repetitions; the median is reported.", ge=1)] = 1
     num_warmups: Annotated[int, _doc("Untimed passes over all prompts with short outputs.", ge=0)] = 1
     warmup_output_len: Annotated[int, _doc("Output tokens of each request in a warm-up pass.", ge=1)] = 16
@@ -104,7 +105,7 @@ class ServeBenchOptions(DatasetOptions, kw_only=True):
     request_rate: Annotated[float, _doc("Requests a second, at random gaps; inf: all at once.", gt=0)] = float("inf")
     burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", gt=0)] = 1.0
     max_concurrency: Annotated[int, _doc("Most requests in flight; 0 sets no limit.", ge=0)] = 0
-    temperature: Annotated[float, _doc("Sampling temperature.", ge=0, le=100)] = 0.0
+    temperature: Annotated[Temperature, _doc("Sampling temperature.")] = 0.0
     ignore_eos: Annotated[
         bool, _doc("Ask for exactly --output-len tokens (not an OpenAI field; vLLM and Quire know it).")
     ] = True
@@ -132,7 +133,7 @@ class ReplayOptions(ReportOptions, kw_only=True):
     api_key: Annotated[str, _doc("Bearer key; default: QUIRE_API_KEY.")] = ""
     speed: Annotated[float, _doc("2 sends the requests in half the recorded time.", gt=0)] = 1.0
     max_requests: Annotated[int, _doc("Only the first of them; 0: all.", ge=0)] = 0
-    temperature: Annotated[float, _doc("Sampling temperature.", ge=0, le=100)] = 0.0
+    temperature: Annotated[Temperature, _doc("Sampling temperature.")] = 0.0
     ready_check_timeout_sec: Annotated[float, _doc("Longest wait for the server to answer /v1/models.", ge=0)] = 60.0
     vocab_size: Annotated[
         int, _doc("Prompts recorded without content are made of ids below this; the server's must be as large.", ge=64)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 from typing import Final
 
-from quire.config.options import did_you_mean
 from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
 
 PREFIX: Final = "shape:"
 FOLDER: Final = pathlib.Path(__file__).with_name("shapes")

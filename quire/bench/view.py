@@ -42,7 +42,7 @@ class View:
         quantized = SCHEMES.get(config.quantization)
         itemsize = dtype.itemsize if quantized is None else quantized.bytes_per_weight
         self.cost = CostModel(
-            shape=arch,
+            arch=arch,
             hardware=probe(self._timer, self._dtypes),
             weight_itemsize=itemsize,
             head_itemsize=itemsize,

@@ -24,9 +24,9 @@ from quire.bench.timeline import Timeline, from_requests
 from quire.bench.trace import check_trace_path
 from quire.bench.workloads import WORKLOADS, LatencyCase, throughput_dataset
 from quire.cli.model import add_engine_flags, engine_config, load_llm
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
 from quire.config.flags import add_flags, read_flags
+from quire.config.model import read_arch
 from quire.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from quire.cli.interrupt import first_noted
 from quire.cli.model import add_engine_flags, engine_config
 from quire.cli.sampling import SamplingFlags, sampling_params
 from quire.config.flags import add_flags
-from quire.config.options import did_you_mean
 from quire.core.errors import RequestError
 from quire.core.sampling import OutputKind
+from quire.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from quire.core.outputs import RequestOutput

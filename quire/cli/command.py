@@ -15,9 +15,9 @@ import sys
 
 from quire import __version__
 from quire.config.flags import FlagParser
-from quire.config.options import did_you_mean
 from quire.core.errors import ConfigError, LoadError, QuireError, complaint, shown
 from quire.core.shortage import shortage
+from quire.core.spelling import did_you_mean
 
 COMMANDS = {
     "serve": "Serve a model over HTTP, with the OpenAI API and a page to talk to it.",

@@ -1,4 +1,5 @@
-"""`quire doctor`: what this machine has, what is wrong with it, and what to do. Exit code 1 if serving cannot work.
+"""`quire doctor [MODEL]`: what this machine has, or what a model is; what is wrong, and what to do. Exit code 1 if
+serving cannot work.
 
 Owns the checks, each a small function from the machine to `Finding`s. Invariant: a check reports, it never raises.
 """
@@ -25,8 +26,10 @@ from collections.abc import Callable, Iterator
 from quire import __version__
 from quire.bench import machine
 from quire.cli.interrupt import instant_exit
+from quire.config.model import read_arch
+from quire.config.parts import parts
 from quire.core import env, host
-from quire.core.errors import ConfigError, QuireError
+from quire.core.errors import ConfigError, QuireError, shown
 from quire.core.units import format_bytes
 from quire.engine.wire import SOCKET, socket_folder
 from quire.serve.config import ServerConfig
@@ -70,13 +73,18 @@ Findings = Iterator[Finding]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument(
+        "model_argument", nargs="?", default=None, metavar="MODEL",
+        help="folder or .gguf file: say which parts it is read as and whether it runs, not what the machine has",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(namespace: argparse.Namespace) -> int:
     """Print the findings; returns 1 if one of them is a failure."""
+    model = getattr(namespace, "model_argument", None)
     with instant_exit():
-        findings = examine()
+        findings = examine() if model is None else list(check_model(model))
     failed = any(finding.status is Status.FAIL for finding in findings)
     if namespace.json:
         rows = [dataclasses.asdict(finding) | {"status": finding.status.value} for finding in findings]
@@ -86,7 +94,11 @@ def run(namespace: argparse.Namespace) -> int:
             print(f"{finding.status.value:>4}  {finding.name:<18}{finding.value}")
             if finding.advice:
                 print(f"{'':24}→ {finding.advice}")
-        print("Serving cannot work until the failures above are mended." if failed else "This machine can serve.")
+        good = "This machine can serve." if model is None else "This model runs."
+        bad = (
+            "Serving cannot work until the failures above are mended." if model is None else "This model does not run."
+        )
+        print(bad if failed else good)
     return 1 if failed else 0
 
 
@@ -97,6 +109,28 @@ def examine() -> list[Finding]:
         check_native, check_demo, check_cache, check_files, check_port, check_environment,
     )  # fmt: skip
     return [finding for check in checks for finding in check()]
+
+
+def check_model(model: str) -> Findings:
+    """Which parts a model is read as, and whether its tensors are those; the key or tensor that stands against it."""
+    try:
+        hub = importlib.import_module("quire.compute.weights.hub")
+        if hub.is_on_hub(model):
+            raise ConfigError(f"{shown(model)} is neither a folder nor a file here; doctor fetches nothing")
+        folder = hub.find_checkpoint(model)
+        yield Finding("model", Status.OK, str(folder))
+        arch = read_arch(folder)
+    except (ImportError, OSError, QuireError) as error:
+        yield Finding("model", Status.FAIL, str(error))
+        return
+    for name, text in parts(arch):
+        yield Finding(name, Status.OK, text)
+    try:
+        n_shards, n_tensors = importlib.import_module("quire.compute.weights.loader").fits(folder, arch)
+    except (ImportError, OSError, QuireError) as error:
+        yield Finding("tensors", Status.FAIL, str(error))
+        return
+    yield Finding("tensors", Status.OK, f"all {n_tensors} in {n_shards} {'files' if n_shards > 1 else 'file'} fit")
 
 
 def check_python() -> Findings:

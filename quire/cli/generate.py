@@ -92,7 +92,7 @@ def print_stream(outputs: Iterator[RequestOutput], target: TextIO) -> str:
         target.write(part.text)
         target.flush()
         if part.finish_reason == "error":
-            raise EngineError(f"the engine failed while answering: {part.stop_reason}")
+            raise EngineError(f"the engine failed while answering: {part.failure}")
     target.write("\n")
     return text
 

@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from quire.config.flags import add_flags, read_flags
-from quire.config.options import did_you_mean
 from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
 
 if TYPE_CHECKING:
     import torch

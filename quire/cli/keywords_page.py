@@ -38,6 +38,8 @@ _PLAIN: Final = {
     inspect.StrType: "str | os.PathLike[str]",
 }  # fmt: skip
 
+_FOREIGN: Final = {Shape.SWITCH: "bool", Shape.OBJECT: "dict[str, Any]"}
+
 
 def annotation(option: Option) -> str:
     """What a field takes in Python, as source text."""
@@ -69,7 +71,7 @@ def keywords_page() -> str:
     rows = [(option.name, annotation(option)) for option in describe(EngineConfig) if option.name != "model"]
     ours = set(EngineConfig.__struct_fields__)
     rows += [
-        (name, "bool | None" if each.shape is Shape.SWITCH else "int | float | str | None")
+        (name, f"{_FOREIGN.get(each.shape, 'int | float | str')} | None")
         for name, each in sorted(FOREIGN.items())
         if each.state is State.SAME and name not in ours
     ]

@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from quire.bench.shape import PREFIX, shape_options
 from quire.cli.interrupt import instant_exit
 from quire.config.command_line import CONFIG_FLAG
@@ -58,4 +56,4 @@ def load_llm(config: EngineConfig) -> LLM:
     with instant_exit():
         from quire.engine.llm import LLM
 
-        return LLM(**msgspec.structs.asdict(config))
+        return LLM.of_command_line(config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import pathlib
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -12,7 +13,9 @@ from quire.cli.sampling import SamplingFlags
 from quire.config.engine import EngineConfig
 from quire.config.flags import options_list
 from quire.core import env
+from quire.core.sampling import SamplingParams
 from quire.serve.config import ServerConfig
+from quire.serve.ops.openapi_types import bounds_of
 
 PAGE: Final = pathlib.Path(__file__).resolve().parents[2] / "docs" / "options.md"
 SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
@@ -28,6 +31,47 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
 )  # fmt: skip
 
 
+SAMPLING: Final = (
+    "Fields of `SamplingParams` in Python; most are fields of requests too. A checkpoint's generation_config.json may\n"
+    "propose other defaults."
+)
+
+
+def parameters_table() -> str:
+    """The fields of `SamplingParams` as a Markdown table."""
+    lines = ["| field | values | default | meaning |", "|---|---|---|---|"]
+    for field in msgspec.structs.fields(SamplingParams):
+        schema = bounds_of(SamplingParams)[field.name]
+        default = "" if field.default in (None, msgspec.NODEFAULT) else f"`{_shown(field.default)}`"
+        lines.append(f"| `{field.name}` | {_values(schema)} | {default} | {schema['description']} |")
+    return "\n".join(lines)
+
+
+def _shown(default: object) -> str:
+    return str(default.value if isinstance(default, enum.Enum) else default)
+
+
+def _values(schema: dict[str, Any]) -> str:
+    """Bounds of a JSON schema in words."""
+    words = []
+    if "exclusiveMinimum" in schema:
+        words.append(f"above {schema['exclusiveMinimum']}")
+    elif "minimum" in schema and "maximum" not in schema:
+        words.append(f"at least {schema['minimum']}")
+    if "maximum" in schema:
+        low = f"{schema['minimum']} to " if "minimum" in schema else "to "
+        words.append(f"{low}{schema['maximum']}")
+    if "maxItems" in schema or "maxProperties" in schema:
+        least = f"{schema['minItems']} to " if "minItems" in schema else "at most "
+        words.append(f"{least}{schema.get('maxItems', schema.get('maxProperties'))}")
+    for inner in ("items", "additionalProperties"):
+        if isinstance(schema.get(inner), dict) and (each := _values(schema[inner])):
+            words.append(f"each {each}")
+    if "maxLength" in schema:
+        words.append(f"{schema['minLength']} to {schema['maxLength']} characters")
+    return ", ".join(words)
+
+
 def options_page() -> str:
     """The whole page as Markdown."""
     parts = [
@@ -37,6 +81,7 @@ def options_page() -> str:
     ]
     for title, place, options in SECTIONS:
         parts.append(f"\n## {title}\n\n{place}\n\n{options_list(options)}")
+    parts.append(f"\n## Sampling parameters\n\n{SAMPLING}\n\n{parameters_table()}")
     rows = [f"| `{name}` | {meaning} |" for name, meaning in env.VARIABLES.items()]
     parts.append("\n## Environment\n\n| variable | meaning |\n|---|---|\n" + "\n".join(rows))
     return "\n".join(parts) + "\n"

@@ -1,38 +1,49 @@
-"""Sampling flags of `quire generate` and `quire chat`, and the `SamplingParams` they make."""
+"""Sampling flags of `quire generate` and `quire chat`, and the `SamplingParams` they make.
+
+Owns which parameters are flags, and the defaults of the commands. Does not own types, bounds and meaning, which are
+those of `SamplingParams`.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Annotated, Any
+import typing
+from typing import Any, Final
 
 import msgspec
-from msgspec import Meta
 
 from quire.config.flags import read_flags
-from quire.core.sampling import MAX_N, OutputKind, SamplingParams
+from quire.core.sampling import OutputKind, SamplingParams
+
+NO_FLAGS: Final = frozenset(
+    (
+        "seed",  # that of the engine fixes the answers of requests that bring none
+        "logprobs",  # only the text is written
+        "prompt_logprobs",
+        "detokenize",
+        "output_kind",
+        "structured_outputs",
+        "allowed_token_ids",
+        "logit_bias",
+    )
+)
+"""Parameters that are no flags, as a command line cannot carry them or they would do nothing."""
+DEFAULTS: Final[dict[str, Any]] = {"max_tokens": 256, "temperature": 0.7}
+"""Where the commands differ from `SamplingParams`."""
 
 
-def _doc(text: str, **bounds: Any) -> Meta:
-    return Meta(description=text, **bounds)
+def flags_of(params: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """The fields of `params` that make sense on a command line, with the defaults of the commands."""
+    hints = typing.get_type_hints(params, include_extras=True)
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(params):
+        if field.name not in NO_FLAGS:
+            default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+            fields.append((field.name, hints[field.name], DEFAULTS.get(field.name, default)))
+    return msgspec.defstruct("SamplingFlags", fields, kw_only=True, module=__name__)
 
 
-class SamplingFlags(msgspec.Struct, kw_only=True):
-    """The fields of `SamplingParams` that make sense on a command line, with the defaults of the commands.
-
-    There is no seed here: `--seed` of the engine fixes the answers of requests that bring none.
-    """
-
-    max_tokens: Annotated[int, _doc("Longest answer in tokens.", ge=1)] = 256
-    temperature: Annotated[float, _doc("0 takes the most probable token; higher is more varied.", ge=0, le=100)] = 0.7
-    top_p: Annotated[float, _doc("Keep the smallest set of tokens with this probability.", gt=0, le=1)] = 1.0
-    top_k: Annotated[int, _doc("Keep the k most probable tokens; 0 keeps all.", ge=-1)] = 0
-    min_p: Annotated[float, _doc("Drop tokens below this share of the most probable one.", ge=0, le=1)] = 0.0
-    presence_penalty: Annotated[float, _doc("Lowers tokens that were generated already.", ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, _doc("Lowers tokens by how often they were generated.", ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, _doc("Above 1 lowers tokens of prompt and answer.", gt=0, le=10)] = 1.0
-    stop: Annotated[list[str], _doc("Strings that end the answer.")] = []
-    ignore_eos: Annotated[bool, _doc("Go on after the model's end token.")] = False
-    n: Annotated[int, _doc("Answers for each prompt.", ge=1, le=MAX_N)] = 1
+SamplingFlags: Final = flags_of(SamplingParams)
 
 
 def sampling_params(namespace: argparse.Namespace, kind: OutputKind) -> SamplingParams:

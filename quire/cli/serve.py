@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 
 from quire.cli.interrupt import instant_exit
 from quire.cli.model import add_engine_flags, engine_config
@@ -25,6 +27,9 @@ def run(namespace: argparse.Namespace) -> int:
     ignore_hangups_until_served()
     engine = engine_config(namespace)
     server = read_flags(namespace, ServerConfig)
+    model = engine.model or "the demo model"
+    with contextlib.suppress(OSError):  # a closed or full log stops nobody
+        print(f"quire: starting the server, then loading torch and {model}", file=sys.stderr, flush=True)
     with instant_exit():
         from quire.serve.server import run as run_server
     return run_server(engine, server)

@@ -18,6 +18,8 @@ LISTED: Final = 8
 """Most names of a folder in one message."""
 NEAR: Final = 0.6
 """Likeness of names from which an architecture counts as near another."""
+MOST_NEAR: Final = 3
+"""Most architectures named as near."""
 ADAPTER: Final = "adapter_config.json"
 METHODS: Final = {
     "gptq": "GPTQ", "awq": "AWQ", "fp8": "FP8", "compressed-tensors": "compressed-tensors", "mxfp4": "MXFP4",
@@ -29,12 +31,17 @@ METHODS: Final = {
 def not_supported(name: object, known: Iterable[str]) -> str:
     """A sentence on an architecture that is none of `known`."""
     families = {_stem(family): family for family in known}
-    near = difflib.get_close_matches(_stem(name), families, n=1, cutoff=NEAR) if isinstance(name, str) else []
-    nearest = f" Nearest to it is {families[near[0]]}, which is another one." if near else ""
+    near = difflib.get_close_matches(_stem(name), families, n=MOST_NEAR, cutoff=NEAR) if isinstance(name, str) else []
+    others = "which is another one" if len(near) == 1 else "which are others"
+    nearest = f" Nearest to it {_is_or_are([families[one] for one in near])}, {others}." if near else ""
     return (
         f"the architecture {shown(name)} is not supported.{nearest}"
         f" Take a checkpoint of one that is: {', '.join(families.values())}."
     )
+
+
+def _is_or_are(names: list[str]) -> str:
+    return f"is {names[0]}" if len(names) == 1 else f"are {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _stem(name: str) -> str:

@@ -10,14 +10,25 @@ from __future__ import annotations
 import json
 import logging
 import pathlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from quire.config.fields import read_yaml
-from quire.config.foreign import FOREIGN, LLAMA_HINTS, SHORT_FLAGS, Foreign, Shape, State
+from quire.config.foreign import (
+    FOREIGN,
+    LLAMA_HINTS,
+    SHORT_FLAGS,
+    SHORT_FLAGS_OF_PARTS,
+    Foreign,
+    Shape,
+    State,
+)
 from quire.core.errors import ConfigError, shown
 
 CONFIG_FLAG: Final = "--config"
+_LEVEL: Final = re.compile(r"(-O)(\d+)")
+"""vLLM's -O3, which is -O 3."""
 _logger = logging.getLogger(__name__)
 
 
@@ -27,7 +38,7 @@ def translate(words: Sequence[str], known: Collection[str]) -> list[str]:
     parts: dict[str, dict[str, Any]] = {}
     left = list(words)
     while left:
-        word = left.pop(0)
+        word = _LEVEL.sub(r"\1=\2", left.pop(0)) if _LEVEL.fullmatch(left[0]) else left.pop(0)
         if word == "--":
             found += [word, *left]
             break
@@ -48,10 +59,11 @@ def spelled(flag: str, known: Collection[str]) -> str:
     """`flag` as `known` spells it: with dashes, and the long form of vLLM's short ones."""
     if flag in known:
         return flag
-    if flag in SHORT_FLAGS:
-        flag = dashed(SHORT_FLAGS[flag])
+    name, dot, rest = flag.partition(".")
+    short = SHORT_FLAGS_OF_PARTS if dot else SHORT_FLAGS
+    if name in short:
+        flag = dashed(short[name]) + dot + rest
     elif flag.startswith("--"):
-        name, dot, rest = flag.partition(".")
         flag = name.replace("_", "-") + dot + rest
     name = flag[2:].replace("-", "_")
     if flag not in known and name in FOREIGN and FOREIGN[name].state is State.RENAMED:
@@ -67,9 +79,12 @@ def dashed(name: str) -> str:
 def _foreign(written: str, flag: str, value: list[str] | None, left: list[str]) -> list[str]:
     """Judge a flag that is not known here, `written` by the user, with its values from `left`. What is nobody's
     stays for the parser."""
-    name = flag[2:].replace("-", "_") if flag.startswith("--") else ""
+    whole, dot, _ = flag.partition(".")
+    name = whole[2:].replace("-", "_") if flag.startswith("--") else ""
     option, given = FOREIGN.get(name), True
-    if option is None and name.startswith("no_"):
+    if option is not None and dot and not option.takes_parts():
+        option = None
+    elif option is None and name.startswith("no_"):
         option, given = FOREIGN.get(name[3:]), False
     if option is None or (not given and option.shape is not Shape.SWITCH):
         if written in LLAMA_HINTS:
@@ -91,8 +106,8 @@ def _values(option: Foreign, given: bool, value: list[str] | None, left: list[st
         return value or ["true" if given else "false"]
     if value is not None:
         return value
-    if option.state is State.REFUSED:
-        return [left[0]] if left else ["true"]
+    if option.state is State.REFUSED:  # whoever forgot the value is told that the option is none here
+        return [left.pop(0)] if left and not left[0].startswith("--") else ["true"]
     taken = [_value_of(dashed(option.name), left)]
     while option.shape is Shape.LIST and left and not left[0].startswith("-"):
         taken.append(left.pop(0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import yaml
@@ -53,18 +54,50 @@ def _read_regular(path: pathlib.Path, max_bytes: int) -> bytes:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
 
 
-class Fields:
-    """Typed access to one JSON object; `where` names it in errors. A field that is null counts as absent."""
+class Watched(dict[str, Any]):
+    """An object that remembers which of its keys were asked for, there or not: `asked`."""
 
-    def __init__(self, values: dict[str, Any], where: str) -> None:
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """As of a dict."""
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def with_values(self, **values: Any) -> Watched:
+        """A copy with other values, whose reading is remembered here."""
+        copy = Watched({**self, **values})
+        copy.asked = self.asked
+        return copy
+
+
+class Fields:
+    """Typed access to one JSON object; `where` names it in errors. A field that is null counts as absent.
+
+    aliases: name by which a field is asked for → name that it has in the object, where they differ.
+    """
+
+    def __init__(self, values: dict[str, Any], where: str, aliases: Mapping[str, str] | None = None) -> None:
         self.values = values
         self.where = where
+        self._aliases = aliases or {}
 
     def __contains__(self, name: str) -> bool:
-        return self.values.get(name) is not None
+        return self.values.get(self._aliases.get(name, name)) is not None
 
     def error(self, name: str, limit: str) -> ConfigError:
         """The error for a bad value of `name`, to be raised by the caller."""
+        name = self._aliases.get(name, name)
         if name not in self.values:
             return ConfigError(f"{self.where}: {name} is missing; it must be {limit}", param=name)
         return ConfigError(f"{self.where}: {name} = {shown(self.values[name])} must be {limit}", param=name)
@@ -106,7 +139,7 @@ class Fields:
         return Fields(value, f"{self.where}: {name}")
 
     def _value(self, name: str, default: Any) -> Any:
-        value = self.values.get(name)
+        value = self.values.get(self._aliases.get(name, name))
         return default if value is None else value
 
 

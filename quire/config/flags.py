@@ -16,9 +16,11 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec import inspect
 
-from quire.config.command_line import spelled, translate, with_config_file
-from quire.config.options import Option, Options, describe, did_you_mean, limit, make_options
+from quire.config.command_line import dashed, spelled, translate, with_config_file
+from quire.config.foreign import suggestion
+from quire.config.options import Option, Options, describe, limit, make_options
 from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
 
 Converter = Callable[[str], object]
 
@@ -31,6 +33,8 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.knows_others = False
         """Whether --config and the flags of vLLM and llama.cpp mean something here (`config/foreign.py`)."""
+        self._written: dict[str, str] = {}
+        """Our flag → the other name by which it was given, which an error names."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but what is not known is an error here, where the nearest flag can be named."""
@@ -50,10 +54,14 @@ class FlagParser(argparse.ArgumentParser):
         words, model = with_config_file(words, flags)
         if model:
             self.set_defaults(config_model=model)
+        given = [word.partition("=")[0] for word in words]
+        self._written = {spelled(flag, flags): flag for flag in given if flag.replace("_", "-") not in flags}
         return translate(words, flags)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and where help is; exit with 2."""
+        for flag, written in self._written.items():
+            message = message.replace(f"argument {flag}:", f"argument {written} ({flag}):")
         self.exit(2, f"{self.prog}: error: {message}\nSee: {self.prog} --help\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -65,8 +73,9 @@ class FlagParser(argparse.ArgumentParser):
         flags = [text.split("=", 1)[0] for text in unknown if text.startswith("-")]
         if not flags:
             return f"unexpected argument {shown(unknown[0])}"
-        spelling = flags[0].replace("_", "-")
-        return f"unknown option {flags[0]}{did_you_mean(spelling, self._option_string_actions)}"
+        spelling, known = flags[0].replace("_", "-"), self._option_string_actions
+        hint = suggestion(spelling, known, dashed) if self.knows_others else did_you_mean(spelling, known)
+        return f"unknown option {flags[0]}{hint}"
 
 
 def _respelled(word: str, flags: Collection[str]) -> str:
@@ -111,8 +120,17 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
     if option.is_switch:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
     else:
-        common["nargs"] = "+" if option.is_list else None
+        if option.is_list:
+            common |= {"nargs": "+", "action": _Items}
         group.add_argument(option.flag, type=_converter(option), metavar=_metavar(option), **common)
+
+
+class _Items(argparse.Action):
+    """Keeps one list of all words, of which one may be a list by itself."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+        setattr(namespace, self.dest, items)
 
 
 def _metavar(option: Option) -> str:
@@ -126,7 +144,7 @@ def _converter(option: Option) -> Converter:
 
     def convert(text: str) -> object:
         try:
-            value = option.read(text)
+            value = option.read_word(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         if isinstance(value, str) and not value.strip():

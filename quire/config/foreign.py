@@ -6,13 +6,17 @@ Owns the judgement of one option with its value. Does not own the lists (`config
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from quire.config.vllm_flags import LLAMA_CPP, NO_EFFECT, REFUSED, RENAMED, SAME, SHORT
+from quire.config.vllm_flags import LLAMA_CPP, NO_EFFECT, REFUSED, RENAMED, SAME, SHORT, SHORT_OF_PARTS
 from quire.core.errors import shown
+from quire.core.spelling import did_you_mean, nearest
 
-_OFF: Final = ("", "false", "none", "[]", "{}", "()", "set()")
+_OFF: Final = ("", "false", "none", "null", "[]", "{}", "()", "set()")
 """Values by which an option says that it is not used."""
 
 
@@ -33,6 +37,7 @@ class Shape(enum.Enum):
     VALUE = ""
     SWITCH = "!"
     LIST = "*"
+    OBJECT = "{"
 
 
 class Foreign(NamedTuple):
@@ -49,7 +54,16 @@ class Foreign(NamedTuple):
     instead: str = ""
 
     def objection(self, value: object) -> str:
-        """Why this value cannot be honoured, and what to do; empty when it is taken."""
+        """Why this value cannot be honoured, and what to do; empty when it is taken, as an object is of which every
+        part is."""
+        return next((why for part in _parts(value) if (why := self._objection(part))), "")
+
+    def takes_parts(self) -> bool:
+        """Whether its value can be a JSON object, and so be given by parts: --speculative-config.method ngram."""
+        is_single = self.shape is Shape.VALUE and self.state in (State.REFUSED, State.NO_EFFECT)
+        return is_single or self.shape is Shape.OBJECT
+
+    def _objection(self, value: object) -> str:
         text = str(value).strip().lower()
         if self.state in (State.RENAMED, State.NO_EFFECT) or (text in _OFF and text not in self._on_values()):
             return ""
@@ -66,6 +80,18 @@ class Foreign(NamedTuple):
         return ("false",) if self.state is State.SAME and self.values == ("true",) else ()
 
 
+def _parts(value: object) -> Iterator[object]:
+    """What an object, or the text of one in JSON, holds at its ends; any other value itself."""
+    if isinstance(value, str) and value.strip().startswith("{"):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if not isinstance(value, Mapping):
+        yield value
+        return
+    for inner in value.values():
+        yield from _parts(inner)
+
+
 def _is_among(text: str, values: tuple[str, ...]) -> bool:
     if text in values:
         return True
@@ -77,7 +103,7 @@ def _is_among(text: str, values: tuple[str, ...]) -> bool:
 
 
 def _names(names: str) -> list[tuple[str, Shape]]:
-    return [(name.rstrip("!*"), Shape(name[len(name.rstrip("!*")) :])) for name in names.split()]
+    return [(name.rstrip("!*{"), Shape(name[len(name.rstrip("!*{")) :])) for name in names.split()]
 
 
 def _all() -> dict[str, Foreign]:
@@ -95,5 +121,13 @@ def _all() -> dict[str, Foreign]:
 FOREIGN: Final = _all()
 """vLLM's name → what becomes of it."""
 SHORT_FLAGS: Final = SHORT
+SHORT_FLAGS_OF_PARTS: Final = SHORT_OF_PARTS
 LLAMA_HINTS: Final = {flag: hint for flags, hint in LLAMA_CPP.items() for flag in flags.split()}
 """A flag of llama.cpp → what to use here."""
+
+
+def suggestion(word: str, ours: Collection[str], spell: Callable[[str], str] = str) -> str:
+    """`; did you mean X?` for a name of ours near `word`, else for one of vLLM's, which `spell` writes; or nothing."""
+    own = did_you_mean(word, ours)
+    theirs = "" if own else nearest(word, map(spell, FOREIGN))
+    return f"; did you mean vLLM's {theirs}?" if theirs else own

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import logging
 import pathlib
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from quire.config.arch import ModelArch, token_ids
+from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.fields import Fields, read_object
+from quire.config.model_fields import token_ids
 from quire.core.errors import ConfigError, InvalidParameter, shown
-from quire.core.sampling import SamplingParams
+from quire.core.sampling import PROPOSED_FIELDS, SamplingParams
 
-SAMPLING_FIELDS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields that transformers and `SamplingParams` share in name and meaning."""
 _logger = logging.getLogger(__name__)
 
 
@@ -55,13 +54,13 @@ def generation_defaults(config: EngineConfig, folder: pathlib.Path, arch: ModelA
 
 def _overridden(found: GenerationDefaults, values: dict[str, Any], arch: ModelArch) -> GenerationDefaults:
     name = "override_generation_config"
-    usable = (*SAMPLING_FIELDS, "do_sample", "eos_token_id")
+    usable = (*PROPOSED_FIELDS, "do_sample", "eos_token_id")
     for field in values:
         if field not in usable:
             raise ConfigError(f"{name} has {shown(field)}: it can have {', '.join(usable)}", param=name)
     fields = Fields(values, name)
     sampling = {field: value for field, value in found.sampling.items() if field not in values}
-    given = {field: value for field, value in values.items() if field in SAMPLING_FIELDS and value is not None}
+    given = {field: value for field, value in values.items() if field in PROPOSED_FIELDS and value is not None}
     if not fields.flag("do_sample", True):
         given["temperature"] = 0.0
     try:
@@ -94,7 +93,7 @@ def _eos(fields: Fields, arch: ModelArch) -> tuple[int, ...]:
 
 
 def _sampling(fields: Fields, vocab_size: int) -> dict[str, float]:
-    given = {name: fields.values[name] for name in SAMPLING_FIELDS if name in fields}
+    given = {name: fields.values[name] for name in PROPOSED_FIELDS if name in fields}
     if fields.values.get("do_sample") is False:
         given["temperature"] = 0.0
     accepted: dict[str, float] = {}

@@ -1,6 +1,6 @@
 """What the metadata of a GGUF file means as a model: the config.json that the same model would have. Torch-free.
 
-Owns the keys of the architectures llama (Mistral included), qwen2 and qwen3, and what of them is not supported.
+Owns the keys that architectures share, and what of them is not supported.
 Does not own the file's layout (`config/gguf`) nor limits on values (`config/arch`).
 """
 
@@ -10,13 +10,16 @@ import math
 from typing import Any, Final
 
 from quire.config.advice import not_supported
+from quire.config.families import FAMILIES
 from quire.config.fields import Fields, is_integer
 from quire.config.gguf import Header, Tensor
 from quire.core.errors import LoadError, shown
 
-ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-"""general.architecture → architecture name in config.json."""
-MISTRAL: Final = "MistralForCausalLM"
+ARCHITECTURES: Final = {
+    kind: next(name for name, family in FAMILIES.items() if family.gguf == kind)
+    for kind in dict.fromkeys(family.gguf for family in FAMILIES.values() if family.gguf)
+}
+"""general.architecture → architecture name in config.json, the first that has it."""
 ROPE_FREQS: Final = "rope_freqs.weight"
 KEYS: Final = {
     "max_position_embeddings": "context_length",
@@ -52,6 +55,7 @@ PLAIN: Final = {
 """Key → the values that mean 'not used'. Others would be computed wrongly, so they are refused."""
 DTYPES: Final = {"F32": "float32", "F16": "float16"}
 """Type of most weights → dtype to compute in; bfloat16 for all others."""
+SCALINGS: Final = ("linear", "yarn")
 END_IDS: Final = ("eos_token_id", "eot_token_id", "eom_token_id")
 END_TEXTS: Final = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>", "</s>")
@@ -152,6 +156,9 @@ def _scaling(
     kind = rope.get("rope_type", "linear" if "rope.scale_linear" in values else "none")
     if kind == "none":
         return None
+    if kind not in SCALINGS:
+        at = f"{header.values['general.architecture']}.{KEYS['rope_type']}"
+        raise LoadError(f"{header.path}: {at} = {shown(kind)} must be one of {', '.join(('none', *SCALINGS))}")
     scaling = rope | {"rope_type": kind}
     scaling.setdefault("factor", values.get("rope.scale_linear"))
     if kind == "linear" and scaling["factor"] == 1:
@@ -172,8 +179,9 @@ def _window(name: str, values: dict[str, Any], config: dict[str, Any]) -> dict[s
     window, context = config.get("sliding_window"), config["max_position_embeddings"]
     if not window or (is_integer(window) and is_integer(context) and window >= context):
         return {"sliding_window": None}
-    if name == "llama":
-        return {"architectures": [MISTRAL]}
+    windowed = FAMILIES[ARCHITECTURES[name]].gguf_windowed
+    if windowed:
+        return {"architectures": [windowed]}
     return {"use_sliding_window": True, "max_window_layers": 0}
 
 

@@ -53,7 +53,6 @@ class EngineOptions(TypedDict, total=False):
     chat_template: str | os.PathLike[str] | None
     allow_special_tokens_in_text: bool | None
     aggregate_engine_logging: bool | None
-    allow_credentials: bool | None
     allow_deprecated_quantization: bool | None
     async_scheduling: bool | None
     calculate_kv_scales: bool | None
@@ -102,6 +101,7 @@ class EngineOptions(TypedDict, total=False):
     kv_offloading_size: int | float | str | None
     kv_sharing_fast_prefill: bool | None
     language_model_only: bool | None
+    limit_mm_per_prompt: dict[str, Any] | None
     log_error_stack: bool | None
     logprobs_mode: int | float | str | None
     max_long_partial_prefills: int | float | str | None

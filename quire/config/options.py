@@ -3,7 +3,7 @@
 Owns what a value may be and what an error says; the command line (`config/flags.py`) and keyword arguments of Python
 (`keyword_options`) share it. Does not own the options (`config/engine.py`, ...).
 `Meta(extra=...)` of a field may have `words` (other spellings → values), `refused` (values of other engines → what to
-do) and `counts` (32k and 1M are numbers).
+do), `counts` (32k and 1M are numbers) and `json_list` (a list may be one word of JSON, as vLLM has it).
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ import math
 import os
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import inspect
 
-from quire.config.foreign import FOREIGN, State
+from quire.config.foreign import FOREIGN, State, suggestion
 from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
 
 Options = TypeVar("Options", bound=msgspec.Struct)
-MAX_DISTANCE: Final = 2
-"""Edits by which a word may differ from the one that is suggested for it."""
 _COUNT: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _POWERS: Final = {"k": 1, "m": 2, "g": 3}
 
@@ -119,6 +118,16 @@ class Option:
             return str(value) if type(value) is int else value
         return value
 
+    def read_word(self, text: str) -> object:
+        """One word of the command line: what `read` gives, or a list of it for a word of JSON that has several."""
+        if not self.extra.get("json_list") or not text.lstrip().startswith("["):
+            return self.read(text)
+        try:
+            items = json.loads(text)
+        except (ValueError, RecursionError):  # an address of IPv6 begins so too
+            return self.read(text)
+        return [self.read(item) for item in items]
+
     def read_all(self, value: object) -> object:
         """A value of Python, a list as a whole; see `read`."""
         if not self.is_list:
@@ -135,33 +144,6 @@ def count(text: str) -> object:
     number, unit = match.groups()
     scaled = float(number) * (1000 if unit.islower() else 1024) ** _POWERS[unit.lower()]
     return int(scaled) if scaled == int(scaled) else text
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` for the nearest of `known`, or an empty string when none is near."""
-    found = sorted((_distance(word, each), each) for each in known)
-    nearest = [each for distance, each in found if distance <= min(MAX_DISTANCE, len(word) // 3)]
-    begun = [each for _, each in found if len(word.lstrip("-")) > 3 and each.startswith(word)]
-    for each in (nearest or begun)[:1]:
-        return f"; did you mean {each}?"
-    return ""
-
-
-def _distance(one: str, other: str) -> int:
-    """Letters to insert, remove, change or swap with the next one to make one of the other; more than `MAX_DISTANCE`
-    may come out too large."""
-    if abs(len(one) - len(other)) > MAX_DISTANCE:
-        return MAX_DISTANCE + 1
-    rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(one, start=1):
-        row = [i]
-        for j, wanted in enumerate(other, start=1):
-            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
-                cost = min(cost, rows[-2][j - 2] + 1)
-            row.append(cost)
-        rows.append(row)
-    return rows[-1][-1]
 
 
 def keyword_options(options: type[Options], values: Mapping[str, object], what: str) -> Options:
@@ -184,7 +166,7 @@ def keyword_options(options: type[Options], values: Mapping[str, object], what: 
             except ValueError as error:
                 raise ConfigError(f"{name} = {error}", param=name) from None
         elif foreign is None:
-            raise ConfigError(f"{what} has no option {shown(name)}{did_you_mean(name, described)}", param=name)
+            raise ConfigError(f"{what} has no option {shown(name)}{suggestion(name, described)}", param=name)
         elif objection := foreign.objection(value):
             raise ConfigError(objection, param=name)
     return make_options(options, found)

@@ -6,13 +6,14 @@ Owns names, defaults (those of transformers) and limits; does not own the cos/si
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from quire.config.fields import Fields
 
-ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES: Final = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 DIVIDED: Final = "divided"
 """Type of a GGUF file that carries what each frequency is divided by; no config.json can ask for it."""
 MAX_POSITIONS: Final = 2**27
@@ -21,8 +22,9 @@ DEFAULT_THETA: Final = 10_000.0
 _KNOWN: Final = (
     *("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate"),
-    *("attention_factor", "mscale", "mscale_all_dim", "finetuned"),
+    *("attention_factor", "mscale", "mscale_all_dim", "finetuned", "short_factor", "long_factor"),
 )
+MAX_DIVISORS: Final = 256
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +34,10 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """Base period."""
     type: str = "default"
     """One of `ROPE_TYPES`, or `DIVIDED`."""
+    partial: float = 1.0
+    """Share of a head's dimensions that is rotated: the first `rotary_dim`."""
+    interleaved: bool = False
+    """Neighbours are pairs in the checkpoint; the loader makes them halves, as all kernels want them."""
     factor: float = 1.0
     """Context extension (linear, dynamic, llama3, yarn)."""
     original_max_position: int
@@ -47,27 +53,61 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
     """yarn: round the correction range to whole dimensions."""
     attention_factor: float = 1.0
-    """yarn: factor on cos and sin."""
+    """yarn, longrope: factor on cos and sin."""
     divisors: tuple[float, ...] = ()
-    """divided: one for each of the head_dim / 2 frequencies."""
+    """divided, and longrope within the original context: one for each of the rotary_dim / 2 frequencies."""
+    long_divisors: tuple[float, ...] = ()
+    """longrope: beyond the original context."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many dimensions of a head are rotated; even."""
+        return int(head_dim * self.partial)
 
 
-def parse_rope(config: Fields, max_position: int) -> Rope:
+def parse_rope(
+    config: Fields,
+    max_position: int,
+    *,
+    inside: str = "",
+    theta: float = DEFAULT_THETA,
+    theta_key: str = "rope_theta",
+    partial: float = 1.0,
+    partial_key: str = "partial_rotary_factor",
+    interleaved: bool = False,
+    scaled: bool = True,
+    original: int = 0,
+    types: tuple[str, ...] = ROPE_TYPES,
+    other_types: Mapping[str, str] | None = None,
+) -> Rope:
     """`Rope` from a config.json: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (before).
 
-    As in transformers, a non-empty `rope_scaling` wins over `rope_parameters`, and a theta inside over one outside.
-    Raises ConfigError naming the field.
+    inside: the kind of layer whose parameters are wanted, where there are several objects in one. theta, partial:
+    defaults of their keys. scaled: False where `rope_scaling` is for other layers. original: default of the context
+    before extension; 0: max_position. types: those allowed. other_types: their other names → type. As in transformers,
+    a non-empty `rope_scaling` wins over `rope_parameters`, and a theta inside over one outside. ConfigError names the
+    field.
     """
-    name = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
-    fields = config.nested(name)
+    fields = config.nested("rope_scaling" if config.values.get("rope_scaling") else "rope_parameters")
+    if inside and inside in fields:
+        fields = fields.nested(inside)
+    elif not scaled:
+        fields = Fields({}, config.where)
     _refuse_unknown(fields)
-    outer_theta = config.number("rope_theta", 2.0, 1e15, DEFAULT_THETA)
-    partial = fields.number("partial_rotary_factor", 0.0, 1.0, config.number("partial_rotary_factor", 0.0, 1.0, 1.0))
-    if partial != 1.0:
-        raise (fields if "partial_rotary_factor" in fields else config).error("partial_rotary_factor", "1.0")
-    theta = fields.number("rope_theta", 2.0, 1e15, outer_theta)
-    kind = fields.choice("rope_type", ROPE_TYPES, fields.choice("type", ROPE_TYPES, "default"))
-    return Rope(theta=theta, type=kind, **_PARSERS[kind](config, fields, max_position))
+    if original:
+        fields = Fields({"original_max_position_embeddings": original, **fields.values}, fields.where)
+    outer_theta = config.number(theta_key, 2.0, 1e15, theta)
+    outer_partial = config.number(partial_key, 0.0, 1.0, partial)
+    found_theta = fields.number("rope_theta", 2.0, 1e15, outer_theta)
+    others = other_types or {}
+    name = fields.choice("rope_type", (*types, *others), fields.choice("type", (*types, *others), "default"))
+    kind = others.get(name, name)
+    return Rope(
+        theta=found_theta,
+        type=kind,
+        partial=fields.number("partial_rotary_factor", 0.0, 1.0, outer_partial),
+        interleaved=interleaved,
+        **_PARSERS[kind](config, fields, max_position),
+    )
 
 
 def _refuse_unknown(fields: Fields) -> None:
@@ -126,4 +166,30 @@ def _attention_factor(fields: Fields, factor: float) -> float:
     return 0.1 * log + 1.0
 
 
-_PARSERS: Final = {"default": _default, "linear": _factor, "dynamic": _factor, "llama3": _llama3, "yarn": _yarn}
+def _longrope(config: Fields, fields: Fields, max_position: int) -> dict[str, Any]:
+    """LongRoPE (Ding et al. 2024): a divisor for each frequency, within the original context and beyond it."""
+    original = _original(config, fields, max_position)
+    factor = fields.number("factor", 1.0, 1e4, max(1.0, max_position / original))
+    default = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return {
+        "factor": factor,
+        "original_max_position": original,
+        "divisors": _divisors(fields, "short_factor"),
+        "long_divisors": _divisors(fields, "long_factor"),
+        "attention_factor": fields.number("attention_factor", 1e-6, 1e6, default),
+    }
+
+
+def _divisors(fields: Fields, name: str) -> tuple[float, ...]:
+    values = fields.values.get(name)
+    numbers = values if isinstance(values, list) else []
+    good = all(isinstance(v, (int, float)) and not isinstance(v, bool) and 0 < v <= 1e6 for v in numbers)
+    if not good or not 0 < len(numbers) <= MAX_DIVISORS:
+        raise fields.error(name, f"a list of 1 to {MAX_DIVISORS} numbers above 0, at most 1,000,000")
+    return tuple(map(float, numbers))
+
+
+_PARSERS: Final = {
+    "default": _default, "linear": _factor, "dynamic": _factor, "llama3": _llama3, "yarn": _yarn,
+    "longrope": _longrope,
+}  # fmt: skip

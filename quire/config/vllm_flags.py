@@ -2,7 +2,8 @@
 
 Data alone; `config/foreign.py` reads it. An option of ours with the same name wins over its row here.
 docs/vllm.md is made from this and from vLLM's own list (`benchmarks/vllm_page.py`), of which none may be missing.
-A name that ends in ! is a switch on the command line, one that ends in * takes several values.
+A name that ends in ! is a switch on the command line, one that ends in * takes several values, one that ends in { a
+JSON object, whose values are judged one by one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ SHORT: Final = {
     "-dc": "diffusion_config", "-cc": "compilation_config", "-ac": "attention_config",
 }  # fmt: skip
 """vLLM's short flags → the options."""
+SHORT_OF_PARTS: Final = SHORT | {"-O": "compilation_config"}
+"""The same with a part: -O.mode=3. -O3 is a level, -O.mode of the compilation."""
 
 SAME: Final = (
     Same("tensor_parallel_size", "1", "one engine computes on one device",
@@ -107,7 +110,7 @@ SAME: Final = (
          "clients send stream_options {\"include_usage\": true}"),
     Same("use_tqdm_on_load! use_fp64_gumbel! fail_on_environ_validation! aggregate_engine_logging!"
          " enable_offline_docs! enable_server_load_tracking!", "false", "it is off", "leave it out"),
-    Same("allow_credentials! enable_ssl_refresh! log_error_stack! enable_tokenizer_info_endpoint! tokens_only! grpc!"
+    Same("enable_ssl_refresh! log_error_stack! enable_tokenizer_info_endpoint! tokens_only! grpc!"
          " enable_per_request_metrics!", "false", "it is off", "leave it out"),
     Same("ssl_cert_reqs", "0", "clients need no certificate", "end TLS in a proxy that asks for certificates"),
     Same("fingerprint_mode", "none", "system_fingerprint is not sent", "leave it out"),
@@ -115,6 +118,7 @@ SAME: Final = (
     Same("allow_deprecated_quantization! calculate_kv_scales! enable_return_routed_experts! enable_prompt_embeds!"
          " enable_cumem_allocator! kv_sharing_fast_prefill! enable_mm_embeds! interleave_mm_strings! mm_encoder_only!",
          "false", "it is off", "leave it out"),
+    Same("limit_mm_per_prompt{", "0", "models are of text alone", "leave it out"),
     Same("skip_mm_profiling! language_model_only!", "true false", "models are of text alone", "leave it out"),
     Same("override_attention_dtype", "auto none", "attention computes in the model's type", "--dtype"),
     Same("renderer_num_workers", "1", "prompts have threads of their own", "--api-processes N"),
@@ -153,7 +157,7 @@ REFUSED: Final = (
     Group("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode"
           " enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds diffusion_config",
           "models with state spaces or diffusion are not served: leave it out"),
-    Group("limit_mm_per_prompt media_io_kwargs mm_processor_kwargs mm_processor_cache_gb mm_processor_cache_type"
+    Group("media_io_kwargs mm_processor_kwargs mm_processor_cache_gb mm_processor_cache_type"
           " mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype"
           " mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"
           " video_pruning_rate mm_tensor_ipc mm_ipc_gpu_memory_gb allowed_local_media_path allowed_media_domains"
@@ -191,7 +195,6 @@ REFUSED: Final = (
     Group("prefix_match_unit", "prefixes are shared by whole pages: --block-size"),
     Group("device_ids", "set CUDA_VISIBLE_DEVICES for the server's process"),
     Group("rope_scaling rope_theta", "give it in --hf-overrides, for instance '{\"rope_theta\": 1000000}'"),
-    Group("allowed_origins* allowed_methods allowed_headers", "a proxy in front of the server adds CORS headers"),
     Group("uds", "give --host 127.0.0.1 and --port"),
     Group("ssl_ca_certs ssl_ciphers", "end TLS in a proxy that has these settings"),
     Group("h11_max_incomplete_event_size", "--max-header-bytes and --max-body-bytes"),

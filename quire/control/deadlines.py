@@ -9,23 +9,21 @@ from __future__ import annotations
 import heapq
 
 from quire.control.seq import Seq, SeqState
-
-QUEUE_TIMEOUT = "queue_timeout"
-REQUEST_TIMEOUT = "request_timeout"
+from quire.core.failure import Code
 
 
 class Deadlines:
     """A heap of due times."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, str, Seq]] = []
+        self._heap: list[tuple[float, int, Code, Seq]] = []
         self._serial = 0
         self._swept_len = 0
 
     def add(self, seq: Seq, now_s: float) -> None:
         """Note the limits of a sequence that has just arrived."""
         terms = seq.request.terms
-        for limit_s, code in ((terms.queue_limit_s, QUEUE_TIMEOUT), (terms.time_limit_s, REQUEST_TIMEOUT)):
+        for limit_s, code in ((terms.queue_limit_s, Code.QUEUE_TIMEOUT), (terms.time_limit_s, Code.REQUEST_TIMEOUT)):
             if limit_s > 0:
                 self._serial += 1  # before the sequence, which cannot be compared
                 heapq.heappush(self._heap, (now_s + limit_s, self._serial, code, seq))
@@ -34,9 +32,9 @@ class Deadlines:
             heapq.heapify(self._heap)
             self._swept_len = len(self._heap)
 
-    def due(self, now_s: float) -> list[tuple[Seq, str]]:
+    def due(self, now_s: float) -> list[tuple[Seq, Code]]:
         """Sequences whose limit has passed, with the code of the limit, each once."""
-        found: list[tuple[Seq, str]] = []
+        found: list[tuple[Seq, Code]] = []
         while self._heap and self._heap[0][0] <= now_s:
             _, _, code, seq = heapq.heappop(self._heap)
             if _counts(seq, code) and all(seq is not other for other, _ in found):
@@ -44,7 +42,7 @@ class Deadlines:
         return found
 
 
-def _counts(seq: Seq, code: str) -> bool:
-    if code == QUEUE_TIMEOUT:
+def _counts(seq: Seq, code: Code) -> bool:
+    if code is Code.QUEUE_TIMEOUT:
         return seq.state is SeqState.WAITING and seq.n_admissions == 0
     return seq.state is not SeqState.ENDED

@@ -19,9 +19,13 @@ from quire.control.node import Node
 from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
 from quire.core.events import FinishReason, SeqDelta
+from quire.core.failure import Code, Failure
 from quire.core.result import StepResult
 
-NON_FINITE_LOGITS = "non_finite_logits"
+FOUND_LATE = frozenset({Code.NON_FINITE_LOGITS})
+"""Faults whose cause may lie many chunks before the step that shows them."""
+NO_TOKEN = "No token is left to choose: grammar, allowed_token_ids, bad_words and min_tokens exclude every one."
+BROKEN = "the model could not produce a token for this sequence"
 
 
 def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResult, deltas: list[SeqDelta]) -> None:
@@ -32,10 +36,10 @@ def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResu
         row = spans.slots.index(fault.slot)
         seq = drafts[0].seqs[row]
         if result.step > seq.ignore_through:
-            text = f"{fault.code}: the model could not produce a token for this sequence"
-            deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=text))
+            failure = Failure(fault.code, NO_TOKEN if fault.code is Code.EMPTY_MASK else BROKEN)
+            deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
             roster.end(seq, FinishReason.ERROR, trusted=False)
-        is_late = fault.code == NON_FINITE_LOGITS
+        is_late = fault.code in FOUND_LATE
         _distrust(roster, drafts, seq, 0 if is_late else spans.starts[row] // roster.config.page_size)
 
 

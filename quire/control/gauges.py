@@ -13,6 +13,8 @@ from quire.core.events import EngineStats, SeqDelta
 
 MAX_MAP_CELLS = 4096
 MAX_TREE_NODES = 240
+MAX_WALKED_NODES = 2048
+"""Weighing that many takes one to three milliseconds, once a second."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,6 +61,7 @@ def read_stats(roster: Roster, counters: Counters, n_in_flight: int, age_s: floa
         n_pages=roster.config.n_usable_pages,
         n_pages_free=cache.n_available,
         n_pages_cached=cache.tree.n_unlocked,
+        n_tree_nodes=cache.tree.n_nodes,
         n_tokens_held=sum([seq.planned for seq in roster.running]) - n_repeats * page_size,
         n_slots_taken=n_held * page_size,
         steps=counters.steps,
@@ -75,19 +78,28 @@ def read_stats(roster: Roster, counters: Counters, n_in_flight: int, age_s: floa
 
 
 def tree_shape(tree: PrefixTree) -> list[tuple[int, int, int]]:
-    """The upper part of the prefix tree, level by level: (index of the parent or -1, pages, locks)."""
-    shape: list[tuple[int, int, int]] = []
-    level: list[tuple[int, Node]] = [(-1, root) for root in itertools.islice(tree.roots.values(), MAX_TREE_NODES)]
-    while level and len(shape) < MAX_TREE_NODES:
-        below: list[tuple[int, Node]] = []
-        for parent, node in level:
-            room = MAX_TREE_NODES - len(shape) - len(below)
-            if node.pages:
-                shape.append((parent, len(node.pages), node.lock))
-                parent = len(shape) - 1
-            below += [(parent, child) for child in itertools.islice(node.children.values(), max(0, room))]
-        level = below
-    return shape[:MAX_TREE_NODES]
+    """The heaviest nodes of the prefix tree, parents first: (index of the parent or -1, pages, locks).
+
+    A node weighs its pages and those below it, so a node that is told has its parents told. Of a very large tree only
+    the `MAX_WALKED_NODES` nearest to the root are weighed, which bounds the time.
+    """
+    walked: list[Node] = []
+    parents: list[int] = []
+    queue = [(-1, root) for root in itertools.islice(tree.roots.values(), MAX_WALKED_NODES)]
+    for parent, node in queue:  # which grows behind the walk
+        if node.pages:
+            walked.append(node)
+            parents.append(parent)
+            parent = len(walked) - 1
+        queue += [(parent, child) for child in itertools.islice(node.children.values(), MAX_WALKED_NODES - len(queue))]
+    weights = [len(node.pages) for node in walked]
+    for i in range(len(walked) - 1, -1, -1):
+        if parents[i] >= 0:
+            weights[parents[i]] += weights[i]
+    by_weight = sorted(range(len(walked)), key=weights.__getitem__, reverse=True)  # of equal ones the parent first
+    kept = sorted(by_weight[:MAX_TREE_NODES])
+    place = {i: n for n, i in enumerate(kept)} | {-1: -1}
+    return [(place[parents[i]], len(walked[i].pages), walked[i].lock) for i in kept]
 
 
 def page_map(roster: Roster) -> bytes:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quire.core.errors import EngineError
+from quire.core.failure import Code
 
 
 class PageError(EngineError):
     """A page was used against the rules of the pool: a bug in control, never a user's fault."""
 
-    code = "page_accounting"
+    code = Code.PAGE_ACCOUNTING
 
 
 class PagePool:

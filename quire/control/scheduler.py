@@ -14,7 +14,6 @@ from collections import deque
 from quire.control.admission import Admission
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
-from quire.control.deadlines import QUEUE_TIMEOUT, REQUEST_TIMEOUT
 from quire.control.draft import StepDraft
 from quire.control.faults import end_faulted
 from quire.control.gauges import Counters, page_map, read_stats, tree_shape
@@ -27,22 +26,22 @@ from quire.control.sharing import shared_prefixes
 from quire.core.clock import Clock
 from quire.core.errors import (
     ContextLengthExceeded,
-    DeviceOutOfMemory,
     EngineError,
     InvalidParameter,
     QueueFull,
     RequestError,
 )
 from quire.core.events import EngineStats, FinishReason, SeqDelta
+from quire.core.failure import Code, Failure
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
 
 TOO_LATE = {
-    QUEUE_TIMEOUT: "the request waited longer for its turn than the server allows: try again later",
-    REQUEST_TIMEOUT: "the request took longer than the server allows",
+    Code.QUEUE_TIMEOUT: "the request waited longer for its turn than the server allows: try again later",
+    Code.REQUEST_TIMEOUT: "the request took longer than the server allows",
 }
-NO_MEMORY = f"{DeviceOutOfMemory.code}: the device has not enough memory to compute this sequence, even alone"
+NO_MEMORY = Failure(Code.DEVICE_OUT_OF_MEMORY, "the device has not enough memory to compute this sequence, even alone")
 
 
 class Scheduler:
@@ -77,8 +76,8 @@ class Scheduler:
         """End the sequences whose time is over, waiting or running; returns their ends."""
         deltas: list[SeqDelta] = []
         for seq, code in self.roster.deadlines.due(self.clock.now_s()):
-            text = f"{code}: {TOO_LATE[code]}"
-            deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=text))
+            failure = Failure(code, TOO_LATE[code])
+            deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
             self.roster.end(seq, FinishReason.ERROR)
         return deltas
 
@@ -86,7 +85,7 @@ class Scheduler:
         config, n = self.config, request.params.n
         prompt_len, max_tokens = len(request.prompt_token_ids), request.max_tokens
         if request.request_id in self.roster.requests:
-            raise RequestError("a request with this id is queued or running already", code="duplicate_request_id")
+            raise RequestError("a request with this id is queued or running already", code=Code.DUPLICATE_REQUEST_ID)
         if prompt_len == 0:
             raise InvalidParameter("prompt_token_ids", [], "a list of at least one token id")
         if max_tokens < 1:
@@ -169,7 +168,7 @@ class Scheduler:
         self.counters.count_step(draft.plan.n_tokens, deltas, self.clock.now_s())
         return deltas
 
-    def fail_all(self, message: str) -> list[SeqDelta]:
+    def fail_all(self, failure: Failure) -> list[SeqDelta]:
         """End everything with an error; forget the steps in flight (late results are ignored) and every cached page.
 
         Works from any state, also one that an exception left half-changed: what was is only read, and replaced.
@@ -181,7 +180,7 @@ class Scheduler:
         live = [seq for seqs in old.requests.values() for seq in seqs if seq.state is not SeqState.ENDED]
         for name in [(seq.request.request_id, seq.index) for seq in live]:
             if name not in told:
-                deltas.append(SeqDelta(*name, [], FinishReason.ERROR, error=message))
+                deltas.append(SeqDelta(*name, [], FinishReason.ERROR, failure=failure))
         for seqs in old.requests.values():
             self.history.end(seqs, FinishReason.ERROR.value)
         self.roster = Roster.after(old)
@@ -200,7 +199,8 @@ class Scheduler:
         if not self.ration.halve() and self.in_flight:
             for seq in self.in_flight[0].seqs:
                 if seq.state is not SeqState.ENDED:
-                    deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, error=NO_MEMORY))
+                    name = seq.request.request_id, seq.index
+                    deltas.append(SeqDelta(*name, [], FinishReason.ERROR, failure=NO_MEMORY))
                     old.end(seq, FinishReason.ERROR, trusted=False)
         self.roster = Roster.again(old)
         self.in_flight.clear()

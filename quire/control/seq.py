@@ -13,6 +13,7 @@ import enum
 
 from quire.control.node import Miss, Node
 from quire.core.errors import EngineError
+from quire.core.failure import Code
 from quire.core.plan import SlotParams
 from quire.core.request import Pooling, Request
 from quire.core.result import TokenLogprobs
@@ -24,7 +25,7 @@ NEVER = 1 << 62
 class InvariantError(EngineError):
     """Control contradicted itself: a bug in Quire, never a user's fault."""
 
-    code = "control_invariant"
+    code = Code.CONTROL_INVARIANT
 
 
 @enum.unique

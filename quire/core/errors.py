@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import reprlib
 
+from quire.core.failure import Code, Failure
+
 SHOWN_CHARS = 200
 """Longest piece of a user's value that an error message repeats."""
-INVALID_GRAMMAR = "invalid_grammar"
-"""Code of a RequestError: no output can be made to fit, or finding out takes too much."""
 SHOWN_BITS = 640
 """Python refuses to write out much longer integers."""
 
@@ -55,26 +55,30 @@ def complaint(error: QuireError) -> str:
 class QuireError(Exception):
     """Base of all. `code` is a stable machine-readable word, `param` the field at fault, if one is."""
 
-    code = "internal_error"
+    code: Code = Code.INTERNAL_ERROR
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: Code | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         if code is not None:
             self.code = code
 
+    def failure(self) -> Failure:
+        """It as a value."""
+        return Failure(self.code, self.message, self.param)
+
 
 class RequestError(QuireError):
     """The request cannot be served as asked; nothing was started for it."""
 
-    code = "invalid_request"
+    code = Code.INVALID_REQUEST
 
 
 class InvalidParameter(RequestError):
     """`param` has a value outside what is allowed. Message: what was wrong, the value, the limit, what to do."""
 
-    code = "invalid_parameter"
+    code = Code.INVALID_PARAMETER
 
     def __init__(self, param: str, value: object, limit: str, hint: str = "") -> None:
         message = f"{param} = {shown(value)} is not allowed: it must be {limit}."
@@ -84,76 +88,99 @@ class InvalidParameter(RequestError):
 class ContextLengthExceeded(RequestError):
     """Prompt plus requested output exceed the model's context, or can never fit the KV pool."""
 
-    code = "context_length_exceeded"
+    code = Code.CONTEXT_LENGTH_EXCEEDED
 
 
 class QueueFull(RequestError):
     """The bounded waiting queue is full; try again later."""
 
-    code = "overloaded"
+    code = Code.OVERLOADED
 
 
 class RequestExpired(RequestError):
     """A limit on its time passed: code `queue_timeout` while it waited, `request_timeout` while it ran."""
 
-    code = "request_timeout"
+    code = Code.REQUEST_TIMEOUT
 
 
 class GrammarsBusy(RequestError):
     """Grammars are compiled one after the other, and too many wait; try again later."""
 
-    code = "grammars_busy"
+    code = Code.GRAMMARS_BUSY
 
 
 class EngineAsleep(RequestError):
     """The engine has given its memory back and takes no request until it is woken."""
 
-    code = "engine_asleep"
+    code = Code.ENGINE_ASLEEP
 
 
 class RequestQuarantined(RequestError):
     """The engine died each time that it ran this request; it is not run again."""
 
-    code = "request_quarantined"
+    code = Code.REQUEST_QUARANTINED
 
 
 class ConfigError(QuireError):
     """A start-up option or a field of config.json cannot be honoured."""
 
-    code = "invalid_config"
+    code = Code.INVALID_CONFIG
 
 
 class LoadError(QuireError):
     """A checkpoint cannot be loaded. The message names the file and the tensor."""
 
-    code = "load_failed"
+    code = Code.LOAD_FAILED
 
 
 class EngineError(QuireError):
     """The engine failed while running."""
 
-    code = "engine_error"
+    code = Code.ENGINE_ERROR
 
 
 class DeviceOutOfMemory(EngineError):
     """A step asked for more memory than the device has; nothing of it counts, and smaller steps may succeed."""
 
-    code = "device_out_of_memory"
+    code = Code.DEVICE_OUT_OF_MEMORY
 
 
 class SleepFailed(EngineError):
     """The engine could not give its memory back, or could not get it again. The message says why."""
 
-    code = "sleep_failed"
+    code = Code.SLEEP_FAILED
 
 
 class EngineLost(EngineError):
     """The engine process ended while it ran this request; another one is being started."""
 
-    code = "engine_lost"
+    code = Code.ENGINE_LOST
 
 
 class EngineDead(EngineError):
     """The engine process ended; every open request fails with this."""
 
-    code = "engine_dead"
+    code = Code.ENGINE_DEAD
+
+
+_OF_REQUESTS: dict[Code, type[RequestError]] = {
+    Code.INVALID_REQUEST: RequestError,
+    Code.INVALID_PARAMETER: RequestError,
+    Code.DUPLICATE_REQUEST_ID: RequestError,
+    Code.CONTEXT_LENGTH_EXCEEDED: ContextLengthExceeded,
+    Code.OVERLOADED: QueueFull,
+    Code.QUEUE_TIMEOUT: RequestExpired,
+    Code.REQUEST_TIMEOUT: RequestExpired,
+    Code.INVALID_GRAMMAR: RequestError,
+    Code.GRAMMARS_BUSY: GrammarsBusy,
+    Code.GRAMMAR_FAILED: RequestError,
+    Code.GRAMMAR_TOO_SLOW: RequestError,
+    Code.EMPTY_MASK: RequestError,
+    Code.ENGINE_ASLEEP: EngineAsleep,
+}
+
+
+def error_of(failure: Failure) -> QuireError:
+    """The exception that a failure means: a RequestError if the request is to blame or may be sent again later."""
+    kind = _OF_REQUESTS.get(failure.code, EngineError)
+    return kind(failure.message, code=failure.code, param=failure.param)

@@ -7,6 +7,7 @@ from typing import Union
 
 import msgspec
 
+from quire.core.failure import Failure
 from quire.core.logprobs import PackedLogprobs
 from quire.core.request import Request
 
@@ -104,8 +105,8 @@ class SeqDelta(msgspec.Struct, array_like=True):
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
     """The id that ended it, if one did."""
-    error: str | None = None
-    """Code and fixed text when `finish_reason` is ERROR."""
+    failure: Failure | None = None
+    """Why, when `finish_reason` is ERROR."""
     logprobs: PackedLogprobs | None = None
     """One row a token of `token_ids`, when asked."""
     prompt_logprobs: PackedLogprobs | None = None
@@ -116,8 +117,6 @@ class SeqDelta(msgspec.Struct, array_like=True):
     """Seconds that it waited for its first slot (meaningful in the first delta, of requests with a label)."""
     pooled: list[float] | None = None
     """[hidden_size]: what a request with `pooling` wants, in its only delta."""
-    param: str | None = None
-    """The parameter at fault, for an error that is the request's own."""
 
 
 class EngineStats(msgspec.Struct):
@@ -130,6 +129,8 @@ class EngineStats(msgspec.Struct):
     """Pages that can be taken now: free or cached without an owner."""
     n_pages_cached: int = 0
     """Pages held by the prefix tree alone."""
+    n_tree_nodes: int = 0
+    """Nodes of the prefix tree, also those that `tree` has no room for."""
     n_tokens_held: int = 0
     """Tokens whose K/V running sequences hold (shared ones counted once a page)."""
     n_slots_taken: int = 0
@@ -153,8 +154,8 @@ class EngineStats(msgspec.Struct):
     steps_in_flight: int = 0
     """Steps handed to compute whose results have not been committed."""
     tree: list[tuple[int, int, int]] = []
-    """Nodes of the prefix tree for the live view, parents first, at most some hundred: (index of the parent or -1,
-    pages, sequences that hold it). Shapes only: whose prefixes they are, and what they say, is not told."""
+    """Nodes of the prefix tree for the live view, the heaviest when there are hundreds, parents first: (index of the
+    parent or -1, pages, sequences that hold it). Shapes only: neither whose prefixes they are nor what they say."""
     page_map: bytes = b""
     """One byte a page for the live view, at most 4,096: 0 free, 1 cached, else held (2 + owner slot modulo 254)."""
 

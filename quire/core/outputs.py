@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Generic, TypeVar
 
+from quire.core.failure import Failure
 from quire.core.logprobs import Logprob, LogprobRows
 
 __all__ = ["CompletionOutput", "Logprob", "LogprobRows", "RequestMetrics", "RequestOutput"]
@@ -24,6 +25,8 @@ class CompletionOutput:
     """'stop', 'length', 'abort' or 'error'; None while it runs."""
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it; None for the model's end token or the length limit."""
+    failure: Failure | None = None
+    """What went wrong, when finish_reason is 'error'."""
 
     def finished(self) -> bool:
         """True once nothing more will come."""

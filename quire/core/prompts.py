@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NotRequired, TypedDict, Union
+from collections.abc import Collection, Sequence
+from typing import Any, NotRequired, TypedDict, Union
 
 
 class TextPrompt(TypedDict):
@@ -19,9 +19,13 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
-    """The text of the token ids, where it is known; it is not read."""
+    """The text of the token ids, where it is known; it is shown and not read."""
     cache_salt: NotRequired[str]
 
 
 PromptType = Union[str, Sequence[int], TextPrompt, TokensPrompt]
 """One prompt: a text, token ids (a list, an array or a tensor), or one of these with a salt."""
+
+Prompts = Union[str, TextPrompt, TokensPrompt, Sequence[Union[int, Collection[Any]]]]
+"""One `PromptType`, or several. Of a list that mixes them checkers join the items to the nearest type that all have,
+which is a Collection; a second Sequence in this union would keep them from that."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from quire.core.failure import Code
+
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log-probabilities at one position, natural log, before temperature and truncation (raw model distribution)."""
@@ -20,8 +22,8 @@ class Fault(msgspec.Struct, array_like=True):
     """Compute could not produce a token for a slot; its neighbours are fine."""
 
     slot: int
-    code: str
-    """'non_finite_logits', 'empty_mask', ..."""
+    code: Code
+    """`NON_FINITE_LOGITS`, `EMPTY_MASK`, ..."""
 
 
 class StepTimings(msgspec.Struct, array_like=True):

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from quire.core.errors import InvalidParameter
+from quire.core.spelling import NamedArguments
 
 MAX_GRAMMAR_CHARS: Final = 512 * 1024
 """Characters of a schema or grammar."""
@@ -23,7 +24,9 @@ MAX_DEPTH: Final = 64
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
-class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class StructuredOutputsParams(
+    msgspec.Struct, metaclass=NamedArguments, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """Exactly one of `KINDS` says what the text must be; the other fields say how."""
 
     json: dict[str, Any] | str | bool | None = None

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import AsyncIterator, Iterable
+from typing import Any
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import (
@@ -40,6 +41,7 @@ from quire.core.events import (
     StepOutputs,
     WakeUp,
 )
+from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
@@ -286,7 +288,7 @@ class AsyncLLM:
             raise RequestError(
                 f"request_id = {shown(request_id)} names an open request: choose another or abort that one",
                 param="request_id",
-                code="duplicate_request_id",
+                code=Code.DUPLICATE_REQUEST_ID,
             )
         limit = self.ready.max_num_seqs + self.config.max_num_waiting
         if self._streams.n_seqs >= limit:
@@ -325,14 +327,15 @@ class AsyncLLM:
         if final is not None:
             raise EngineDead(final)
         self._replay.fail_delivered(self._streams.all())
-        tasks = [asyncio.ensure_future(self._client.wait_ready())]
+        waiting = asyncio.ensure_future(self._client.wait_ready())
+        tasks: list[asyncio.Future[Any]] = [waiting]
         if supervisor is not None:
             tasks.append(asyncio.ensure_future(supervisor.ended.wait()))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if supervisor is not None and supervisor.failure is not None:
                 raise EngineDead(supervisor.failure)
-            ready = tasks[0].result()
+            ready = waiting.result()
         finally:
             for task in tasks:
                 task.cancel()

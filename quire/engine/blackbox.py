@@ -85,7 +85,7 @@ class Blackbox:
         seqs = [draft.seqs for draft in in_flight]
         is_decode = newest.plan.n_tokens == len(newest.seqs)
         if not is_decode or not self._is_current or seqs != self._written:
-            self._write(seqs, newest.step)
+            self._write(self._memory, seqs, newest.step)
             self._is_current, self._written = is_decode, seqs
         _STEP.pack_into(self._memory, _STEP_AT, newest.step)
 
@@ -103,10 +103,10 @@ class Blackbox:
     def _rewrite(self) -> None:
         if self._memory is not None:
             (step,) = _STEP.unpack_from(self._memory, _STEP_AT)
-            self._write(self._written, step)
+            self._write(self._memory, self._written, step)
             self._is_current = False
 
-    def _write(self, steps: Sequence[Sequence[Seq]], step: int) -> None:
+    def _write(self, memory: mmap.mmap, steps: Sequence[Sequence[Seq]], step: int) -> None:
         working: dict[str, Working] = {}
         for seq in (seq for seqs in steps for seq in seqs):
             n_outputs = seq.planned - seq.prompt_len + 1 if seq.planned >= seq.prompt_len else 0
@@ -119,9 +119,9 @@ class Blackbox:
         data = _encode(list(working.values())[:MAX_WORKING])
         self._valid = 1 - self._valid
         at = _RECORDS_AT + self._valid * RECORD_BYTES
-        self._memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
-        _HEAD.pack_into(self._memory, at, len(data), step)
-        _VALID.pack_into(self._memory, 0, self._valid)
+        memory[at + _HEAD.size : at + _HEAD.size + len(data)] = data
+        _HEAD.pack_into(memory, at, len(data), step)
+        _VALID.pack_into(memory, 0, self._valid)
 
     def _entry(self, request: Request, n_outputs: int) -> Working:
         mark = self._marks.get(request.request_id)

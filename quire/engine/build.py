@@ -15,7 +15,7 @@ import torch
 from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.runner.graphs import StepGraphs, decode_sizes, mixed_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
@@ -25,9 +25,10 @@ from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Weights
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.weights.loader import load_model
-from quire.config.arch import ModelArch, read_arch
+from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
+from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, Limits, resolve
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
@@ -52,7 +53,6 @@ from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 from quire.planner.pace import Pace, pace_for
-from quire.planner.shape import n_weights
 from quire.text.tokenizer import HfTokenizer
 
 logger = logging.getLogger("quire.engine")
@@ -71,7 +71,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     Raises ConfigError or LoadError saying what does not fit.
     """
     folder = find_checkpoint(config.model, config.revision, config.download_dir)
-    arch = read_arch(folder, config.hf_overrides)
+    arch = read_arch(folder, config.hf_overrides, logger)
     if config.device == "null":
         return _build_null(config, arch, is_server)
     device = make_device(config)
@@ -96,7 +96,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     make = functools.partial(_executor, limits, arch, device, config.block_size, n_pages, n_tokens, bool(graph_sizes))
     executor = make(model)
     min_shared = MIN_SHARED_TOKENS if device.name == "cuda" else 0
-    pace = _pace(limits, arch, device.name, model.n_bytes / n_weights(arch))
+    pace = _pace(limits, arch, device.name, model.n_bytes / arch.n_parameters)
     structured = _structured_output(config, tokenizer, folder, arch, limits.max_num_seqs)
     if is_server:
         structured.start()
@@ -115,7 +115,7 @@ def _executor(
     n_pages: int,
     vocab_limit: int | None,
     has_graphs: bool,
-    model: DenseModel,
+    model: Decoder,
 ) -> Executor:
     """Pages, tables, sampler and captured steps around a model, warmed up: all that sleep gives up but the weights."""
     pool = KVPool(arch, n_pages, page_size, KV_DTYPES[limits.kv_dtype], device)
@@ -154,7 +154,7 @@ def _sizes_of(config: EngineConfig, folder: pathlib.Path, arch: ModelArch, devic
     return functools.cache(lambda dtype, quantization: weights.footprint(TORCH_DTYPES[dtype], quantization))
 
 
-def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: ModelArch, device: Device) -> DenseModel:
+def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: ModelArch, device: Device) -> Decoder:
     if config.quantization not in NOT_ROUNDED and native.library() is None:
         logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, native.explain())
     start_s = time.perf_counter()
@@ -176,7 +176,7 @@ def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: Mode
 
 
 def _tape(
-    limits: Limits, device: Device, model: DenseModel, pool: KVPool, tables: SlotTables, vocab_limit: int
+    limits: Limits, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, vocab_limit: int
 ) -> StepTape | None:
     """Steps as one native call, where the kernels for it are there."""
     reason = obstacle(model)
@@ -228,7 +228,7 @@ def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple
         max_model_len=limits.max_model_len,
         vocab_size=arch.vocab_size,
         clock=clock,
-        cost=CostModel(shape=arch, hardware=hardware_named("h200")),
+        cost=CostModel(arch=arch, hardware=hardware_named("h200")),
     )
     structured = StructuredOutput(None)  # what it says means nothing anyway
     pace = _pace(limits, arch, "null", 2)

@@ -51,7 +51,7 @@ def equation(
     """The terms for one engine; taken_bytes: what its loaded weights take (0: computed); graph_sizes: the decode steps
     that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's."""
     return MemoryEquation(
-        shape=arch,
+        arch=arch,
         page_size=config.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,

@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from quire.control.draft import StepDraft
 from quire.control.scheduler import Scheduler
@@ -22,6 +22,7 @@ from quire.control.seq import Seq
 from quire.core.clock import Clock
 from quire.core.errors import EngineAsleep, EngineError, QuireError, RequestError, SleepFailed
 from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
+from quire.core.failure import Code, Failure
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
@@ -105,7 +106,7 @@ class EngineCore:
         self._depth = depth
         self._in_flight: collections.deque[InFlight] = collections.deque()
         self._n_failed = 0
-        self.residence: Residence | None = None
+        self.residence: Residence[Any] | None = None
         """What can be given up in sleep; None: nothing."""
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
@@ -220,7 +221,7 @@ class EngineCore:
         self._n_failed += 1
         self.grammars.clear()
         self._drain()
-        return self.scheduler.fail_all("engine_error: the engine failed while computing a step")
+        return self.scheduler.fail_all(Failure(Code.ENGINE_ERROR, "the engine failed while computing a step"))
 
     def _retry(self, error: Exception) -> list[SeqDelta]:
         """A step found too little memory: every sequence computes again, in smaller steps; returns ends of those that
@@ -251,11 +252,10 @@ class EngineCore:
         except RequestError:
             raise
         except Exception as error:
-            is_new = isinstance(command, Submit)
-            if not is_new or command.request.request_id in self.scheduler.roster.requests:  # it is half-applied
+            lost = command.request.request_id if isinstance(command, Submit) else None
+            if lost is None or lost in self.scheduler.roster.requests:  # it is half-applied
                 self._owed += self._fail(error)
-            if is_new:
-                lost = command.request.request_id
+            if lost is not None:
                 self._owed = [delta for delta in self._owed if delta.request_id != lost]
                 raise EngineError("the engine failed while taking this request") from error
 
@@ -289,7 +289,7 @@ class EngineCore:
             raise SleepFailed("this engine was not started with enable_sleep_mode, or holds no memory")
         self.grammars.clear()
         self._drain()
-        self._owed += self.scheduler.fail_all(f"{EngineAsleep.code}: {ASLEEP}")
+        self._owed += self.scheduler.fail_all(Failure(Code.ENGINE_ASLEEP, ASLEEP))
         self.executor.shutdown()
         self.executor = AsleepExecutor()
         self._beside(functools.partial(self.residence.leave, level))

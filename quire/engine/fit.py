@@ -19,6 +19,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import NOT_ROUNDED, Limits
 from quire.core.errors import ConfigError
+from quire.core.failure import Code
 from quire.core.units import format_bytes, parse_bytes
 from quire.engine.capacity import equation
 from quire.planner.memory import MIN_PAGES
@@ -157,7 +158,7 @@ def check_fit(case: Case) -> None:
     """Raises ConfigError with the table, one term a line, and what would fit."""
     if case.room.total_bytes <= 0 or case.fits:
         return
-    raise ConfigError("\n".join([*_table(case), *_cures(case)]), code="does_not_fit")
+    raise ConfigError("\n".join([*_table(case), *_cures(case)]), code=Code.DOES_NOT_FIT)
 
 
 def _table(case: Case) -> list[str]:

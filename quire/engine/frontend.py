@@ -16,14 +16,16 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from quire.compute.weights.hub import find_checkpoint
-from quire.config.arch import ModelArch, read_arch
+from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults, generation_defaults
+from quire.config.model import read_arch
 from quire.core.clock import Clock, MonotonicClock
 from quire.core.errors import ConfigError
 from quire.core.events import EngineReady
 from quire.engine.intake import Intake
 from quire.text.chat_template import ChatTemplate
+from quire.text.thinking import has_marks
 from quire.text.tokenizer import HfTokenizer
 
 EXIT_S = 2.0
@@ -75,7 +77,8 @@ class Frontend:
     def intake(self) -> Intake:
         """Checks against this model and engine."""
         end_ids = list(self.generation.eos_token_ids)
-        return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock)
+        thinks = self.chat_template is not None and has_marks(self.chat_template.sources.values())
+        return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock, thinks)
 
 
 async def load_beside(engine: Coroutine[Any, Any, EngineReady], config: EngineConfig) -> tuple[EngineReady, Frontend]:

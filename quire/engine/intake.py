@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import operator
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 from quire.config.engine import EngineConfig
@@ -19,25 +20,15 @@ from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestEr
 from quire.core.events import EngineReady
 from quire.core.request import Pooling, Request
 from quire.core.sampling import SamplingParams
+from quire.text.length import check_length
+from quire.text.thinking import with_budget
 from quire.text.tokenizer import HfTokenizer
 
-MAX_CHARS_PER_TOKEN = 64
-"""No ordinary text has longer tokens on average; a longer prompt is refused before it is tokenized."""
 MAX_SALT_CHARS = 256
 MAX_BAD_TOKENS = 32
 SEED_BITS = 62
 
 Prompt = str | list[int]
-
-
-def check_length(n_chars: int, max_model_len: int, param: str) -> None:
-    """Refuse a text that cannot fit the context, before it is tokenized. Raises ContextLengthExceeded."""
-    if n_chars > max_model_len * MAX_CHARS_PER_TOKEN:
-        raise ContextLengthExceeded(
-            f"{param} has {n_chars} characters: a context of {max_model_len} tokens cannot hold more than "
-            f"{max_model_len * MAX_CHARS_PER_TOKEN}",
-            param=param,
-        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,7 +47,9 @@ class Intake:
     tokenizer: HfTokenizer | None
     end_token_ids: list[int]
     clock: Clock
-    counter: itertools.count = dataclasses.field(default_factory=itertools.count)
+    thinks: bool = False
+    """The model's chat template knows reasoning."""
+    counter: Iterator[int] = dataclasses.field(default_factory=itertools.count)
 
     def request(
         self,
@@ -85,6 +78,7 @@ class Intake:
             raise InvalidParameter("pooling", pooling.value, "given with n = 1 and max_tokens = 1 (`pooling_params()`)")
         if token_ids is None:
             token_ids = self.encode(prompt)
+        params = with_budget(params, token_ids, self.tokenizer, thinks=self.thinks)
         max_tokens = self.max_tokens(len(token_ids), params)
         number = next(self.counter)  # after every check: refused requests do not shift the seeds of later ones
         return Request(
@@ -118,11 +112,7 @@ class Intake:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this engine was started without a tokenizer: send token ids", param="prompt")
-            if len(prompt) > self.ready.max_model_len * MAX_CHARS_PER_TOKEN:
-                raise ContextLengthExceeded(
-                    f"the prompt has {len(prompt)} characters, too many for {self.ready.max_model_len} tokens",
-                    param="prompt",
-                )
+            check_length(len(prompt), self.ready.max_model_len, "prompt")
             prompt = self.tokenizer.encode(prompt)
         token_ids = _plain_ids(prompt)
         if not token_ids:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, cast
 
 import zmq
 import zmq.asyncio
@@ -18,6 +19,8 @@ from quire.core.errors import EngineDead, EngineError, EngineLost
 from quire.core.events import Command, EngineReady, EngineStats, Event, Hello, StepOutputs
 from quire.engine.progress import makes_progress
 from quire.engine.wire import decode_event, encode
+
+Result = TypeVar("Result")
 
 RECONNECT_MS = 50
 MAX_QUEUED = 4096
@@ -92,7 +95,7 @@ class EngineLink:
         self._stats = EngineStats()
         return event
 
-    async def _until_lost(self, work):  # type: ignore[no-untyped-def]
+    async def _until_lost(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Result of `work`, or EngineLost as soon as the other end is gone."""
         working = asyncio.ensure_future(work)
         watching = asyncio.ensure_future(self._wait_lost())
@@ -132,7 +135,7 @@ class EngineLink:
         if self._socket is None:
             raise EngineDead("the link to the engine is closed")
         await self._give_turn()  # while messages wait, receiving gives none
-        coming = self._socket.recv()
+        coming = cast("asyncio.Future[bytes]", self._socket.recv())  # pyzmq promises an awaitable only
         waits = not coming.done()
         message = await coming
         self._last_event_s = time.monotonic()

@@ -16,11 +16,12 @@ import msgspec
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.keywords import EngineOptions
-from quire.config.options import keyword_options, keyword_signature
+from quire.config.options import describe, keyword_options, keyword_signature
+from quire.config.wording import in_python
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.events import EngineStats
 from quire.core.outputs import Counter, Gauge, RequestOutput
-from quire.core.prompts import PromptType
+from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.core import StepRecord
 from quire.engine.frontend import text_folder
@@ -61,6 +62,12 @@ NOT_HERE: Final = {
     "finish_weight_update": _WEIGHTS,
 }
 """Methods of vLLM's `LLM` that this one has not → what to do instead."""
+TAKEN_IN_PART: Final = {
+    "chat_template_content_format": "'auto'", "pooling_task": "None or 'embed'", "level": "1 or 2", "mode": "'abort'",
+    "tags": "None, or weights and kv_cache together", "reset_running_requests": "False", "reset_connector": "False",
+}  # fmt: skip
+"""Arguments of methods → the values that they take; the rest raises InvalidParameter, as do others than None where
+the signature has None alone."""
 
 
 class LLM(VectorEngine):
@@ -70,7 +77,18 @@ class LLM(VectorEngine):
     """
 
     def __init__(self, model: str = "", **options: Unpack[EngineOptions]) -> None:
-        super().__init__(keyword_options(EngineConfig, {"model": model, **options}, "LLM"))
+        with in_python({option.name: option for option in describe(EngineConfig)}):
+            self._load(keyword_options(EngineConfig, {"model": model, **options}, "LLM"))
+
+    @classmethod
+    def of_command_line(cls, config: EngineConfig) -> LLM:
+        """An engine whose errors name flags and not keyword arguments."""
+        made = cls.__new__(cls)
+        made._load(config)
+        return made
+
+    def _load(self, config: EngineConfig) -> None:
+        super().__init__(config)
         own = self._frontend.chat_template
         self._sources = [] if own is None else list(own.sources.values())
         """Of the chat templates whose marks the tokenizer knows."""
@@ -97,11 +115,12 @@ class LLM(VectorEngine):
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Defaults with what the checkpoint's generation_config.json proposes."""
-        return SamplingParams(**self._frontend.generation.sampling)
+        proposed: dict[str, Any] = self._frontend.generation.sampling
+        return SamplingParams(**proposed)
 
     def generate(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: Bar = True,
         lora_request: None = None,
@@ -114,7 +133,7 @@ class LLM(VectorEngine):
         sampling_params: one for all, one a prompt, or None for the model's defaults. Any number of prompts: they are
         queued as the queue drains. priority: one for all or one a prompt; lower ones run first, with
         scheduling_policy="priority". Raises RequestError for the first bad prompt, before anything starts. A sequence
-        that fails later has finish_reason "error" and the reason as its stop_reason; the others are not affected.
+        that fails later has finish_reason "error" and the reason as its `failure`; the others are not affected.
         """
         refuse_unused(
             lora_request=lora_request, tokenization_kwargs=tokenization_kwargs, mm_processor_kwargs=mm_processor_kwargs
@@ -159,13 +178,8 @@ class LLM(VectorEngine):
             raise InvalidParameter("chat_template_content_format", chat_template_content_format, limit)
         conversations: Any = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [
-            self.render_chat(
-                one,
-                tools,
-                add_generation_prompt,
-                chat_template=chat_template,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
+            self._chat_prompt(
+                one, tools, add_generation_prompt, chat_template, continue_final_message, chat_template_kwargs
             )
             for one in conversations
         ]
@@ -184,21 +198,33 @@ class LLM(VectorEngine):
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[int]:
         """Token ids of a conversation; see `chat`."""
+        prompt = self._chat_prompt(
+            messages, tools, add_generation_prompt, chat_template, continue_final_message, chat_template_kwargs
+        )
+        return list(prompt["prompt_token_ids"])
+
+    def _chat_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        chat_template: str | None,
+        continue_final_message: bool,
+        kwargs: dict[str, Any] | None,
+    ) -> TokensPrompt:
         template, tokenizer = self._frontend.chat_template, self._frontend.tokenizer
         if chat_template is not None and tokenizer is not None:
             template = self._template_of(chat_template)
         if template is None or tokenizer is None:
-            raise ConfigError(
-                "this model has no chat template: pass chat_template=FILE (--chat-template FILE), or use generate()"
-            )
+            raise ConfigError("this model has no chat template: LLM(chat_template=FILE) gives one, or use generate()")
         text = template.render(
             list(messages),
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            kwargs=chat_template_kwargs,
+            kwargs=kwargs,
         )
-        return tokenizer.encode(text, add_special_tokens=False)
+        return TokensPrompt(prompt_token_ids=tokenizer.encode(text, add_special_tokens=False), prompt=str(text))
 
     def _compile_template(self, source: str) -> ChatTemplate:
         config = self.config
@@ -206,9 +232,10 @@ class LLM(VectorEngine):
         special = special_strings(read_tokenizer_config(folder))
         traces = not config.allow_special_tokens_in_text
         template = ChatTemplate({"default": source}, special, traces=traces)
-        if traces:
+        tokenizer = self._frontend.tokenizer
+        if traces and tokenizer is not None:
             self._sources.append(source)
-            self._frontend.tokenizer.learn_marks(self._sources)
+            tokenizer.learn_marks(self._sources)
         return template
 
     def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
@@ -218,7 +245,7 @@ class LLM(VectorEngine):
         """
         params = sampling_params or self.get_default_sampling_params()
         one = self._prepare(prompt, params)
-        one.request.params = msgspec.structs.replace(params, output_kind=OutputKind.DELTA)
+        one.request.params = msgspec.structs.replace(one.request.params, output_kind=OutputKind.DELTA)
         return self._stream(one)
 
     @property
@@ -286,7 +313,7 @@ class LLM(VectorEngine):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")
+LLM.__init__.__signature__ = keyword_signature(EngineConfig, "model")  # type: ignore[attr-defined]
 
 
 def _one_each(name: str, values: Sequence[Any], n: int) -> list[Any]:

@@ -8,6 +8,7 @@ request that it belongs to.
 from __future__ import annotations
 
 import collections
+import contextlib
 import numbers
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from quire.core.outputs import RequestOutput
 from quire.core.prompts import PromptType
 from quire.core.request import Pooling
 from quire.core.sampling import SamplingParams
+from quire.core.ticker import ticking
 from quire.engine.build import build_engine
 from quire.engine.frontend import Frontend
 from quire.engine.garbage import gc_kept_quiet
@@ -62,15 +64,14 @@ class OfflineEngine:
         self, item: PromptType, params: SamplingParams, pooling: Pooling | None = None, priority: int = 0
     ) -> OpenRequest:
         prompt: Any = item
-        salt = ""
+        text, salt = item if isinstance(item, str) else None, ""
         if isinstance(item, dict):
             prompt, salt = _taken_apart(item)
+            text = item.get("prompt")
         request = self._intake.request(prompt, params, pooling=pooling, priority=priority, cache_salt=salt)
-        if params.structured_outputs is not None:
-            self.engine.grammars.check(params.structured_outputs)
-        return OpenRequest(
-            request, prompt if isinstance(prompt, str) else None, self._frontend.tokenizer, self._intake.clock
-        )
+        if request.params.structured_outputs is not None:
+            self.engine.grammars.check(request.params.structured_outputs)
+        return OpenRequest(request, text, self._frontend.tokenizer, self._intake.clock)
 
     def _stream(self, one: OpenRequest) -> Iterator[RequestOutput]:
         buffer = PartBuffer()
@@ -105,8 +106,15 @@ class OfflineEngine:
         waiting = collections.deque(opened)
         unfinished = {one.request.request_id for one in opened}
         make = use_tqdm if callable(use_tqdm) else tqdm
-        bar = make(total=len(opened), desc="Generating", unit="req", disable=not use_tqdm, dynamic_ncols=True)
-        with bar, gc_kept_quiet():
+        # Without a terminal the bar would be one endless line: the log says every ten seconds how far it is.
+        disable = None if use_tqdm is True else not use_tqdm
+        bar = make(total=len(opened), desc="Generating", unit="req", disable=disable, dynamic_ncols=True)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(bar)
+            stack.enter_context(gc_kept_quiet())
+            ticker = None
+            if use_tqdm is True and bar.disable:
+                ticker = stack.enter_context(ticking("generating", len(opened)))
             n_tokens, n_finished = 0, 0
             while unfinished:
                 self._feed(waiting)
@@ -118,6 +126,8 @@ class OfflineEngine:
                     elapsed_s = bar.format_dict["elapsed"] or 1e-9
                     bar.set_postfix_str(f"{n_tokens / elapsed_s:.0f} output tok/s", refresh=False)
                     bar.update(n_done - n_finished)
+                    if ticker is not None:
+                        ticker.advance(n_done - n_finished)
                     n_finished = n_done
 
     def _step(self) -> tuple[int, set[str]]:
@@ -157,7 +167,7 @@ def refuse_unused(**given: object) -> None:
     """InvalidParameter for an argument of vLLM's that only None can stand for here."""
     for name, value in given.items():
         if value is not None:
-            raise InvalidParameter(name, type(value).__name__, "None", UNUSED_ARGUMENTS[name])
+            raise InvalidParameter(name, value, "None", UNUSED_ARGUMENTS[name])
 
 
 def _taken_apart(item: Any) -> tuple[Any, str]:
@@ -166,7 +176,7 @@ def _taken_apart(item: Any) -> tuple[Any, str]:
         raise InvalidParameter("prompts", item, "a text, token ids, or a dict with 'prompt' or 'prompt_token_ids'")
     for name in UNUSED_PARTS:
         if item.get(name):
-            raise InvalidParameter(f"prompts: {name}", type(item[name]).__name__, "absent: models are of text alone")
+            raise InvalidParameter(f"prompts: {name}", item[name], "absent: models are of text alone")
     ids = item.get("prompt_token_ids")
     return (item.get("prompt", "") if ids is None else ids), item.get("cache_salt") or ""
 

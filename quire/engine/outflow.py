@@ -12,7 +12,8 @@ import io
 import logging
 
 from quire.core.clock import Clock
-from quire.core.events import Cancel, CancelSeq, Command, FinishReason, SeqDelta
+from quire.core.events import Cancel, CancelSeq, FinishReason, SeqDelta
+from quire.core.failure import Code, Failure
 from quire.core.logprobs import LogprobRows
 from quire.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.core.request import Request
@@ -26,7 +27,7 @@ logger = logging.getLogger("quire.engine")
 PIECE_CELLS = 2048
 READ_CELLS = 4096
 """About a millisecond of work in an API process."""
-OUTPUT_FAILED = "output_failed: the engine's tokens could not be turned into output; see its log"
+OUTPUT_FAILED = Failure(Code.OUTPUT_FAILED, "the engine's tokens could not be turned into output; see its log")
 
 
 class OpenRequest:
@@ -80,7 +81,9 @@ class OpenRequest:
         """The same request before its first output."""
         return OpenRequest(self.request, self.prompt, self._tokenizer, self._clock, self.request_id)
 
-    def take(self, delta: SeqDelta, *, wants_parts: bool = True) -> tuple[list[CompletionOutput], Command | None]:
+    def take(
+        self, delta: SeqDelta, *, wants_parts: bool = True
+    ) -> tuple[list[CompletionOutput], Cancel | CancelSeq | None]:
         """Apply one delta: (new parts, what the engine must be told).
 
         wants_parts: new parts are read as they come, and with OutputKind.DELTA nothing else is kept; False: the list is
@@ -94,12 +97,12 @@ class OpenRequest:
             logger.exception("request %s: its output failed", self.request.request_id)
             return self.end(FinishReason.ERROR, OUTPUT_FAILED), Cancel([self.request.request_id])
 
-    def end(self, reason: FinishReason, stop_reason: str | None = None) -> list[CompletionOutput]:
+    def end(self, reason: FinishReason, failure: Failure | None = None) -> list[CompletionOutput]:
         """Finish every open completion without the engine; returns their last parts. Text held back is lost."""
         parts = []
         for completion in self.completions:
             if completion.finish_reason is None:
-                completion.finish_reason, completion.stop_reason = reason.value, stop_reason
+                completion.finish_reason, completion.failure = reason.value, failure
                 parts.append(
                     _part(completion, "", [], None if completion.logprobs is None else LogprobRows(self._name))
                 )
@@ -107,7 +110,7 @@ class OpenRequest:
         self.metrics.finished_s = self._clock.now_s()
         return parts
 
-    def _take(self, delta: SeqDelta, wants_parts: bool) -> tuple[list[CompletionOutput], Command | None]:
+    def _take(self, delta: SeqDelta, wants_parts: bool) -> tuple[list[CompletionOutput], Cancel | CancelSeq | None]:
         completion = self.completions[delta.index]
         if completion.finish_reason is not None:
             return [], None
@@ -144,7 +147,7 @@ class OpenRequest:
     def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> tuple[str, LogprobRows | None]:
         """Apply the delta to its completion; returns its text and logprobs."""
         reason = delta.finish_reason.value if delta.finish_reason is not None else None
-        stop_reason: int | str | None = delta.error if delta.finish_reason is FinishReason.ERROR else delta.stop_token
+        stop_reason: int | str | None = delta.stop_token
         if stop_reason in self.request.end_token_ids:
             stop_reason = None
         text = ""
@@ -159,7 +162,7 @@ class OpenRequest:
             logprobs = LogprobRows(self._name)
             logprobs.add(delta.logprobs, delta.token_ids)
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(logprobs.chosen)
-        completion.finish_reason, completion.stop_reason = reason, stop_reason
+        completion.finish_reason, completion.stop_reason, completion.failure = reason, stop_reason, delta.failure
         return text, logprobs
 
     def whole(self) -> list[CompletionOutput]:
@@ -203,6 +206,7 @@ def _part(
         logprobs,
         completion.finish_reason,
         completion.stop_reason,
+        completion.failure,
     )
 
 
@@ -228,7 +232,7 @@ class PartBuffer:
         elif part.logprobs is not None:
             last.logprobs.join(part.logprobs)
         last.cumulative_logprob = part.cumulative_logprob
-        last.finish_reason, last.stop_reason = part.finish_reason, part.stop_reason
+        last.finish_reason, last.stop_reason, last.failure = part.finish_reason, part.stop_reason, part.failure
 
     def take(self) -> list[CompletionOutput]:
         """What came first of each completion, in order of first arrival; the rest, if there is any, is left."""

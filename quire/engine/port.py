@@ -55,7 +55,7 @@ class _Client:
 class Port:
     """See the module. `ready` is the answer to every Hello."""
 
-    def __init__(self, socket: zmq.Socket, ready: EngineReady) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], ready: EngineReady) -> None:
         self._socket = socket
         self._ready = encode(ready)
         self._clients: dict[bytes, _Client] = {}
@@ -64,9 +64,9 @@ class Port:
         self._askers: dict[int, bytes] = {}
 
     @staticmethod
-    def bind(address: str) -> zmq.Socket:
+    def bind(address: str) -> zmq.Socket[bytes]:
         """The socket at which clients connect; they may write before there is a Port."""
-        socket = zmq.Context.instance().socket(zmq.ROUTER)
+        socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
@@ -75,7 +75,7 @@ class Port:
 
     def receive(self, timeout_s: float) -> tuple[list[Command], list[SeqDelta]] | None:
         """One message: its commands, and the ends of submissions that cannot be read; None after `timeout_s`."""
-        if not self._socket.poll(timeout_s * 1000):
+        if not self._socket.poll(int(timeout_s * 1000)):
             return None
         identity, message = self._socket.recv_multipart()
         commands, refused = read_commands(message)

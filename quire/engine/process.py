@@ -104,7 +104,6 @@ class EngineLoop:
         left, ends = (start.n_restarts_left, start.ends) if start is not None else (0, [])
         self._trials = Trials(left, now_s, after_death=bool(ends and ends[-1].working))
         self._box = Blackbox(start.box_fd if start is not None else -1, self._trials.stage_of)
-        self._trials.on_change = self._box.note_stages
         self._core.on_plan = self._box.note_steps
         self.closing = False
 
@@ -216,7 +215,8 @@ def follow_parent(address: str, unread: bytes) -> None:
         data = unread
         while True:
             if SHUTDOWN_LINE in data:
-                with zmq.Context.instance().socket(zmq.DEALER) as socket:
+                end: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+                with end as socket:
                     socket.connect(address)
                     socket.send(encode([Shutdown()]))
             # The descriptor, not the buffered file: its lock would still be held when the interpreter shuts down.
@@ -243,12 +243,14 @@ def fetch(config: EngineConfig, status: StatusPipe) -> EngineConfig:
     return msgspec.structs.replace(config, model=model, tokenizer=tokenizer, revision="")
 
 
-def serve(start: ProcessStart, socket: zmq.Socket, status: StatusPipe, build: Build | None) -> int:
+def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, build: Build | None) -> int:
     """Build the engine and run its loop; returns the exit status."""
     config = start.config
     try:
         if build is None:  # torch is imported here and not above: nothing must take long before signals are dealt with
+            logger.info("loading torch")
             build = importlib.import_module("quire.engine.build").build_engine
+            logger.info("torch is loaded; loading %s", config.model or "the demo model")
         core, ready = build(fetch(config, status), is_server=True)
     except QuireError as error:
         status.say(EngineFailed(error.message))

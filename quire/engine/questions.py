@@ -47,7 +47,8 @@ class Questions:
 
     async def _ask(self, make: Callable[[int], Explain | Order], limit_s: float | None) -> Explained | Done:
         ticket = secrets.randbits(62)
-        asked = self._asked[ticket] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[Explained | Done] = asyncio.get_running_loop().create_future()
+        self._asked[ticket] = asked
         try:
             await self._send(make(ticket))
             async with asyncio.timeout(limit_s):

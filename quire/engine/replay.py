@@ -58,7 +58,8 @@ class Replay:
         self.quarantine.learn(ready.ends)
         ends = [end for end in ready.ends if end.engine == before]
         computed = {working.request_id for end in ends for working in end.working}
-        first, later = [], []
+        first: list[RequestStream] = []
+        later: list[RequestStream] = []
         for stream in streams:
             (first if stream.opened.request.request_id in computed else later).append(stream)
         for number, stream in enumerate(first + later):

@@ -19,6 +19,10 @@ import signal
 import stat
 import sys
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 MAX_QUEUED_BYTES = 1 << 20
 """What waits for a reader; beyond it lines are dropped until half of it has been read."""
@@ -56,7 +60,7 @@ class Outlet(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._fd)
 
-    def write(self, data) -> int:  # type: ignore[no-untyped-def, override]
+    def write(self, data: ReadableBuffer, /) -> int:
         """Take `data`, or drop and count it when too much waits."""
         piece = bytes(data)
         with self._changed:  # reentrant: a signal's handler may write too

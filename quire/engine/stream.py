@@ -9,29 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from quire.core.errors import (
-    INVALID_GRAMMAR,
-    GrammarsBusy,
-    InvalidParameter,
-    QueueFull,
-    QuireError,
-    RequestError,
-    RequestExpired,
-)
+from quire.core.errors import QuireError, error_of
 from quire.core.events import Command, FinishReason, SeqDelta, Trial
+from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind
 from quire.engine.outflow import OpenRequest, PartBuffer
 
-REFUSALS: dict[str, type[QuireError]] = {
-    QueueFull.code: QueueFull,
-    GrammarsBusy.code: GrammarsBusy,
-    InvalidParameter.code: RequestError,
-    INVALID_GRAMMAR: RequestError,
-    "queue_timeout": RequestExpired,
-    "request_timeout": RequestExpired,
-}
-"""Codes of ends that are exceptions for the reader, not outputs."""
+REFUSALS = frozenset(
+    {
+        Code.OVERLOADED,
+        Code.GRAMMARS_BUSY,
+        Code.INVALID_PARAMETER,
+        Code.INVALID_GRAMMAR,
+        Code.QUEUE_TIMEOUT,
+        Code.REQUEST_TIMEOUT,
+    }
+)
+"""Ends that are exceptions for the reader, not outputs."""
 
 
 class RequestStream:
@@ -92,12 +87,11 @@ class RequestStream:
 
     def take(self, delta: SeqDelta) -> Command | None:
         """Show a delta to the reader. Returns what the engine must be told."""
-        if delta.error is not None:
-            code, _, text = delta.error.partition(": ")
-            if code in REFUSALS:
-                self.opened.end(FinishReason.ERROR, delta.error)
-                self.fail(REFUSALS[code](text, code=code, param=delta.param))
-                return None
+        failure = delta.failure
+        if failure is not None and failure.code in REFUSALS:
+            self.opened.end(FinishReason.ERROR, failure)
+            self.fail(error_of(failure))
+            return None
         kind = self.opened.request.params.output_kind
         parts, command = self.opened.take(delta, wants_parts=kind is not OutputKind.FINAL_ONLY)
         if kind is OutputKind.DELTA:

@@ -20,8 +20,9 @@ from quire.core.outputs import (
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
+    Vectors,
 )
-from quire.core.prompts import PromptType
+from quire.core.prompts import Prompts
 from quire.core.request import Pooling, pooling_params
 from quire.engine.offline import Bar, OfflineEngine, as_list, refuse_unused
 
@@ -33,7 +34,7 @@ class VectorEngine(OfflineEngine):
 
     def embed(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         pooling: Pooling = Pooling.LAST,
         use_tqdm: Bar = True,
         *,
@@ -53,7 +54,7 @@ class VectorEngine(OfflineEngine):
 
     def encode(
         self,
-        prompts: PromptType | Sequence[PromptType],
+        prompts: Prompts,
         pooling_params: Params = None,
         *,
         use_tqdm: Bar = True,
@@ -74,8 +75,8 @@ class VectorEngine(OfflineEngine):
 
     def score(
         self,
-        data_1: PromptType | Sequence[PromptType],
-        data_2: PromptType | Sequence[PromptType],
+        data_1: Prompts,
+        data_2: Prompts,
         /,
         *,
         use_tqdm: Bar = True,
@@ -105,7 +106,7 @@ class VectorEngine(OfflineEngine):
         ]
 
     def _pooled(
-        self, prompts: PromptType | Sequence[PromptType], pooling: Pooling, use_tqdm: Bar, params: Params
+        self, prompts: Prompts, pooling: Pooling, use_tqdm: Bar, params: Params
     ) -> list[tuple[RequestOutput, PoolingParams]]:
         items = as_list(prompts)
         if params is None or isinstance(params, PoolingParams):
@@ -119,7 +120,7 @@ class VectorEngine(OfflineEngine):
         return list(zip(self._finished(opened, use_tqdm), each, strict=True))
 
 
-def _with(one: RequestOutput, outputs: object) -> PoolingRequestOutput:
+def _with(one: RequestOutput, outputs: Vectors) -> PoolingRequestOutput[Vectors]:
     return PoolingRequestOutput(
         request_id=one.request_id,
         outputs=outputs,
@@ -135,7 +136,7 @@ def _shaped(one: RequestOutput, params: PoolingParams) -> list[float]:
     is none."""
     vector = one.pooled
     if vector is None:
-        raise EngineError(f"the engine failed at a prompt: {one.outputs[0].stop_reason}")
+        raise EngineError(f"the engine failed at a prompt: {one.outputs[0].failure}")
     if params.dimensions is not None:
         if not isinstance(params.dimensions, int) or not 0 < params.dimensions <= len(vector):
             raise InvalidParameter("dimensions", params.dimensions, f"an integer between 1 and {len(vector)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable
 
 import msgspec
 
@@ -26,9 +27,9 @@ OTHER_PLACES = ("/tmp", "/dev/shm")
 """For the folder, where the usual place for temporary files does not do."""
 
 encode = msgspec.msgpack.Encoder().encode
-decode_commands = msgspec.msgpack.Decoder(list[Command]).decode
-decode_event = msgspec.msgpack.Decoder(Event).decode
-decode_status = msgspec.json.Decoder(Status).decode
+decode_commands: Callable[[bytes], list[Command]] = msgspec.msgpack.Decoder(list[Command]).decode
+decode_event: Callable[[bytes], Event] = msgspec.msgpack.Decoder(Event).decode
+decode_status: Callable[[bytes], Status] = msgspec.json.Decoder(Status).decode
 encode_status = msgspec.json.Encoder().encode
 
 

@@ -19,6 +19,7 @@ import importlib.util
 import logging
 import os
 import pathlib
+import re
 import shutil
 import stat
 import subprocess
@@ -36,6 +37,7 @@ logger = logging.getLogger("quire.kernels")
 KEEP_DAYS = 60
 BUILD_TIMEOUT_S = 600
 _CUDA_PLACES = ("/usr/local/cuda/bin",)
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
 
 class BuildError(RuntimeError):
@@ -117,6 +119,8 @@ def _module(full_name: str, source: str) -> ModuleType:
     if not known:
         _put(path, source.encode())
     spec = importlib.util.spec_from_file_location(full_name, path)
+    if spec is None or spec.loader is None:
+        raise BuildError(f"{path} cannot be imported: Python knows no loader for it")
     module = importlib.util.module_from_spec(spec)
     sys.modules[full_name] = module
     spec.loader.exec_module(module)
@@ -141,7 +145,8 @@ def shared_library(
 ) -> pathlib.Path:
     """Build sources into one shared library, with the text `header` included before everything else.
 
-    compiler_name: "c++" or "nvcc". All files in the sources' folders named *.h count towards the identity.
+    compiler_name: "c++" or "nvcc". The files that the sources or `header` include from the sources'
+    folders (`#include "..."`), directly or not, count towards the identity.
     Raises BuildError without a compiler or when it fails.
     """
     path = compiler(compiler_name)
@@ -150,9 +155,8 @@ def shared_library(
         raise BuildError(
             f"{name} needs the compiler {compiler_name!r}, which was not found on PATH: install it ({source})"
         )
-    files = sorted({*sources, *(h for source in sources for h in source.parent.glob("*.h"))})
-    texts = [file.read_text() for file in files]
-    target = folder() / f"{name}_{_digest(*texts, header, *flags, _version(path))}.so"
+    texts = _texts(sources, header)
+    target = folder() / f"{name}_{_digest(*texts, *flags, _version(path))}.so"
     with _locked(target):
         if _is_whole(target):
             os.utime(target)
@@ -164,6 +168,27 @@ def shared_library(
         logger.info("built kernel %s in %.1f s", target.name, time.perf_counter() - start_s)
     _prune()
     return target
+
+
+def _texts(sources: Sequence[pathlib.Path], header: str) -> list[str]:
+    """`header`, then the sources and all files of ours that are included, in the order of their paths."""
+    folders = [source.parent for source in sources]
+    texts: dict[pathlib.Path, str] = {}
+    waiting = [*sources, *_included(header, folders)]
+    while waiting:
+        file = waiting.pop()
+        if file not in texts:
+            texts[file] = file.read_text()
+            waiting += _included(texts[file], [file.parent, *folders])
+    return [header, *(texts[file] for file in sorted(texts))]
+
+
+def _included(text: str, folders: Sequence[pathlib.Path]) -> Iterator[pathlib.Path]:
+    """The files that a text includes by name in quotes, each from the first folder that has it, as compilers look."""
+    for name in _INCLUDE.findall(text):
+        found = next((folder / name for folder in folders if (folder / name).is_file()), None)
+        if found is not None:
+            yield found
 
 
 def _build(path: str, sources: Sequence[pathlib.Path], flags: Sequence[str], header: str, target: pathlib.Path) -> None:

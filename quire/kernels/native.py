@@ -150,10 +150,18 @@ def open_level(level: str) -> ctypes.CDLL:
     return loaded
 
 
+def required() -> ctypes.CDLL:
+    """`library()` where there is one. Raises RuntimeError with the reason where there is none."""
+    found = library()
+    if found is None:
+        raise RuntimeError(choice().reason)
+    return found
+
+
 def open_variant(path: Path, name: str) -> ctypes.CDLL:
     """Load a library that has the function `name` and no pool: it runs on that of the chosen level. Raises OSError."""
     loaded = open_library(path, ["quire_use_pool", name])
-    loaded.quire_use_pool(pool_of(library()))
+    loaded.quire_use_pool(pool_of(required()))
     return loaded
 
 

@@ -66,7 +66,7 @@ class TapeCall:
     __slots__ = ("_array", "_function", "_kept", "_step")
 
     def __init__(self, array: Any, step: _Step, kept: tuple[Any, ...]) -> None:
-        self._function = native.library().quire_run_tape
+        self._function = native.required().quire_run_tape
         self._array, self._step, self._kept = array, step, kept
 
     def run(self) -> None:
@@ -214,7 +214,7 @@ class Tape:
 
 def _address(array: np.ndarray) -> int:
     """Of a contiguous array; a fifth of the time of `array.ctypes.data`."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0
+    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0  # type: ignore[arg-type]
 
 
 def obstacle(dtype: torch.dtype, head_dim: int) -> str | None:

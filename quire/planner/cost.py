@@ -10,9 +10,10 @@ import collections
 import dataclasses
 from collections.abc import Sequence
 
+from quire.config.arch import ModelArch
 from quire.core.plan import Spans
 from quire.planner.hardware import Hardware
-from quire.planner.shape import Shape, head_weights, kv_numbers_per_token, layer_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class StepWork:
 class CostModel:
     """Cost of steps of one model on one device."""
 
-    shape: Shape
+    arch: ModelArch
     hardware: Hardware
     weight_itemsize: float = 2
     """Bytes a weight of the layers, scales of quantised ones counted in."""
@@ -45,7 +46,7 @@ class CostModel:
 
         shared_prefixes: (slots, leading pages), as in `StepPlan`; each is read once, in layers without a window.
         """
-        shape = self.shape
+        arch = self.arch
         n_tokens, n_wants = sum(spans.lengths), sum(spans.wants)
         n_shared = sum((len(slots) - 1) * n_pages for slots, n_pages in shared_prefixes) * self.page_size
         n_read, n_pairs = 0.0, 0.0  # means over the layers
@@ -54,10 +55,10 @@ class CostModel:
             read, pairs = _seen(spans, n_tokens, window)
             n_read += share * (read - (0 if window else n_shared))
             n_pairs += share * pairs
-        body, head = shape.n_layers * layer_weights(shape), head_weights(shape)
+        body, head = arch.n_layers * layer_weights(arch), head_weights(arch)
         weights_bytes = body * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
-        kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(shape) * self.kv_itemsize
-        attention = 4 * shape.n_layers * shape.n_heads * shape.head_dim * n_pairs
+        kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(arch) * self.kv_itemsize
+        attention = 4 * arch.n_layers * arch.n_heads * arch.head_dim * n_pairs
         return StepWork(weights_bytes + kv_bytes, 2 * body * n_tokens + 2 * head * n_wants + attention)
 
     def limit_s(self, work: StepWork) -> float:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from quire.config.arch import ModelArch
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
-from quire.planner.shape import Shape, kv_numbers_per_token, n_weights
+from quire.planner.shape import kv_numbers_per_token
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
@@ -35,7 +36,7 @@ MIN_PAGES = 2
 class MemoryEquation:
     """All terms in bytes, from a shape and the limits of the scheduler."""
 
-    shape: Shape
+    arch: ModelArch
     page_size: int
     """Tokens a page."""
     max_num_seqs: int
@@ -46,7 +47,7 @@ class MemoryEquation:
     kv_itemsize: float = 2
     """Bytes a number in the KV cache, scales counted in."""
     loaded_weights_bytes: int = 0
-    """True size of the weights when they are loaded already; 0 computes it from the shape."""
+    """True size of the weights when they are loaded already; 0 computes it from the arch."""
     graph_sizes: tuple[int, ...] = ()
     """Sequences of each captured decode step; empty where none is captured. They are captured once the pool stands, so
     their memory is kept free beforehand."""
@@ -60,20 +61,20 @@ class MemoryEquation:
     @property
     def weights_bytes(self) -> int:
         """Matrices, embeddings and norms."""
-        return self.loaded_weights_bytes or n_weights(self.shape) * self.weight_itemsize
+        return self.loaded_weights_bytes or self.arch.n_parameters * self.weight_itemsize
 
     @property
     def workspace_bytes(self) -> int:
         """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
-        shape = self.shape
-        attention = (2 * shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
-        widest = max(attention, 3 * shape.ffn_size)
-        return self.max_num_batched_tokens * (2 * shape.hidden_size + widest) * self.weight_itemsize
+        arch = self.arch
+        attention = (2 * arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
+        widest = max(attention, 3 * arch.ffn_size)
+        return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.weight_itemsize
 
     @property
     def logits_bytes(self) -> int:
         """Float32 logits and what sampling makes of them, one row a sequence."""
-        return LOGITS_COPIES * self.max_num_seqs * self.shape.vocab_size * FLOAT32_BYTES
+        return LOGITS_COPIES * self.max_num_seqs * self.arch.vocab_size * FLOAT32_BYTES
 
     @property
     def tables_bytes(self) -> int:
@@ -87,20 +88,20 @@ class MemoryEquation:
         number a row), one set of float32 logits and of activations, and what the driver takes."""
         if not self.graph_sizes:
             return 0
-        shape, n_rows = self.shape, max(*self.graph_sizes, self.mixed_rows)
-        group = shape.n_heads // shape.n_kv_heads
+        arch, n_rows = self.arch, max(*self.graph_sizes, self.mixed_rows)
+        group = arch.n_heads // arch.n_kv_heads
         partial_rows = GRAPH_PARTS * group
         if self.mixed_rows:
             n_large = 1 + (self.mixed_rows + self.max_num_seqs) // (max(1, SMALL_TILE_ROWS // group) + 1)
-            partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * shape.n_kv_heads
-        numbers = partial_rows * (shape.head_dim + 1) + max(self.graph_sizes) * shape.vocab_size
+            partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * arch.n_kv_heads
+        numbers = partial_rows * (arch.head_dim + 1) + max(self.graph_sizes) * arch.vocab_size
         activations = self.workspace_bytes * n_rows // self.max_num_batched_tokens
         return numbers * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property
     def page_bytes(self) -> int:
         """K and V of one page in all layers."""
-        return round(kv_numbers_per_token(self.shape) * self.page_size * self.kv_itemsize)
+        return round(kv_numbers_per_token(self.arch) * self.page_size * self.kv_itemsize)
 
     @property
     def fixed_bytes(self) -> int:

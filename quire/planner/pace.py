@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from quire.config.arch import ModelArch
 from quire.planner.hardware import Hardware
-from quire.planner.shape import Shape, head_weights, kv_numbers_per_token, layer_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
 
 EFFICIENCY = 0.65
 """Share of the ceiling of arithmetic that products of a few hundred rows and attention of short chunks reach."""
@@ -50,15 +51,15 @@ class Pace:
 
 
 def pace_for(
-    shape: Shape, hardware: Hardware, factor: float, weight_itemsize: float = 2, kv_itemsize: float = 2
+    arch: ModelArch, hardware: Hardware, factor: float, weight_itemsize: float = 2, kv_itemsize: float = 2
 ) -> Pace:
     """The pace of a model with weights and K/V of these bytes a number; `factor` as in `Pace`."""
-    body = shape.n_layers * layer_weights(shape)
+    body = arch.n_layers * layer_weights(arch)
     flops_per_s = EFFICIENCY * hardware.flops_per_s
     return Pace(
         factor=factor,
-        weights_s=(body + head_weights(shape)) * weight_itemsize / hardware.bandwidth_bytes_per_s,
+        weights_s=(body + head_weights(arch)) * weight_itemsize / hardware.bandwidth_bytes_per_s,
         token_s=2 * body / flops_per_s,
-        cached_s=kv_numbers_per_token(shape) * kv_itemsize / hardware.bandwidth_bytes_per_s,
-        pair_s=4 * shape.n_layers * shape.n_heads * shape.head_dim / flops_per_s,
+        cached_s=kv_numbers_per_token(arch) * kv_itemsize / hardware.bandwidth_bytes_per_s,
+        pair_s=4 * arch.n_layers * arch.n_heads * arch.head_dim / flops_per_s,
     )

@@ -1,51 +1,32 @@
-"""The numbers of a dense decoder that memory and time follow from. Owns counting of weights and K/V; no units of time.
+"""The numbers of a decoder that time follows from, read off its description. Owns counting of weights and K/V.
 
-Biases, norm weights and rotary tables are left out of FLOPs; norms are counted in memory. All are below 0.1 %.
+Biases, norm weights and rotary tables are left out of FLOPs; all are below 0.1 %.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import functools
+
+from quire.config.arch import ModelArch
+from quire.config.parameters import layer_parameters
 
 
-class Shape(Protocol):
-    """What the planner reads of `config.arch.ModelArch`."""
-
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def n_heads(self) -> int: ...
-    @property
-    def n_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def ffn_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def tie_embeddings(self) -> bool: ...
+@functools.lru_cache(maxsize=64)
+def layer_weights(arch: ModelArch) -> float:
+    """Weights of the matrices of a layer, the mean of all."""
+    return sum(_matrix_weights(arch, layer) for layer in range(arch.n_layers)) / arch.n_layers
 
 
-def layer_weights(shape: Shape) -> int:
-    """Weights of one layer's matrices: q, k, v, o and the three of a gated MLP."""
-    attention = 2 * (shape.n_heads + shape.n_kv_heads) * shape.head_dim * shape.hidden_size
-    return attention + 3 * shape.hidden_size * shape.ffn_size
-
-
-def head_weights(shape: Shape) -> int:
+def head_weights(arch: ModelArch) -> int:
     """Weights of the output head (or of the embedding, which has the same size)."""
-    return shape.vocab_size * shape.hidden_size
+    return arch.vocab_size * arch.hidden_size
 
 
-def n_weights(shape: Shape) -> int:
-    """All weights that a checkpoint holds, biases and qk-norms left out."""
-    norms = (2 * shape.n_layers + 1) * shape.hidden_size
-    return shape.n_layers * layer_weights(shape) + norms + head_weights(shape) * (1 if shape.tie_embeddings else 2)
-
-
-def kv_numbers_per_token(shape: Shape) -> int:
+def kv_numbers_per_token(arch: ModelArch) -> int:
     """Numbers in the K/V of one token, all layers."""
-    return 2 * shape.n_layers * shape.n_kv_heads * shape.head_dim
+    return sum(2 * layer.mixer.kv_size for layer in arch.layers)
+
+
+def _matrix_weights(arch: ModelArch, layer: int) -> int:
+    matrices = layer_parameters(arch.layers[layer], arch.hidden_size, layer).matrices
+    return sum(matrix.n_in * matrix.n_out for matrix in matrices)

@@ -29,6 +29,8 @@ from quire.serve.batch.files import (
 from quire.serve.batch.worker import BatchWorker
 from quire.serve.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from quire.serve.http.hosts import Hosts
+from quire.serve.http.ignored import STRICT_HEADER, asks_strict
+from quire.serve.http.misses import no_such_path, wrong_method
 from quire.serve.http.refusal import Refusal, internal_error, refusal_of
 from quire.serve.ollama.generating import serve_ollama_chat, serve_ollama_generate
 from quire.serve.ollama.models import serve_ollama_ps, serve_ollama_show, serve_ollama_tags, serve_ollama_version
@@ -117,6 +119,9 @@ ROUTES: list[tuple[str, str, Handler]] = [
 """Every endpoint but the page's files."""
 ROUTES.append(("GET", "/openapi.json", ApiDocument(ROUTES)))
 
+PATHS = tuple(path for path in dict.fromkeys(path for _, path, _ in ROUTES) if "{" not in path)
+"""What a mistyped path may have meant."""
+
 PROBES = frozenset({"/health", "/ping"})
 """Answered under any name, as balancers and supervisors ask by address: they say no more than that the server lives."""
 
@@ -154,7 +159,7 @@ class App:
         config = state.config
         self.root_path = f"{config.root_path}/".encode() if config.root_path else b""
         """The prefix that is taken off paths, with its last slash."""
-        self.hosts = Hosts(config.host, config.allowed_hosts, config.allowed_origins)
+        self.hosts = Hosts(config.host, config.allowed_hosts, config.cors)
         self.router = Router(_routes(state), redirect_slashes=False, default=_not_found)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,6 +204,7 @@ class App:
                     await exchange.respond(204, b"", headers=allowance)
                     return None
                 self._check_key(exchange)
+            exchange.ignored.is_strict = asks_strict(exchange.header(STRICT_HEADER)) or self.state.config.strict
             await self.router(exchange.scope, exchange.receive, exchange.send)
         except Refusal as refusal:
             return refusal
@@ -206,7 +212,7 @@ class App:
             _let_go(gone)
             return None
         except HTTPException as error:
-            return _http_refusal(error)
+            return _http_refusal(error, exchange)
         except QuireError as error:
             if isinstance(error, EngineDead):
                 self.state.engine_lost.set()
@@ -265,13 +271,13 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise Refusal(404, "There is nothing at this path.", code="not_found")
+async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise no_such_path(scope["quire.exchange"].path, PATHS)
 
 
-def _http_refusal(error: HTTPException) -> Refusal:
+def _http_refusal(error: HTTPException, exchange: Exchange) -> Refusal:
     """Starlette's router raises HTTPException for a wrong method."""
     headers = [(name.lower().encode(), value.encode()) for name, value in (error.headers or {}).items()]
     if error.status_code == 405:
-        return Refusal(405, "This path does not take this method.", code="method_not_allowed", headers=headers)
+        return wrong_method(exchange.path, exchange.scope["method"], headers)
     return Refusal(error.status_code, "The request was refused.", headers=headers)

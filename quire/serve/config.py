@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from quire.core import env
 from quire.core.errors import ConfigError, shown
-from quire.serve.http.hosts import binds_loopback, check_allowed
+from quire.serve.http.hosts import Cors, binds_loopback, check_allowed
 from quire.serve.ops.traces import check_endpoint
 from quire.text.chat_template import RESERVED
 
@@ -25,9 +25,9 @@ _VARIABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*){0,16}")
 
 
-def _doc(text: str, **bounds: float) -> Meta:
+def _doc(text: str, extra: dict[str, Any] | None = None, **bounds: float) -> Meta:
     # As in config/engine.py: the stubs of msgspec have no overload for this.
-    return Meta(description=text, **bounds)  # type: ignore[call-overload, no-any-return]
+    return Meta(description=text, extra=extra, **bounds)  # type: ignore[call-overload, no-any-return]
 
 
 class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -61,10 +61,29 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         list[str],
         _doc(
             "Origins of other web pages that may use the server from a browser (CORS), such as"
-            " https://app.example.com, or * for any. The server's own page needs none."
+            " https://app.example.com, or * for any. The server's own page needs none.",
+            {"json_list": True},
         ),
     ] = []
+    allowed_methods: Annotated[
+        list[str],
+        _doc("HTTP methods that pages of --allowed-origins may use; * for all that there are.", {"json_list": True}),
+    ] = msgspec.field(default_factory=lambda: ["*"])
+    allowed_headers: Annotated[
+        list[str],
+        _doc("Request headers that pages of --allowed-origins may send; * for any.", {"json_list": True}),
+    ] = msgspec.field(default_factory=lambda: ["*"])
+    allow_credentials: Annotated[
+        bool,
+        _doc(
+            "Let browsers send cookies and basic authentication for pages of --allowed-origins, which must then be"
+            " named: a proxy may ask for them. API keys need none."
+        ),
+    ] = False
     disable_page: Annotated[bool, _doc("Do not serve the web page at /.")] = False
+    starter_prompts: Annotated[
+        list[str], _doc("Questions that the web page proposes for an empty conversation, instead of its own.")
+    ] = []
     access_log: Annotated[bool, _doc("Log one line a request (route, status, seconds; never its content).")] = False
     uvicorn_log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug"], _doc("Level of the HTTP layer's own log.")
@@ -229,7 +248,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 f"root_path = {shown(self.root_path)} must begin with / and not end with it, and have letters, digits"
                 " and . _ ~ - between, such as /llm; or be left out"
             )
-        check_allowed(self.allowed_hosts, self.allowed_origins)
+        check_allowed(self.allowed_hosts, self.cors)
         if self.otlp_traces_endpoint:
             check_endpoint(self.otlp_traces_endpoint)
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
@@ -238,6 +257,11 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             path = getattr(self, name)
             if path and not pathlib.Path(path).is_file():
                 raise ConfigError(f"{name} = {path!r} is not a file")
+
+    @property
+    def cors(self) -> Cors:
+        """What pages of other origins may do."""
+        return Cors(self.allowed_origins, self.allowed_methods, self.allowed_headers, self.allow_credentials)
 
     @property
     def is_public(self) -> bool:

@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable
 
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError, EngineError, QuireError
+from quire.core.errors import ConfigError, EngineError, QuireError, complaint
 from quire.engine.child import Child, status_text
 from quire.engine.supervisor import EngineSupervisor
 from quire.serve.config import ServerConfig
@@ -40,6 +41,8 @@ MAX_FRUITLESS = 5
 """When each worker has ended so many times in a row without having served, the server ends."""
 READY, BEAT = b"ready", b"beat"
 """What a worker reports: it serves; its event loop runs."""
+REFUSED = b"refused "
+"""It also reports, with a text in JSON: why it cannot use the model or an option."""
 DRAIN, FORCE = b"drain", b"force"
 """What it is told: refuse new work and leave when the rest is done; leave now."""
 EXIT_OK, EXIT_FAILED, EXIT_BAD_OPTIONS, EXIT_FORCED = 0, 1, 2, 130
@@ -64,10 +67,18 @@ class WorkerStart(msgspec.Struct):
 class Worker:
     """One API process after the other in the same place."""
 
-    def __init__(self, start: WorkerStart, on_ready: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """on_ready: called when a process serves; on_end: when one has ended, before the next is started."""
+    def __init__(
+        self,
+        start: WorkerStart,
+        on_ready: Callable[[], None],
+        on_refused: Callable[[str], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        """on_ready: called when a process serves; on_refused: with the reason why one cannot; on_end: when one has
+        ended, before the next is started."""
         self._start = start
         self._on_ready = on_ready
+        self._on_refused = on_refused
         self._on_end = on_end
         self._child: Child | None = None
         self._heard = False
@@ -135,6 +146,8 @@ class Worker:
 
     def _hear(self, line: bytes) -> None:
         self._heard = True
+        if line.startswith(REFUSED):
+            self._on_refused(msgspec.json.decode(line.removeprefix(REFUSED), type=str))
         if line == READY and not self.is_serving:
             self.is_serving = self._has_served = True
             self._on_ready()
@@ -181,6 +194,8 @@ class Fleet:
         self._changed = asyncio.Event()
         """A worker has ended."""
         self._workers: list[Worker] = []
+        self._told: set[str] = set()
+        """Reasons of workers that were printed: all have the same model and options, and one message is enough."""
 
     async def run(self, announce: str) -> int:
         """Serve until a signal; returns the exit code. QuireError if the engine does not load, or no worker can serve.
@@ -193,7 +208,7 @@ class Fleet:
         try:
             for index in range(self._server.api_processes):
                 start = WorkerStart(self._engine, self._server, supervisor.address, index, str(supervisor.folder))
-                self._workers.append(Worker(start, self._serves.set, self._changed.set))
+                self._workers.append(Worker(start, self._on_ready, self._on_refused, self._changed.set))
                 tasks.append(asyncio.create_task(self._workers[-1].run(), name=f"quire-worker-{index}"))
             code = await self._serve(supervisor, announce)
             for task in tasks:
@@ -206,6 +221,15 @@ class Fleet:
             await asyncio.gather(*[worker.close() for worker in self._workers])
             await supervisor.shutdown()
         return EXIT_FORCED if self._force.is_set() else code
+
+    def _on_ready(self) -> None:
+        self._told.clear()
+        self._serves.set()
+
+    def _on_refused(self, reason: str) -> None:
+        if reason not in self._told:
+            self._told.add(reason)
+            print(complaint(ConfigError(reason)), file=sys.stderr, flush=True)
 
     async def _serve(self, supervisor: EngineSupervisor, announce: str) -> int:
         """Until a signal, or until there is nobody left to serve."""
@@ -231,6 +255,7 @@ class Fleet:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError, QuireError):
                 await loading
+        print("Quire shuts down.", flush=True)
         return EXIT_OK
 
     async def _announce(self, loading: asyncio.Task[object], text: str) -> None:

@@ -181,16 +181,19 @@ class Service:
         load: Callable[[], Coroutine[Any, Any, AsyncLLM]],
         *,
         on_ready: Callable[[], None] | None = None,
+        on_refused: Callable[[QuireError], None] | None = None,
         beside: Callable[[Service], Coroutine[Any, Any, None]] | None = None,
         listens_late: bool = False,
     ) -> None:
         """load: starts the engine, or connects to it. For one of several processes, whose parent says the address and
-        cuts short: on_ready, called instead when requests are served; beside, what runs from the first second to the
+        cuts short: on_ready, called instead when requests are served; on_refused, called instead of a message when the
+        model or an option cannot be used; beside, what runs from the first second to the
         last; listens_late: connections come only once they can be served, as others serve meanwhile."""
         self.server = server
         self.listener = listener
         self._load_llm = load
         self._on_ready = on_ready
+        self._on_refused = on_refused
         self._beside = beside
         self._listens_late = listens_late
         self._stop = asyncio.Event()
@@ -210,7 +213,8 @@ class Service:
             code = EXIT_OK if llm is None else await self._watch(llm)
             await self._drain()
         except (ConfigError, LoadError) as error:
-            code = fail(error, EXIT_BAD_OPTIONS)
+            code = EXIT_BAD_OPTIONS
+            (self._on_refused or say)(error)
         except QuireError as error:
             code = fail(error, EXIT_FAILED)
         finally:
@@ -267,6 +271,8 @@ class Service:
         if self.state.live and self.server.shutdown_timeout:
             n_live = len(self.state.live)
             print(f"Finishing {n_live} request{'s' if n_live != 1 else ''}; a second Ctrl-C cuts them off.", flush=True)
+        elif self._on_ready is None:
+            print("Quire shuts down: no request is open.", flush=True)
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
         for attendant in list(self.state.live):
@@ -308,6 +314,11 @@ class Service:
 
 
 def fail(error: QuireError, code: int) -> int:
+    """The message on stderr, and the code back."""
+    say(error)
+    return code
+
+
+def say(error: QuireError) -> None:
     """The message on stderr; a table takes several lines."""
     print(complaint(error), file=sys.stderr, flush=True)
-    return code

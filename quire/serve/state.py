@@ -23,6 +23,7 @@ from quire.serve.http.exchange import Exchange
 from quire.serve.http.ignored import IgnoredLog, IgnoredParams
 from quire.serve.http.keys import KeyRing
 from quire.serve.http.refusal import Refusal, unavailable
+from quire.serve.http.threads import SHORT_BODY_BYTES, LargeTurn, WorkThreads
 from quire.serve.openai.logprobs import TokenNames
 from quire.serve.openai.prompts import PromptMaker
 from quire.serve.openai.tooling import MessageStyle, style_of
@@ -46,6 +47,8 @@ class ServerState:
         self.ignored_log = IgnoredLog()
         self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
         self._bodies = BodyRoom(config.max_pending_body_bytes)
+        self.large_turn = LargeTurn()
+        self._body_threads = WorkThreads("quire-bodies", self.large_turn)
         self.answers = AnswerMaker()
         self.recorder = Recorder(config.record, config.record_prompts)
         self.live: set[Attendant] = set()
@@ -75,7 +78,7 @@ class ServerState:
 
     def attach(self, llm: AsyncLLM) -> None:
         """The engine is loaded: requests can be served from now on."""
-        self._llm, self._prompts = llm, PromptMaker(llm)
+        self._llm, self._prompts = llm, PromptMaker(llm, self.large_turn)
         self.loop_monitor.start()
         self._limits = Limits(
             model_names=tuple(llm.config.served_model_name) or (llm.model_name,),
@@ -156,8 +159,12 @@ class ServerState:
         with self._bodies.share() as grow:
             data = await exchange.read_body(config.max_body_bytes, config.body_timeout, grow)
             most = self.llm.max_model_len
-            exchange.ignored.is_strict |= config.strict
-            return await self.prompts.parse(lambda: decoder.decode(data, exchange.ignored, most_ids=most), len(data))
+            return await self.parse(lambda: decoder.decode(data, exchange.ignored, most_ids=most), len(data))
+
+    async def parse(self, work: Callable[[], T], n_bytes: int) -> T:
+        """What `work` makes of a body of `n_bytes`, in a thread if it is long. Raises what `work` raises, or QueueFull
+        when bodies pile up."""
+        return await self._body_threads.run(work, n_bytes, SHORT_BODY_BYTES)
 
     def note_ignored(self, ignored: IgnoredParams) -> None:
         """Count and log the fields of a request, or of a batch's line, that do nothing."""
@@ -174,11 +181,12 @@ class ServerState:
             self.live.discard(attendant)
 
     def close(self) -> None:
-        """Drop waiting text work and what runs beside the requests; let go of the disk."""
+        """Drop waiting work on bodies and texts, and what runs beside the requests; let go of the disk."""
         for task in self._beside:
             task.cancel()
         self.loop_monitor.close()
         self.answers.close()
+        self._body_threads.close()
         if self.traces is not None:
             self.traces.close()
         if self.store is not None:

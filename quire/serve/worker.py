@@ -18,7 +18,7 @@ from quire.core.errors import ConfigError, EngineError
 from quire.core.shortage import shortage
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.child import read_start
-from quire.serve.fleet import BEAT, BEAT_S, DRAIN, EXIT_BAD_OPTIONS, EXIT_FAILED, FORCE, READY, WorkerStart
+from quire.serve.fleet import BEAT, BEAT_S, DRAIN, EXIT_BAD_OPTIONS, EXIT_FAILED, FORCE, READY, REFUSED, WorkerStart
 from quire.serve.server import Service, bind, fail, prepare_process, run_service
 
 
@@ -76,6 +76,7 @@ def main() -> int:
             listener,
             lambda: AsyncLLM.connect(start.engine, start.address, start.index),
             on_ready=lambda: parent.report(READY),
+            on_refused=lambda error: parent.report(REFUSED + msgspec.json.encode(error.message)),
             beside=parent.accompany,
             listens_late=start.others_serve,
         )

@@ -7,6 +7,7 @@ each character of the string it is known whether the template wrote it (`text/or
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import re
@@ -126,6 +127,7 @@ class ChatTemplate:
         except TemplateLimit as error:
             raise RequestError(f"{error.message}: send fewer or shorter messages", param="messages") from None
         except _TEMPLATE_FAILS as error:
+            _check_arguments(chat)
             reason = shown(str(error)) if isinstance(error, jinja2.TemplateError) else type(error).__name__
             raise RequestError(f"the chat template refused these messages: {reason}", param="messages") from None
         if continue_final_message:
@@ -261,7 +263,10 @@ def _content(content: Any, wants_parts: bool | None, where: str) -> Any:
 
 
 def _parse_arguments(calls: Any, where: str) -> None:
-    """OpenAI clients send arguments as JSON text; templates expect the object."""
+    """OpenAI clients send arguments as JSON text; templates expect the object.
+
+    Text that is not JSON stays text: a model wrote it, its client sends it back, and the conversation has to go on.
+    """
     param = f"{where}.tool_calls"
     for call in calls if isinstance(calls, list) else [calls]:
         function = call.get("function", call) if isinstance(call, dict) else None
@@ -269,10 +274,18 @@ def _parse_arguments(calls: Any, where: str) -> None:
             raise InvalidParameter(param, call, "a list of objects with a function")
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            try:
+            with contextlib.suppress(ValueError, RecursionError):
                 function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-            except (ValueError, RecursionError):
-                raise InvalidParameter(param, arguments, "valid JSON in function.arguments") from None
+
+
+def _check_arguments(chat: list[dict[str, Any]]) -> None:
+    """InvalidParameter for arguments that have stayed text: this template wants the object."""
+    for i, message in enumerate(chat):
+        calls = message.get("tool_calls") or []
+        for call in calls if isinstance(calls, list) else [calls]:
+            arguments = call.get("function", call).get("arguments")
+            if isinstance(arguments, str):
+                raise InvalidParameter(f"messages[{i}].tool_calls", arguments, "valid JSON in function.arguments")
 
 
 def _plain(value: Any, where: str, depth: int = 0) -> Any:

@@ -22,7 +22,8 @@ import llguidance
 import msgspec
 from llguidance.gbnf_to_lark import any_to_lark
 
-from quire.core.errors import INVALID_GRAMMAR, SHOWN_CHARS, InvalidParameter, RequestError
+from quire.core.errors import SHOWN_CHARS, InvalidParameter, RequestError
+from quire.core.failure import Code
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.structured import StructuredOutputsParams, check_json
 from quire.text.leading import LeadBound, Leading
@@ -239,7 +240,7 @@ def refused(reason: str) -> RequestError:
     return RequestError(
         f"The output cannot be constrained by this schema or grammar: {reason}.",
         param="structured_outputs",
-        code=INVALID_GRAMMAR,
+        code=Code.INVALID_GRAMMAR,
     )
 
 

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from quire.core.errors import RequestError
+from quire.core.errors import QuireError, RequestError, error_of
+from quire.core.failure import Failure
 from quire.core.structured import StructuredOutputsParams
 from quire.text.grammar import GrammarCompiler, grammar_of, refused
 from quire.text.matcher import Matcher
@@ -29,16 +30,14 @@ class Verdict(msgspec.Struct, tag=True):
     grammar: str = ""
     compile_s: float = 0.0
     """Processor time of translating and compiling."""
-    code: str = ""
-    message: str = ""
-    param: str | None = None
+    failure: Failure | None = None
 
-    def error(self) -> RequestError | None:
+    def error(self) -> QuireError | None:
         """The refusal, if it is one."""
-        return RequestError(self.message, param=self.param, code=self.code) if self.code else None
+        return None if self.failure is None else error_of(self.failure)
 
 
-def tried(compiler: GrammarCompiler, params: StructuredOutputsParams, before_walk: Callable[[], None]) -> Verdict:
+def tried(compiler: GrammarCompiler, params: StructuredOutputsParams, before_walk: Callable[[], object]) -> Verdict:
     """Translate, compile and follow. before_walk: called between compiling and following."""
     start_s = time.process_time()
     matchers: list[Matcher] = []
@@ -48,14 +47,13 @@ def tried(compiler: GrammarCompiler, params: StructuredOutputsParams, before_wal
         grammar = grammar_of(params)
         matchers.append(compiler.compile(grammar))
     except RequestError as error:
-        return Verdict(code=error.code, message=error.message, param=error.param)
+        return Verdict(failure=error.failure())
     compile_s = time.process_time() - start_s
     before_walk()
     for matcher in matchers:
         dead_end = _walk(matcher)
         if dead_end:
-            refusal = refused(dead_end)
-            return Verdict(code=refusal.code, message=refusal.message, param=refusal.param)
+            return Verdict(failure=refused(dead_end).failure())
     return Verdict(grammar, compile_s)
 
 

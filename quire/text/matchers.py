@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from quire.core.failure import Code, Failure
 from quire.text.leading import Leading
 from quire.text.matcher import Matcher, MatcherPool
 
@@ -29,17 +30,23 @@ SPARE_S: Final = 0.25
 """What all masks of a request may take on top of that, or the masks of many steps together."""
 TIMED_TURNS: Final = 64
 """Turns in which masks are made one by one, each charged with its time, once masks made together took too long."""
-COMPLETE, FREE, FAILED, TOO_SLOW = "complete", "free", "grammar_failed", "grammar_too_slow"
-TOO_SLOW_TEXT: Final = "the masks of this grammar take too long: simplify it"
+PARAM: Final = "structured_outputs"
+TOO_SLOW: Final = Failure(Code.GRAMMAR_TOO_SLOW, "the masks of this grammar take too long: simplify it", PARAM)
 
 
 class End(msgspec.Struct, array_like=True):
     """A sequence needs no mask any more."""
 
     handle: int
-    code: str
-    """`COMPLETE`: nothing can follow; `FREE`: anything can; `FAILED` or `TOO_SLOW`: the sequence has failed."""
-    text: str = ""
+    failure: Failure | None = None
+    """The sequence has failed. None: its output is complete, or free."""
+    is_free: bool = False
+    """Anything can follow; else nothing can."""
+
+
+def failed(message: str) -> Failure:
+    """The matcher of a sequence could not go on."""
+    return Failure(Code.GRAMMAR_FAILED, message, PARAM)
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,7 +68,10 @@ class Matchers:
     """See the module. For one thread."""
 
     def __init__(
-        self, n_threads: int, marks: MutableSequence[int], watch: Callable[[bool], None] = lambda together: None
+        self,
+        n_threads: int,
+        marks: MutableSequence[int] | memoryview[int],
+        watch: Callable[[bool], None] = lambda together: None,
     ) -> None:
         """n_threads: for the masks of large steps. marks[0]: the handle that is worked on. watch: called when a piece
         of work begins (a mask, or all moves of a turn), True for many masks together."""
@@ -147,7 +157,7 @@ class Matchers:
         for handle in handles:
             error = self._live[handle].matcher.error
             if error:
-                ends.append(End(handle, FAILED, f"the output cannot go on: {error}"))
+                ends.append(End(handle, failed(f"the output cannot go on: {error}")))
                 del self._live[handle]
         return ends
 
@@ -162,12 +172,12 @@ def _moved(handle: int, live: _Live, tokens: Sequence[int]) -> End | None:
     for token in tokens:
         if not live.matcher.accept(token):
             text = live.matcher.error or "a token was not allowed"
-            return End(handle, FAILED, f"the output cannot go on: {text}")
+            return End(handle, failed(f"the output cannot go on: {text}"))
         if live.leading is not None:
             live.leading.take(token)
             if live.leading.is_over and live.leading.is_all:
-                return End(handle, FREE)
+                return End(handle, is_free=True)
             live.leading = None if live.leading.is_over else live.leading
     if live.budget.spare_s < 0:
-        return End(handle, TOO_SLOW, TOO_SLOW_TEXT)
-    return End(handle, COMPLETE) if live.matcher.is_complete else None
+        return End(handle, TOO_SLOW)
+    return End(handle) if live.matcher.is_complete else None

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,24 @@ FLAGS = [
     *("--served-model-name", "demo", "--num-threads", "1", "--num-gpu-blocks-override", "600"),
     *("--max-model-len", "1024", "--max-prompts", "8", "--request-timeout", "60"),
 ]
+ROOMY_FLAGS = [
+    *("--served-model-name", "demo", "--num-threads", "1", "--num-gpu-blocks-override", "600"),
+    *("--max-model-len", "3072", "--hf-overrides", '{"max_position_embeddings": 3072}', "--request-timeout", "60"),
+    *("--override-generation-config", '{"temperature": 0}'),
+]
+"""For clients that bring a long prompt of their own and set no temperature."""
+GROUPS = ROOT / ".venv-conformance" / "groups"
+NPM = ROOT / ".venv-conformance" / "npm"
+QUIET = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_TELEMETRY": "False", "LITELLM_LOG": "ERROR",
+    "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True", "LITELLM_LOCAL_POLICY_TEMPLATES": "true",
+    "LITELLM_LOCAL_BLOG_POSTS": "True", "OPENAI_AGENTS_DISABLE_TRACING": "1", "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "OTEL_SDK_DISABLED": "true", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_TELEMETRY": "1", "PROMPTFOO_DISABLE_UPDATE": "1",
+    "PROMPTFOO_DISABLE_REMOTE_GENERATION": "1", "PROMPTFOO_DISABLE_SHARING": "1", "AIDER_ANALYTICS": "false",
+    "AIDER_CHECK_UPDATE": "false", "NO_COLOR": "1", "TERM": "dumb", "NO_PROXY": "127.0.0.1",
+}  # fmt: skip
+"""No client tells anybody that it is used, nor asks whether there is a newer one."""
 
 
 def pytest_ignore_collect(config: pytest.Config) -> bool | None:
@@ -45,13 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 class Server:
     """One `quire serve`, asked with nothing but the standard library."""
 
-    def __init__(self, python: str, data_dir: Path, log: Path) -> None:
+    def __init__(self, python: str, data_dir: Path, log: Path, flags: Sequence[str] = FLAGS) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.base = f"http://127.0.0.1:{port}"
         self.log = log
-        command = [python, "-m", "quire", "serve", "--port", str(port), "--data-dir", str(data_dir), *FLAGS]
+        command = [python, "-m", "quire", "serve", "--port", str(port), "--data-dir", str(data_dir), *flags]
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
 
@@ -101,6 +119,59 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     finally:
         found.process.kill()
         found.process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def roomy_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A second server, with `ROOMY_FLAGS`."""
+    folder = tmp_path_factory.mktemp("roomy")
+    python = request.config.getoption("--server-python")
+    found = Server(python, folder / "data", folder / "log", ROOMY_FLAGS)
+    try:
+        found.wait_ready()
+        yield found
+        assert found.stop() == 0, found.log.read_text()
+        assert "Traceback" not in found.log.read_text(), found.log.read_text()
+    finally:
+        found.process.kill()
+        found.process.wait(10)
+
+
+def installed(place: Path) -> Path:
+    """The environment of a group; the test is skipped with the reason where `prepare` could not make it."""
+    skipped = place.with_name(place.name + ".skipped")
+    if skipped.exists():
+        pytest.skip(f"{place.name}: {skipped.read_text().strip()}")
+    if not place.is_dir():
+        pytest.skip(f"{place.name}: not installed; run tests/conformance/prepare")
+    return place
+
+
+class Shell:
+    """Runs clients as programs of their own, with a home that is thrown away."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environment = {**os.environ, **QUIET, "HOME": str(home)}
+
+    def run(self, command: Sequence[object], limit_s: float = 200, cwd: Path | None = None, **env: object) -> str:
+        """What it writes to stdout; an AssertionError with all of it if it fails."""
+        done = subprocess.run(
+            [str(part) for part in command], cwd=cwd or self.home, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=limit_s, env={**self.environment, **{name: str(value) for name, value in env.items()}},
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    def script(self, group: str, name: str, *arguments: object) -> Any:
+        """The results of one of `scripts/`, run in a group's environment."""
+        python = installed(GROUPS / group) / "bin" / "python"
+        return json.loads(self.run([python, HERE / "scripts" / name, *arguments]).strip().splitlines()[-1])
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,16 @@
-"""For tests of several folders: GGUF files. This file also lets them import `gguf_files`, which lies beside it."""
+"""For tests of several folders: GGUF files; clients that are made fast. This file also lets them import `gguf_files`,
+which lies beside it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
+import httpx._transports.default
 import pytest
+
+# Each client, and so each `httpx.get`, would read the certificates of all authorities, which takes 50 ms.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)
 
 
 @pytest.fixture

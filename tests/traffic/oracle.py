@@ -19,6 +19,7 @@ from quire.compute.runner.pool import KVPool
 from quire.control.node import Node
 from quire.control.tree import PrefixTree
 from quire.core.events import FinishReason
+from quire.core.failure import Failure
 from quire.core.request import Request
 from quire.core.result import TokenLogprobs
 from traffic.rules import Control, explains, is_best
@@ -38,7 +39,7 @@ class Record:
     prompt_logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     cancelled: bool = False
-    error: str | None = None
+    failure: Failure | None = None
 
     @property
     def name(self) -> str:

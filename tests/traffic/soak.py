@@ -15,10 +15,11 @@ from typing import Any, Final
 
 import transformers
 
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
 from quire.core.errors import QueueFull, RequestError
 from quire.core.events import Cancel, CancelSeq, FinishReason, SeqDelta, Submit
+from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
@@ -260,7 +261,7 @@ class Soak:
         if delta.prompt_logprobs is not None:
             record.prompt_logprobs = delta.prompt_logprobs.rows()
         if delta.finish_reason is not None:
-            record.finish_reason, record.error = delta.finish_reason, delta.error
+            record.finish_reason, record.failure = delta.finish_reason, delta.failure
             self._ended[delta.finish_reason.value] += 1
             del self._live[delta.request_id, delta.index]
             self.done.append(record)
@@ -272,14 +273,14 @@ class Soak:
         """What is wrong with a sequence that ended by itself, its tokens aside."""
         request, params, n = record.request, record.request.params, len(record.token_ids)
         if request.request_id in self._doomed:
-            fine = record.finish_reason is FinishReason.ERROR and (record.error or "").startswith("empty_mask")
-            return [] if fine else [f"ended with {record.finish_reason}, {record.error}: empty_mask was due"]
+            fine = record.failure is not None and record.failure.code is Code.EMPTY_MASK
+            return [] if fine else [f"ended with {record.finish_reason}, {record.failure}: empty_mask was due"]
         ends = {*request.end_token_ids, *params.stop_token_ids}
         early = [i for i, token in enumerate(record.token_ids) if token in ends and i >= params.min_tokens]
         due = FinishReason.STOP if early else FinishReason.LENGTH
         found = []
         if record.finish_reason is not due or n != (early[0] + 1 if early else request.max_tokens):
-            found.append(f"{record.finish_reason} after {n} of {request.max_tokens} tokens, {record.error}")
+            found.append(f"{record.finish_reason} after {n} of {request.max_tokens} tokens, {record.failure}")
         if params.logprobs is not None and len(record.logprobs) != n:
             found.append(f"{len(record.logprobs)} logprobs for {n} tokens")
         rows = None if record.prompt_logprobs is None else len(record.prompt_logprobs)
@@ -294,7 +295,7 @@ class Soak:
     def _judge(self) -> None:
         records, self.done = self.done, []
         for record in records[-2:]:
-            if not record.error:
+            if not record.failure:
                 self.arrivals.remember(record.ids)
         self.oracle.judge(records)
 

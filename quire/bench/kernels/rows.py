@@ -38,6 +38,7 @@ SHAPES = {"cuda": Shape(4096, 14336, 32, 8, 128, (64, 8192)), "cpu": Shape(1024,
 SMALL = Shape(256, 192, 4, 2, 64, (5,))
 
 Arguments = tuple[object, ...]
+Function = Callable[..., object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,6 +64,14 @@ def _norm(setting: Setting, shape: Shape, n: int) -> Arguments:
 
 def _add_norm(setting: Setting, shape: Shape, n: int) -> Arguments:
     return setting.randn(n, shape.hidden), setting.randn(n, shape.hidden), setting.randn(shape.hidden), EPS
+
+
+def _layer_norm(setting: Setting, shape: Shape, n: int) -> Arguments:
+    return setting.randn(n, shape.hidden), setting.randn(shape.hidden), setting.randn(shape.hidden), EPS
+
+
+def _gelu(setting: Setting, shape: Shape, n: int) -> Arguments:
+    return setting.randn(n, 2 * shape.ffn), "gelu_tanh", True
 
 
 def _silu(setting: Setting, shape: Shape, n: int) -> Arguments:
@@ -103,6 +112,8 @@ def _moved(shape: Shape, n: int) -> tuple[int, int]:
 ROW_OPS = (
     RowOp("norm", "rms_norm", _norm, lambda s, n: (n * s.hidden, n * s.hidden)),
     RowOp("norm", "add_rms_norm", _add_norm, lambda s, n: (2 * n * s.hidden, 2 * n * s.hidden)),
+    RowOp("norm", "layer_norm", _layer_norm, lambda s, n: (n * s.hidden, n * s.hidden)),
+    RowOp("act", "activate", _gelu, lambda s, n: (2 * n * s.ffn, n * s.ffn)),
     RowOp("act", "silu_mul", _silu, lambda s, n: (2 * n * s.ffn, n * s.ffn)),
     RowOp("qkv", "rotate_and_store", _qkv, _moved, changed=(6, 7), by_head=True),
     # The lists of pages come from the host, through pinned memory, so this is not for graphs.
@@ -137,32 +148,37 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
 def checks(op: str, setting: Setting) -> Iterator[Check]:
     """One check an implementation and function."""
     for entry in (entry for entry in ROW_OPS if entry.op == op):
-        for implementation in catalog.runnable(op, setting.device.type):
-            if implementation.name != "reference":
-                error = functools.partial(_error, entry, setting, implementation)
-                tolerance = TOLERANCES[op].get(setting.dtype, 0.0)
-                yield Check(op, entry.function, implementation.name, error, tolerance)
+        functions = dict(_that_have(entry, setting))
+        reference = functions.pop("reference")
+        for name, function in functions.items():
+            error = functools.partial(_error, entry, setting, function, reference)
+            yield Check(op, entry.function, name, error, TOLERANCES[op].get(setting.dtype, 0.0))
+
+
+def _that_have(entry: RowOp, setting: Setting) -> Iterator[tuple[str, Function]]:
+    """(implementation, the function) for those of the op that can run here and have it."""
+    for implementation in catalog.runnable(entry.op, setting.device.type):
+        function = getattr(importlib.import_module(implementation.module), entry.function, None)
+        if function is not None:
+            yield implementation.name, function
 
 
 def _contenders(entry: RowOp, setting: Setting, shape: Shape, n: int, read_bytes: float) -> Iterable[Contender]:
     copies = [entry.arguments(setting, shape, n) for _ in range(setting.timer.n_copies(read_bytes))]
-    for implementation in catalog.runnable(entry.op, setting.device.type):
-        function = getattr(importlib.import_module(implementation.module), entry.function)
-        is_peer = implementation.name == "reference"
+    for implementation, function in _that_have(entry, setting):
+        is_peer = implementation == "reference"
         calls = [functools.partial(function, *arguments) for arguments in copies]
-        name = "torch" if is_peer else implementation.name
+        name = "torch" if is_peer else implementation
         yield Contender(name, functools.partial(list, calls), is_peer, entry.capture)
 
 
-def _error(entry: RowOp, setting: Setting, implementation: catalog.Implementation) -> float:
+def _error(entry: RowOp, setting: Setting, function: Function, reference: Function) -> float:
     """Largest |got - reference| / (1 + |reference|), where by_head takes the largest |reference| of a head."""
     arguments = entry.arguments(setting, SMALL, SMALL.rows[0])
     wide = tuple(x.double() if _is_float(x) else x for x in arguments)
     given = tuple(x.clone() if _is_float(x) else x for x in arguments)
-    reference = importlib.import_module(f"quire.kernels.{entry.op}.reference")
-    expected = _results(entry, getattr(reference, entry.function)(*wide), wide)
-    module = importlib.import_module(implementation.module)
-    got = _results(entry, getattr(module, entry.function)(*given), given)
+    expected = _results(entry, reference(*wide), wide)
+    got = _results(entry, function(*given), given)
     scales = [1 + (b.abs().amax(-1, keepdim=True) if entry.by_head else b.abs()) for b in expected]
     errors = [(a.double() - b).abs() / scale for a, b, scale in zip(got, expected, scales, strict=True)]
     return max(float(error.max()) for error in errors)

@@ -11,9 +11,9 @@ from quire.bench.kernels.measurement import Progress, Results
 from quire.bench.kernels.registry import OPS
 from quire.bench.kernels.timing import timer
 from quire.bench.options import KernelBenchOptions
-from quire.config.options import did_you_mean
 from quire.core import env
 from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
 from quire.kernels import catalog
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -38,7 +38,7 @@ class Staging:
     def __init__(self, n_bytes: int, device: torch.device) -> None:
         self._device = torch.zeros(n_bytes, dtype=torch.uint8, device=device)
         self._hosts = [torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(N_HOST_SIDES)]
-        self._copied = [torch.cuda.Event() for _ in range(N_HOST_SIDES)]
+        self._copied = [torch.cuda.Event() for _ in range(N_HOST_SIDES)]  # type: ignore[no-untyped-call]
         self._taken = 0
         self._used = 0
         self.turn = 0
@@ -128,13 +128,13 @@ class CudaDevice:
         targets = [torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for t in tensors]
         for target, source in zip(targets, tensors, strict=True):
             target.copy_(source, non_blocking=True)
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return _Arriving(targets, event)
 
     def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
         """Replays of what `launches` queues, on fixed addresses. It runs once before, so that kernels are compiled."""
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             launches()

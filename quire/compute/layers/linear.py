@@ -9,13 +9,14 @@ whatever the other rows and their number are, so a request's tokens do not depen
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 
 from quire.compute.quant import PackedProduct, Product, Quantize
+from quire.config.parameters import Matrix
 from quire.kernels import gemm, native, qgemm
 from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
@@ -36,24 +37,22 @@ class Linear:
     def __init__(
         self,
         make: Make,
-        in_size: int,
-        out_sizes: Sequence[int],
+        matrix: Matrix,
         *,
-        bias: bool = False,
         tied: torch.Tensor | None = None,
         quantize: Quantize | None = None,
     ) -> None:
-        """tied: a matrix [sum(out_sizes), in_size] owned by another layer, used instead of an own one.
+        """tied: a matrix [n_out, n_in] owned by another layer, used instead of an own one.
 
         quantize: what `pack` does with the matrix; None keeps its dtype.
         """
-        self.out_sizes = tuple(out_sizes)
+        self.matrix = matrix
         self.is_tied = tied is not None
         self.quantize = quantize
         self.product: Product | None = None
         """Takes the place of `weight`, which is then empty."""
-        self.weight = make(sum(out_sizes), in_size) if tied is None else tied
-        self.bias = make(sum(out_sizes)) if bias else None
+        self.weight = make(matrix.n_out, matrix.n_in) if tied is None else tied
+        self.bias = make(matrix.n_out) if matrix.bias else None
         self.is_packed = False
 
     def __call__(
@@ -67,7 +66,7 @@ class Linear:
     ) -> torch.Tensor:
         """y with what stands around it, in as few launches as there are kernels for; arguments as in `gemm.linear`.
 
-        x: [n, in_size], n >= 1, x's dtype → [n, sum(out_sizes)], half of that with silu_mul.
+        x: [n, n_in], n >= 1, x's dtype → [n, n_out], half of that with silu_mul.
         """
         if self.product is not None:
             return self.product(x, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
@@ -82,14 +81,24 @@ class Linear:
             return residual.add_(y)
         return y if out is None else out.copy_(y)
 
-    def kernel(self, **around: bool) -> gemm.Layer:
-        """What `gemm.build` needs to know, before packing; around: what its calls have, as `gemm.Layer` names it."""
-        return gemm.Layer(*self.weight.shape, bias=self.bias is not None, **around)
+    def kernel(
+        self, *, norm: bool = False, silu_mul: bool = False, residual: bool = False, wide: bool = False
+    ) -> gemm.Layer:
+        """What `gemm.build` needs to know, before packing; the arguments say what its calls have around the product."""
+        n, k = self.weight.shape
+        return gemm.Layer(n, k, norm, silu_mul, residual, self.bias is not None, wide)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """The parameters of projection `index`, by their kind in the checkpoint: contiguous views to copy into."""
-        tensors = {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
-        return {kind: tensor.split(self.out_sizes)[index] for kind, tensor in tensors.items()}
+        sizes = [rows for _, rows in self.matrix.parts]
+        return {
+            kind: tensor.split(sizes)[index]  # type: ignore[no-untyped-call]
+            for kind, tensor in self.parameters().items()
+        }
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Those of all projections, by their kind."""
+        return {"weight": self.weight} if self.bias is None else {"weight": self.weight, "bias": self.bias}
 
     def pack(self) -> None:
         """Quantise the matrix, else lay it out for the CPU's kernels, or without them for oneDNN (see `can_pack`).
@@ -126,9 +135,10 @@ class Linear:
 
 
 class Embedding:
-    """A table of one row a token id."""
+    """A table of one row a token id, or a position."""
 
-    def __init__(self, make: Make, n_rows: int, size: int) -> None:
+    def __init__(self, make: Make, name: str, n_rows: int, size: int) -> None:
+        self.name = name
         self.weight = make(n_rows, size)
 
     def __call__(self, token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -146,7 +156,7 @@ def can_pack(device_type: str, dtype: torch.dtype) -> bool:
 
     Unpacked products go through `F.linear`. For float32 that is MKL, whose sums depend on the number of rows.
     """
-    if device_type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device_type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -160,4 +170,5 @@ def _packed_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     n_rows = len(x)
     if 0 < n_rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - n_rows))
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")[:n_rows]
+    y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y[:n_rows]

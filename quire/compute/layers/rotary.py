@@ -7,14 +7,30 @@ Invariant: row p depends on p and on max_model_len only, so keys in the cache st
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 
+from quire.config.arch import ModelArch
 from quire.config.rope import DIVIDED, Rope
+
+IDENTITY_DIM: Final = 16
+"""Width of a table that rotates nothing: kernels take multiples of it."""
+
+
+def rotary_tables(arch: ModelArch, max_model_len: int) -> dict[Rope | None, torch.Tensor]:
+    """The table of each rotary embedding that a layer of `arch` has, on the CPU; None: of layers without one."""
+    found: dict[Rope | None, torch.Tensor] = {
+        rope: rope_table(rope, arch.head_dim, max_model_len) for rope in arch.ropes
+    }
+    if any(layer.mixer.rope is None for layer in arch.layers):
+        half = min(IDENTITY_DIM, arch.head_dim) // 2
+        found[None] = torch.cat((torch.ones(max_model_len, half), torch.zeros(max_model_len, half)), dim=-1)
+    return found
 
 
 def rope_table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
-    """float32 [max_model_len, head_dim] on the CPU: cos of the head_dim / 2 angles of a position, then their sin.
+    """float32 [max_model_len, rotary_dim] on the CPU: cos of the rotary_dim / 2 angles of a position, then their sin.
 
     Type 'dynamic' (NTK): transformers derives the base from the length of the sequence at hand once that exceeds the
     original context, and leaves older keys rotated by older bases. Here all rows have one base, that of a sequence of
@@ -22,7 +38,7 @@ def rope_table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
     of transformers; beyond it, it is what transformers uses for one prompt of max_model_len tokens, and shorter
     sequences see the same (longer) base. Relative positions stay consistent for every length.
     """
-    frequencies = _FREQUENCIES[rope.type](rope, head_dim, max_model_len)
+    frequencies = _FREQUENCIES[rope.type](rope, rope.rotary_dim(head_dim), max_model_len)
     angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
     return torch.cat((angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor), dim=-1)
 
@@ -88,12 +104,20 @@ def _divided(rope: Rope, dim: int, max_model_len: int) -> torch.Tensor:
     return _default(rope, dim, max_model_len) / torch.tensor(rope.divisors, dtype=torch.float32)
 
 
+def _longrope(rope: Rope, dim: int, max_model_len: int) -> torch.Tensor:
+    """LongRoPE (Ding et al. 2024). transformers chooses by the length of the sequence at hand; here all positions have
+    the divisors of max_model_len, so that keys in the cache stay valid."""
+    divisors = rope.divisors if max_model_len <= rope.original_max_position else rope.long_divisors
+    return 1.0 / (torch.tensor(divisors, dtype=torch.float32) * _powers(rope.theta, dim))
+
+
 _FREQUENCIES = {
     "default": _default,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
     DIVIDED: _divided,
 }
-"""Rope type → angle per position, float32 [head_dim / 2]."""
+"""Rope type → angle per position, float32 [rotary_dim / 2]."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.cuda import CudaDevice
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
@@ -78,7 +78,7 @@ class StepGraphs:
     def __init__(
         self,
         device: CudaDevice,
-        model: DenseModel,
+        model: Decoder,
         pool: KVPool,
         tables: SlotTables,
         *,
@@ -154,7 +154,7 @@ class StepGraphs:
         shared: Sequence[SharedPrefix],
         controls: np.ndarray | None,
     ) -> torch.Tensor:
-        """States [n_rows, hidden] for `DenseModel.logits`, overwritten by the next replay.
+        """States [n_rows, hidden] for `Decoder.logits`, overwritten by the next replay.
 
         controls: float64 [N_CONTROLS, m] of the m sampled rows, if `choose` is to follow.
         """

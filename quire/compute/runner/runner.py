@@ -16,21 +16,21 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device, Download
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
 from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tape import ReadyStep, StepTape
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
-from quire.compute.sample.sampler import FAULT_CODES, NON_FINITE, Sampled, Sampler, sift
+from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler, sift
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
 from quire.kernels.attention.plan import SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
-from quire.kernels.sample import TokenMasks
+from quire.kernels.sample import NON_FINITE, TokenMasks
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
@@ -98,7 +98,8 @@ class LaunchedStep:
         if self._download is None:
             raise EngineError(f"step {self._plan.step} has no masks yet")
         token_ids, status, *rest = self._download.wait()
-        pooled, faults = {}, []
+        pooled: dict[int, list[float]] = {}
+        faults: list[Fault] = []
         if self._forward.pooled is not None:
             pooled, faults = self._forward.pooled.read(rest.pop(), self._plan.spans.slots)
         logprobs, prompt = self._fetched.read(rest)
@@ -153,7 +154,7 @@ class Runner:
     def __init__(
         self,
         device: Device,
-        model: DenseModel,
+        model: Decoder,
         pool: KVPool,
         tables: SlotTables,
         sampler: Sampler,
@@ -222,6 +223,8 @@ class Runner:
             choice = forward.captured.choose(batch, bits)
             sampled = Sampled(choice.token_ids, choice.status, None)
         elif sampled is None:
+            if forward.logits is None:
+                raise EngineError(f"step {plan.step} has neither tokens nor logits")
             sampled = self._sample(batch, forward.logits, bits)
         fetched = Fetched(sampled.logprobs, forward.prompt)
         states = [] if forward.pooled is None else [forward.pooled.states]

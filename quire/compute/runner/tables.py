@@ -76,4 +76,5 @@ class SlotTables:
     def cells(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int64 [n]: index `page * page_size + offset` of each (slot, position) in the KV pool."""
         pages = self.host_pages[slots, positions // self.page_size].astype(np.int64)
-        return pages * self.page_size + positions % self.page_size
+        cells: np.ndarray = pages * self.page_size + positions % self.page_size
+        return cells

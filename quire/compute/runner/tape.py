@@ -1,8 +1,8 @@
-"""Steps of a decoder on the CPU as one native call: the data flow of `DenseModel` recorded on a `kernels.tape.Tape`.
+"""Steps of a decoder on the CPU as one native call: the data flow of `Decoder` recorded on a `kernels.tape.Tape`.
 
 Owns the memory of a step's rows, and steps that wait for their turn. Does not own weights, pages nor tables, to which
 it only points: they must stay.
-Invariant: `run` gives the bits of `DenseModel.forward` and `logits`.
+Invariant: `run` gives the bits of `Decoder.forward` and `logits`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.layers.block import Block
 from quire.compute.layers.linear import Linear
-from quire.compute.models.dense import Block, DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.quant import PackedProduct
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool
@@ -26,10 +27,12 @@ from quire.kernels.qgemm.cpu import ADD, NOTHING, SILU_MUL, WIDEN
 from quire.kernels.sample import Choice
 
 
-def obstacle(model: DenseModel) -> str | None:
+def obstacle(model: Decoder) -> str | None:
     """Why the steps of this model run operation by operation on this device, or None."""
     if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
         return "its matrices are not packed for the native kernels"
+    if not model.is_plain:
+        return "its layers are not RMS norm, attention, RMS norm and SwiGLU"
     if not all(block.attention.variant.built_in for block in model.blocks):
         return "its attention has hooks"
     return tape.obstacle(model.dtype, model.arch.head_dim)
@@ -41,7 +44,7 @@ class StepTape:
     def __init__(
         self,
         device: Device,
-        model: DenseModel,
+        model: Decoder,
         pool: KVPool,
         tables: SlotTables,
         *,
@@ -49,13 +52,15 @@ class StepTape:
         max_rows: int,
         max_num_seqs: int,
     ) -> None:
-        arch, self._pool, self._cos_sin = model.arch, pool, model.cos_sin
+        arch, self._pool = model.arch, pool
+
+        first = arch.layers[0].mixer
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), model.dtype)
 
-        self._x, self._qkv = rows(arch.hidden_size), rows(arch.q_size + 2 * arch.kv_size)
-        self._y, self._inner = rows(arch.q_size), rows(arch.ffn_size)
+        self._x, self._qkv = rows(arch.hidden_size), rows(first.q_size + 2 * first.kv_size)
+        self._y, self._inner = rows(first.q_size), rows(arch.ffn_size)
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, :vocab_limit]
         self._tape = tape.Tape(
@@ -69,16 +74,19 @@ class StepTape:
     def _record(self, block: Block, *, is_last: bool) -> None:
         attention = block.attention
         k, v = self._pool.k[attention.layer], self._pool.v[attention.layer]
-        q_norm, k_norm = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
+        assert block.attention_norm is not None and block.ffn_norm is not None
         self._linear(self._x, attention.qkv, self._qkv, norm=block.attention_norm.pair)
-        self._tape.rotate_and_store(self._qkv, q_norm, k_norm, attention.eps, self._cos_sin, k, v)
-        q, out = (x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim)) for x in (self._qkv, self._y))
+        self._tape.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v)
+        q, out = (
+            x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim))  # type: ignore[no-untyped-call]
+            for x in (self._qkv, self._y)
+        )
         self._tape.attend(q, k, v, attention.variant, out)
         if is_last:
             self._tape.take(self._x)
             self._tape.take(self._y)
         self._linear(self._y, attention.out, self._x, then=ADD)
-        self._linear(self._x, block.gate_up, self._inner, norm=block.ffn_norm.pair, then=SILU_MUL)
+        self._linear(self._x, block.up, self._inner, norm=block.ffn_norm.pair, then=SILU_MUL)
         self._linear(self._inner, block.down, self._x, then=ADD)
 
     def _linear(

@@ -16,12 +16,13 @@ import torch
 from quire.compute.sample import edits, penalties
 from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
+from quire.core.failure import Code
 from quire.core.plan import SlotOpen
 from quire.core.result import Fault
 from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by
 from quire.kernels.transfer import upload
 
-FAULT_CODES: Final = {NON_FINITE: "non_finite_logits", EMPTY: "empty_mask"}
+FAULT_CODES: Final = {NON_FINITE: Code.NON_FINITE_LOGITS, EMPTY: Code.EMPTY_MASK}
 """Status → code of `core.result.Fault`."""
 
 
@@ -78,7 +79,7 @@ class Sampler:
 
     def is_truncated(self, slots: np.ndarray) -> bool:
         """True if some of these rows keep only a part of the vocabulary."""
-        return np.count_nonzero(self._table.truncated[slots]) > 0
+        return bool(np.count_nonzero(self._table.truncated[slots]))
 
     def controls(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """float64 [N_CONTROLS, m] for `kernels.sample.choose_by` on the first `vocab_limit` logits."""

@@ -23,7 +23,7 @@ def top(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         return logits.new_empty((n_rows, 0)), torch.empty((n_rows, 0), dtype=torch.int64, device=logits.device)
     size = 1 << max(3, round(math.log2(width / k) / 2))  # as many blocks as logits in the k best of them
     whole = width - width % size
-    parts = [logits[:, :whole].unflatten(1, (-1, size)).amax(-1)] if whole else []
+    parts = [logits[:, :whole].unflatten(1, (-1, size)).amax(-1)] if whole else []  # type: ignore[no-untyped-call]
     parts += [logits[:, whole:].amax(-1, keepdim=True)] if whole < width else []
     blocks = _largest(torch.cat(parts, 1), min(k, -(-width // size))).sort(-1).values
     ids = (blocks[:, :, None] * size + torch.arange(size, device=logits.device)).flatten(1)

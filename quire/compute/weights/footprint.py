@@ -1,20 +1,19 @@
 """How much memory the weights of a model will take, from headers and shapes alone: nothing is allocated or read.
 
 Owns the arithmetic of what `loader` will do: what each layer becomes, and the most that is there at once on the way.
-Invariant: `held_bytes` is `DenseModel.n_bytes` of the loaded model (tests compare them for every scheme).
+Invariant: `held_bytes` is `Decoder.n_bytes` of the loaded model (tests compare them for every scheme).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Iterable
 
 import torch
 
 from quire.compute.layers.linear import Linear, can_pack
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quant import SCHEMES
 from quire.compute.weights import gguf_exact
 from quire.compute.weights.header import Entry
@@ -54,7 +53,7 @@ class Weights:
         """With parameters of `dtype` and a value of `--quantization`."""
         model = self._model(dtype)
         owners, parts = model.owners(), dict(model.weights())
-        order = list(parts) if self._is_dummy else [copy.target for copy in self._copies]
+        order = list(parts) if self._is_dummy else self._names(model)
         held = self._held(model, quantization)
         adopted = {layer for layer, (_, is_exact) in held.items() if is_exact}
         left = {layer: sum(owner is layer for owner in owners.values()) for layer in held}
@@ -78,7 +77,13 @@ class Weights:
         mapped_bytes = all_bytes + max(n_bytes for n_bytes, _ in held.values())
         return Footprint(now_bytes, peak_bytes, max(mapped_bytes, peak_bytes))
 
-    def _held(self, model: DenseModel, quantization: str) -> dict[Linear, tuple[int, bool]]:
+    def _names(self, model: Decoder) -> list[str]:
+        """The parameters in the order of the files."""
+        wholes = model.wholes()
+        parts = (wholes[copy.target][1] if copy.target in wholes else [copy.target] for copy in self._copies)
+        return [name for names in parts for name in names]
+
+    def _held(self, model: Decoder, quantization: str) -> dict[Linear, tuple[int, bool]]:
         """Layer → (bytes of its packed matrix, 0 where it stays as it is; whether a file's blocks are its content)."""
         scheme = SCHEMES[quantization]
         allowed = gguf_exact.schemes(quantization, self._device) if self._in_gguf else ()
@@ -87,8 +92,8 @@ class Weights:
         for name, layer in model.owners().items():
             if name.endswith(".weight") and name in entries:
                 files.setdefault(layer, []).append(entries[name])
-        if model.head.is_tied and gguf_exact.EMBEDDING in entries:
-            files[model.head] = [entries[gguf_exact.EMBEDDING]]
+        if model.head.is_tied and gguf_exact.TABLE in entries:
+            files[model.head] = [entries[gguf_exact.TABLE]]
         rounded = None if scheme is None else scheme.name
         return {layer: self._layer(layer, files.get(layer, ()), allowed, rounded) for layer in model.linears()}
 
@@ -104,6 +109,5 @@ class Weights:
             return packed_bytes(FLOATS[dtype], n, k), False
         return (n * k * dtype.itemsize if can_pack(self._device, dtype) else 0), False
 
-    def _model(self, dtype: torch.dtype) -> DenseModel:
-        make = functools.partial(torch.empty, dtype=dtype, device="meta")
-        return DenseModel(self._arch, make, torch.empty(0, device="meta"))
+    def _model(self, dtype: torch.dtype) -> Decoder:
+        return decoder_on(torch.device("meta"), self._arch, dtype, 1)

@@ -15,19 +15,20 @@ import torch
 import torch.nn.functional as F
 
 from quire.compute.layers.linear import Linear
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.quant import PackedProduct
 from quire.compute.weights.checkpoint import read_into
-from quire.compute.weights.gguf import separate_halves
 from quire.compute.weights.gguf_blocks import nibbles
 from quire.compute.weights.header import Entry
+from quire.compute.weights.names import separate_halves
+from quire.config.parameters import EMBEDDING
 from quire.core.errors import LoadError
 from quire.kernels import native, qgemm
 from quire.kernels.qgemm import weight as packing
 
 HELD: Final = {"int4-g32": ("Q4_0",), "int8-g32": ("Q8_0", "Q4_0")}
 """Scheme → types of tensors that it holds; the smallest first."""
-EMBEDDING: Final = "model.embed_tokens.weight"
+TABLE: Final = f"{EMBEDDING}.weight"
 BLOCK_LEN: Final = 32
 """Values in a block of either type, which share a scale."""
 GRID: Final = tuple(range(-8, 8))
@@ -51,7 +52,7 @@ def schemes(quantization: str, device: str) -> tuple[str, ...]:
     return (quantization,) if quantization in HELD else ()
 
 
-def places(model: DenseModel, allowed: tuple[str, ...], entries: dict[str, Entry]) -> dict[str, Place]:
+def places(model: Decoder, allowed: tuple[str, ...], entries: dict[str, Entry]) -> dict[str, Place]:
     """Give each layer of `model` that a scheme can hold as it is in the file a product to be filled.
 
     allowed: see `schemes`; entries: name among the model's weights → tensor of the file. → name → where its blocks go.
@@ -62,7 +63,7 @@ def places(model: DenseModel, allowed: tuple[str, ...], entries: dict[str, Entry
         if name.endswith(".weight"):
             parts.setdefault(layer, {})[name] = entries[name]
     if model.head.is_tied:
-        parts[model.head] = {EMBEDDING: entries[EMBEDDING]}
+        parts[model.head] = {TABLE: entries[TABLE]}
     return {name: place for layer, found in parts.items() for name, place in _adopt(layer, allowed, found).items()}
 
 
@@ -100,7 +101,7 @@ def fill(descriptor: int, entry: Entry, place: Place, n_interleaved: int, path: 
     raw = torch.empty(min(step, n_rows) * row_bytes, dtype=torch.uint8)
     for first in range(0, n_rows, step):
         piece = raw[: min(step, n_rows - first) * row_bytes]
-        read_into(descriptor, memoryview(piece.numpy()), entry.start + first * row_bytes, path)
+        read_into(descriptor, piece.numpy().data, entry.start + first * row_bytes, path)
         n_blocks = entry.shape[1] // BLOCK_LEN
         blocks = piece.view(-1, n_blocks, row_bytes // n_blocks)
         codes, scales = _codes(blocks, entry.dtype, place.packed.table)

@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 from quire.compute.weights.checkpoint import PICKLED
+from quire.config.advice import no_model
 from quire.config.gguf import is_gguf
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
@@ -43,6 +44,8 @@ def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> p
         files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
         if files:
             raise LoadError(f"{path} has no config.json but GGUF files: name one of them, such as {files[0]}")
+        if path.name in BUNDLED and model not in BUNDLED and not (path / "config.json").exists():
+            raise LoadError(f"{no_model(path)}. {_hint(path.name)}")
         return path
     if path.exists():
         if not is_gguf(path):
@@ -54,8 +57,18 @@ def find_checkpoint(model: str, revision: str = "", download_dir: str = "") -> p
             raise ConfigError(f"revision = {shown(revision)} is for hub models; {path} is a file", param="revision")
         return path
     if not _HUB_NAME.fullmatch(model):
-        raise LoadError(f"{shown(model)} is neither an existing folder or .gguf file nor a hub name such as org/name")
+        raise LoadError(
+            f"{shown(model)} is neither an existing folder or .gguf file nor a hub name such as org/name."
+            f" {_hint(path.name)}"
+        )
     return _download(model, revision, download_dir)
+
+
+def _hint(name: str) -> str:
+    """What to write for the model that comes with Quire. name: the last part of what was written instead."""
+    if name in BUNDLED:
+        return f"The model that comes with Quire is called {name}, without a slash or a dot."
+    return "Without a model's name the bundled demo model is taken."
 
 
 def is_on_hub(model: str) -> bool:

@@ -7,10 +7,8 @@ Invariant: everything that can be known from headers is checked before a paramet
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -18,17 +16,18 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from quire.compute.layers.rotary import rope_table
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quant import SCHEMES
 from quire.compute.weights import gguf_exact
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.dummy import fill_random
-from quire.compute.weights.gguf import interleaved_heads, open_gguf, separate_halves
+from quire.compute.weights.gguf import open_gguf
 from quire.compute.weights.gguf_blocks import DECODERS
 from quire.compute.weights.header import Entry
+from quire.compute.weights.names import Names, Rows, rearrange, stored_shape
 from quire.config.arch import ModelArch
 from quire.config.gguf import BLOCKS, is_gguf
+from quire.config.parameters import EMBEDDING, HEAD
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
@@ -41,10 +40,8 @@ BLOCK_BUFFER_BYTES: Final = 1 << 20
 """Bytes of quantised blocks decoded at once; as float32 they are up to eight times as many."""
 LISTED: Final = 8
 """Most tensor names in one error message."""
-TIED_HEAD: Final = ("lm_head.weight", "model.embed_tokens.weight")
+TIED_HEAD: Final = (f"{HEAD}.weight", f"{EMBEDDING}.weight")
 _logger = logging.getLogger(__name__)
-_COMPUTED: Final = re.compile(r"^model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq$")
-"""Buffers that old checkpoints carry and every model computes from config.json: skipped."""
 
 
 class Copy(msgspec.Struct, frozen=True):
@@ -55,8 +52,8 @@ class Copy(msgspec.Struct, frozen=True):
     """Name among the model's weights."""
     compare: bool = False
     """Do not write: the target is loaded already and must be equal."""
-    n_interleaved: int = 0
-    """Heads whose rows the file has in another order; 0: the rows are in place."""
+    rows: Rows = Rows()
+    """How they are ordered in the file."""
 
 
 def load_model(
@@ -71,7 +68,7 @@ def load_model(
     quantization: str = "none",
     check_finite: bool = True,
     progress: bool | None = None,
-) -> DenseModel:
+) -> Decoder:
     """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
@@ -85,17 +82,17 @@ def load_model(
             f"max_model_len = {max_model_len:,} must be from 1 to {arch.max_position_scaled:,}, the model's context",
             param="max_model_len",
         )
-    if arch.rope.type == "dynamic" and max_model_len > arch.rope.original_max_position:
-        _logger.warning(
-            "max_model_len = %d exceeds the original context of %d tokens: dynamic rope scaling uses the base for %d"
-            " tokens at every length, so shorter prompts differ slightly from transformers",
-            *(max_model_len, arch.rope.original_max_position, max_model_len),
-        )
+    for rope in arch.ropes:
+        if rope.type in ("dynamic", "longrope") and max_model_len > rope.original_max_position:
+            _logger.warning(
+                "max_model_len = %d exceeds the original context of %d tokens: %s rope scaling uses the frequencies for"
+                " %d tokens at every length, so shorter prompts differ slightly from transformers",
+                *(max_model_len, rope.original_max_position, rope.type, max_model_len),
+            )
     scheme = SCHEMES[quantization]
-    cos_sin = rope_table(arch.rope, arch.head_dim, max_model_len)
 
-    def build(place: torch.device) -> DenseModel:
-        return DenseModel(arch, functools.partial(torch.empty, dtype=dtype, device=place), cos_sin.to(place), scheme)
+    def build(place: torch.device) -> Decoder:
+        return decoder_on(place, arch, dtype, max_model_len, scheme)
 
     if load_format == "dummy":
         model = build(device)
@@ -115,9 +112,7 @@ def load_model(
     return model
 
 
-def find_copies(
-    folder: pathlib.Path, model: DenseModel, load_format: str
-) -> tuple[list[Shard], list[list[Copy]], bool]:
+def find_copies(folder: pathlib.Path, model: Decoder, load_format: str) -> tuple[list[Shard], list[list[Copy]], bool]:
     """(shards of a checkpoint, what each gives to `model`, whether it is a GGUF file), from headers alone.
 
     Raises LoadError and ConfigError as `load_model`.
@@ -129,28 +124,55 @@ def find_copies(
     return shards, _match(shards, model, in_gguf), in_gguf
 
 
+def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
+    """(files, tensors) of a checkpoint of `arch`, from headers alone. Raises LoadError as `load_model`."""
+    shards, copies, _ = find_copies(folder, decoder_on(torch.device("meta"), arch, torch.float32, 1), "auto")
+    return len(shards), sum(map(len, copies))
+
+
 class Targets:
     """The parameters that still take values; a layer whose last one got its values is packed and let go."""
 
-    def __init__(self, model: DenseModel) -> None:
-        self.tensors = dict(model.weights())
+    def __init__(self, model: Decoder) -> None:
+        self._offsets = model.offsets()
         self._owners = model.owners()
+        self._wholes = model.wholes()
+        self.tensors = dict(model.weights()) | {name: whole for name, (whole, _) in self._wholes.items()}
         self.places: dict[str, gguf_exact.Place] = {}
         """Names whose blocks go there as they are."""
 
+    def copied(self, copy: Copy) -> None:
+        """All bytes of a tensor are in its place, in the order of the file."""
+        tensor = self.tensors[copy.target]
+        rearrange(tensor, copy.rows)
+        if copy.target in self._offsets:
+            tensor.add_(self._offsets[copy.target])
+
     def filled(self, name: str) -> None:
         """`name` has its values. Embeddings and norms stay, for the comparison with a tied head."""
+        if name in self._wholes:
+            whole, parts = self._wholes.pop(name)
+            del self.tensors[name], whole
+            for part in parts:
+                self.filled(part)
+            return
         layer = self._owners.pop(name, None)
         if layer is not None:
             del self.tensors[name]
             if layer not in self._owners.values():
+                self._forget_wholes()
                 layer.pack()
 
+    def _forget_wholes(self) -> None:
+        """Let go of views whose parts have all got their values."""
+        for whole in [one for one, (_, parts) in self._wholes.items() if self._owners.keys().isdisjoint(parts)]:
+            del self._wholes[whole], self.tensors[whole]
 
-def _packing(model: DenseModel, advance: Callable[[int], object]) -> Iterator[tuple[str, torch.Tensor]]:
+
+def _packing(model: Decoder, advance: Callable[[int], object]) -> Iterator[tuple[str, torch.Tensor]]:
     """`model.weights()`, where what was given before the next is asked for has its values."""
     targets = Targets(model)
-    for name in list(targets.tensors):
+    for name in [name for name, _ in model.weights()]:
         tensor = targets.tensors[name]
         yield name, tensor
         advance(tensor.nbytes)
@@ -158,14 +180,17 @@ def _packing(model: DenseModel, advance: Callable[[int], object]) -> Iterator[tu
         targets.filled(name)
 
 
-def _match(shards: list[Shard], model: DenseModel, in_gguf: bool) -> list[list[Copy]]:
+def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> list[list[Copy]]:
     """What to copy from each shard. Raises LoadError: missing, left-over or mis-shaped tensors, an unusable dtype."""
+    names, wholes = Names(model.arch, in_gguf), model.wholes()
     wanted = dict(model.weights())
-    copies = [list(_copies(shard.entries, wanted, model.arch, in_gguf)) for shard in shards]
-    found = {copy.entry.name for shard_copies in copies for copy in shard_copies}
+    places = wanted | {name: whole for name, (whole, _) in wholes.items()}
+    copies = [list(_copies(shard.entries, places, names, model.arch)) for shard in shards]
+    targets = {copy.target for shard_copies in copies for copy in shard_copies if not copy.compare}
+    found = targets | {part for name in targets if name in wholes for part in wholes[name][1]}
     _refuse("has no tensor", sorted(set(wanted) - found))
     for copy in (copy for shard_copies in copies for copy in shard_copies):
-        expected = tuple(wanted[copy.target].shape)
+        expected = stored_shape(tuple(places[copy.target].shape), copy.rows)
         if copy.entry.shape != expected:
             raise LoadError(f"tensor {copy.entry.name} has shape {copy.entry.shape}; config.json implies {expected}")
         if copy.entry.dtype not in TORCH_DTYPES and copy.entry.dtype not in DECODERS:
@@ -175,16 +200,15 @@ def _match(shards: list[Shard], model: DenseModel, in_gguf: bool) -> list[list[C
     return copies
 
 
-def _copies(
-    entries: Iterable[Entry], wanted: dict[str, torch.Tensor], arch: ModelArch, in_gguf: bool
-) -> Iterator[Copy]:
+def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Names, arch: ModelArch) -> Iterator[Copy]:
     left_over = []
     for entry in entries:
-        if entry.name in wanted:
-            yield Copy(entry, entry.name, n_interleaved=interleaved_heads(arch, entry.name) if in_gguf else 0)
-        elif arch.tie_embeddings and entry.name == TIED_HEAD[0]:
+        target, rows = names.parameter(entry.name)
+        if target in places:
+            yield Copy(entry, target, rows=rows)
+        elif arch.tie_embeddings and target == TIED_HEAD[0]:
             yield Copy(entry, TIED_HEAD[1], compare=True)
-        elif not _COMPUTED.match(entry.name):
+        elif not names.is_computed(entry.name):
             left_over.append(entry.name)
     _refuse("has tensors that the model does not use:", left_over)
 
@@ -230,9 +254,9 @@ def _read_tensors(
         for copy in copies:
             if copy.target in targets.places and not copy.compare:
                 place = targets.places[copy.target]
-                for n_bytes in gguf_exact.fill(descriptor, copy.entry, place, copy.n_interleaved, shard.path):
-                    advance(n_bytes if copy.target != gguf_exact.EMBEDDING else 0)
-                if copy.target != gguf_exact.EMBEDDING:
+                for n_bytes in gguf_exact.fill(descriptor, copy.entry, place, copy.rows.n_interleaved, shard.path):
+                    advance(n_bytes if copy.target != gguf_exact.TABLE else 0)
+                if copy.target != gguf_exact.TABLE:
                     targets.filled(copy.target)
                     continue
             target = targets.tensors[copy.target].view(-1)
@@ -245,8 +269,8 @@ def _read_tensors(
                         f"{copy.entry.name} differs from {copy.target}, but tie_word_embeddings is true in config.json"
                     )
                 advance(piece.numel() * copy.entry.n_bytes // target.numel())
-            if copy.n_interleaved:
-                separate_halves(targets.tensors[copy.target], copy.n_interleaved)
+            if not copy.compare:
+                targets.copied(copy)
             if check_finite and not _is_finite(target):
                 raise LoadError(
                     f"tensor {copy.entry.name} in {shard.path} has NaN or infinite values as {target.dtype}"
@@ -264,7 +288,7 @@ def _pieces(
     dtype = TORCH_DTYPES[entry.dtype]
     for offset in range(0, entry.n_bytes, len(buffer)):
         raw = buffer[: min(len(buffer), entry.n_bytes - offset)]
-        read_into(descriptor, memoryview(raw.numpy()), entry.start + offset, path)
+        read_into(descriptor, raw.numpy().data, entry.start + offset, path)
         yield offset // dtype.itemsize, raw.view(dtype)
 
 
@@ -276,7 +300,7 @@ def _decoded_pieces(
     step = BLOCK_BUFFER_BYTES // block_bytes * block_bytes
     for offset in range(0, entry.n_bytes, step):
         raw = buffer[: min(step, entry.n_bytes - offset)]
-        read_into(descriptor, memoryview(raw.numpy()), entry.start + offset, path)
+        read_into(descriptor, raw.numpy().data, entry.start + offset, path)
         piece = decode(raw.view(-1, block_bytes)).view(-1)
         yield first, piece
         first += len(piece)

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 from quire.core.clock import VirtualClock
 from quire.core.errors import EngineError
+from quire.core.failure import Code
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
@@ -30,7 +31,7 @@ NON_FINITE = b"\xff" * ROW_BYTES
 class PlanError(EngineError):
     """A plan contradicts itself or the plans before it."""
 
-    code = "bad_plan"
+    code = Code.BAD_PLAN
 
 
 class _Slot:
@@ -86,7 +87,8 @@ class NullExecutor:
 
     def mask(self, masks: StepMasks) -> None:
         """Execute the plan that waits for these."""
-        _require(self._unmasked is not None, f"masks of step {masks.step}, but no step waits for any")
+        if self._unmasked is None:
+            raise PlanError(f"masks of step {masks.step}, but no step waits for any")
         (plan, future), self._unmasked = self._unmasked, None
         _require(plan.step == masks.step, f"masks of step {masks.step} for step {plan.step}")
         self._finish(plan, future, masks)
@@ -101,7 +103,7 @@ class NullExecutor:
         """Close every slot."""
         self._slots.clear()
 
-    def fault(self, plan: StepPlan, row: int) -> str | None:
+    def fault(self, plan: StepPlan, row: int) -> Code | None:
         """A fault code to inject at span `row`, whose K/V then are garbage; None as a rule. For subclasses in tests."""
         return None
 
@@ -193,17 +195,17 @@ class NullExecutor:
             if wants:
                 is_finite = NON_FINITE not in self._rows_of(slot, start + length)
                 code = self._sample(
-                    slot, start + length, state, result, code or (None if is_finite else "non_finite_logits"),
+                    slot, start + length, state, result, code or (None if is_finite else Code.NON_FINITE_LOGITS),
                     allowed.get(row),
                 )  # fmt: skip
             if code is not None:
                 result.faults.append(Fault(number, code))
 
-    def _pool(self, slot: _Slot, row: int, start: int, length: int, result: StepResult) -> str | None:
+    def _pool(self, slot: _Slot, row: int, start: int, length: int, result: StepResult) -> Code | None:
         """The states of a token are its id and its position, so that sums and last ones can be told."""
         end = start + length
         if NON_FINITE in self._rows_of(slot, end):
-            return "non_finite_logits"
+            return Code.NON_FINITE_LOGITS
         if slot.params.pooling is Pooling.MEAN:
             result.pooled[row] = [float(sum(slot.tokens[start:end])), float(sum(range(start, end)))]
         elif end == slot.prompt_len:
@@ -251,16 +253,16 @@ class NullExecutor:
         position: int,
         state: hashlib.blake2b,
         result: StepResult,
-        code: str | None,
+        code: Code | None,
         allowed: set[int] | None,
-    ) -> str | None:
+    ) -> Code | None:
         """Append the token at `position` to the slot, and to the result unless there is a fault; returns its code."""
         _require(position == len(slot.tokens), f"a token is wanted at {position}, {len(slot.tokens)} are known")
         token = _choose(state, slot.params, position, self.vocab_size, allowed)
         slot.tokens.append(0 if token is None else token)
         result.n_new.append(0 if code or token is None else 1)
         if code is not None or token is None:
-            return code or "empty_mask"
+            return code or Code.EMPTY_MASK
         if slot.params.logprobs >= 0:
             result.logprobs[len(result.tokens)] = null_logprobs(token, slot.params.logprobs, self.vocab_size)
         result.tokens.append(token)

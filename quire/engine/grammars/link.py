@@ -36,7 +36,7 @@ from quire.engine.grammars.wire import (
     encode,
 )
 from quire.text.leading import LeadBound
-from quire.text.matchers import FAILED, MANY, TOO_SLOW, TOO_SLOW_TEXT, End
+from quire.text.matchers import MANY, TOO_SLOW, End, failed
 
 logger = logging.getLogger("quire.engine")
 
@@ -228,8 +228,8 @@ class MatcherLink:
             return
         if self.on_blame is not None:
             self.on_blame(handles[0])
-        slow = died.signal == signal.SIGPROF
-        ends = [End(one, TOO_SLOW if slow else FAILED, TOO_SLOW_TEXT if slow else CRASH_TEXT) for one in handles]
+        failure = TOO_SLOW if died.signal == signal.SIGPROF else failed(CRASH_TEXT)
+        ends = [End(one, failure) for one in handles]
         groups = {id(self._seqs[one].group): self._seqs[one].group for one in handles}
         self.drop(handles)
         for group in groups.values():

@@ -17,7 +17,7 @@ import numpy as np
 
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
-from quire.core.errors import QuireError, RequestError
+from quire.core.errors import QuireError, RequestError, error_of
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Request
@@ -26,7 +26,7 @@ from quire.engine.grammars.link import MatcherLink
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, Passed, key_of
 from quire.text.leading import lead_bound
-from quire.text.matchers import COMPLETE, FREE, End
+from quire.text.matchers import End
 
 Ready = tuple[Request, QuireError | None]
 
@@ -225,11 +225,11 @@ class StructuredOutput:
         asked = None if owner is None else self._asked.pop(owner[0], None)
         if asked is None:
             return []
-        failed = next((end for end in ends if end.code not in (COMPLETE, FREE)), None)
-        if failed is None:
+        failure = next((end.failure for end in ends if end.failure is not None), None)
+        if failure is None:
             return [(asked.request, None)]
         self.drop(asked.request.request_id)
-        return [(asked.request, RequestError(failed.text, param="structured_outputs", code=failed.code))]
+        return [(asked.request, error_of(failure))]
 
     def _matchers(self) -> MatcherLink:
         if self._link is None:
@@ -250,19 +250,19 @@ class StructuredOutput:
         return self._matchers().turn(moves, rows)
 
     def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
-        if end.code == FREE:
+        if end.is_free:
             self.drop_seq(delta.request_id, delta.index)
             return
-        reason = FinishReason.STOP if end.code == COMPLETE else FinishReason.ERROR
+        reason = FinishReason.STOP if end.failure is None else FinishReason.ERROR
         scheduler.cancel_seq(delta.request_id, delta.index, reason)
         delta.finish_reason = reason
-        delta.error = None if end.code == COMPLETE else f"{end.code}: {end.text}"
+        delta.failure = end.failure
         self.drop_seq(delta.request_id, delta.index)
 
     def _note_failed(self, ends: list[End]) -> None:
         for end in ends:
             owner = self._owners.get(end.handle)
-            if owner is not None and end.code == FREE:
+            if owner is not None and end.is_free:
                 self.drop_seq(owner[0], owner[1])
             elif owner is not None:
                 self._failed[end.handle] = end

@@ -37,7 +37,7 @@ from quire.engine.grammars.wire import (
 )
 from quire.text.grammar import GrammarCompiler
 from quire.text.matcher import Matcher
-from quire.text.matchers import FAILED, End, Matchers
+from quire.text.matchers import End, Matchers, failed
 
 WORK_S: Final = 0.5
 """Processor seconds that all moves of a turn, or one mask made alone, may take at the very most."""
@@ -136,7 +136,7 @@ class MatcherProcess:
         if isinstance(found, Matcher):
             self._begin(order, found)
         else:  # its trial went well: only chance, such as want of memory, leads here
-            ends = [End(handle, FAILED, found.message) for handle in order.handles]
+            ends = [End(handle, failed(found.message)) for handle in order.handles]
             self._connection.send(encode(Begun(order.handles, ends)))
 
     def _begin(self, order: Begin, matcher: Matcher) -> None:

@@ -129,9 +129,7 @@ class GrammarTrials:
             now_s = time.monotonic()
             found = self._passed.pop(key, None)
             self._passed_bytes -= 0 if found is None else len(found.grammar)
-            self._banned[key] = now_s, reason
-            while len(self._banned) > MAX_BANNED:
-                self._banned.popitem(last=False)
+            self._remember(key, now_s, reason)
             self._strikes.setdefault((tenant, kind), collections.deque(maxlen=MAX_STRIKES)).append(now_s)
 
     def close(self) -> None:
@@ -152,6 +150,11 @@ class GrammarTrials:
             thread = threading.Thread(target=self._work, args=args, daemon=True, name="quire-grammar-trials")
             self._threads.append(thread)
             thread.start()
+
+    def _remember(self, key: bytes, now_s: float, reason: str) -> None:
+        self._banned[key] = now_s, reason
+        while len(self._banned) > MAX_BANNED:
+            self._banned.popitem(last=False)
 
     def _check_banned(self, key: bytes) -> None:
         banned_s, reason = self._banned.get(key, (0.0, ""))
@@ -256,7 +259,5 @@ class GrammarTrials:
         else:
             return EngineError("the process that compiles grammars has ended; see the log")
         with self._news:
-            self._banned[key_of(params)[0]] = time.monotonic(), reason
-            while len(self._banned) > MAX_BANNED:
-                self._banned.popitem(last=False)
+            self._remember(key_of(params)[0], time.monotonic(), reason)
         return refused(reason)

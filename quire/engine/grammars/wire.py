@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
@@ -110,8 +111,8 @@ Report = Verdict | Begun | Turned | Died
 _LENGTH: Final = struct.Struct("=I")
 
 encode = msgspec.msgpack.Encoder().encode
-decode_order = msgspec.msgpack.Decoder(Order).decode
-decode_report = msgspec.msgpack.Decoder(Report).decode
+decode_order: Callable[[bytes], Order] = msgspec.msgpack.Decoder(Order).decode
+decode_report: Callable[[bytes], Report] = msgspec.msgpack.Decoder(Report).decode
 
 
 class Channel:

@@ -1,5 +1,5 @@
-"""Gated activation of the feed-forward layer."""
+"""Activations of the feed-forward, gated and plain."""
 
-from quire.kernels.act.op import silu_mul
+from quire.kernels.act.op import ACTIVATIONS, activate, silu_mul
 
-__all__ = ["silu_mul"]
+__all__ = ["ACTIVATIONS", "activate", "silu_mul"]

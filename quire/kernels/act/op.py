@@ -1,10 +1,14 @@
-"""Public gated activation. Checks shapes and picks the implementation."""
+"""Public activations. Checks shapes and picks the implementation."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import torch
 
 from quire.kernels import backends
+
+ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
@@ -14,4 +18,22 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """
     if x.dim() != 2 or x.shape[1] % 2 or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} must be [n, 2 f] with contiguous rows")
-    return backends.choose("act", x.device.type, x).silu_mul(x)
+    y: torch.Tensor = backends.choose("act", x.device.type, x).silu_mul(x)
+    return y
+
+
+def activate(x: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
+    """act(x), or act(x[:, :f]) * x[:, f:] where gated (Shazeer 2020, eq. 6 without its matrices).
+
+    x: [n, f], or [n, 2 f] with the gate first, last dimension contiguous; activation: one of `ACTIVATIONS`, gelu by the
+    error function, gelu_tanh by its usual approximation (Hendrycks and Gimpel 2016, section 2), relu2 = relu squared.
+    Returns a new [n, f] of x's dtype; the activation is rounded to it before the product. Raises ValueError otherwise.
+    """
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} must be one of {', '.join(ACTIVATIONS)}")
+    if gated and activation == "silu":
+        return silu_mul(x)
+    if x.dim() != 2 or (gated and x.shape[1] % 2) or x.stride(1) != 1:
+        raise ValueError(f"x {tuple(x.shape)} must be [n, f] or [n, 2 f] with contiguous rows")
+    y: torch.Tensor = backends.module("act", x.device.type).activate(x, activation, gated)
+    return y

@@ -85,7 +85,7 @@ def cut(plan: AttnPlan, tile_tokens: int) -> tuple[np.ndarray, int]:
     if plan.window:
         n_keys = np.minimum(n_keys, plan.window + n_tokens + plan.n_first)
     if plan.layout is Layout.SPARSE:
-        n_keys = np.minimum(n_keys, np.diff(plan.spans.block_indptr)[spans] * plan.page_size)
+        n_keys = np.minimum(n_keys, np.diff(plan.spans.listed[0])[spans] * plan.page_size)
     order = np.argsort(-n_tokens * n_keys, kind="stable")
     work = int(((n_tokens * heads.group + 4) * n_keys).sum()) * heads.head_dim * heads.n_kv_heads
     return np.ascontiguousarray(np.stack((spans, first, n_tokens), axis=1)[order], np.int32), work
@@ -145,7 +145,8 @@ def _strides(x: torch.Tensor, layout: Layout) -> tuple[int, int, int]:
     if layout is Layout.RAGGED:
         token, head, _ = x.stride()
         return 0, head, token
-    return x.stride()[:3]
+    page, head, token, _ = x.stride()
+    return page, head, token
 
 
 def _address(values: np.ndarray | None) -> int | None:

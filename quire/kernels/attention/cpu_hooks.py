@@ -44,8 +44,8 @@ class Compiled:
     """What `cpu.run` calls for a variant."""
 
     function: Callable[..., None]
-    scalars: ctypes.Array
-    tensors: ctypes.Array
+    scalars: ctypes.Array[ctypes.c_float]
+    tensors: ctypes.Array[ctypes.c_void_p]
 
 
 _compiled: weakref.WeakKeyDictionary[Variant, dict[tuple[object, ...], Compiled]] = weakref.WeakKeyDictionary()
@@ -63,7 +63,7 @@ def obstacle(variant: Variant, dtype: torch.dtype, kv_dtype: torch.dtype) -> str
 def compiled(variant: Variant, dtype: torch.dtype, kv_dtype: torch.dtype) -> Compiled:
     """The function that computes this variant of q of `dtype`, and its parameters. Raises jit.BuildError."""
     if variant.built_in:
-        return Compiled(native.library().quire_attention, _NO_SCALARS, _NO_TENSORS)
+        return Compiled(native.required().quire_attention, _NO_SCALARS, _NO_TENSORS)
     known = _compiled.setdefault(variant, {})
     key = native.choice().level, dtype, kv_dtype
     if key not in known:

@@ -41,7 +41,8 @@ def header(program: Program) -> str:
         *(f"    static constexpr bool {name} = {str(on).lower()};" for name, on in flags.items()),
     ]
     for hook, (name, arguments, result, neutral) in HOOKS.items():
-        statements, value = [], neutral
+        statements: list[str] = []
+        value = neutral
         if hook in program.hooks:
             statements, value = lower.source(program.hooks[hook], lower.C, _leaves(hook, program))
         lines.append(f"    static __device__ __forceinline__ {result} {name}({arguments}) {{")

@@ -50,7 +50,7 @@ def cut(plan: AttnPlan, n_workers: int) -> WorkList:
     tiles[:, N_TOKENS] = 1
     tiles[:, POSITION] = n_keys - 1
     tiles[:, END] = n_keys
-    tiles[:, KV_AT] = plan.spans.kv_at * np.int32(plan.page_table.stride(0))
+    tiles[:, KV_AT] = plan.spans.kv_at * np.int32(plan.paged_table.stride(0))
     tiles[:, PARTIAL] = -1
     lines = tiles.take(span, axis=0)
     lines[:, KV_HEAD] = head

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator
+from typing import Any
 
 Number = float | int | bool
 
@@ -26,6 +27,25 @@ class Kind(enum.StrEnum):
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 FUNCTIONS = ("exp", "log", "tanh", "sigmoid", "sqrt", "sin", "cos")
 """Of one float."""
+HERE = "quire.kernels.attention.expression"
+INSTEAD = {
+    **{name: f"{name}(x)" for name in FUNCTIONS},
+    "where": "where(condition, a, b)",
+    **dict.fromkeys(("minimum", "fmin", "min"), "minimum(a, b)"),
+    **dict.fromkeys(("maximum", "fmax", "max"), "maximum(a, b)"),
+    **dict.fromkeys(("abs", "absolute", "fabs"), "absolute(x)"),
+    **dict.fromkeys(("clamp", "clip"), "minimum(maximum(x, low), high)"),
+    "relu": "maximum(x, 0.0)",
+    **dict.fromkeys(("expit", "sigmoid_"), "sigmoid(x)"),
+    "exp2": "exp(0.6931471805599453 * x)",
+    "log2": "1.4426950408889634 * log(x)",
+    "rsqrt": "1.0 / sqrt(x)",
+    **dict.fromkeys(("square", "pow", "power"), "exp(y * log(x)), or multiply"),
+    **dict.fromkeys(("logical_and", "bitwise_and"), "a & b"),
+    **dict.fromkeys(("logical_or", "bitwise_or"), "a | b"),
+    **dict.fromkeys(("logical_not", "bitwise_not"), "~a"),
+}
+"""Function of torch or numpy → what to write in a hook."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +101,18 @@ class Expr:
 
     def __pow__(self, exponent: object) -> Expr:
         raise TypeError("** is not offered: multiply, or use exp(y * log(x))")
+
+    def __getattr__(self, name: str) -> Any:
+        if name in INSTEAD:
+            raise AttributeError(f"a symbolic value has no {name}(): use {INSTEAD[name]} of {HERE}")
+        raise AttributeError(f"a symbolic value has no attribute {name!r}")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _types: Any, _args: Any = (), _kwargs: Any = None) -> Any:
+        raise TypeError(_not_here("torch", getattr(func, "__name__", str(func))))
+
+    def __array_ufunc__(self, ufunc: Any, *_args: Any, **_kwargs: Any) -> Any:
+        raise TypeError(_not_here("numpy", ufunc.__name__))
 
     def __abs__(self) -> Expr:
         return absolute(self)
@@ -155,6 +187,16 @@ class Expr:
 
 
 Operand = Expr | Number
+
+
+def _not_here(library: str, name: str) -> str:
+    """What a hook is told that calls another library's function."""
+    if name in INSTEAD:
+        return f"{library}.{name} cannot take a symbolic value: use {INSTEAD[name]} of {HERE}"
+    return (
+        f"{library}'s {name} cannot take a symbolic value: a hook has operators and the functions "
+        f"{', '.join(FUNCTIONS)}, where, minimum, maximum, absolute of {HERE}; tensors are parameters, p.name[index]"
+    )
 
 
 def constant(value: Number) -> Expr:

@@ -122,7 +122,8 @@ def plan_buffers(
     if device != "cuda":
         raise ValueError(f"plan_buffers takes a plan over pages on a CUDA device; the device of its pages: {device}")
     sizes = {"span_tokens": span_tokens, "max_rows": max_rows, "max_blocks": max_blocks}
-    return select.work_module("cuda").Buffers(like, max_spans, max_large, memory=memory, **sizes)
+    made: PlanBuffers = select.work_module("cuda").Buffers(like, max_spans, max_large, memory=memory, **sizes)
+    return made
 
 
 def run(
@@ -164,7 +165,12 @@ def run(
 def _with_work(bare: AttnPlan, buffers: PlanBuffers | None, device: torch.device | None = None) -> AttnPlan:
     if buffers is not None:
         return dataclasses.replace(bare, work=buffers.fill(bare))
-    place = bare.page_table.device if bare.page_table is not None else torch.device(device)
+    if bare.page_table is not None:
+        place = bare.page_table.device
+    elif device is not None:
+        place = torch.device(device)
+    else:
+        raise ValueError("a plan over rows of keys needs the device that they are on")
     return dataclasses.replace(bare, work=select.work_module(place.type).make(bare, place))
 
 
@@ -226,7 +232,7 @@ def _check_pages(plan: AttnPlan, page_table: torch.Tensor) -> None:
 
 
 def _check_blocks(plan: AttnPlan) -> None:
-    indptr, blocks = plan.spans.block_indptr, plan.spans.blocks
+    indptr, blocks = plan.spans.listed
     if len(indptr) != len(plan.spans.kv_lens) + 1 or indptr[0] != 0 or indptr[-1] != len(blocks):
         raise ValueError(f"blocks: indptr has {len(indptr)} entries up to {indptr[-1]} for {len(blocks)} indices")
     counts = np.diff(indptr)
@@ -276,7 +282,8 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
     heads = plan.heads
     size = cell.cell_size(heads.head_dim, k.dtype)
     if plan.layout is Layout.RAGGED:
-        axes, wanted = "n_keys, n_kv_heads, head_dim", (heads.n_kv_heads, size)
+        axes = "n_keys, n_kv_heads, head_dim"
+        wanted: tuple[int, ...] = (heads.n_kv_heads, size)
         n_keys = int((plan.spans.kv_at + plan.spans.kv_lens).max(initial=0))
         if k.shape[0] < n_keys:
             raise ValueError(f"k has {k.shape[0]} rows, but kv_indptr of the plan reaches {n_keys}")

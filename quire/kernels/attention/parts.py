@@ -5,6 +5,8 @@ Invariant: the parts of a token stand in the order of keys, so that a merge adds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from quire.kernels.attention.pieces import GATHERED, KV_HEAD, N_TOKENS, PARTIAL, ROW, Pieces, repeat
@@ -71,7 +73,7 @@ def _gathered_parts(
 
 
 def _table(
-    tokens: np.ndarray, own: list[tuple[np.ndarray, ...]], before: list[tuple[np.ndarray, ...]]
+    tokens: np.ndarray, own: Sequence[tuple[np.ndarray, ...]], before: Sequence[tuple[np.ndarray, ...]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Merges and parts; parts `before` come first."""
     n_before = np.zeros(len(tokens), np.int64)

@@ -69,6 +69,13 @@ class Spans:
         """int32 [n_spans]: rows of each span."""
         return np.diff(self.q_indptr)
 
+    @property
+    def listed(self) -> tuple[np.ndarray, np.ndarray]:
+        """(block_indptr, blocks) of a SPARSE plan. Raises ValueError for spans without lists."""
+        if self.block_indptr is None or self.blocks is None:
+            raise ValueError("these spans name no blocks: only a SPARSE plan has block_indptr and blocks")
+        return self.block_indptr, self.blocks
+
 
 class Mirrored(Protocol):
     """Memory of the device with a side on the host, which somebody sends there."""
@@ -118,3 +125,10 @@ class AttnPlan:
     def n_rows(self) -> int:
         """Rows of q that are real."""
         return int(self.spans.q_indptr[-1])
+
+    @property
+    def paged_table(self) -> torch.Tensor:
+        """The page table. Raises ValueError for a RAGGED plan, which has none."""
+        if self.page_table is None:
+            raise ValueError("a RAGGED plan has no page table")
+        return self.page_table

@@ -60,9 +60,11 @@ def _positions(plan: AttnPlan, span: int) -> np.ndarray:
     every = np.arange(plan.spans.kv_lens[span])
     if plan.layout is not Layout.SPARSE:
         return every
-    entries = slice(*plan.spans.block_indptr[span : span + 2])
-    listed = plan.spans.blocks[entries, None] * np.int64(plan.page_size) + np.arange(plan.page_size)
-    return listed[listed < len(every)]
+    indptr, blocks = plan.spans.listed
+    entries = slice(*indptr[span : span + 2])
+    listed = blocks[entries, None] * np.int64(plan.page_size) + np.arange(plan.page_size)
+    seen: np.ndarray = listed[listed < len(every)]
+    return seen
 
 
 def _gather(
@@ -72,7 +74,7 @@ def _gather(
     at = int(plan.spans.kv_at[span])
     if plan.layout is Layout.RAGGED:
         return k[at + positions], v[at + positions]
-    pages = plan.page_table[at].long()[positions // plan.page_size]
+    pages = plan.paged_table[at].long()[positions // plan.page_size]
     offsets = positions % plan.page_size
     return k[pages, :, offsets], v[pages, :, offsets]
 
@@ -115,12 +117,12 @@ class _Block:
             "kv_head": self.kv_head[:, None],
         }
         q = self._hook("query_transform", q.to(self.wide), site | {"dim": self.dim})
-        grouped = q.unflatten(1, (self.keys.shape[1], -1))
+        grouped = q.unflatten(1, (self.keys.shape[1], -1))  # type: ignore[no-untyped-call]
         logits = torch.einsum("nhgd,khd->nhgk", grouped, self.keys).flatten(1, 2) * self.variant.scale
         pair = site | {"k_pos": self.k_pos}
         logits = self._hook("logits_transform", logits, pair)
         weights, lse = self._weigh(logits, self._visible(pair, logits))
-        grouped = weights.unflatten(1, (self.keys.shape[1], -1))
+        grouped = weights.unflatten(1, (self.keys.shape[1], -1))  # type: ignore[no-untyped-call]
         o = torch.einsum("nhgk,khd->nhgd", grouped, self.values).flatten(1, 2)
         return self._hook("output_transform", o, site | {"dim": self.dim, "lse": lse.unsqueeze(-1)}), lse
 

@@ -53,6 +53,8 @@ def fixed_cuts(n_keys: np.ndarray, n_kv_heads: int, length: int) -> Cuts:
 def queue(cuts: Cuts, n_lines: int, n_workers: int) -> np.ndarray:
     """int32 [n_workers + 1] of lines that stand in the order of workers."""
     bounds = np.full(n_workers + 1, n_lines, np.int32)
+    if cuts.starts is None:
+        raise ValueError("these cuts are not the shares of workers: assign() puts such lines in order")
     bounds[: len(cuts.starts)] = cuts.starts
     return bounds
 
@@ -83,7 +85,8 @@ def _even_pieces(blocks: np.ndarray, room: int) -> np.ndarray:
             high = middle
         else:
             low = middle + 1
-    return np.maximum(np.minimum(-(-blocks // low), blocks * KEYS // SHORTEST), 1)
+    pieces: np.ndarray = np.maximum(np.minimum(-(-blocks // low), blocks * KEYS // SHORTEST), 1)
+    return pieces
 
 
 def _piece_cuts(blocks: np.ndarray, pieces: np.ndarray, n_kv_heads: int) -> Cuts:

@@ -104,11 +104,12 @@ def _spans(plan: AttnPlan) -> np.ndarray:
     table[:, KV_AT] = spans.kv_at * np.int32(stride)
     table[:, PARTIAL] = -1
     if plan.layout is Layout.SPARSE:
-        first, last = spans.block_indptr[:-1], spans.block_indptr[1:]
+        indptr, blocks = spans.listed
+        first, last = indptr[:-1], indptr[1:]
         table[:, BLOCKS_AT] = first
         table[:, END] = (last - first) * plan.page_size
         named = last > first
-        beyond = (spans.blocks[last[named] - 1] + 1) * plan.page_size - spans.kv_lens[named]
+        beyond = (blocks[last[named] - 1] + 1) * plan.page_size - spans.kv_lens[named]
         table[named, END] -= np.maximum(beyond, 0)
     return table
 
@@ -171,8 +172,9 @@ def _visible(plan: AttnPlan, table: np.ndarray, joined: np.ndarray | None, step:
 
 def _n_visible(plan: AttnPlan, lines: np.ndarray) -> np.ndarray:
     """int32 [n]: keys of each line that some row may see."""
-    keys = lines[:, END] - lines[:, BEGIN]
+    keys: np.ndarray = lines[:, END] - lines[:, BEGIN]
     if not plan.n_first or plan.layout is Layout.SPARSE:
         return keys
     lower = np.minimum(np.maximum(lines[:, POSITION] - (plan.window - 1), lines[:, BEGIN]), lines[:, END])
-    return keys - np.maximum(lower - np.maximum(plan.n_first, lines[:, BEGIN]), 0)
+    seen: np.ndarray = keys - np.maximum(lower - np.maximum(plan.n_first, lines[:, BEGIN]), 0)
+    return seen

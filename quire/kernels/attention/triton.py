@@ -116,7 +116,7 @@ def _constants(
 
 
 def _padded(head_dim: int) -> int:
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, int(triton.next_power_of_2(head_dim)))
 
 
 def _large_rows(item_bytes: int) -> int:

@@ -58,7 +58,8 @@ def of(variant: Variant) -> Hooks:
         functions = {name: getattr(module, hook, None) for hook, name in NAMES.items()}
         partners = sum(1 << i for i, hook in enumerate(WITH_PARTNER) if reads_partner(program.hooks.get(hook)))
         scalars = [float(value) for value in variant.scalars.values()]
-        params = (*scalars, *variant.tensors.values()) or (0.0,)  # an empty tuple is no kernel argument everywhere
+        params: tuple[float | torch.Tensor, ...] = (*scalars, *variant.tensors.values())
+        params = params or (0.0,)  # an empty tuple is no kernel argument everywhere
         _KNOWN[variant] = Hooks(functions | {"PARTNERS": partners}, params)
     return _KNOWN[variant]
 

@@ -23,8 +23,8 @@ INDICES = ["lines", "queue", "rows", "pages", "blocks", "merges", "parts"]
 """Views into one buffer: their alignment differs from step to step and must not choose another compilation."""
 
 
-@triton.jit
-def _position(index, blocks_at, blocks, LAYOUT: tl.constexpr, PAGE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _position(index, blocks_at, blocks, LAYOUT: tl.constexpr, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Position in its sequence of the key with this index in the line's list of keys."""
     if LAYOUT == SPARSE:
         return tl.load(blocks + blocks_at + index // PAGE) * PAGE + index % PAGE
@@ -32,8 +32,8 @@ def _position(index, blocks_at, blocks, LAYOUT: tl.constexpr, PAGE: tl.constexpr
         return index
 
 
-@triton.jit
-def _offset(position, kv_at, pages, page_stride, token_stride, LAYOUT: tl.constexpr, PAGE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _offset(position, kv_at, pages, page_stride, token_stride, LAYOUT: tl.constexpr, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Elements from head and page 0 to the keys at these positions."""
     if LAYOUT == RAGGED:
         return (kv_at + position).to(tl.int64) * token_stride
@@ -42,8 +42,8 @@ def _offset(position, kv_at, pages, page_stride, token_stride, LAYOUT: tl.conste
         return page * page_stride + (position % PAGE) * token_stride
 
 
-@triton.jit
-def _transformed(x, base, offset, dims, position, kv_head, param, D: tl.constexpr, HOOK: tl.constexpr,
+@triton.jit  # type: ignore[untyped-decorator]
+def _transformed(x, base, offset, dims, position, kv_head, param, D: tl.constexpr, HOOK: tl.constexpr,  # type: ignore[no-untyped-def]
                  PARTNER: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
     """A key or value block after its hook, 0 beyond D. offset, position: along the keys; dims: across."""
     dim = tl.minimum(dims, D - 1)
@@ -56,8 +56,8 @@ def _transformed(x, base, offset, dims, position, kv_head, param, D: tl.constexp
     return tl.where(dims < D, y, 0.0).to(dtype)
 
 
-@triton.jit
-def _fold(
+@triton.jit  # type: ignore[untyped-decorator]
+def _fold(  # type: ignore[no-untyped-def]
     q, k, v, pages, blocks, kv_at, blocks_at, kv_head, k_page, k_token, v_page, v_token,
     begin, end, first, last, gap_at, gap, q_row, q_pos, q_head, top, total, acc, scale, window, n_first, param,
     EDGE: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -123,8 +123,8 @@ def _fold(
     return top, total, acc
 
 
-@triton.jit
-def _rows(line, rows, n_tokens, packed, GROUP: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _rows(line, rows, n_tokens, packed, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows of q and positions of packed rows; dead rows repeat the last token."""
     token = tl.minimum(packed // GROUP, n_tokens - 1)
     first, position = tl.load(line), tl.load(line + 2)
@@ -134,8 +134,8 @@ def _rows(line, rows, n_tokens, packed, GROUP: tl.constexpr):
     return tl.where(gathered, row, first + token), tl.where(gathered, listed, position + token)
 
 
-@triton.jit
-def _bounds(
+@triton.jit  # type: ignore[untyped-decorator]
+def _bounds(  # type: ignore[no-untyped-def]
     begin, end, blocks_at, blocks, q_pos, window, n_first, LAYOUT: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
@@ -164,8 +164,8 @@ def _bounds(
     return end, gap_at, gap, head, main, n_keys
 
 
-@triton.jit
-def _tile(
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile(  # type: ignore[no-untyped-def]
     line, kv_head, first_row, n_tokens, partial,
     q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
     k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
@@ -237,8 +237,8 @@ def _tile(
         tl.store(partial_lse + at, log2_total, mask=live)
 
 
-@triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)
-def small(
+@triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)  # type: ignore[untyped-decorator]
+def small(  # type: ignore[no-untyped-def]
     lines, queue, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
     k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
     LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -261,8 +261,8 @@ def small(
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)
-def large(
+@triton.jit(do_not_specialize=["window", "n_first"], do_not_specialize_on_alignment=INDICES)  # type: ignore[untyped-decorator]
+def large(  # type: ignore[no-untyped-def]
     lines, q, k, v, out, lse, rows, pages, blocks, partial_out, partial_lse, q_row_stride, q_head_stride,
     k_page, k_head, k_token, v_page, v_head, v_token, n_kv_heads, scale, window, n_first, param,
     CHUNKS: tl.constexpr, LAYOUT: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
@@ -288,8 +288,8 @@ def large(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize_on_alignment=INDICES)
-def merge(
+@triton.jit(do_not_specialize_on_alignment=INDICES)  # type: ignore[untyped-decorator]
+def merge(  # type: ignore[no-untyped-def]
     merges, parts, partial_out, partial_lse, out, lse, n_kv_heads, param, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, SOFTMAX: tl.constexpr, HAS_LSE: tl.constexpr, OUTPUT: tl.constexpr,
 ):  # fmt: skip

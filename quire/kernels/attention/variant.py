@@ -18,6 +18,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -84,19 +85,25 @@ class TensorParam:
         return expression.load(self._name, index, self._kind)
 
 
+if TYPE_CHECKING:
+
+    class Parameter(Expr, TensorParam):
+        """What a checker may suppose of `p.name`: a scalar computes, a tensor is indexed; its value decides."""
+
+
 class Params:
     """The parameters inside a hook: scalars are expressions, tensors are indexed."""
 
     def __init__(self, values: Mapping[str, float | torch.Tensor]) -> None:
         self._values = values
 
-    def __getattr__(self, name: str) -> Expr | TensorParam:
+    def __getattr__(self, name: str) -> Parameter:
         if name not in self._values:
             raise AttributeError(f"the variant has no parameter {name!r}: it has {', '.join(self._values) or 'none'}")
         value = self._values[name]
         if isinstance(value, torch.Tensor):
-            return TensorParam(name, TENSOR_KINDS[value.dtype])
-        return Expr("scalar", Kind.INT if isinstance(value, int) else Kind.FLOAT, name=name)
+            return cast("Parameter", TensorParam(name, TENSOR_KINDS[value.dtype]))
+        return cast("Parameter", Expr("scalar", Kind.INT if isinstance(value, int) else Kind.FLOAT, name=name))
 
 
 _PROGRAMS: dict[str, Program] = {}
@@ -187,11 +194,12 @@ class Variant:
                 raise ValueError(f"parameter {name!r} is {value.dtype}: use a contiguous tensor of {allowed}")
             if value.numel() >= 1 << 31:
                 raise ValueError(f"parameter {name!r} has {value.numel()} elements: indices have 32 bits")
-        for name, value in self.scalars.items():
-            if not isinstance(value, float | int):
-                raise ValueError(f"parameter {name!r} is {value!r}: give a number or a torch tensor")
-            if isinstance(value, int) and abs(value) > LARGEST_INT:
-                raise ValueError(f"parameter {name!r} is {value}: integers reach to {LARGEST_INT}; use an int32 tensor")
+        for name, number in self.scalars.items():
+            if not isinstance(number, float | int):
+                raise ValueError(f"parameter {name!r} is {number!r}: give a number or a torch tensor")
+            if isinstance(number, int) and abs(number) > LARGEST_INT:
+                problem = f"integers reach to {LARGEST_INT}; use an int32 tensor"
+                raise ValueError(f"parameter {name!r} is {number}: {problem}")
 
     @functools.cached_property
     def scalars(self) -> dict[str, float]:
@@ -225,7 +233,7 @@ class Variant:
         return not self.program.hooks and self.softmax
 
 
-def _check_hook(hook: str, function: object) -> None:
+def _check_hook(hook: str, function: Callable[..., object] | None) -> None:
     """Raises TypeError for what cannot be called with the arguments of its hook."""
     given = ("site", "p") if hook == "logits_mask" else ("x", "site", "p")
     if function is None:

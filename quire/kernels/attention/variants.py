@@ -73,7 +73,7 @@ def tree_mask(scale: float, ancestors: torch.Tensor, starts: torch.Tensor) -> Va
         column = minimum(maximum(draft, 0), p.width - 1)
         return (draft < 0) | p.ancestors[site.q_row * p.width + column]
 
-    params = {"ancestors": ancestors, "starts": starts, "width": ancestors.shape[1]}
+    params: dict[str, float | torch.Tensor] = {"ancestors": ancestors, "starts": starts, "width": ancestors.shape[1]}
     return Variant(scale, logits_mask=visible, params=params)
 
 

@@ -120,10 +120,12 @@ class _Part:
     def fold(self, x: torch.Tensor) -> torch.Tensor:
         """[batch, rows, n_q_heads, d] → folded."""
         n_kv_heads = self._heads.shape[0]
-        return x.to(self._wide).unflatten(2, (n_kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        by_head: torch.Tensor = x.to(self._wide).unflatten(2, (n_kv_heads, -1))  # type: ignore[no-untyped-call]
+        return by_head.permute(0, 2, 3, 1, 4).flatten(2, 3)
 
     def unfold(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(2, (self._heads.shape[1], -1)).flatten(1, 2).transpose(1, 2)
+        by_head: torch.Tensor = x.unflatten(2, (self._heads.shape[1], -1))  # type: ignore[no-untyped-call]
+        return by_head.flatten(1, 2).transpose(1, 2)
 
     def heads_first(self, x: torch.Tensor, keys: range) -> torch.Tensor:
         """[batch, keys, n_kv_heads, d] → [batch, n_kv_heads, keys, d] of one block, wide."""
@@ -135,7 +137,7 @@ class _Part:
         """Logits, which are visible, d logits / d (scale * q k), folded: [batch, n_kv_heads, group * rows, keys]."""
         variant, heads = self._variant, self._heads
         logits = queries @ self.heads_first(self._k, keys).mT * variant.scale
-        deep = logits.unflatten(2, (heads.shape[1], -1))
+        deep = logits.unflatten(2, (heads.shape[1], -1))  # type: ignore[no-untyped-call]
         block = Block(self._first_row, rows, keys, self._q_len, self._kv_len)
         visible = block.visible(variant, heads).expand(deep.shape).flatten(2, 3)
         if self._transform is None or self._slope is None:

@@ -7,10 +7,12 @@ backward pass computes the probabilities again (Dao et al. 2022, algorithm 4).
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import once_differentiable
 
 from quire.kernels import backends, transfer
 from quire.kernels.attention.variant import COORDINATES, Variant
@@ -40,7 +42,7 @@ def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    variant: Variant,
+    variant: Variant | None = None,
     *,
     q_indptr: torch.Tensor | None = None,
     kv_indptr: torch.Tensor | None = None,
@@ -55,10 +57,12 @@ def flash_attention(
     of each sequence, in q [n_rows, n_q_heads, d] and k, v [n_keys, n_kv_heads, d].
     return_lse: also the logsumexp of the visible logits, natural logarithm, float32 (float64 for float64),
     [batch, q_len, n_q_heads] or [n_rows, n_q_heads], -inf where nothing is seen; differentiable.
-    variant: causal, window, n_first, logits_transform and logits_mask. site.q_row counts rows over the batch.
+    variant: causal, window, n_first, logits_transform and logits_mask. site.q_row counts rows over the batch. Without
+    one attention is causal with scale d ** -0.5.
 
     Raises ValueError for other hooks, softmax=False, parameters that require a gradient, and mismatches.
     """
+    variant = variant or _causal(max(1, q.shape[-1:].numel()))
     _check_variant(variant, q.device)
     ragged = None
     if q_indptr is not None and kv_indptr is not None:
@@ -72,11 +76,17 @@ def flash_attention(
         raise ValueError("q_indptr and kv_indptr come together: give both for ragged sequences, none for a batch")
     else:
         _check_shapes(q, k, v, n_dims=4)
-    out, lse = _Attention.apply(*(x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v)), variant, ragged)
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    out, lse = _Attention.apply(q, k, v, variant, ragged)  # type: ignore[no-untyped-call]
     lse = lse.transpose(1, 2)
     if ragged is not None:
         out, lse = out.squeeze(0), lse.squeeze(0)
     return (out, lse) if return_lse else out
+
+
+@functools.cache
+def _causal(head_dim: int) -> Variant:
+    return Variant(head_dim**-0.5)
 
 
 class _Attention(torch.autograd.Function):
@@ -84,7 +94,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: Any,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
@@ -99,7 +109,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, d_out: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[object, ...]:
+    def backward(ctx: Any, d_out: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[object, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         d_out = torch.zeros_like(out) if d_out is None else d_out
         d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()

@@ -72,7 +72,7 @@ def flash_attention(
     heads = q_heads(hq, hk, q.device)
     first_row = torch.arange(n_seqs, device=q.device) * q_len
     block = Block(first_row, range(q_len), range(kv_len), q_len, kv_len)
-    logits = torch.einsum("bqhgd,bkhd->bhgqk", q.to(wide).unflatten(2, (hk, -1)), k.to(wide)) * variant.scale
+    logits = torch.einsum("bqhgd,bkhd->bhgqk", q.to(wide).unflatten(2, (hk, -1)), k.to(wide)) * variant.scale  # type: ignore[no-untyped-call]
     if "logits_transform" in variant.program.hooks:
         logits = block.evaluate(variant.program.hooks["logits_transform"], variant, heads, logits)
     visible = block.visible(variant, heads).expand(logits.shape)

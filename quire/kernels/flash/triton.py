@@ -95,7 +95,7 @@ class _Launch:
 
     def strides(self, x: torch.Tensor) -> tuple[int, int, int]:
         """Of sequence, and the two dimensions after it."""
-        return (x.stride(0) if self._ragged is None else 0), *x.stride()[1:3]
+        return (x.stride(0) if self._ragged is None else 0), x.stride(1), x.stride(2)
 
     def run(self, kernel: Any, n_heads: int, *arguments: Any, **constants: Any) -> None:
         """Launch a kernel over the blocks (of keys for backward_keys, else of rows) of all sequences and heads."""

@@ -18,13 +18,13 @@ NUMBERS = ["q_len", "kv_len", "n_blocks", "n_heads", "scale", "window", "n_first
 
 
 @triton.jit
-def _address(base, seq, row, head, seq_stride, stride, head_stride):
+def _address(base, seq, row, head, seq_stride, stride, head_stride):  # type: ignore[no-untyped-def]
     """Of element 0; 64 bits."""
     return base + seq.to(tl.int64) * seq_stride + row.to(tl.int64) * stride + head.to(tl.int64) * head_stride
 
 
-@triton.jit
-def _sequence(seq, indptr, longest, RAGGED: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _sequence(seq, indptr, longest, RAGGED: tl.constexpr):  # type: ignore[no-untyped-def]
     """First row of a sequence inside its tensor, and its length."""
     if RAGGED:
         first = tl.load(indptr + seq)
@@ -33,8 +33,8 @@ def _sequence(seq, indptr, longest, RAGGED: tl.constexpr):
         return seq * 0, longest
 
 
-@triton.jit
-def _load(at, first, n_rows, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, CHECKED: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _load(at, first, n_rows, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, CHECKED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows first .. first + ROWS of a matrix; zeros beyond n_rows (if CHECKED) and beyond D."""
     rows, dims = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     here = at + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + dims[None, :]
@@ -47,15 +47,15 @@ def _load(at, first, n_rows, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_
     return x
 
 
-@triton.jit
-def _store(at, x, first, n_rows, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _store(at, x, first, n_rows, stride, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):  # type: ignore[no-untyped-def]
     rows, dims = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     here = at + tl.cast(first, tl.int64) * stride + rows[:, None] * stride + dims[None, :]
     tl.store(here, x.to(at.dtype.element_ty), mask=(first + rows < n_rows)[:, None] & (dims < D)[None, :])
 
 
-@triton.jit
-def _load_lse(at, rows, n_rows, CHECKED: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _load_lse(at, rows, n_rows, CHECKED: tl.constexpr):  # type: ignore[no-untyped-def]
     """In base 2; of rows that see nothing, or are none, +inf, so that all their probabilities are 0."""
     if CHECKED:
         lse = tl.load(at + rows, mask=rows < n_rows, other=float("-inf"))
@@ -64,16 +64,16 @@ def _load_lse(at, rows, n_rows, CHECKED: tl.constexpr):
     return tl.where(lse == float("-inf"), float("inf"), lse * LOG2E)
 
 
-@triton.jit
-def _transformed(x, rows, k_pos, site, shape, parameters, HOOK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _transformed(x, rows, k_pos, site, shape, parameters, HOOK: tl.constexpr):  # type: ignore[no-untyped-def]
     """A hook of logits x."""
     q_len, kv_len = shape[0], shape[1]
     rows, k_pos = tl.minimum(rows, q_len - 1), tl.minimum(k_pos, kv_len - 1)
     return HOOK(x, site[0] + rows, rows + (kv_len - q_len), k_pos, site[1], site[2], parameters)
 
 
-@triton.jit
-def _logits(
+@triton.jit  # type: ignore[untyped-decorator]
+def _logits(  # type: ignore[no-untyped-def]
     s, rows, k_pos, scale, site, shape, parameters,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -96,8 +96,8 @@ def _logits(
     return s
 
 
-@triton.jit
-def _gradients(
+@triton.jit  # type: ignore[untyped-decorator]
+def _gradients(  # type: ignore[no-untyped-def]
     s, logits, lse, d_weights, delta, rows, k_pos, scale, factor, site, shape, parameters,
     SLOPE: tl.constexpr, CHECKED: tl.constexpr,
 ):  # fmt: skip
@@ -112,8 +112,8 @@ def _gradients(
     return weights, d_logits
 
 
-@triton.jit
-def _seen_keys(first, n_rows, shape, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _seen_keys(first, n_rows, shape, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Keys that rows first .. first + n_rows see: (0, end of the early ones, begin, whole, whole, whole_end, whole_end,
     end), four ranges of which the third needs no mask. Every range begins at a multiple of BLOCK, or is empty.
     """
@@ -134,8 +134,8 @@ def _seen_keys(first, n_rows, shape, CAUSAL: tl.constexpr, WINDOWED: tl.constexp
     return early_end * 0, early_end, begin, whole, whole, whole_end, whole_end, end
 
 
-@triton.jit
-def _seen_rows(first, n_keys, shape, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _seen_rows(first, n_keys, shape, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows that see keys first .. first + n_keys: (begin, whole, whole, whole_end, whole_end, end), three ranges of
     which the second needs no mask.
     """
@@ -158,8 +158,8 @@ def _seen_rows(first, n_keys, shape, CAUSAL: tl.constexpr, WINDOWED: tl.constexp
     return begin, whole, whole, whole_end, whole_end, end
 
 
-@triton.jit
-def _fold_keys(
+@triton.jit  # type: ignore[untyped-decorator]
+def _fold_keys(  # type: ignore[no-untyped-def]
     acc, total, top, queries, k, v, k_stride, v_stride, begin, end, rows, scale, factor, site, shape, parameters,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, MASK: tl.constexpr, MASKED: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -183,8 +183,8 @@ def _fold_keys(
     return acc, total, top
 
 
-@triton.jit(do_not_specialize=NUMBERS)
-def forward(
+@triton.jit(do_not_specialize=NUMBERS)  # type: ignore[untyped-decorator]
+def forward(  # type: ignore[no-untyped-def]
     q, q_seq, q_stride, q_head, k, k_seq, k_stride, k_head, v, v_seq, v_stride, v_head, q_indptr, kv_indptr,
     lse, lse_seq, lse_head, out, out_seq, out_stride, q_len, kv_len, n_blocks, n_heads, scale, window, n_first,
     parameters,
@@ -223,8 +223,8 @@ def forward(
     tl.store(_address(lse, seq, q_row, head, lse_seq, 1, lse_head) + rows, log_sum, mask=rows < q_len)
 
 
-@triton.jit(do_not_specialize=["q_len", "n_blocks", "n_heads"])
-def delta(
+@triton.jit(do_not_specialize=["q_len", "n_blocks", "n_heads"])  # type: ignore[untyped-decorator]
+def delta(  # type: ignore[no-untyped-def]
     out, out_seq, out_stride, d_out, d_out_seq, d_out_stride, d_out_head, d_lse, lse_seq, lse_head, result, q_indptr,
     q_len, n_blocks, n_heads,
     RAGGED: tl.constexpr, HAS_D_LSE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -244,8 +244,8 @@ def delta(
     tl.store(_address(result, seq, row, head, lse_seq, 1, lse_head) + rows, total, mask=rows < q_len)
 
 
-@triton.jit
-def _fold_rows(
+@triton.jit  # type: ignore[untyped-decorator]
+def _fold_rows(  # type: ignore[no-untyped-def]
     dk, dv, keys, values, q, d_out, lse, deltas, q_stride, d_out_stride, begin, end, k_pos, scale, factor, site, shape,
     parameters, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, SLOPE: tl.constexpr,
     MASK: tl.constexpr, MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -271,8 +271,8 @@ def _fold_rows(
     return dk, dv
 
 
-@triton.jit(do_not_specialize=NUMBERS)
-def backward_keys(
+@triton.jit(do_not_specialize=NUMBERS)  # type: ignore[untyped-decorator]
+def backward_keys(  # type: ignore[no-untyped-def]
     q, q_seq, q_stride, q_head, k, k_seq, k_stride, k_head, v, v_seq, v_stride, v_head, q_indptr, kv_indptr,
     lse, lse_seq, lse_head, deltas, d_out, d_out_seq, d_out_stride, d_out_head, dk, dv, dkv_seq, dkv_stride,
     q_len, kv_len, n_blocks, n_heads, scale, window, n_first, parameters,
@@ -317,8 +317,8 @@ def backward_keys(
     _store(dv, sum_v, first, kv_len, dkv_stride, D, BLOCK_N, BLOCK_D)
 
 
-@triton.jit
-def _fold_query_gradients(
+@triton.jit  # type: ignore[untyped-decorator]
+def _fold_query_gradients(  # type: ignore[no-untyped-def]
     dq, queries, d_rows, norm, less, k, v, k_stride, v_stride, begin, end, rows, scale, factor, site, shape, parameters,
     CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, LOGITS: tl.constexpr, SLOPE: tl.constexpr, MASK: tl.constexpr,
     MASKED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -339,8 +339,8 @@ def _fold_query_gradients(
     return dq
 
 
-@triton.jit(do_not_specialize=NUMBERS)
-def backward_queries(
+@triton.jit(do_not_specialize=NUMBERS)  # type: ignore[untyped-decorator]
+def backward_queries(  # type: ignore[no-untyped-def]
     q, q_seq, q_stride, q_head, k, k_seq, k_stride, k_head, v, v_seq, v_stride, v_head, q_indptr, kv_indptr,
     lse, lse_seq, lse_head, deltas, d_out, d_out_seq, d_out_stride, d_out_head, dq, dq_seq, dq_stride,
     q_len, kv_len, n_blocks, n_heads, scale, window, n_first, parameters,

@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 
 import torch
 
@@ -26,7 +27,7 @@ MAX_ROWS = 1 << 16
 
 
 class _Args(ctypes.Structure):
-    """QuireGemmArgs in csrc/cuda/gemm.cu."""
+    """QuireGemmArgs in csrc/cuda/gemm/block.h."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("x", "w", "norm_weight", "bias", "residual", "y")],
@@ -63,7 +64,7 @@ class Build:
 class Launch:
     """A compiled kernel and how to cut its product."""
 
-    function: ctypes._CFuncPtr
+    function: Callable[..., int]
     plan: Plan | WidePlan
 
 
@@ -157,7 +158,7 @@ def load(product: Product, plan: Plan | WidePlan, build: Build) -> Launch:
 
 def variant_of(product: Product, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
     """(source in csrc/cuda, definitions): what tells the library of a plan from others."""
-    macros = {
+    macros: dict[str, int] = {
         "SILU": product.silu,
         "BF16": build.dtype is torch.bfloat16,
         "RESIDUAL": build.residual,
@@ -203,7 +204,7 @@ def run(
         y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)
     if isinstance(launch.plan, WidePlan):
         sums = torch.empty(launch.plan.sums_size, dtype=torch.float32, device=x.device)
-        args = _wide_arguments(launch.plan, x, w, bias, y, sums)
+        args: ctypes.Structure = _wide_arguments(launch.plan, x, w, bias, y, sums)
     else:
         args = _arguments(launch.plan, x, w, bias, norm, residual, y)
     code = launch.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)

@@ -110,7 +110,7 @@ def tiles_of(product: Product, plan: Plan) -> int:
 
 
 def shared_bytes(product: Product, plan: Plan, n_stages: int) -> int:
-    """Shared memory of a block: `Layout` in gemm.cu."""
+    """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
     rows, chunks, tokens = tile_rows(plan), chunks_of(plan), product.tokens
     teams = plan.groups if plan.turns else 1
     n_units = math.ceil(product.k / CHUNK / chunks)

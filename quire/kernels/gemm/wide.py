@@ -85,6 +85,6 @@ def wide_us(product: Product, plan: WidePlan, n_processors: int) -> float:
         product.n * product.k * 2e-6 / DRAM_MB_US,
     )
     power_us = tiles * TILE_ROWS * plan.tokens * product.k * 2e-9 / GFLOP_US
-    work_us = max(power_us, sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS))
-    exchange_us = 0.0 if plan.split == 1 else EXCHANGE_US * (0.3 + share**1.5)
+    work_us: float = max(power_us, sum(part**SHARPNESS for part in parts) ** (1 / SHARPNESS))
+    exchange_us: float = 0.0 if plan.split == 1 else EXCHANGE_US * (0.3 + share**1.5)
     return START_US + work_us + exchange_us + n_passes * STORE_US * share / plan.split

@@ -28,8 +28,8 @@ def copy_pages(
     )  # fmt: skip
 
 
-@triton.jit
-def _copy(
+@triton.jit  # type: ignore[untyped-decorator]
+def _copy(  # type: ignore[no-untyped-def]
     k_pages, v_pages, lines, HEADS: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip

@@ -1,10 +1,11 @@
-"""RMS norm on CPU: the native library for float32, bfloat16 and float16, else the torch reference."""
+"""Norms on CPU: RMS in the native library for float32, bfloat16 and float16, else in torch; LayerNorm in torch."""
 
 from __future__ import annotations
 
 import ctypes
 
 import torch
+import torch.nn.functional as F
 
 from quire.kernels import native
 from quire.kernels.norm import reference
@@ -30,6 +31,13 @@ def add_rms_norm(
     out = torch.empty(x.shape, dtype=x.dtype)
     _call(library, x, residual, weight, out, eps)
     return out, residual
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """See op.py."""
+    if any(table is not None and table.dim() == 2 for table in (weight, bias)):
+        return reference.layer_norm(x, weight, bias, eps)
+    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
 def _call(

@@ -1,4 +1,4 @@
-"""Public RMS norm. Checks shapes and picks the implementation."""
+"""Public norms. Checks shapes and picks the implementation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     kernel launched just before has ended: synchronize once after writing parameters. Raises ValueError on a mismatch.
     """
     _check(x, weight)
-    return backends.choose("norm", x.device.type, x, weight).rms_norm(x, weight, eps)
+    y: torch.Tensor = backends.choose("norm", x.device.type, x, weight).rms_norm(x, weight, eps)
+    return y
 
 
 def add_rms_norm(
@@ -30,7 +31,27 @@ def add_rms_norm(
         shapes = f"x {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype}"
         raise ValueError(f"{shapes} must be [n, h] and alike")
     chosen = backends.choose("norm", x.device.type, x, weight, residual)
-    return chosen.add_rms_norm(x, residual, weight, eps)
+    y, total = chosen.add_rms_norm(x, residual, weight, eps)
+    return y, total
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """LayerNorm over the last dimension (Ba et al. 2016, eq. 4): (x - mean) / sqrt(variance + eps) * weight + bias.
+
+    x: [n, h] or [n, heads, h], last dimension contiguous. weight, bias: [h], or [heads, h] for weights of each head, of
+    x's dtype, contiguous; None: 1, and 0. Returns a new contiguous tensor like x, rounded once from float32. Raises
+    ValueError on a mismatch.
+    """
+    for name, table in (("weight", weight), ("bias", bias)):
+        if table is None:
+            continue
+        fits = table.shape in (x.shape[-1:], x.shape[1:]) and table.dtype == x.dtype and table.is_contiguous()
+        if not fits:
+            raise ValueError(f"{name} {tuple(table.shape)} {table.dtype} does not fit x {tuple(x.shape)} {x.dtype}")
+    if x.dim() not in (2, 3) or x.stride(-1) != 1:
+        raise ValueError(f"x {tuple(x.shape)} must be [n, h] or [n, heads, h] with contiguous rows")
+    y: torch.Tensor = backends.module("norm", x.device.type).layer_norm(x, weight, bias, eps)
+    return y
 
 
 def _check(x: torch.Tensor, weight: torch.Tensor) -> None:

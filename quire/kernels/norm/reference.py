@@ -1,4 +1,4 @@
-"""RMS norm in plain torch: the oracle. Arithmetic in float32, or in float64 for float64 inputs."""
+"""Norms in plain torch: the oracle. Arithmetic in float32, or in float64 for float64 inputs."""
 
 from __future__ import annotations
 
@@ -21,3 +21,13 @@ def add_rms_norm(
     """The sum in x's dtype, and its norm."""
     total = x + residual
     return rms_norm(total, weight, eps), total
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension, rounded to x's dtype at the end."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    if weight is not None:
+        normed = normed * weight
+    return (normed if bias is None else normed + bias).to(x.dtype)

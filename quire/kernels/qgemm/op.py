@@ -31,7 +31,8 @@ def pack(weight: torch.Tensor, scheme: str) -> PackedWeight:
     if SCHEMES[scheme].group and 0 < largest < rounding.LEAST:
         problem = f"its largest magnitude is {largest:.3g}, below {rounding.LEAST:.3g}"
         raise ValueError(f"weight {shape} is too small for the scales of {scheme}: {problem}; int8 takes it")
-    return backends.module("qgemm", "cpu").pack(weight, scheme, rounding.unit_of(largest))
+    packed: PackedWeight = backends.module("qgemm", "cpu").pack(weight, scheme, rounding.unit_of(largest))
+    return packed
 
 
 def pack_floats(weight: torch.Tensor) -> PackedWeight:
@@ -70,7 +71,8 @@ def linear(
     if norm is not None and (norm[0].shape != x.shape[1:] or norm[0].dtype != x.dtype):
         raise ValueError(f"norm {tuple(norm[0].shape)} {norm[0].dtype} does not fit x {tuple(x.shape)} {x.dtype}")
     _check_target(x, packed, residual, silu_mul, out)
-    return backends.module("qgemm", "cpu").linear(x, packed, bias, norm, residual, silu_mul, out)
+    y: torch.Tensor = backends.module("qgemm", "cpu").linear(x, packed, bias, norm, residual, silu_mul, out)
+    return y
 
 
 def _check_target(

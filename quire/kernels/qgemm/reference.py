@@ -20,7 +20,7 @@ def quantized_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Ten
     scale = largest magnitude / 127, integer = round(x * (127 / largest)), half to even; k is padded with zeros. A group
     with an infinity or a NaN has the scale NaN.
     """
-    groups = F.pad(x.float(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))
+    groups = F.pad(x.float(), (0, -x.shape[1] % group)).unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
     most = groups.abs().amax(-1)
     live = most.isfinite() & (most >= SMALLEST)
     # 127 / tensor would be 127 times the rounded reciprocal.

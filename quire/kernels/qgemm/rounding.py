@@ -84,7 +84,7 @@ def grouped(rows: torch.Tensor, bits: int, group: int, unit: float) -> tuple[tor
     8 bits: integers in -127..127, the largest magnitude of a group is 127. 4 bits: indices into `BOOK`.
     """
     last = rows.shape[1] // group * group
-    parts = [_rounded(part, bits, unit) for part in rows[:, :last].split(group, 1) if part.numel()]
+    parts = [_rounded(part, bits, unit) for part in rows[:, :last].split(group, 1) if part.numel()]  # type: ignore[no-untyped-call]
     if last < rows.shape[1]:
         parts.append(_rounded(rows[:, last:], bits, unit))
     codes = torch.cat([part for part, _ in parts], dim=1)

@@ -81,7 +81,8 @@ class PackedWeight:
         if self.scheme not in SCHEMES:
             return unpack_floats(self).float()
         integers, scales = unpack(self)
-        wide = integers.float().unflatten(1, (scales.shape[1], -1)) * scales[:, :, None]
+        by_group: torch.Tensor = integers.float().unflatten(1, (scales.shape[1], -1))  # type: ignore[no-untyped-call]
+        wide = by_group * scales[:, :, None]
         return wide.flatten(1)[:, : self.k].contiguous()
 
 
@@ -112,7 +113,8 @@ def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
     """See op.py; weight: finite. unit: for scales of groups."""
     form = SCHEMES[scheme]
     table = rounding.BOOK if form.bits == 4 else ()
-    packed = empty(scheme, *weight.shape, unit if form.group else 1.0, table)
+    n, k = weight.shape
+    packed = empty(scheme, n, k, unit if form.group else 1.0, table)
     n_rows = max(1, PIECE_VALUES // weight.shape[1] // TILE) * TILE
     for first in range(0, len(weight), n_rows):
         piece = weight[first : first + n_rows].detach().float()

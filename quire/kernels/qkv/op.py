@@ -43,7 +43,8 @@ def rotate_and_store(
     if not (positions.is_contiguous() and cells.is_contiguous() and cos_sin.is_contiguous()):
         raise ValueError("positions, cells and cos_sin must be contiguous")
     arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
-    return backends.choose("qkv", qkv.device.type, *arguments).rotate_and_store(*arguments)
+    q: torch.Tensor = backends.choose("qkv", qkv.device.type, *arguments).rotate_and_store(*arguments)
+    return q
 
 
 def _check_pages(qkv: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:

@@ -33,7 +33,7 @@ def rotate_and_store(
 def split(qkv: torch.Tensor, k_pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Views [n, heads, d] of the fused projection: q, k, v."""
     n_kv_heads = k_pages.shape[1]
-    heads = qkv.unflatten(1, (-1, cell.head_dim_of(k_pages)))
+    heads = qkv.unflatten(1, (-1, cell.head_dim_of(k_pages)))  # type: ignore[no-untyped-call]
     q, k, v = heads.split((heads.shape[1] - 2 * n_kv_heads, n_kv_heads, n_kv_heads), dim=1)
     return q, k, v
 

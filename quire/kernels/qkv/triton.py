@@ -43,8 +43,8 @@ def rotate_and_store(
     return q
 
 
-@triton.jit(do_not_specialize=["eps"])
-def _rotate_and_store(
+@triton.jit(do_not_specialize=["eps"])  # type: ignore[untyped-decorator]
+def _rotate_and_store(  # type: ignore[no-untyped-def]
     qkv, qkv_stride, q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells,
     N_Q: tl.constexpr, N_KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
     HEADS: tl.constexpr, Q_GROUPS: tl.constexpr, KV_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -75,8 +75,8 @@ def _rotate_and_store(
             tl.store(v_pages + to + dims, v, mask=inside)
 
 
-@triton.jit
-def _rotate(
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate(  # type: ignore[no-untyped-def]
     source, target, live, weight, eps, position, cos_sin, HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
@@ -111,8 +111,8 @@ def _rotate(
     tl.store(target + rest, c.to(dtype), mask=live & tail)
 
 
-@triton.jit
-def _scale(x, factor, weight, dtype: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _scale(x, factor, weight, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rounds where norm/triton.py does: after the norm, and after the weight."""
     normed = (x * factor).to(dtype)
     return (normed.to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)

@@ -107,9 +107,9 @@ def _draw(logits: torch.Tensor, rows: np.ndarray, lines: np.ndarray) -> tuple[np
     blocks, rests = _first_above(cumulative, lines[UNIFORM] * cumulative[:, -1])
     cells = blocks[:, None] * BLOCK + np.arange(BLOCK)
     chosen = torch.from_numpy(logits.numpy()[rows[:, None], np.minimum(cells, width - 1)])
-    weights = _weights(chosen, peaks, inverse, floors).numpy()
-    weights[cells >= width] = 0
-    within, _ = _first_above(weights.cumsum(1, dtype=np.float64), rests)
+    of_cells = _weights(chosen, peaks, inverse, floors).numpy()
+    of_cells[cells >= width] = 0
+    within, _ = _first_above(of_cells.cumsum(1, dtype=np.float64), rests)
     return np.minimum(blocks * BLOCK + within, width - 1), peaks[:, 0].numpy()
 
 
@@ -130,7 +130,8 @@ def _weights(x: torch.Tensor, peaks: torch.Tensor, inverse: torch.Tensor, floors
 
 def _sum_blocks(weights: torch.Tensor, out: torch.Tensor) -> None:
     n_full = weights.shape[1] // BLOCK
-    torch.sum(weights[:, : n_full * BLOCK].unflatten(1, (n_full, BLOCK)), -1, out=out[:, :n_full])
+    blocks = weights[:, : n_full * BLOCK].unflatten(1, (n_full, BLOCK))  # type: ignore[no-untyped-call]
+    torch.sum(blocks, -1, out=out[:, :n_full])
     if n_full < out.shape[1]:
         out[:, n_full] = weights[:, n_full * BLOCK :].sum(-1)
 
@@ -184,7 +185,7 @@ def _nucleus_floor(x: np.ndarray, peak: float, inverse: float, top_p: float) -> 
     # all logits that weigh less than this weigh less than 1 - top_p together, so they cannot be needed
     candidates = np.sort(_where(x, weights >= (1 - top_p) * total / len(x)))[::-1]
     cumulative = np.exp((candidates - np.float32(peak)) * np.float32(inverse)).cumsum(dtype=np.float64)
-    found = np.searchsorted(cumulative, top_p * total, side="left")
+    found = int(np.searchsorted(cumulative, top_p * total, side="left"))
     return float(candidates[min(found, len(candidates) - 1)])
 
 

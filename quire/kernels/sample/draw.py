@@ -43,7 +43,8 @@ def keyed_bits(key: Any, position: Any) -> Any:
 
 def keyed_uniform(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """float64 [m] in [0, 1), multiples of 2**-53, from int64 [m] values of `seed_key` and positions."""
-    return keyed_bits(keys, positions) * 2.0**-53
+    uniform: np.ndarray = keyed_bits(keys, positions) * 2.0**-53
+    return uniform
 
 
 @dataclasses.dataclass(slots=True)

@@ -22,14 +22,14 @@ ROW_TILE = tl.constexpr(4096)
 
 
 @triton.jit
-def weights_of(x, base, slope, floor):
+def weights_of(x, base, slope, floor):  # type: ignore[no-untyped-def]
     """exp((x - base) * slope) of the logits that are kept, 0 for the others and for -inf; slope 0 stands for 1s."""
     weights = tl.where(slope == 0, 1.0, tl.exp((x - base) * slope))
     return tl.where((x >= floor) & (x > float("-inf")), weights, 0.0)
 
 
-@triton.jit
-def block_sums(start, n, base, slope, floor, out, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def block_sums(start, n, base, slope, floor, out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The weight of each BLOCK of n logits; out: float32 [ceil(n / BLOCK)], ready for all threads afterwards."""
     blocks = tl.arange(0, ROW_TILE // BLOCK)
     within = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -40,8 +40,8 @@ def block_sums(start, n, base, slope, floor, out, BLOCK: tl.constexpr):
     tl.debug_barrier()
 
 
-@triton.jit
-def floor_of(
+@triton.jit  # type: ignore[untyped-decorator]
+def floor_of(  # type: ignore[no-untyped-def]
     start, width, peaks, shares, base, slope, drop, top_k, top_p, found, columns, values,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip
@@ -89,14 +89,14 @@ def floor_of(
 
 
 @triton.jit
-def _key_of(x):
+def _key_of(x):  # type: ignore[no-untyped-def]
     """An int64 that orders like the float32 x."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
-def _float_of(key):
+def _float_of(key):  # type: ignore[no-untyped-def]
     """The float32 of a `_key_of`."""
     bits = key.to(tl.int32)
     bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
@@ -104,14 +104,14 @@ def _float_of(key):
 
 
 @triton.jit
-def _at_least(x):
+def _at_least(x):  # type: ignore[no-untyped-def]
     """The smallest float32 that is >= the float64 x."""
     near = x.to(tl.float32)
     return tl.where(near.to(tl.float64) < x, _float_of(_key_of(near) + 1), near)
 
 
-@triton.jit
-def _bound(values, least, sums, peak, slope, target, GROUP: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _bound(values, least, sums, peak, slope, target, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     """A t such that the logits >= t certainly weigh target, near the largest; -inf if there is none.
 
     values, least, sums: the largest logit of each group, its weight, and the weight of the group. Above a t that is
@@ -130,8 +130,8 @@ def _bound(values, least, sums, peak, slope, target, GROUP: tl.constexpr):
     return peak - (upper << 16).to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def _list_groups(peaks, low, found, N_GROUPS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _list_groups(peaks, low, found, N_GROUPS: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write the groups that have a logit >= low into `found`, in order; returns how many."""
     is_in = (peaks >= low) & (peaks > float("-inf"))
     places = tl.cumsum(is_in.to(tl.int32), 0)
@@ -141,8 +141,8 @@ def _list_groups(peaks, low, found, N_GROUPS: tl.constexpr):
     return tl.max(places, 0)
 
 
-@triton.jit
-def _collect(
+@triton.jit  # type: ignore[untyped-decorator]
+def _collect(  # type: ignore[no-untyped-def]
     start, width, found, n_found, low, high, values, columns, GROUP: tl.constexpr, ROOM: tl.constexpr
 ):  # fmt: skip
     """Copy the logits in [low, high) of the groups listed, in vocabulary order; returns how many, or more than ROOM."""
@@ -169,7 +169,7 @@ def _collect(
 
 
 @triton.jit
-def _rank(values, n, base, slope, k, top_p, whole):
+def _rank(values, n, base, slope, k, top_p, whole):  # type: ignore[no-untyped-def]
     """The floor that top_k (0: none) and top_p leave of n <= FEW logits, by comparing each with each.
 
     whole: what top_p is a share of; if negative, the weight of what top_k leaves.
@@ -192,8 +192,8 @@ def _rank(values, n, base, slope, k, top_p, whole):
     return tl.min(tl.where(is_kept, x, base), 0)
 
 
-@triton.jit
-def _mass(start, n, floor, base, slope, TILE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _mass(start, n, floor, base, slope, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The weight of the logits >= floor among n, float64."""
     lanes = tl.arange(0, TILE)
     masses = tl.zeros([TILE], tl.float32)
@@ -204,7 +204,7 @@ def _mass(start, n, floor, base, slope, TILE: tl.constexpr):
 
 
 @triton.jit
-def _largest_with(start, n, base, slope, low, high, target):
+def _largest_with(start, n, base, slope, low, high, target):  # type: ignore[no-untyped-def]
     """The largest t in [low, high] such that the logits >= t among n weigh target at least; low if there is none."""
     lower, upper = _key_of(low), _key_of(high)
     while lower < upper:
@@ -216,7 +216,7 @@ def _largest_with(start, n, base, slope, low, high, target):
 
 
 @triton.jit
-def _measure(start, width, base, slope, a, b, c):
+def _measure(start, width, base, slope, a, b, c):  # type: ignore[no-untyped-def]
     """Weights and counts of the logits that are >= a, >= b and >= c in a row."""
     LANES: tl.constexpr = ROW_TILE // 4
     within = (
@@ -238,7 +238,7 @@ def _measure(start, width, base, slope, a, b, c):
 
 
 @triton.jit
-def _guess(start, width, floor, base, slope, target, share):
+def _guess(start, width, floor, base, slope, target, share):  # type: ignore[no-untyped-def]
     """Two logits between which the weight of a row, summed from the top, should reach the target.
 
     Four standard errors around what a sample says; of weights it wants the share, of counts the target itself.
@@ -254,8 +254,8 @@ def _guess(start, width, floor, base, slope, target, share):
     return tl.maximum(a, floor), tl.maximum(c, floor)
 
 
-@triton.jit
-def _search_row(
+@triton.jit  # type: ignore[untyped-decorator]
+def _search_row(  # type: ignore[no-untyped-def]
     start, width, peaks, floor, base, slope, target, share, found, columns, values,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr,
 ):  # fmt: skip

@@ -13,11 +13,12 @@ TOLERANCE = 2e-6
 
 def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
     """See `op.choose_by`. logits: [m, width] of any float type, on any device."""
-    for row, line in enumerate([] if masks is None else masks.lines.tolist()):
-        for column in range(logits.shape[1] if line >= 0 else 0):
-            word = int(masks.bits[line, column // 32]) if column // 32 < masks.bits.shape[1] else 0
-            if not word >> column % 32 & 1:
-                logits[row, column] -= torch.inf
+    if masks is not None:
+        for row, line in enumerate(masks.lines.tolist()):
+            for column in range(logits.shape[1] if line >= 0 else 0):
+                word = int(masks.bits[line, column // 32]) if column // 32 < masks.bits.shape[1] else 0
+                if not word >> column % 32 & 1:
+                    logits[row, column] -= torch.inf
     token_ids, statuses = [], []
     for row, control in zip(logits.detach().cpu().double(), controls.cpu().numpy().T, strict=True):
         status = _status(row)

@@ -62,10 +62,10 @@ def _has_dependent_launch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-@triton.jit(
+@triton.jit(  # type: ignore[untyped-decorator]
     do_not_specialize=["line", "mask_stride", "n_words"], do_not_specialize_on_alignment=["controls", "mask_lines"]
 )
-def _group_stats(
+def _group_stats(  # type: ignore[no-untyped-def]
     logits, stride, width, controls, line, floats, n_groups, mask_lines, mask_bits, mask_stride, n_words,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, CHUNK: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -105,8 +105,8 @@ def _group_stats(
     tl.store(place + N_GROUPS, sums, mask=group < n_groups)
 
 
-@triton.jit
-def _first_above(weights, target, index, NOWHERE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def _first_above(weights, target, index, NOWHERE: tl.constexpr):  # type: ignore[no-untyped-def]
     """(first index where the cumulative weight exceeds target, the cumulative weight before it), in float64.
 
     A target that rounding put at the total or beyond finds the last index with any weight; NOWHERE if there is none.
@@ -119,8 +119,8 @@ def _first_above(weights, target, index, NOWHERE: tl.constexpr):
     return found, before
 
 
-@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids", "status"])
-def _select(
+@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids", "status"])  # type: ignore[untyped-decorator]
+def _select(  # type: ignore[no-untyped-def]
     logits, stride, width, controls, line, floats, collected, ints, n_groups, room, token_ids, status,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr, DEPENDENT: tl.constexpr,

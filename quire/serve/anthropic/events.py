@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from quire.core.outputs import CompletionOutput, RequestOutput
-from quire.serve.openai.blocks import Block, BlockKind, Blocks, Change
+from quire.serve.openai.blocks import Block, BlockKind, Blocks, Change, arguments_of
 from quire.serve.openai.frames import encode
 from quire.serve.openai.schema import JsonObject
 from quire.text.message import MessageReader
@@ -81,21 +79,10 @@ class MessageAnswer:
 
 def _content(block: Block) -> JsonObject:
     if block.kind is BlockKind.CALL:
-        return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _arguments(block.text)}
+        return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments_of(block.text)}
     if block.kind is BlockKind.REASONING:
         return {"type": "thinking", "thinking": block.text, "signature": ""}
     return {"type": "text", "text": block.text}
-
-
-def _arguments(text: str) -> object:
-    """The arguments of a call as a value; what the model left unfinished or wrote wrongly is given as it is."""
-    if not text:
-        return {}
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return {"arguments": text}
-    return value if isinstance(value, dict) else {"arguments": value}
 
 
 def _delta(block: Block, text: str) -> JsonObject:

@@ -14,12 +14,14 @@ from quire.serve.anthropic.schema import (
     MessagesTool,
     TextBlock,
     ThinkingBlock,
+    Thread,
     ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
 )
+from quire.serve.http.dialect import THREAD_NOT_FOUND
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.refusal import bad_request, unsupported
+from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.openai.naming import Translated
 from quire.serve.openai.schema import (
     AssistantMessage,
@@ -35,11 +37,12 @@ from quire.serve.openai.schema import (
     ToolMessage,
     UserMessage,
 )
-from quire.serve.openai.tooling import asked_effort
 
 MAX_MESSAGES = 4096
 MAX_TEMPERATURE = 1.0
 FORMAT = "output_config.format"
+_CUSTOM = (None, "custom")
+"""Types of tools that have a schema."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 Names = dict[str, str]
@@ -47,30 +50,49 @@ Names = dict[str, str]
 
 def translate(body: CountTokensRequest, ignored: IgnoredParams) -> Translated:
     """Raises a 400 Refusal that names the field at fault. ignored: takes what does nothing here."""
+    if body.thread is not None:
+        _check_thread(body.thread, ignored)
     names: Names = {"prompt": "messages", "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
     names |= {"response_format": FORMAT, "response_format.json_schema": FORMAT}
     names |= {
         "structured_outputs.json": f"{FORMAT}.schema",
         "structured_outputs": FORMAT if _is_shaped(body) else "tools",
     }
-    names |= {"structured_outputs.calls": "tools"}
+    names |= {"structured_outputs.calls": "tools", "reasoning_effort": "output_config.effort"}
+    names["thinking_token_budget"] = "thinking.budget_tokens"
     messages = _messages(body, names)
     choice = body.tool_choice
     chat = ChatRequest(
         model=body.model,
         messages=messages,
         tools=[_tool(tool, index, names) for index, tool in enumerate(body.tools or [])] or None,
-        tool_choice=None if choice is None else _tool_choice(choice),
+        tool_choice=None if choice is None else _tool_choice(choice, body.tools or []),
         response_format=_response_format(body),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         add_generation_prompt=not isinstance(messages[-1], AssistantMessage),
         continue_final_message=isinstance(messages[-1], AssistantMessage),
-        reasoning_effort=_effort(body, names),
-        thinking_token_budget=None if body.thinking is None else body.thinking.budget_tokens,
+        reasoning_effort=None if body.output_config is None else body.output_config.effort,
+        thinking=body.thinking,
     )
     if isinstance(body, MessagesRequest):
         _add_sampling(chat, body, names)
     return Translated(chat, names)
+
+
+def _check_thread(thread: Thread, ignored: IgnoredParams) -> None:
+    """Nothing is kept: one that begins does no harm; for one that goes on the client has to send everything again."""
+    if thread.type == "create":
+        return ignored.note("thread")
+    if thread.type == "continue":
+        raise Refusal(
+            404,
+            f"thread.previous_message_id = {shown(thread.previous_message_id)} is not known: this server keeps no "
+            "conversations; send all messages, system and tools.",
+            param="thread",
+            code=THREAD_NOT_FOUND,
+        )
+    kinds = "it must be create or continue"
+    raise bad_request(f"thread.type = {shown(thread.type)} is not allowed: {kinds}.", "thread.type")
 
 
 def _add_sampling(chat: ChatRequest, body: MessagesRequest, names: Names) -> None:
@@ -83,14 +105,6 @@ def _add_sampling(chat: ChatRequest, body: MessagesRequest, names: Names) -> Non
     chat.stream = body.stream
     chat.user = None if body.metadata is None else body.metadata.user_id
     chat.priority, chat.cache_salt = body.priority, body.cache_salt
-
-
-def _effort(body: CountTokensRequest, names: Names) -> str | None:
-    """What `thinking` and `output_config.effort` ask for, in chat's words."""
-    effort = None if body.output_config is None else body.output_config.effort
-    names["reasoning_effort"] = "thinking" if effort is None else "output_config.effort"
-    names["thinking_token_budget"] = "thinking.budget_tokens"
-    return asked_effort(effort, body.thinking, "output_config.effort")
 
 
 def _messages(body: CountTokensRequest, names: Names) -> list[Message]:
@@ -180,11 +194,19 @@ def _tool(tool: MessagesTool, index: int, names: Names) -> Tool:
     function = FunctionTool(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
     )
-    return Tool(type="function" if tool.type in (None, "custom") else str(tool.type), function=function)
+    return Tool(type="function" if tool.type in _CUSTOM else str(tool.type), function=function)
 
 
-def _tool_choice(choice: ToolChoice) -> str | JsonObject:
+def _tool_choice(choice: ToolChoice, tools: list[MessagesTool]) -> str | JsonObject:
+    names = [tool.name for tool in tools if tool.type in _CUSTOM]
+    if choice.type in ("any", "tool") and not names:
+        skipped = "; those that a server would run are skipped" if tools else ""
+        raise bad_request(f"tool_choice.type = {choice.type} needs tools with an input_schema{skipped}.", "tool_choice")
     if choice.type == "tool":
+        if choice.name not in names:
+            raise bad_request(
+                f"tool_choice.name = {shown(choice.name)} is no tool with an input_schema.", "tool_choice"
+            )
         return {"type": "function", "function": {"name": choice.name}}
     if choice.type not in _CHOICES:
         raise bad_request(

@@ -7,6 +7,7 @@ paths have Anthropic's shape (`http/dialect.py`).
 from __future__ import annotations
 
 from quire.core.errors import RequestError
+from quire.serve.anthropic.context_edits import check_edits
 from quire.serve.anthropic.events import MessageAnswer
 from quire.serve.anthropic.input import translate
 from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
@@ -29,9 +30,10 @@ async def serve_messages(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _MESSAGES)
     check_model(body.model, state.limits.model_names)
-    translated = await state.prompts.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
+    translated = await state.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     try:
-        job = await chat_job(state, exchange, translated.chat)
+        job = await chat_job(state, exchange, translated.chat, translated.names)
+        check_edits(body, len(job.prompts[0]), exchange.ignored)
         shape = MessageAnswer(body.model, exchange.request_id, job.reader)
         await answer(state, exchange, job, shape, streams=bool(body.stream))
     except RequestError as error:
@@ -45,9 +47,10 @@ async def serve_count_tokens(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _COUNT)
     check_model(body.model, state.limits.model_names)
-    translated = await state.prompts.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
+    translated = await state.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     try:
-        _, prompt = await chat_prompt(state, exchange, translated.chat)
+        _, prompt = await chat_prompt(state, exchange, translated.chat, translated.names)
+        check_edits(body, len(prompt), exchange.ignored)
     except RequestError as error:
         raise refusal_of(error, translated.names) from None
     except Refusal as refusal:

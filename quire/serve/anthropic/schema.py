@@ -82,6 +82,13 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     effort: str | None = None
 
 
+class Thread(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A conversation that the server is asked to keep, so that the next request sends only what is new."""
+
+    type: str
+    previous_message_id: str | None = None
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/messages/count_tokens: what a conversation is, without how it is to be continued."""
 
@@ -92,6 +99,8 @@ class CountTokensRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=Tru
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    thread: Thread | None = None
+    context_management: JsonObject | None = None
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,8 @@ from quire.serve.batch.schema import FileRecord, fresh_id
 from quire.serve.batch.space import StorageFull
 from quire.serve.batch.store import BatchStore, FileInUse, StoreDamaged, StoreThread, is_disk_trouble
 from quire.serve.http.exchange import ClientGone, Exchange
-from quire.serve.http.multipart import MultipartReader, PartBegin, boundary_of
+from quire.serve.http.ignored import IgnoredParams
+from quire.serve.http.multipart import PartBegin, boundary_of, read_parts
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.state import ServerState
 
@@ -41,22 +42,21 @@ WRITE_BYTES = 1 << 20
 SEND_BYTES = 1 << 16
 """Bytes that a client must take within --write-timeout."""
 NDJSON = b"application/jsonl"
+_EXPIRY = "expires_after"
 
 
 async def serve_file_upload(state: ServerState, exchange: Exchange) -> None:
     """Keep a file. Form fields: `purpose` (batch) and `file`."""
     store = store_of(state)
     types = exchange.header(b"content-type")
-    boundary = boundary_of(types[0].decode("latin-1") if len(types) == 1 else "")
+    boundary = boundary_of(types[0] if len(types) == 1 else b"")
     limit = state.config.max_file_bytes
-    upload = _Upload(store, exchange.tenant.name, fresh_id("file-"), limit)
+    upload = _Upload(store, exchange.tenant.name, fresh_id("file-"), limit, exchange.ignored)
     await store.discard()
     try:
-        reader = MultipartReader(boundary)
-        async for chunk in exchange.read_chunks(limit + FORM_BYTES, state.config.body_timeout, UPLOAD_S):
-            for found in reader.feed(chunk):
-                await upload.take(found)
-        reader.finish()
+        chunks = exchange.read_chunks(limit + FORM_BYTES, state.config.body_timeout, UPLOAD_S)
+        async for found in read_parts(chunks, boundary):
+            await upload.take(found)
         record = await upload.finish()
     finally:
         if not upload.is_kept:
@@ -181,14 +181,15 @@ def _unknown(file_id: str) -> Refusal:
 class _Upload:
     """A form on its way to the disk."""
 
-    def __init__(self, store: StoreThread, owner: str, file_id: str, limit: int) -> None:
-        """limit: bytes that a file may have."""
+    def __init__(self, store: StoreThread, owner: str, file_id: str, limit: int, ignored: IgnoredParams) -> None:
+        """limit: bytes that a file may have. ignored: is told of fields that do nothing."""
         self.file_id = file_id
         self.is_kept = False
         """True once it has its record."""
         self._store = store
         self._owner = owner
         self._limit = limit
+        self._ignored = ignored
         self._path = store.store.content_path(file_id)
         self._fields: dict[str, bytearray] = {}
         self._filename: str | None = None
@@ -208,7 +209,7 @@ class _Upload:
             self._waiting += found
             if len(self._waiting) >= WRITE_BYTES:
                 await self._write()
-        else:
+        elif self._part in self._fields:
             field = self._fields[self._part]
             field += found
             if len(field) > MAX_FIELD_BYTES:
@@ -241,11 +242,14 @@ class _Upload:
             if self._filename is not None:
                 raise bad_request("file is given twice.", "file")
             self._filename = part.filename or ""
-        elif part.name in self._fields or part.name != "purpose":
-            code = "invalid_value" if part.name == "purpose" else "unknown_parameter"
-            raise bad_request(f"Unknown field {shown(part.name)}.", part.name[:64], code)
-        else:
+        elif part.name == "purpose":
+            if part.name in self._fields:
+                raise bad_request("purpose is given twice.", "purpose")
             self._fields[part.name] = bytearray()
+        elif part.name.startswith(_EXPIRY):
+            raise unsupported(_EXPIRY, "files are kept until they are deleted.")
+        else:
+            self._ignored.note_member("", part.name, ("purpose", "file"))
 
     async def _write(self, *, is_last: bool = False) -> None:
         data, self._waiting = self._waiting, bytearray()

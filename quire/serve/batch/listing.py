@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import urllib.parse
 from typing import Any
 
 from quire.core.errors import shown
 from quire.serve.http.exchange import Exchange
-from quire.serve.http.refusal import Refusal, bad_request
+from quire.serve.http.query import query_of
+from quire.serve.http.refusal import bad_request
 from quire.serve.openai.schema import JsonObject
 
 MAX_VALUE_CHARS = 128
@@ -36,27 +36,17 @@ class Page:
 
 
 def page_of(exchange: Exchange, known: tuple[str, ...] = (), *, most: int = 100, default: int = 20) -> Page:
-    """Raises a 400 Refusal for an unknown or repeated field, and for a limit out of range."""
-    try:
-        pairs = urllib.parse.parse_qsl(
-            exchange.scope.get("query_string", b"").decode("ascii"), keep_blank_values=True, max_num_fields=16
-        )
-    except ValueError:  # UnicodeDecodeError is one
-        raise bad_request("The query cannot be read.", code="invalid_query") from None
+    """Raises a 400 Refusal for a repeated field, and for a limit out of range."""
     values: dict[str, str] = {}
-    for name, value in pairs:
-        if name not in ("limit", "after", "order", *known) or name in values:
-            raise _unknown(name)
-        if len(value) > MAX_VALUE_CHARS:
+    for name, given in query_of(exchange, ("limit", "after", "order", *known)).items():
+        if len(given) > 1:
+            raise bad_request(f"{name} is given {len(given)} times in the query: once is enough.", name)
+        if len(given[0]) > MAX_VALUE_CHARS:
             raise bad_request(f"{name} is longer than {MAX_VALUE_CHARS} characters.", name)
-        values[name] = value
+        values[name] = given[0]
     if values.pop("order", "desc") != "desc":
         raise bad_request("order must be desc.", "order")
     limit = values.pop("limit", str(default))
     if not limit.isdecimal() or not 1 <= int(limit) <= most:
         raise bad_request(f"limit = {shown(limit)} is not allowed: it must be 1 to {most}.", "limit")
     return Page(int(limit), values.pop("after", None), values)
-
-
-def _unknown(name: str) -> Refusal:
-    return bad_request(f"Unknown or repeated field {shown(name)} in the query.", name[:64], "unknown_parameter")

@@ -25,7 +25,7 @@ from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.keys import NOBODY
 from quire.serve.http.loopback import Reply, ask
 from quire.serve.http.refusal import Refusal
-from quire.serve.openai.prompts import SHORT_BODY_BYTES
+from quire.serve.http.threads import SHORT_BODY_BYTES
 from quire.serve.state import ServerState
 
 WINDOW = 8

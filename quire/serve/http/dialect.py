@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,8 @@ from quire.serve.http.refusal import Headers, Refusal
 ANTHROPIC_PATH = "/v1/messages"
 OLLAMA_PATH = "/api"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+THREAD_NOT_FOUND = "thread_not_found"
+"""The code that Anthropic's clients look for in an error's `details`, and then send the whole conversation."""
 LINES = b"application/x-ndjson"
 """A stream of JSON values, one a line."""
 FORM = "application/x-www-form-urlencoded"
@@ -70,12 +73,14 @@ def _openai_event(refusal: Refusal, _request_id: str) -> bytes:
 
 
 def _anthropic_body(refusal: Refusal, request_id: str) -> bytes:
-    """`{"type": "error", "error": {"type", "message"}, "request_id"}`."""
+    """`{"type": "error", "error": {"type", "message"}, "request_id"}`; `details` for a code that clients act on."""
     default = "api_error" if refusal.status >= 500 else "invalid_request_error"
     message = refusal.message
     if refusal.param is not None and refusal.param not in message:  # there is no other place for the field's name
         message = f"{refusal.param}: {message}"
-    error = {"type": _ANTHROPIC_KINDS.get(refusal.status, default), "message": message}
+    error: dict[str, Any] = {"type": _ANTHROPIC_KINDS.get(refusal.status, default), "message": message}
+    if refusal.code == THREAD_NOT_FOUND:
+        error["details"] = {"error_code": refusal.code}
     return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
 

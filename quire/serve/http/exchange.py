@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.serve.http.dialect import dialect_of
-from quire.serve.http.ignored import STRICT_HEADER, IgnoredParams
+from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.keys import NOBODY
 from quire.serve.http.refusal import Headers, Refusal, bad_request, too_large
 
@@ -33,8 +33,6 @@ LONG_BODY_BYTES = 1 << 20
 _LABEL = re.compile(rb"[A-Za-z0-9._:/-]{1,128}")
 _JSON_TYPE = re.compile(r'application/json\s*(;\s*charset="?utf-?8"?\s*)?;?', re.IGNORECASE)
 
-
-_TRUE = (b"1", b"true")
 
 CLIENT_LEFT = 499
 """Status of a request whose client left before it was answered, as nginx has it. Never sent."""
@@ -85,7 +83,6 @@ class Exchange:
         """Headers that the answer has besides those of its endpoint."""
         self.ignored = IgnoredParams()
         """Fields of the body that do nothing."""
-        self.ignored.is_strict = any(value.strip().lower() in _TRUE for value in self.header(STRICT_HEADER))
         self.is_background = False
         """True for work that may only use what others leave."""
         self.body_bytes = 0

@@ -1,7 +1,8 @@
 """Under which names this server answers, and to which web pages: against DNS rebinding and forged requests.
 
 A browser sends the name by which it found the server (`Host`) and the page that asks (`Origin`, `Sec-Fetch-Site`); no
-page can change them. Owns --allowed-hosts, --allowed-origins and the answers that CORS needs. Does not own keys.
+page can change them. Owns --allowed-hosts, and the answers that CORS needs by --allowed-origins, --allowed-methods,
+--allowed-headers and --allow-credentials. Does not own keys.
 Invariants: a server on loopback answers under loopback names and those that were allowed; a page of another origin that
 was not allowed changes nothing here; clients that are no browsers send neither header and are not concerned.
 """
@@ -12,6 +13,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 from quire.core.errors import ConfigError, shown
 from quire.serve.http.exchange import Exchange
@@ -32,6 +34,19 @@ EXPOSED = (
 """Headers of an answer that a page of another origin may read."""
 PREFLIGHT_S = 600
 """How long a browser may remember a preflight."""
+METHODS: Final = "GET, HEAD, POST, DELETE"
+"""Those that the server has."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class Cors(NamedTuple):
+    """What pages of other origins may do, as the options say it; * in a list stands for any."""
+
+    origins: list[str]
+    methods: list[str]
+    headers: list[str]
+    credentials: bool
+    """Whether browsers send cookies and names of basic authentication, which a proxy may ask for."""
 
 
 def is_loopback(name: str) -> bool:
@@ -56,15 +71,24 @@ def binds_loopback(host: str) -> bool:
     return all(is_loopback(str(entry[4][0])) for entry in found)
 
 
-def check_allowed(hosts: Iterable[str], origins: Iterable[str]) -> None:
-    """ConfigError for a value of --allowed-hosts or --allowed-origins that can match nothing."""
+def check_allowed(hosts: Iterable[str], cors: Cors) -> None:
+    """ConfigError for a value of the options that can match nothing, or would let every page act as its visitor."""
     for host in hosts:
         if host != "*" and _address(host) is None and not _NAME.fullmatch(host.lower()):
             raise ConfigError(
                 f"allowed_hosts: {shown(host)} must be a name such as api.example.com, *.example.com, an address, or *"
                 " for any; without scheme and port"
             )
-    for origin in origins:
+    for name, words in (("allowed_methods", cors.methods), ("allowed_headers", cors.headers)):
+        for word in words:
+            if word != "*" and not _TOKEN.fullmatch(word):
+                raise ConfigError(f"{name}: {shown(word)} must be * for any, or one name such as {_EXAMPLES[name]}")
+    if cors.credentials and "*" in cors.origins:
+        raise ConfigError(
+            "allow_credentials with allowed_origins * would let every web page act as whoever looks at it: name the"
+            " origins, or leave allow_credentials out (an API key needs none)"
+        )
+    for origin in cors.origins:
         if origin != "*" and not _ORIGIN.fullmatch(origin.lower()):
             raise ConfigError(
                 f"allowed_origins: {shown(origin)} must be * for any, or scheme://host with a port where it is not the"
@@ -72,16 +96,25 @@ def check_allowed(hosts: Iterable[str], origins: Iterable[str]) -> None:
             )
 
 
+_EXAMPLES: Final = {"allowed_methods": "POST", "allowed_headers": "Authorization"}
+
+
 class Hosts:
     """What a server that listens on `bind_host` answers to. The lists are those of the options, checked."""
 
-    def __init__(self, bind_host: str, allowed_hosts: Iterable[str], allowed_origins: Iterable[str]) -> None:
+    def __init__(self, bind_host: str, allowed_hosts: Iterable[str], cors: Cors) -> None:
         allowed = {host.lower().removesuffix(".") for host in allowed_hosts}
         self._is_any = "*" in allowed or (not allowed and not binds_loopback(bind_host))
         self._names = {bind_host.lower(), *(name for name in allowed if not name.startswith("*."))}
         self._addresses = {address for address in map(_address, self._names) if address is not None}
         self._endings = tuple(name[1:] for name in allowed if name.startswith("*."))
-        self._origins = {_plain(origin) for origin in allowed_origins}
+        self._origins = {_plain(origin) for origin in cors.origins}
+        methods = METHODS if "*" in cors.methods else ", ".join(cors.methods).upper()
+        self._methods = methods.encode()
+        headers = dict.fromkeys([*cors.headers, "Content-Type"])  # without the last no page can send JSON
+        self._headers = None if "*" in cors.headers else ", ".join(headers).encode()
+        """None: those that a page asks for."""
+        self._credentials = [(b"access-control-allow-credentials", b"true")] if cors.credentials else []
 
     def check_host(self, exchange: Exchange, *, is_probe: bool) -> None:
         """Raises a Refusal: 400 without one good Host header, 421 if it names another server. A probe may ask under
@@ -132,8 +165,8 @@ class Hosts:
         if len(wanted) > MAX_FIELD_NAMES_BYTES or not _FIELD_NAMES.fullmatch(wanted):
             wanted = b"authorization, content-type"
         return [
-            (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
-            (b"access-control-allow-headers", wanted),
+            (b"access-control-allow-methods", self._methods),
+            (b"access-control-allow-headers", wanted if self._headers is None else self._headers),
             (b"access-control-max-age", str(PREFLIGHT_S).encode()),
         ]
 
@@ -149,7 +182,7 @@ class Hosts:
         exposed = (b"access-control-expose-headers", EXPOSED)
         if "*" in self._origins:
             return [(b"access-control-allow-origin", b"*"), exposed]
-        return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]
+        return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed, *self._credentials]
 
     def _is_own(self, exchange: Exchange, origins: list[bytes]) -> bool:
         host = exchange.header(b"host")

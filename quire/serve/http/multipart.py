@@ -1,23 +1,34 @@
 """multipart/form-data (RFC 7578), read piece by piece: bytes in, the beginnings, contents and ends of parts out.
 
-Owns the format and its limits. Does not own what the parts mean. Invariants: what is held back is shorter than a
-boundary, or the headers of one part; linear time whatever the bytes are.
+The format is python-multipart's business; owns its limits and what a broken form is told. Does not own what the parts
+mean. Invariants: what is held back is shorter than a boundary, or the headers of one part; a content is never copied
+beyond the piece that it came in; linear time whatever the bytes are.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-import enum
-import re
+import logging
+import time
+from collections.abc import AsyncIterator
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from quire.serve.http.refusal import Refusal, bad_request
 
 MAX_PART_HEADER_BYTES = 4096
+MAX_PART_HEADERS = 16
 MAX_PARTS = 16
-_BOUNDARY = re.compile(
-    r'multipart/form-data\s*;\s*boundary=("?)([0-9A-Za-z\'()+_,./:=? -]{1,70})\1\s*;?', re.IGNORECASE
-)
-_PARAMETER = re.compile(r';\s*(name|filename)="((?:[^"\\\r\n]|\\.)*)"', re.IGNORECASE)
+MAX_BOUNDARY_BYTES = 70
+FEED_BYTES = 8192
+"""Bytes read in one go. Those that look like boundaries and are none take some ten milliseconds."""
+TURN_S = 0.005
+"""How long reading keeps the event loop from others."""
+
+# It warns of each form that is broken, with bytes of the client in the text.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,112 +39,117 @@ class PartBegin:
     filename: str | None
 
 
-@enum.unique
-class _State(enum.Enum):
-    PREAMBLE = "preamble"
-    AFTER_BOUNDARY = "after_boundary"
-    HEADERS = "headers"
-    CONTENT = "content"
-    DONE = "done"
-
-
-def boundary_of(content_type: str) -> bytes:
+def boundary_of(content_type: bytes) -> bytes:
     """The boundary that a content-type names. Raises a 415 Refusal if it is not multipart/form-data."""
-    found = _BOUNDARY.fullmatch(content_type.strip())
-    if found is None:
+    media, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if media != b"multipart/form-data" or not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
         raise Refusal(415, "Send content-type: multipart/form-data with a boundary.", code="unsupported_media_type")
-    return found[2].encode()
+    return boundary
+
+
+async def read_parts(chunks: AsyncIterator[bytes], boundary: bytes) -> AsyncIterator[PartBegin | bytes]:
+    """The parts of a form whose bytes come in chunks. Raises a 400 Refusal when they are no form."""
+    reader, turn_s = MultipartReader(boundary), time.monotonic()
+    async for chunk in chunks:
+        for at in range(0, len(chunk), FEED_BYTES):
+            for found in reader.feed(chunk[at : at + FEED_BYTES]):
+                yield found
+            if time.monotonic() - turn_s > TURN_S:
+                await asyncio.sleep(0)
+                turn_s = time.monotonic()
+    reader.finish()
 
 
 class MultipartReader:
     """One form."""
 
     def __init__(self, boundary: bytes) -> None:
-        self._mark = b"\r\n--" + boundary
-        self._held = b"\r\n"  # the first boundary may stand at the very beginning
-        self._state = _State.PREAMBLE
+        self._found: list[PartBegin | bytes] = []
+        self._field = bytearray()
+        """Name of the header that is being read."""
+        self._value = bytearray()
+        self._disposition: bytes | None = None
+        self._n_header_bytes = 0
         self._n_parts = 0
-        self._n_skipped = 0
-        """Bytes at the beginning of a content that are not part of it."""
+        self._is_complete = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin_part,
+                "on_header_field": self._add_field,
+                "on_header_value": self._add_value,
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._end_headers,
+                "on_part_data": self._add_content,
+                "on_end": self._end,
+            },
+            max_header_count=MAX_PART_HEADERS,
+            max_header_size=MAX_PART_HEADER_BYTES,
+        )
 
     def feed(self, data: bytes) -> list[PartBegin | bytes]:
         """What these bytes complete. Raises a 400 Refusal when they break the format."""
-        self._held += data
-        found: list[PartBegin | bytes] = []
-        while self._step(found):
-            pass
-        return found
+        self._found = []
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise _broken(_worded(str(error))) from None
+        return self._found
 
     def finish(self) -> None:
         """The body has ended: 400 unless the form has too."""
-        if self._state is not _State.DONE:
+        if not self._is_complete:
             raise _broken("it ends before its last boundary")
 
-    def _step(self, found: list[PartBegin | bytes]) -> bool:
-        """One step through the bytes at hand; False when more are needed."""
-        match self._state:
-            case _State.PREAMBLE | _State.CONTENT:
-                return self._read_content(found)
-            case _State.AFTER_BOUNDARY:
-                return self._read_boundary()
-            case _State.HEADERS:
-                return self._read_headers(found)
-            case _State.DONE:
-                self._held = b""
-                return False
-
-    def _read_content(self, found: list[PartBegin | bytes]) -> bool:
-        at = self._held.find(self._mark)
-        end = at if at >= 0 else max(len(self._held) - len(self._mark) + 1, 0)
-        content, self._held = self._held[:end], self._held[end:]
-        skipped = min(self._n_skipped, len(content))
-        self._n_skipped -= skipped
-        if self._state is _State.CONTENT and len(content) > skipped:
-            found.append(content[skipped:])
-        if at < 0:
-            return False
-        self._held = self._held[len(self._mark) :]
-        self._state = _State.AFTER_BOUNDARY
-        return True
-
-    def _read_boundary(self) -> bool:
-        if len(self._held) < 2:
-            return False
-        if self._held.startswith(b"--"):
-            self._state = _State.DONE
-            return True
-        if not self._held.startswith(b"\r\n"):
-            raise _broken("a boundary is followed by neither a line end nor --")
+    def _begin_part(self) -> None:
         self._n_parts += 1
         if self._n_parts > MAX_PARTS:
             raise _broken(f"it has more than {MAX_PARTS} parts")
-        self._state = _State.HEADERS
-        return True
+        self._disposition, self._n_header_bytes = None, 0
 
-    def _read_headers(self, found: list[PartBegin | bytes]) -> bool:
-        end = self._held.find(b"\r\n\r\n")
-        if end < 0 or end > MAX_PART_HEADER_BYTES:
-            if len(self._held) > MAX_PART_HEADER_BYTES:
-                raise _broken(f"a part has headers of more than {MAX_PART_HEADER_BYTES} bytes")
-            return False
-        head, self._held = self._held[:end], self._held[end + 2 :]
-        found.append(_part(head))
-        self._state, self._n_skipped = _State.CONTENT, 2  # the line end may belong to the next boundary
-        return True
+    def _add_field(self, data: bytes, start: int, end: int) -> None:
+        self._count_header(end - start)
+        self._field += data[start:end]
+
+    def _add_value(self, data: bytes, start: int, end: int) -> None:
+        self._count_header(end - start)
+        self._value += data[start:end]
+
+    def _count_header(self, n_bytes: int) -> None:
+        self._n_header_bytes += n_bytes
+        if self._n_header_bytes > MAX_PART_HEADER_BYTES:
+            raise _broken(_TOO_LONG)
+
+    def _end_header(self) -> None:
+        if self._field.lower() == b"content-disposition" and self._disposition is None:
+            self._disposition = bytes(self._value)
+        self._field, self._value = bytearray(), bytearray()
+
+    def _end_headers(self) -> None:
+        kind, options = parse_options_header(self._disposition)
+        if kind != b"form-data" or b"name" not in options:
+            raise _broken("a part has no content-disposition: form-data with a name")
+        try:
+            filename = options.get(b"filename")
+            self._found.append(PartBegin(options[b"name"].decode(), None if filename is None else filename.decode()))
+        except UnicodeDecodeError:
+            raise _broken("a part's headers are not UTF-8") from None
+
+    def _add_content(self, data: bytes, start: int, end: int) -> None:
+        self._found.append(data[start:end])
+
+    def _end(self) -> None:
+        self._is_complete = True
 
 
-def _part(head: bytes) -> PartBegin:
-    try:
-        lines = head.decode().split("\r\n")
-    except UnicodeDecodeError:
-        raise _broken("a part's headers are not UTF-8") from None
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "content-disposition":
-            fields = {key.lower(): text for key, text in _PARAMETER.findall(value)}
-            if value.strip().lower().startswith("form-data") and "name" in fields:
-                return PartBegin(fields["name"], fields.get("filename"))
-    raise _broken("a part has no content-disposition: form-data with a name")
+_TOO_LONG = f"a part has headers of more than {MAX_PART_HEADER_BYTES} bytes, or more than {MAX_PART_HEADERS} of them"
+_WORDS = (("Maximum header", _TOO_LONG), ("oundary", "it does not begin with its boundary, or one is not ended"))
+
+
+def _worded(error: str) -> str:
+    """The library's message without the client's bytes."""
+    return next((text for mark, text in _WORDS if mark in error), "the headers of a part are no headers")
 
 
 def _broken(why: str) -> Refusal:

@@ -123,7 +123,7 @@ class Sieve:
                 if key in self._refused_names:
                     self._refuse(shape.name, key, raw, prefix, is_top=is_top, ignored=ignored)
                 else:
-                    ignored.note_member(prefix, key)
+                    ignored.note_member(prefix, key, shape.fields)
                 is_whole = False
                 continue
             place, value = shape.fields[key], bytes(raw)

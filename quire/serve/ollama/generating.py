@@ -12,9 +12,10 @@ from quire.core.errors import RequestError
 from quire.serve.http.decoding import Decoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, refusal_of
-from quire.serve.ollama.input import check_generate, served_name, translate_chat, translate_generate
+from quire.serve.ollama.input import check_generate, check_think, served_name, translate_chat, translate_generate
 from quire.serve.ollama.replies import Reply
 from quire.serve.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
+from quire.serve.ollama.unused import note_unused
 from quire.serve.openai.chat import chat_job
 from quire.serve.openai.constraints import structured_outputs
 from quire.serve.openai.generation import Job, answer
@@ -32,6 +33,7 @@ async def serve_ollama_chat(state: ServerState, exchange: Exchange) -> None:
     body = await state.read(exchange, _CHAT)
     model = served_name(body.model, state.limits.model_names)
     check_model(model, state.limits.model_names)
+    note_unused(body, exchange.ignored)
     if not body.messages:
         await exchange.respond_json(Reply(body.model, None, is_chat=True).loaded())
         return
@@ -45,6 +47,7 @@ async def serve_ollama_generate(state: ServerState, exchange: Exchange) -> None:
     model = served_name(body.model, state.limits.model_names)
     check_model(model, state.limits.model_names)
     check_generate(body)
+    note_unused(body, exchange.ignored)
     if not body.prompt:
         await exchange.respond_json(Reply(body.model, None, is_chat=False).loaded())
         return
@@ -57,12 +60,13 @@ async def _answer(
     body: OllamaChatRequest | OllamaGenerateRequest,
     translate: Callable[[], Translated],
 ) -> None:
-    translated = await state.prompts.parse(translate, exchange.body_bytes)
+    translated = await state.parse(translate, exchange.body_bytes)
     try:
         if isinstance(body, OllamaGenerateRequest) and body.raw:
             job = await _raw_job(state, exchange, body, translated)
         else:
-            job = await chat_job(state, exchange, translated.chat)
+            check_think(body.think, state.style)
+            job = await chat_job(state, exchange, translated.chat, translated.names)
         reply = Reply(body.model, job.reader, is_chat=isinstance(body, OllamaChatRequest))
         exchange.silence = reply.silence
         await answer(state, exchange, job, reply, streams=bool(translated.chat.stream))
@@ -76,7 +80,7 @@ async def _raw_job(state: ServerState, exchange: Exchange, body: OllamaGenerateR
     """A prompt without the chat template."""
     chat = translated.chat
     translated.names["prompt"] = "prompt"
-    params = await state.prompts.parse(
+    params = await state.parse(
         lambda: sampling_params(
             chat,
             state.limits,

@@ -6,9 +6,8 @@ both share (`openai/`). Invariant: a refusal names the field as the client knows
 
 from __future__ import annotations
 
-import msgspec
-
 from quire.core.errors import shown
+from quire.core.sampling import SamplingParams
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.ollama.schema import (
     OllamaChatRequest,
@@ -30,21 +29,14 @@ from quire.serve.openai.schema import (
     ToolMessage,
     UserMessage,
 )
-from quire.serve.openai.tooling import DEFAULT_EFFORT
+from quire.serve.openai.tooling import DEFAULT_EFFORT, MessageStyle, cannot_ask
 
 LATEST = ":latest"
 EFFORTS = ("low", "medium", "high")
 OPTION_NAMES = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
+    **{name: name for name in OllamaOptions.__struct_fields__ if name in SamplingParams.__struct_fields__},
     "max_tokens": "num_predict",
     "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
 }
 """Chat's field → the option."""
 
@@ -165,7 +157,9 @@ def check_logprobs(body: OllamaChatRequest | OllamaGenerateRequest) -> None:
 
 
 def response_format(form: JsonObject | str | None) -> JsonObject | None:
-    """`"json"` or a schema, in chat's words."""
+    """`"json"` or a schema, in chat's words. Raises a 400 Refusal for another word."""
+    if isinstance(form, str) and form not in ("", "json"):
+        raise bad_request(f'format = {shown(form)} is not allowed: it must be "json" or a JSON schema.', "format")
     if isinstance(form, dict):
         return {"type": "json_schema", "json_schema": {"name": "output", "strict": True, "schema": form}}
     return {"type": "json_object"} if form == "json" else None
@@ -177,6 +171,14 @@ def _effort(think: bool | str | None) -> str | None:
             raise bad_request(f"think = {shown(think)} must be true, false, {', '.join(EFFORTS)}.", "think")
         return think
     return None if think is None else DEFAULT_EFFORT if think else "none"
+
+
+def check_think(think: bool | str | None, style: MessageStyle) -> None:
+    """400 for a `think` that the chat template cannot be asked for. The default level asks for nothing."""
+    effort = _effort(think)
+    if effort is not None and effort not in style.efforts and think != DEFAULT_EFFORT:
+        value = str(think).lower() if isinstance(think, bool) else shown(think)
+        raise cannot_ask("think", value, style, {"none": "false", DEFAULT_EFFORT: "true"})
 
 
 def _messages(given: list[OllamaMessage]) -> list[Message]:
@@ -231,14 +233,3 @@ def _call(call: OllamaToolCall, where: str, at: int) -> ToolCall:
     if not arguments.lstrip().startswith(b"{"):
         raise bad_request(f"{where}.function.arguments must be an object.", where)
     return ToolCall(id=call.id or f"call_{at:09d}", function=FunctionCall(call.function.name, arguments.decode()))
-
-
-def arguments_of(text: str) -> object:
-    """The arguments of a call as an object; what the model left unfinished or wrote wrongly is given as it is."""
-    if not text:
-        return {}
-    try:
-        value = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return {"arguments": text}
-    return value if isinstance(value, dict) else {"arguments": value}

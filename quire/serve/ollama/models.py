@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from collections.abc import Mapping
 
 from quire.core.errors import shown
 from quire.core.events import ModelFacts
@@ -16,6 +17,7 @@ from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.ollama.input import LATEST, served_name
 from quire.serve.ollama.schema import OllamaShowRequest
+from quire.serve.ollama.unused import note_show
 from quire.serve.openai.schema import JsonObject
 from quire.serve.state import ServerState
 
@@ -23,8 +25,7 @@ API_VERSION = "0.13.0"
 """Of Ollama, whose API of that time is spoken: clients look whether a server is new enough for them."""
 NEVER = "9999-12-31T23:59:59Z"
 """When the model leaves memory."""
-TEMPLATE = "{{ .Prompt }}"
-"""Stands for the chat template, which is none of Ollama's language."""
+_QUOTES = '"""'
 _LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _SHOW: Decoder[OllamaShowRequest] = Decoder(OllamaShowRequest)
 
@@ -56,20 +57,21 @@ async def serve_ollama_show(state: ServerState, exchange: Exchange) -> None:
     for field in ("system", "template", "options"):
         if getattr(body, field):
             raise unsupported(field, "the model is described as it is.")
+    note_show(body, exchange.ignored)
     given = body.model or body.name
     if not given:
         raise bad_request("model is missing.", "model", "missing_required_parameter")
     name = served_name(given, state.limits.model_names)
     if name not in state.limits.model_names:
         raise Refusal(404, f"The model {shown(given)} does not exist here.", param="model", code="model_not_found")
-    llm, facts, style = state.llm, state.llm.ready.model, state.style
+    llm, facts = state.llm, state.llm.ready.model
     family = facts.family
-    has = {"completion": True, "tools": style.tools is not None, "thinking": style.reasoning is not None}
+    template = None if llm.chat_template is None else llm.chat_template.sources.get("default")
     await exchange.respond_json(
         {
-            "modelfile": f"FROM {_tagged(name)}\n",
+            "modelfile": _modelfile(name, template, llm.default_sampling),
             "parameters": "\n".join(f"{key} {value}" for key, value in llm.default_sampling.items()),
-            "template": TEMPLATE,
+            **({} if template is None else {"template": template}),
             "details": _details(facts),
             "model_info": {
                 "general.architecture": family,
@@ -77,10 +79,20 @@ async def serve_ollama_show(state: ServerState, exchange: Exchange) -> None:
                 f"{family}.context_length": llm.max_model_len,
                 f"{family}.embedding_length": facts.hidden_size,
             },
-            "capabilities": [word for word, has_it in has.items() if has_it],
+            "capabilities": state.style.capabilities,
             "modified_at": _time(state.started_s),
         }
     )
+
+
+def _modelfile(name: str, template: str | None, parameters: Mapping[str, object]) -> str:
+    """The model in the words of a Modelfile, in which a text ends at three quotation marks."""
+    lines = [f"FROM {_tagged(name)}", *(f"PARAMETER {key} {value}" for key, value in parameters.items())]
+    if template is not None:
+        lines.append("# The chat template is written in Jinja, not in Ollama's template language.")
+        is_quotable = _QUOTES not in template
+        lines.append(f"TEMPLATE {_QUOTES}{template}{_QUOTES}" if is_quotable else "# It cannot be quoted in this file.")
+    return "\n".join(lines) + "\n"
 
 
 def _entry(state: ServerState, name: str) -> JsonObject:

@@ -13,8 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from quire.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from quire.serve.ollama.input import arguments_of
-from quire.serve.openai.blocks import Block, BlockKind, Blocks
+from quire.serve.openai.blocks import Block, BlockKind, Blocks, arguments_of
 from quire.serve.openai.schema import JsonObject
 from quire.text.message import MessageReader
 

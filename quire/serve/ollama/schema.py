@@ -6,21 +6,16 @@ Invariant: unknown fields are errors; an explicit null means the same as leaving
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from quire.serve.openai.schema import JsonObject, Tool
+from quire.serve.openai.schema import ChoiceFields, JsonObject, Tool
 
 
-class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Sampling, and settings of Ollama's own runner, which change no answer and do nothing here."""
+class OllamaOptions(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
+    """Sampling, and settings of Ollama's own runner (`unused.py`)."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
     num_predict: int | None = None
     num_ctx: int | None = None
     stop: str | list[str] | None = None
@@ -86,7 +81,7 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     stream: bool | None = None
     options: OllamaOptions | None = None
-    format: JsonObject | Literal["", "json"] | None = None
+    format: JsonObject | str | None = None
     keep_alive: float | str | None = None
     think: bool | str | None = None
     logprobs: bool | None = None

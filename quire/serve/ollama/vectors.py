@@ -15,6 +15,7 @@ from quire.serve.http.refusal import bad_request, internal_error, refusal_of
 from quire.serve.ollama.input import served_name
 from quire.serve.ollama.replies import NS
 from quire.serve.ollama.schema import OllamaEmbeddingsRequest, OllamaEmbedRequest
+from quire.serve.ollama.unused import note_unused
 from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.prompts import prompts_of
 from quire.serve.openai.schema import JsonObject
@@ -31,6 +32,7 @@ async def serve_ollama_embed(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _EMBED)
     check_model(served_name(body.model, state.limits.model_names), state.limits.model_names)
+    note_unused(body, exchange.ignored)
     check_dimensions(body.dimensions, state)
     if not body.input:
         await exchange.respond_json({"model": body.model, "embeddings": []})
@@ -44,6 +46,7 @@ async def serve_ollama_embeddings(state: ServerState, exchange: Exchange) -> Non
     state.check_open()
     body = await state.read(exchange, _EMBEDDINGS)
     check_model(served_name(body.model, state.limits.model_names), state.limits.model_names)
+    note_unused(body, exchange.ignored)
     if not body.prompt:
         await exchange.respond_json({"embedding": []})
         return
@@ -57,7 +60,7 @@ async def _answer(
     prompts, llm = state.prompts, state.llm
     listed: list[str | int | list[int]] | str = given if isinstance(given, str) else [*given]
     try:
-        found = await prompts.parse(
+        found = await state.parse(
             lambda: prompts_of(listed, param, state.config.max_prompts, llm.max_model_len), exchange.body_bytes
         )
         check_sequences(len(found), 1, state.limits)

@@ -11,6 +11,8 @@ import dataclasses
 import enum
 from collections.abc import Callable
 
+import msgspec
+
 from quire.core.outputs import CompletionOutput
 from quire.serve.openai.chat import call_id
 from quire.text.message import MessageReader, Piece, PieceKind
@@ -81,3 +83,14 @@ class Blocks:
         block.text = text
         self.all.append(block)
         return Change(block, text, begins=True)
+
+
+def arguments_of(text: str) -> object:
+    """The arguments of a call as an object; what the model left unfinished or wrote wrongly is given as it is."""
+    if not text:
+        return {}
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return {"arguments": text}
+    return value if isinstance(value, dict) else {"arguments": value}

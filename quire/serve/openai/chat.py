@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from quire.core.errors import InvalidParameter, RequestError, shown
 from quire.core.outputs import CompletionOutput, RequestOutput
@@ -28,7 +28,7 @@ from quire.serve.openai.generation import Job, answer
 from quire.serve.openai.logprobs import TokenNames, chat_logprobs, chat_pieces, prompt_pieces
 from quire.serve.openai.refused_fields import GENERATING
 from quire.serve.openai.schema import ChatRequest, JsonObject
-from quire.serve.openai.tooling import asked_effort, reading_of, reasoning_kwargs, thinking_budget
+from quire.serve.openai.tooling import EFFORT, Reading, reading_of, reasoning_kwargs, thinking_budget
 from quire.serve.openai.validation import (
     bound_output,
     check_cells,
@@ -65,8 +65,11 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
         raise refusal_of(error, renamed) from None
 
 
-async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) -> Job:
-    """Every check of a conversation, then its prompt. The other endpoints that hold conversations bring theirs here."""
+async def chat_job(
+    state: ServerState, exchange: Exchange, body: ChatRequest, names: Mapping[str, str] | None = None
+) -> Job:
+    """Every check of a conversation, then its prompt. The other endpoints that hold conversations bring theirs here.
+    names: chat's field → the client's."""
     priority = check_priority(body.priority, state.limits)
     check_labels(body)
     note_stream_options(body, exchange.ignored)
@@ -74,7 +77,7 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
     check_tool_choice(body.tool_choice, body.tools)
     _check_chat_fields(body)
     thinking_budget(body)
-    params = await state.prompts.parse(
+    params = await state.parse(
         lambda: sampling_params(
             body,
             state.limits,
@@ -86,27 +89,29 @@ async def chat_job(state: ServerState, exchange: Exchange, body: ChatRequest) ->
         exchange.body_bytes,
     )
     check_sequences(1, params.n, state.limits)
-    conversation, prompt = await chat_prompt(state, exchange, body)
+    conversation, prompt = await chat_prompt(state, exchange, body, names)
     check_cells(len(prompt), params.prompt_logprobs, "prompt_logprobs")
     exchange.more_headers += fit_output(params, [len(prompt)], state.limits, is_strict=exchange.ignored.is_strict)
     bound_output(params, [len(prompt)], state.limits)
 
-    def read() -> Callable[[], MessageReader] | None:
+    def read() -> Reading:
         style, tokenizer = state.style, state.llm.tokenizer
         reading = reading_of(body, style, tokenizer, conversation, prompt, params.structured_outputs)
         params.structured_outputs = reading.structured
         params.skip_special_tokens &= not reading.shows_special
-        params.verify(state.limits.logits_width, state.limits.max_logprobs)
-        return reading.reader
+        return reading
 
-    reader = await state.prompts.parse(read, exchange.body_bytes)
+    reading = await state.parse(read, exchange.body_bytes)
     user = user_label(body.user, body.safety_identifier)
-    return Job(exchange.request_id, [prompt], params, priority, body.cache_salt or "", user, reader)
+    salt = body.cache_salt or ""
+    return Job(exchange.request_id, [prompt], params, priority, salt, user, reading.reader, reading.count)
 
 
-async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest) -> tuple[Conversation, list[int]]:
-    """The conversation and its token ids, once its own checks have passed."""
-    conversation = await state.prompts.parse(
+async def chat_prompt(
+    state: ServerState, exchange: Exchange, body: ChatRequest, names: Mapping[str, str] | None = None
+) -> tuple[Conversation, list[int]]:
+    """The conversation and its token ids, once its own checks have passed. names: as for `chat_job`."""
+    conversation = await state.parse(
         lambda: conversation_of(
             body,
             exchange.ignored,
@@ -115,9 +120,11 @@ async def chat_prompt(state: ServerState, exchange: Exchange, body: ChatRequest)
         ),
         exchange.body_bytes,
     )
-    for name, value in reasoning_kwargs(asked_effort(body.reasoning_effort, body.thinking), state.style).items():
+    called = (names or {}).get(EFFORT, EFFORT)
+    asked = reasoning_kwargs(body.reasoning_effort, body.thinking, state.style, exchange.ignored, called)
+    for name, value in asked.items():
         if conversation.kwargs.get(name, value) != value:
-            raise bad_request(f"reasoning_effort and chat_template_kwargs.{name} disagree.", "chat_template_kwargs")
+            raise bad_request(f"{called} and chat_template_kwargs.{name} disagree.", "chat_template_kwargs")
         conversation.kwargs[name] = value
     add_defaults(conversation, state.config.default_chat_template_kwargs)
     special = bool(body.add_special_tokens)

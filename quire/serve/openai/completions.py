@@ -69,7 +69,7 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     note_stream_options(body, exchange.ignored)
     _check_text_fields(body)
     rows = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
-    params = await state.prompts.parse(
+    params = await state.parse(
         lambda: sampling_params(
             body,
             state.limits,
@@ -83,7 +83,7 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     if body.best_of is not None and body.best_of > params.n:
         # The sums of logprobs by which completions are compared come with the logprobs.
         params = msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
-    texts = await state.prompts.parse(
+    texts = await state.parse(
         lambda: prompts_of(body.prompt, "prompt", state.config.max_prompts, state.llm.max_model_len),
         exchange.body_bytes,
     )

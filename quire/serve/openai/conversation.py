@@ -40,11 +40,13 @@ MAX_DEPTH = 64
 MAX_NODES = 20_000
 MAX_KWARGS = 16
 _PARAMETERS: Decoder[JsonObject | None] = Decoder(JsonObject | None)
-_SERVER_TOOLS = """apply_patch bash code_execution code_interpreter computer computer_use_preview file_search
-    image_generation local_shell mcp mcp_toolset memory namespace shell str_replace_based_edit_tool text_editor
-    tool_search tool_search_tool_bm25 tool_search_tool_regex web_fetch web_search web_search_preview"""
+_SERVER_TOOLS = """apply_patch code_execution code_interpreter computer computer_use_preview file_search
+    image_generation local_shell mcp mcp_toolset namespace shell tool_search tool_search_tool_bm25
+    tool_search_tool_regex web_fetch web_search web_search_preview"""
 SERVER_TOOLS = frozenset(_SERVER_TOOLS.split())
 """Tools that a server runs or whose form only some models know, by name: they are skipped, as all of unknown types."""
+_CLIENT_TOOL = re.compile(r"(bash|computer|memory|text_editor)_20\d{6}")
+"""Anthropic's tools that the client runs: their schema is in the models that were trained for them."""
 _FREEFORM = frozenset(("custom", "grammar"))
 """Tools that the client runs and whose form no model of ours can be asked for."""
 _DATE = re.compile(r"_20\d{6}$|_20\d\d_\d\d_\d\d$")
@@ -128,6 +130,12 @@ def tools_of(tools: list[Tool] | None, ignored: IgnoredParams) -> list[JsonObjec
         where = f"tools[{index}]"
         if tool.type in _FREEFORM:
             raise unsupported(f"{where}.type", f"only function is, not {shown(tool.type)}.")
+        if _CLIENT_TOOL.fullmatch(tool.type):
+            raise unsupported(
+                f"{where}.type",
+                f"{shown(tool.type)} is run by the client, and this server does not know that tool's schema: "
+                "declare it as a custom tool, with name, description and input_schema.",
+            )
         if tool.type != "function":
             kind = _DATE.sub("", tool.type)
             ignored.note(f"tools[{kind if kind in SERVER_TOOLS else 'other'}]")

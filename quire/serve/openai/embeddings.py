@@ -58,7 +58,7 @@ async def answer_with_vectors(
     if pooling not in _POOLINGS:
         raise bad_request(f"pooling = {shown(pooling)} is not allowed: {' or '.join(_POOLINGS)}.", "pooling")
     try:
-        texts = await state.prompts.parse(
+        texts = await state.parse(
             lambda: prompts_of(body.input, "input", state.config.max_prompts, state.llm.max_model_len),
             exchange.body_bytes,
         )

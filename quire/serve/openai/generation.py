@@ -16,14 +16,8 @@ from typing import Protocol
 
 import msgspec
 
-from quire.core.errors import (
-    ContextLengthExceeded,
-    EngineAsleep,
-    InvalidParameter,
-    QueueFull,
-    QuireError,
-    RequestError,
-)
+from quire.core.errors import QuireError, RequestError, error_of
+from quire.core.failure import Failure
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
@@ -36,10 +30,8 @@ from quire.serve.openai.schema import JsonObject
 from quire.serve.ops.traces import RequestTrace
 from quire.serve.state import ServerState
 from quire.text.message import MessageReader
+from quire.text.reasoning_count import ReasoningCount
 
-EMPTY_MASK = "empty_mask"
-GRAMMAR_CODES = {"grammar_failed", "grammar_too_slow"}
-"""Ends of constrained sequences whose reason is the request's own."""
 TURN_S = 0.005
 """How long submitting the prompts of one request keeps the event loop from others."""
 BACKGROUND_PRIORITY = 2**31 - 1
@@ -68,6 +60,8 @@ class Job:
     """Label of the client's user, with whom the others of its key share fairly."""
     reader: Callable[[], MessageReader] | None = None
     """Makes a reader for the text of each sequence: it has more than content. None: it is content."""
+    count: Callable[[], ReasoningCount] | None = None
+    """Makes what counts the reasoning of each sequence; None: there is none."""
     pooling: Pooling | None = None
     """A vector of each prompt is wanted instead of text."""
 
@@ -79,6 +73,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def plain(self) -> JsonObject:
         """In OpenAI's shape."""
@@ -87,6 +82,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -232,13 +228,16 @@ class Generation:
         n_tokens = sum(len(part.token_ids) for part in last.outputs)
         self._check(last)
         self._account(last, n_tokens)
+        self._count_reasoning({}, last)
         return last
 
     async def _pump(self, index: int, stream: RequestStream, outbox: Outbox, frames: FrameSource) -> None:
         now_s = asyncio.get_running_loop().time
         last_s, n_tokens = 0.0, 0
+        counts: dict[int, ReasoningCount] = {}
         async for output in stream:
             self._check(output)
+            self._count_reasoning(counts, output)
             n_new = sum(len(part.token_ids) for part in output.outputs)
             if n_new:
                 time_s = now_s()
@@ -258,9 +257,20 @@ class Generation:
     def _check(self, output: RequestOutput) -> None:
         for part in output.outputs:
             if part.finish_reason == "error":
-                raise _failure(str(part.stop_reason))
+                raise _raised(part.failure)
             if part.finish_reason == "abort":
                 raise unavailable("aborted", "The request was ended by the server.")
+
+    def _count_reasoning(self, counts: dict[int, ReasoningCount], output: RequestOutput) -> None:
+        """counts: of each choice of this prompt, as far as it has come."""
+        if self.job.count is None:
+            return
+        for part in output.outputs:
+            if part.index not in counts:
+                counts[part.index] = self.job.count()
+            counts[part.index].feed(part.token_ids)
+        if output.finished:
+            self.usage.reasoning_tokens += sum(count.n_tokens for count in counts.values())
 
     def _account(self, output: RequestOutput, n_tokens: int) -> None:
         self.usage.completion_tokens += n_tokens
@@ -278,20 +288,11 @@ class Generation:
             await self._llm.abort_streams(self._streams)
 
 
-def _failure(reason: str) -> Exception:
-    """What `code: text`, given by the engine for a sequence that ended with an error, means for the request."""
-    code, _, text = reason.partition(": ")
-    if code == QueueFull.code:
-        return QueueFull(text)
-    if code == EngineAsleep.code:
-        return EngineAsleep(text)
-    if code in {ContextLengthExceeded.code, InvalidParameter.code, RequestError.code, *GRAMMAR_CODES}:
-        return RequestError(text, code=code, param="structured_outputs" if code in GRAMMAR_CODES else None)
-    if code == EMPTY_MASK:
-        return RequestError(
-            "No token is left to choose: grammar, allowed_token_ids, bad_words and min_tokens exclude every one.",
-            code=code,
-        )
+def _raised(failure: Failure | None) -> Exception:
+    """What the failure of a sequence means for its request."""
+    error = None if failure is None else error_of(failure)
+    if isinstance(error, RequestError):
+        return error
     return Refusal(500, "The engine failed while it computed this sequence.", code="sequence_fault")
 
 

@@ -1,34 +1,21 @@
-"""From bodies and texts to token ids, off the event loop when it takes long. Owns the thread pool for text.
+"""From texts to token ids, off the event loop when it takes long. Owns the threads for text.
 
-Does not own templates or tokenizers (`text/`). Invariants: short work is done at once; at most `MAX_PENDING`
-long ones wait, more are refused with 429; a text that cannot fit the context is refused before it is tokenized; one
-large work runs at a time, so that the event loop has its turn between any two calls that keep the interpreter, and
-smaller ones have a thread left.
+Does not own templates or tokenizers (`text/`), nor how work is shared out to threads (`http/threads.py`).
+Invariant: a text that cannot fit the context is refused before it is tokenized.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import contextlib
-from collections.abc import Callable
-from typing import TypeVar
-
-from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull
+from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.intake import check_length
-from quire.serve.http.refusal import Refusal, bad_request
+from quire.serve.http.refusal import bad_request
+from quire.serve.http.threads import LargeTurn, WorkThreads
 from quire.serve.openai.conversation import Conversation
+from quire.text.length import check_length
 from quire.text.tokenizer import Tokenizer
-
-T = TypeVar("T")
 
 SHORT_CHARS = 2048
 """Shorter texts take well under a millisecond and are not worth a thread."""
-SHORT_BODY_BYTES = 16 * 1024
-"""Shorter bodies are decoded and checked at once: that takes a millisecond or two at most."""
-LARGE_BYTES = 256 * 1024
-"""Bodies and texts from this size on are dealt with one at a time."""
 SEGMENT_CHARS = 64 * 1024
 PLAIN_CHARS_PER_TOKEN = 5
 """A text with more characters than this for each token of the context is counted in segments first: few fit."""
@@ -36,31 +23,18 @@ DECODED_TOKENS = 4096
 """Tokens that are decoded in one call, which keeps the interpreter for some milliseconds."""
 DECODE_CONTEXT = 8
 """Tokens before these that are decoded with them, for decoders that look at neighbours."""
-N_THREADS = 2
-MAX_PENDING = 256
-TIME_LIMIT_S = 30.0
 
 
 class PromptMaker:
     """Tokenizes and renders for one loaded model."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    def __init__(self, llm: AsyncLLM, turn: LargeTurn) -> None:
         self._llm = llm
-        self._pool = concurrent.futures.ThreadPoolExecutor(N_THREADS, thread_name_prefix="quire-text")
-        self._n_pending = 0
-        self._large = asyncio.Lock()
+        self._threads = WorkThreads("quire-text", turn)
 
     def close(self) -> None:
         """Drop waiting work."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def turn(self, size: int) -> contextlib.AbstractAsyncContextManager[None]:
-        """Within it a work of `size` bytes or characters is the only large one that runs."""
-        return self._large if size > LARGE_BYTES else contextlib.nullcontext()
-
-    async def parse(self, work: Callable[[], T], n_bytes: int) -> T:
-        """What `work` makes of a body of `n_bytes`. Raises what `work` raises, or Refusal when bodies pile up."""
-        return await self._run(work, n_bytes, SHORT_BODY_BYTES, None)
+        self._threads.close()
 
     async def encode(
         self, texts: list[str], *, add_special_tokens: bool, param: str, most: int | None = None
@@ -86,7 +60,7 @@ class PromptMaker:
             except ContextLengthExceeded as error:
                 raise ContextLengthExceeded(error.message, param=param) from None
 
-        return await self._run(work, sum(map(len, texts)), SHORT_CHARS, param)
+        return await self._threads.run(work, sum(map(len, texts)), SHORT_CHARS, param)
 
     async def encode_all(
         self, prompts: list[str | list[int]], *, add_special_tokens: bool | None, param: str
@@ -113,7 +87,7 @@ class PromptMaker:
                     raise InvalidParameter(param, bad, f"token ids between 0 and {width - 1}")
             return [decoded(tokenizer, token_ids) for token_ids in sequences]
 
-        return await self._run(work, sum(map(len, sequences)), SHORT_CHARS, param)
+        return await self._threads.run(work, sum(map(len, sequences)), SHORT_CHARS, param)
 
     async def token_texts(self, token_ids: list[int]) -> list[str]:
         """The text of each token by itself. Raises Refusal without a tokenizer."""
@@ -125,7 +99,7 @@ class PromptMaker:
             known = {one: tokenizer.decode([one], skip_special_tokens=False) for one in set(token_ids)}
             return [known[one] for one in token_ids]
 
-        return await self._run(work, len(token_ids), SHORT_CHARS, "tokens")
+        return await self._threads.run(work, len(token_ids), SHORT_CHARS, "tokens")
 
     async def render(self, conversation: Conversation) -> str:
         """The conversation as one text. A template's own complaint becomes a 400."""
@@ -147,7 +121,7 @@ class PromptMaker:
                 kwargs=conversation.kwargs,
             )
 
-        return await self._run(work, conversation.n_chars, SHORT_CHARS, "messages")
+        return await self._threads.run(work, conversation.n_chars, SHORT_CHARS, "messages")
 
     async def encode_conversation(
         self, conversation: Conversation, *, add_special_tokens: bool = False, most: int | None = None
@@ -155,22 +129,6 @@ class PromptMaker:
         """Token ids of a rendered conversation; the template writes the special tokens itself. most: as in `encode`."""
         text = await self.render(conversation)
         return (await self.encode([text], add_special_tokens=add_special_tokens, param="messages", most=most))[0]
-
-    async def _run(self, work: Callable[[], T], size: int, short: int, param: str | None) -> T:
-        """At once up to a size of `short`, else in a thread."""
-        if size <= short:
-            return work()
-        if self._n_pending >= MAX_PENDING:
-            raise QueueFull(f"{self._n_pending} long texts wait to be read or tokenized: try again later")
-        self._n_pending += 1
-        try:
-            async with self.turn(size), asyncio.timeout(TIME_LIMIT_S):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except TimeoutError:
-            message = f"{param or 'The body'} took longer than {TIME_LIMIT_S:g} s to process."
-            raise Refusal(400, message, param=param, code="timeout") from None
-        finally:
-            self._n_pending -= 1
 
 
 def check_tokens(tokenizer: Tokenizer, text: str, most: int) -> None:

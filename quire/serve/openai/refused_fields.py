@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from quire.core.sampling import SamplingParams
 from quire.serve.http.sieve import Refused, RefusedField
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.schema import ChatRequest, CompletionRequest
@@ -17,6 +20,7 @@ _TOOLS = "use tools and tool_choice."
 _SAMPLER = "this sampler is not implemented."
 _GRAMMAR = "use structured_outputs or response_format."
 _TEXT_ONLY = "this server reads and writes text only."
+_SWITCH = "put it into chat_template_kwargs, or use reasoning_effort."
 _THINKING = "use reasoning_effort, thinking or thinking_token_budget."
 
 
@@ -40,7 +44,7 @@ PROMPTING: Refused = {
     "context_management": RefusedField("send the part of the conversation that matters.", is_no_op=_clears_nothing),
     "conversation": RefusedField("conversations are not kept: send all of it."),
     "documents": RefusedField("put the documents into a message."),
-    "enable_thinking": RefusedField(_THINKING, keeps_false=True),
+    "enable_thinking": RefusedField(_SWITCH, keeps_false=True),
     "function_call": RefusedField(_TOOLS, ("none", "auto")),
     "functions": RefusedField(_TOOLS),
     "images": RefusedField(_TEXT_ONLY),
@@ -112,21 +116,18 @@ SAMPLING: Refused = {
     "TextOptions.verbosity": RefusedField("the model's verbosity cannot be controlled here.", ("medium",)),
 }
 """What would change what is generated."""
-"""What would change what is generated."""
 
 _NO_OPS: dict[str, tuple[Any, ...]] = {
+    **{
+        field.name: (field.default,)
+        for field in msgspec.structs.fields(SamplingParams)
+        if isinstance(field.default, bool | int | float) and field.name != "max_tokens"  # whose default cuts
+    },
     "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
     "best_of": (1,),
-    "frequency_penalty": (0,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "n": (1,),
     "parallel_tool_calls": (True,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,),
     "tool_choice": ("none", "auto"),
 }
 """Fields of one endpoint with values that ask nothing of another."""
@@ -138,12 +139,19 @@ _KEEP_FALSE = frozenset(("add_generation_prompt", "parallel_tool_calls", "skip_s
 """Those whose false asks for something."""
 
 
+_PATHS = {ChatRequest: "/v1/chat/completions", CompletionRequest: "/v1/completions", ResponsesRequest: "/v1/responses"}
+
+
 def _elsewhere() -> Refused:
     """Fields that some endpoints honour, for those that do not."""
-    kinds = (ChatRequest, CompletionRequest, ResponsesRequest)
-    names = {name for kind in kinds for name in kind.__struct_fields__} - _HARMLESS
-    why = "this path does not have it, though others do."
-    return {name: RefusedField(why, _NO_OPS.get(name, ()), keeps_false=name in _KEEP_FALSE) for name in names}
+    names = {name for kind in _PATHS for name in kind.__struct_fields__} - _HARMLESS
+    return {name: RefusedField(_owners(name), _NO_OPS.get(name, ()), keeps_false=name in _KEEP_FALSE) for name in names}
+
+
+def _owners(name: str) -> str:
+    """Which paths have a field."""
+    *others, last = [path for kind, path in _PATHS.items() if name in kind.__struct_fields__]
+    return f"it is a field of {', '.join(others) + ' and ' * bool(others)}{last}, not of this path."
 
 
 GENERATING: Refused = {**_elsewhere(), **SAMPLING, **PROMPTING}

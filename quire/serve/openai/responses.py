@@ -27,10 +27,10 @@ async def serve_responses(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
-    translated = await state.prompts.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
+    translated = await state.parse(lambda: translate(body, exchange.ignored), exchange.body_bytes)
     chat, names = translated.chat, translated.names
     try:
-        job = await chat_job(state, exchange, chat)
+        job = await chat_job(state, exchange, chat, names)
         tokens = state.token_names(as_ids=False)
         shows = bool(chat.logprobs)
         shape = ResponseAnswer(body, job.params, exchange.request_id, tokens, job.reader, shows_logprobs=shows)

@@ -259,8 +259,6 @@ def _usage(chat: JsonObject) -> JsonObject:
         "input_tokens": chat["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": chat["prompt_tokens_details"]["cached_tokens"]},
         "output_tokens": chat["completion_tokens"],
-        "output_tokens_details": {
-            "reasoning_tokens": chat.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-        },
+        "output_tokens_details": chat["completion_tokens_details"],
         "total_tokens": chat["total_tokens"],
     }

@@ -30,6 +30,7 @@ from quire.serve.openai.responses_schema import (
 from quire.serve.openai.schema import (
     AssistantMessage,
     ChatRequest,
+    CommonFields,
     DeveloperMessage,
     FunctionCall,
     FunctionTool,
@@ -47,6 +48,11 @@ from quire.serve.openai.validation import check_metadata
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
+
+_SERVER_ITEMS = """code_interpreter_call file_search_call image_generation_call mcp_approval_request
+    mcp_approval_response mcp_call mcp_list_tools tool_search_call tool_search_output web_search_call"""
+SERVER_ITEMS = frozenset(_SERVER_ITEMS.split())
+"""What another server did with tools of its own, which are skipped too."""
 
 _ITEM_TYPE: Decoder[ItemType] = Decoder(ItemType)
 _ITEMS: dict[str, Decoder[Any]] = {
@@ -71,14 +77,9 @@ def translate(body: ResponsesRequest, ignored: IgnoredParams) -> Translated:
     names |= {"structured_outputs": "text.format" if is_shaped else "tools", "structured_outputs.calls": "tools"}
     text = body.text
     chat = ChatRequest(
-        model=body.model,
+        **{name: getattr(body, name) for name in CommonFields.__struct_fields__},
         messages=_messages(body, names, ignored),
         max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        top_k=body.top_k,
-        min_p=body.min_p,
-        seed=body.seed,
         logprobs=LOGPROBS in (body.include or []),
         top_logprobs=body.top_logprobs,
         tools=_tools(body, names) or None,
@@ -86,12 +87,6 @@ def translate(body: ResponsesRequest, ignored: IgnoredParams) -> Translated:
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=None if text is None else _response_format(text.format),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
-        stream=body.stream,
-        stream_options=body.stream_options,
-        user=body.user,
-        safety_identifier=body.safety_identifier,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
         chat_template_kwargs=body.chat_template_kwargs,
     )
     return Translated(chat, names)
@@ -119,32 +114,57 @@ def _messages(body: ResponsesRequest, names: dict[str, str], ignored: IgnoredPar
         return [*messages, UserMessage(content=body.input)]
     if not 0 < len(body.input) <= MAX_ITEMS:
         raise bad_request(f"input has {len(body.input)} entries: it must have 1 to {MAX_ITEMS}.", "input")
+    thoughts: list[str] = []
     for index, raw in enumerate(body.input):
         where = f"input[{index}]"
-        message = _merged(messages, _message(_item(raw, where, ignored), where))
+        item = _item(raw, where, ignored)
+        if item is None:
+            continue
+        if isinstance(item, ReasoningItem):
+            thoughts += _thought(item, where, ignored)
+            continue
+        new = _message(item, where)
+        if thoughts and isinstance(new, AssistantMessage):
+            new.reasoning_content = "\n".join(thoughts) or None
+        elif thoughts:
+            ignored.note("input[reasoning]")
+        thoughts = []
+        message = _merged(messages, new)
         if message is not None:
             names[f"messages[{len(messages)}]"] = where
             messages.append(message)
+    if thoughts:
+        ignored.note("input[reasoning]")
     return messages
 
 
+def _thought(item: ReasoningItem, where: str, ignored: IgnoredParams) -> list[str]:
+    """What can be read of a reasoning item. Another server's is encrypted, perhaps with a summary for people."""
+    for name in ("encrypted_content", "summary"):
+        if getattr(item, name):
+            ignored.note(f"{where}.{name}")
+    return [part.text for part in item.content or []]
+
+
 def _item(raw: msgspec.Raw, where: str, ignored: IgnoredParams) -> Any:
+    """None for what a server did, which is skipped."""
     kind = _ITEM_TYPE.decode(raw, ignored, where).type or "message"
     decoder = _ITEMS.get(kind)
+    if kind in SERVER_ITEMS:
+        ignored.note(f"input[{kind}]")
+        return None
     if decoder is None:
         raise unsupported(f"{where}.type", f"{shown(kind)} is none of {', '.join(_ITEMS)}.")
     return decoder.decode(raw, ignored, where)
 
 
-def _message(item: MessageItem | CallItem | CallOutputItem | ReasoningItem, where: str) -> Message:
+def _message(item: MessageItem | CallItem | CallOutputItem, where: str) -> Message:
     if isinstance(item, CallOutputItem):
         return ToolMessage(content=_parts(item.output, where), tool_call_id=item.call_id)
     if isinstance(item, CallItem):
         return AssistantMessage(
             tool_calls=[ToolCall(id=item.call_id, function=FunctionCall(item.name, item.arguments))]
         )
-    if isinstance(item, ReasoningItem):
-        return AssistantMessage(reasoning_content="\n".join(part.text for part in item.content or []))
     if item.role == "assistant":
         content = item.content
         if isinstance(content, str):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from quire.serve.openai.schema import JsonObject, StreamOptions
+from quire.serve.openai.schema import CommonFields, JsonObject
 
 
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -35,18 +35,12 @@ class ResponsesTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponsesRequest(CommonFields, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses. `input` items stay bytes until their own `type` says what they are."""
 
-    model: str
     input: str | list[msgspec.Raw]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
     top_logprobs: int | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: str | JsonObject | None = None
@@ -54,13 +48,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     metadata: dict[str, str] | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
     chat_template_kwargs: JsonObject | None = None
 
 

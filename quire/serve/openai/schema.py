@@ -23,19 +23,35 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What chat and text completions have in common."""
+class ChoiceFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Sampling that OpenAI's and Ollama's endpoints call by the names of `SamplingParams`, which has the bounds."""
 
-    model: str
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    seed: int | None = None
+
+
+class CommonFields(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
+    """What completions, chat and responses have in common."""
+
+    model: str
+    priority: int | None = None
+    cache_salt: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+class SamplingFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
+    """What chat and text completions have in common. The bounds of sampling are those of `SamplingParams`."""
+
+    n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -49,10 +65,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     response_format: JsonObject | None = None
     structured_outputs: StructuredOutputsParams | None = None
     guided_json: JsonObject | str | None = None
@@ -60,8 +72,6 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
 
 
 class CompletionRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):

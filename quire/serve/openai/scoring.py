@@ -114,7 +114,7 @@ async def _compare(
     prompts: list[list[int]] = []
     try:
         for name, texts in zip(names, (firsts, seconds), strict=True):
-            found = await state.prompts.parse(
+            found = await state.parse(
                 lambda texts=texts, name=name: prompts_of(  # type: ignore[misc]
                     [*texts], name, state.config.max_prompts, state.llm.max_model_len
                 ),

@@ -64,7 +64,7 @@ async def _token_ids(state: ServerState, exchange: Exchange, body: TokenizeReque
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("Give either prompt or messages.", "prompt")
     if body.prompt is None:
-        conversation = await state.prompts.parse(
+        conversation = await state.parse(
             lambda: conversation_of(body, exchange.ignored, variables=state.template_variables), exchange.body_bytes
         )
         add_defaults(conversation, state.config.default_chat_template_kwargs)

@@ -9,19 +9,23 @@ effort is one that the chat template can ask of the model, or it is refused.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from quire.core.errors import InvalidParameter, shown
+from quire.core.errors import shown
+from quire.core.sampling import CHECKS
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.config import ServerConfig
-from quire.serve.http.refusal import bad_request, unsupported
+from quire.serve.http.ignored import IgnoredParams
+from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.openai.conversation import Conversation
 from quire.serve.openai.schema import ChatRequest, JsonObject, Thinking
 from quire.text.message import MessageReader
-from quire.text.reasoning import BEGIN, END, SPACE, ReasoningReader
+from quire.text.reasoning import BEGIN, END, ReasoningReader
+from quire.text.reasoning_count import ReasoningCount
+from quire.text.thinking import after_thinking, ends_by_control_token, ends_with, has_marks
 from quire.text.tokenizer import HfTokenizer
 from quire.text.tool_calls import FORMATS, ToolReader, format_of
 from quire.text.tool_grammar import OfferedTool, auto_grammar, call_grammar
@@ -31,8 +35,7 @@ SWITCHES = ("enable_thinking", "thinking")
 EFFORT = "reasoning_effort"
 """The variable of gpt-oss, and the field of a request."""
 DEFAULT_EFFORT = "medium"
-TAIL_TOKENS = 32
-"""Last tokens of a prompt, in which it is seen whether the model begins inside its reasoning."""
+_SWITCHED = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,6 +53,31 @@ class MessageStyle:
     has_efforts: bool = False
     """The chat template knows `reasoning_effort`."""
 
+    @property
+    def efforts(self) -> tuple[str, ...]:
+        """What can be asked of the chat template. Where it has no word for it, that is what happens anyway: none where
+        the model does not reason, medium where it always does."""
+        if self.has_efforts:
+            return (*(["none"] if self.switch is not None else []), "low", DEFAULT_EFFORT, "high")
+        if self.switch is not None:
+            return ("none", DEFAULT_EFFORT)
+        return ("none",) if self.reasoning is None else (DEFAULT_EFFORT,)
+
+    @property
+    def knows(self) -> str:
+        """What the chat template has for it, in words that go on from "this model"."""
+        if self.has_efforts:
+            return f"whose chat template has {'a switch and ' if self.switch is not None else ''}efforts for reasoning"
+        if self.switch is not None:
+            return "whose chat template can only switch reasoning on and off"
+        return f"whose chat template cannot switch reasoning {'on' if self.reasoning is None else 'off'}"
+
+    @property
+    def capabilities(self) -> list[str]:
+        """What the model can do, in Ollama's words. None takes images."""
+        has = {"completion": True, "tools": self.tools is not None, "thinking": self.reasoning is not None}
+        return [word for word, has_it in has.items() if has_it]
+
 
 def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
     """What the options say, and by default what the chat template teaches the model."""
@@ -59,7 +87,7 @@ def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
         tools = format_of(sources)
     reasoning: str | None = config.reasoning_parser
     if reasoning == "auto":
-        reasoning = "qwen3" if any(BEGIN in source and END in source for source in sources) else None
+        reasoning = "qwen3" if has_marks(sources) else None
     variables = frozenset[str]() if llm.chat_template is None else llm.chat_template.variables
     return MessageStyle(
         None if tools == "none" else tools,
@@ -70,49 +98,48 @@ def style_of(config: ServerConfig, llm: AsyncLLM) -> MessageStyle:
     )
 
 
-def asked_effort(effort: str | None, thinking: Thinking | None, field: str = "reasoning_effort") -> str | None:
-    """What an effort and `thinking` ask for together; 400 if they disagree. field: what the client calls the effort."""
-    if thinking is None:
-        return effort
-    asked = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}[thinking.type]
-    if effort is not None and asked is not None and (effort == "none") != (asked == "none"):
-        raise bad_request(f"thinking is {thinking.type}, but {field} is {shown(effort)}.", "thinking")
-    return effort or asked
-
-
 def thinking_budget(body: ChatRequest) -> int | None:
     """Tokens that the reasoning may have; None: as many as it takes."""
     ours, theirs = body.thinking_token_budget, None if body.thinking is None else body.thinking.budget_tokens
     if ours is not None and theirs is not None and ours != theirs:
         raise bad_request("thinking_token_budget and thinking.budget_tokens disagree: send one.", "thinking")
     budget, name = (theirs, "thinking.budget_tokens") if ours is None else (ours, "thinking_token_budget")
-    if budget is not None and not 0 <= budget < 2**31:
-        raise InvalidParameter(name, budget, "0 to 2147483647")
+    CHECKS.one("thinking_token_budget", budget, called=name)
     return budget
 
 
-def reasoning_kwargs(effort: str | None, style: MessageStyle) -> JsonObject:
-    """Variables of the chat template that ask for a `reasoning_effort`. A 400 Refusal for one that it cannot ask for.
+def reasoning_kwargs(
+    effort: str | None, thinking: Thinking | None, style: MessageStyle, ignored: IgnoredParams, called: str = EFFORT
+) -> JsonObject:
+    """Variables of the chat template that ask for what an effort and `thinking` say together.
 
-    Where the template has no word for it, only what happens anyway is taken: none where the model does not reason,
-    medium where it always does.
+    A 400 Refusal, which names the one at fault, for what the template cannot ask for, and where the two disagree. The
+    default effort asks for nothing where there are no efforts, and no reasoning to switch on. called: the client's name
+    of the effort.
     """
+    switched = None if thinking is None else _SWITCHED[thinking.type]
+    if thinking is not None and switched is not None and switched not in style.efforts:
+        words = {"none": "disabled", DEFAULT_EFFORT: "enabled", "low": "", "high": ""}
+        raise cannot_ask("thinking", f"the type {shown(thinking.type)}", style, words, "adaptive")
+    if effort == DEFAULT_EFFORT and (switched == "none" or effort not in style.efforts):
+        ignored.note(called)
+        effort = None
+    if thinking and effort is not None and switched is not None and (effort == "none") != (switched == "none"):
+        raise bad_request(f"thinking is {thinking.type}, but {called} is {shown(effort)}.", "thinking")
+    effort = switched if effort is None else effort
     if effort is None:
         return {}
-    switched = {} if style.switch is None else {style.switch: effort != "none"}
-    always = "none" if style.reasoning is None else DEFAULT_EFFORT
-    if style.has_efforts:
-        good = (["none"] if style.switch is not None else []) + ["low", "medium", "high"]
-        kwargs = switched if effort == "none" else {EFFORT: effort, **switched}
-    else:
-        good = [always] if style.switch is None else ["none", DEFAULT_EFFORT]
-        kwargs = switched
-    if effort not in good:
-        raise unsupported(
-            EFFORT,
-            f"the effort {shown(effort)} cannot be asked of this model, whose chat template has {', '.join(good)}.",
-        )
-    return kwargs
+    if effort not in style.efforts:
+        raise cannot_ask(called, shown(effort), style, {})
+    found: JsonObject = {} if style.switch is None else {style.switch: effort != "none"}
+    return {EFFORT: effort, **found} if style.has_efforts and effort != "none" else found
+
+
+def cannot_ask(param: str, value: str, style: MessageStyle, words: Mapping[str, str], also: str = "") -> Refusal:
+    """A 400 for what the chat template cannot be asked for. words: the client's for an effort; "" for none."""
+    taken = [words.get(effort, effort) for effort in style.efforts]
+    says = ", ".join(filter(None, (*taken, also)))
+    return unsupported(param, f"{value} cannot be asked of this model, {style.knows}; it takes {says}.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -124,6 +151,8 @@ class Reading:
     structured: StructuredOutputsParams | None
     shows_special: bool
     """Marks of this model are special tokens: they must be in the text to be found."""
+    count: Callable[[], ReasoningCount] | None = None
+    """Makes what counts the reasoning of each choice; None: there is none."""
 
 
 def reading_of(
@@ -139,16 +168,15 @@ def reading_of(
     if tokenizer is None:
         return Reading(None, structured, False)
     constraint = _tool_constraint(body, style, tokenizer, _offered(body, tools), structured)
-    thinks = style.reasoning is not None and not _ends_with(END, prompt, tokenizer)
+    thinks = style.reasoning is not None and not ends_with(END, prompt, tokenizer)
     is_off = style.switch is not None and conversation.kwargs.get(style.switch) is False
-    inside = thinks and (_ends_with(BEGIN, prompt, tokenizer) or (style.reasoning == "deepseek_r1" and not is_off))
+    inside = thinks and (ends_with(BEGIN, prompt, tokenizer) or (style.reasoning == "deepseek_r1" and not is_off))
     budget = thinking_budget(body) if thinks else None
-    if budget is not None and tokenizer.token_id(END) in tokenizer.special_ids:
+    if budget is not None and ends_by_control_token(tokenizer):
         raise unsupported("thinking_token_budget", "this model ends its reasoning with a control token.")
-    if budget is not None:
-        constraint = msgspec.structs.replace(constraint or StructuredOutputsParams(), begins_within=budget)
-    if thinks and constraint is not None:
-        constraint = msgspec.structs.replace(constraint, begins_after=END, may_begin_with=None if inside else BEGIN)
+    if thinks and (constraint is not None or budget is not None):
+        own = None if constraint is None else constraint.begins_within
+        constraint = after_thinking(constraint, is_inside=inside, budget=own if budget is None else budget)
     names = [tool["function"]["name"] for tool in tools or []] if style.tools is not None else []
     if not names and not thinks:
         return Reading(None, constraint, False)
@@ -161,16 +189,7 @@ def reading_of(
 
     marks = ([FORMATS[style.tools].mark] if names and style.tools is not None else []) + ([END] if thinks else [])
     special = any(tokenizer.token_id(mark) in tokenizer.special_ids for mark in marks)
-    return Reading(reader, constraint, special)
-
-
-def _ends_with(mark: str, prompt: list[int], tokenizer: HfTokenizer) -> bool:
-    """Whether a prompt ends with a mark; where the mark is a token, its mere characters are somebody's text."""
-    tail, token_id = prompt[-TAIL_TOKENS:], tokenizer.token_id(mark)
-    if token_id in tail:
-        after = tail[len(tail) - tail[::-1].index(token_id) :]
-        return not tokenizer.decode(after, skip_special_tokens=False).strip(SPACE)
-    return token_id is None and tokenizer.decode(tail, skip_special_tokens=False).rstrip(SPACE).endswith(mark)
+    return Reading(reader, constraint, special, (lambda: ReasoningCount(inside, tokenizer)) if thinks else None)
 
 
 def _offered(body: ChatRequest, tools: list[JsonObject] | None) -> list[OfferedTool]:

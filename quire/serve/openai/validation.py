@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from typing import TypeVar
+from typing import Any
 
 from quire.core.errors import InvalidParameter, shown
 from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
@@ -26,7 +26,12 @@ MAX_METADATA_KEY_CHARS = 64
 MAX_PROMPT_CELLS = 1 << 20
 """Prompt positions times alternatives that one answer may hold; the engine sends them at once."""
 
-T = TypeVar("T")
+SHARED_FIELDS = tuple(
+    name
+    for name in SamplingFields.__struct_fields__
+    if name in SamplingParams.__struct_fields__ and name not in ("max_tokens", "prompt_logprobs", "structured_outputs")
+)
+"""Fields that mean the same on every endpoint and in `SamplingParams`."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -135,29 +140,17 @@ def sampling_params(
 ) -> SamplingParams:
     """Verified `SamplingParams` of a request. `max_tokens`, `logprobs` and `prompt_logprobs` differ by endpoint."""
     streaming = stream_choice(body).on
-    defaults = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0} | limits.defaults
+    given: dict[str, Any] = dict(limits.defaults)
+    for name in SHARED_FIELDS:
+        value = getattr(body, name)
+        if value is not None:
+            given[name] = value
+    given["seed"] = _seed(body.seed)
     params = SamplingParams(
-        n=_or(body.n, 1),
-        temperature=_or(body.temperature, defaults["temperature"]),
-        top_p=_or(body.top_p, defaults["top_p"]),
-        top_k=_or(body.top_k, int(defaults["top_k"])),
-        min_p=_or(body.min_p, defaults["min_p"]),
-        presence_penalty=_or(body.presence_penalty, 0.0),
-        frequency_penalty=_or(body.frequency_penalty, 0.0),
-        repetition_penalty=_or(body.repetition_penalty, defaults["repetition_penalty"]),
-        seed=_seed(body.seed),
-        stop=_listed(body.stop),
-        stop_token_ids=_or(body.stop_token_ids, []),
-        bad_words=_or(body.bad_words, []),
-        allowed_token_ids=body.allowed_token_ids,
-        logit_bias=body.logit_bias or None,
-        min_tokens=_or(body.min_tokens, 0),
+        **given,
         max_tokens=max_tokens,
-        ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        skip_special_tokens=_or(body.skip_special_tokens, True),
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
         output_kind=OutputKind.DELTA if streaming else OutputKind.FINAL_ONLY,
         structured_outputs=structured,
     )
@@ -228,13 +221,3 @@ def _seed(seed: int | None) -> int | None:
     if not -MAX_SEED - 1 <= seed <= MAX_SEED:
         raise InvalidParameter("seed", seed, "a 64-bit signed integer")
     return seed & MAX_SEED
-
-
-def _listed(stop: str | list[str] | None) -> list[str]:
-    if stop is None:
-        return []
-    return [stop] if isinstance(stop, str) else stop
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value

@@ -6,22 +6,18 @@ may not, because all tenants would feel it. Does not own what sleep is (`engine/
 
 from __future__ import annotations
 
-import urllib.parse
-
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.serve.http.exchange import Exchange
+from quire.serve.http.query import query_of
 from quire.serve.http.refusal import Refusal, bad_request, refusal_of
 from quire.serve.state import ServerState
-
-MAX_FIELDS = 16
-"""Of a query."""
 
 
 async def serve_reset_prefix_cache(state: ServerState, exchange: Exchange) -> None:
     """Forget the cached prefixes that no open request holds."""
     state.check_open()
     _check_operator(exchange)
-    query = _query(exchange, {"reset_running_requests", "reset_external"})
+    query = query_of(exchange, {"reset_running_requests", "reset_external"})
     for name, values in query.items():
         if any(value.lower() not in ("false", "0") for value in values):
             raise bad_request(f"{name} = {values[-1][:100]!r} is not supported: only false is.", name)
@@ -32,7 +28,7 @@ async def serve_sleep(state: ServerState, exchange: Exchange) -> None:
     """End every request and give memory back: pages, and at level 2 weights too."""
     state.check_open()
     _check_operator(exchange)
-    query = _query(exchange, {"level", "mode"})
+    query = query_of(exchange, {"level", "mode"})
     if query.get("mode", ["abort"]) != ["abort"]:
         raise bad_request("mode must be abort: sleep ends the requests that are open.", "mode")
     level = query.get("level", ["1"])
@@ -50,7 +46,7 @@ async def serve_wake_up(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     _check_operator(exchange)
     try:
-        await state.llm.wake_up(_query(exchange, {"tags"}).get("tags"))
+        await state.llm.wake_up(query_of(exchange, {"tags"}).get("tags"))
     except ConfigError as error:
         raise _disabled(error) from None
     except InvalidParameter as error:
@@ -72,17 +68,3 @@ def _check_operator(exchange: Exchange) -> None:
 
 def _disabled(error: ConfigError) -> Refusal:
     return bad_request(f"{error.message}.", code="sleep_disabled")
-
-
-def _query(exchange: Exchange, known: set[str]) -> dict[str, list[str]]:
-    """The fields of a query. Raises a 400 Refusal for one that is not known."""
-    text = exchange.scope.get("query_string", b"").decode("latin-1")
-    try:
-        found = urllib.parse.parse_qs(text, keep_blank_values=True, max_num_fields=MAX_FIELDS)
-    except ValueError:
-        raise bad_request(f"The query has more than {MAX_FIELDS} fields.") from None
-    unknown = next((name for name in found if name not in known), None)
-    if unknown is not None:
-        allowed = " and ".join(sorted(known))
-        raise bad_request(f"The query has an unknown field {unknown[:100]!r}: {allowed} may be there.", unknown[:100])
-    return found

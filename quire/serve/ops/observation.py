@@ -13,6 +13,7 @@ from quire.core.errors import shown
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal
 from quire.serve.openai.schema import JsonObject
+from quire.serve.page.assets import STARTER_PROMPTS
 from quire.serve.state import ServerState
 
 PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
@@ -61,6 +62,8 @@ async def serve_engine(state: ServerState, exchange: Exchange) -> None:
             "time_s": time.monotonic(),
             "engine": msgspec.to_builtins(llm.ready),
             "default_sampling": llm.default_sampling,
+            "capabilities": state.style.capabilities,
+            "starter_prompts": state.config.starter_prompts or STARTER_PROMPTS,
             "stats": stats,
         }
     )

@@ -17,7 +17,7 @@ import msgspec
 from quire import __version__
 from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.serve.batch.batches import BatchRequest
-from quire.serve.http.dialect import dialect_of
+from quire.serve.http.dialect import THREAD_NOT_FOUND, dialect_of
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.sieve import Refused
 from quire.serve.ollama.schema import (
@@ -138,9 +138,14 @@ _FORM: JsonObject = {
     "type": "object",
     "properties": {"purpose": {"const": "batch"}, "file": {"type": "string", "format": "binary"}},
     "required": ["purpose", "file"],
-    "additionalProperties": False,
 }
 _NULLABLE: JsonObject = {"type": ["string", "null"]}
+_DETAILS: JsonObject = {
+    "type": "object",
+    "properties": {"error_code": {"const": THREAD_NOT_FOUND}},
+    "required": ["error_code"],
+    "additionalProperties": False,
+}
 ERRORS: dict[str, JsonObject] = {
     "Error": {
         "type": "object",
@@ -161,7 +166,7 @@ ERRORS: dict[str, JsonObject] = {
             "type": {"const": "error"},
             "error": {
                 "type": "object",
-                "properties": {"type": _STRING, "message": _STRING},
+                "properties": {"type": _STRING, "message": _STRING, "details": _DETAILS},
                 "required": ["type", "message"],
                 "additionalProperties": False,
             },
@@ -216,6 +221,8 @@ def document_of(
     for method, pattern, handler in routes:
         path = pattern.replace(":path}", "}")
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, handler, types)
+    form = paths["/v1/files"]["post"]["requestBody"]["content"]["multipart/form-data"]
+    form["schema"] = {**_FORM, "additionalProperties": not is_strict}
     if not is_strict:
         for path, refused in REFUSED.items():
             _add_refused(types.components[BODIES[path].__name__]["properties"], refused)

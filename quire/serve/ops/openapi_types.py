@@ -9,34 +9,37 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from msgspec import inspect
 
-from quire.core.sampling import (
-    MAX_BAD_WORDS,
-    MAX_LISTED_TOKENS,
-    MAX_N,
-    MAX_SEED,
-    MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
-    MIN_REPETITION_PENALTY,
-)
+from quire.core.sampling import MAX_SEED, SamplingParams
+from quire.serve.anthropic.input import MAX_TEMPERATURE
 from quire.serve.batch.lines import ENDPOINTS
 from quire.serve.ollama.input import LATEST
 from quire.serve.openai.conversation import MAX_MESSAGES, MAX_NAME_CHARS, MAX_TOOLS
 from quire.serve.openai.responses_schema import CallItem, CallOutputItem, MessageItem, ReasoningItem
-from quire.serve.openai.schema import JsonObject
+from quire.serve.openai.schema import JsonObject, SamplingFields
 from quire.serve.openai.validation import MAX_LABEL_CHARS, MAX_METADATA, MAX_METADATA_KEY_CHARS
 
-MAX_INT32 = 2**31 - 1
 
+def bounds_of(params: type[msgspec.Struct]) -> dict[str, JsonObject]:
+    """Field of `params` → bounds and meaning, as they stand there."""
+    properties = msgspec.json.schema(params)["$defs"][params.__name__]["properties"]
+    found = {}
+    for name, schema in properties.items():
+        values = next((one for one in schema.get("anyOf", ()) if one != {"type": "null"}), schema)
+        dropped = ("type", "default", "$ref", "enum")
+        found[name] = {"description": schema["description"], **values}
+        found[name] = {word: value for word, value in found[name].items() if word not in dropped}
+    return found
+
+
+SAMPLING: dict[str, JsonObject] = bounds_of(SamplingParams)
 _LABEL: JsonObject = {"maxLength": MAX_LABEL_CHARS}
 _NAME: JsonObject = {"maxLength": MAX_NAME_CHARS}
 _FUNCTION_NAME: JsonObject = {"pattern": "^[a-zA-Z0-9_.-]{1,64}$"}
 _OBJECT: JsonObject = {"type": "object"}
 _OBJECT_OR_NULL: JsonObject = {"type": ["object", "null"]}
-_TOKEN: JsonObject = {"type": "integer", "minimum": 0}
-_TOKENS: JsonObject = {"maxItems": MAX_LISTED_TOKENS, "items": _TOKEN}
-_STRING: JsonObject = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}
 _METADATA: JsonObject = {
     "maxProperties": MAX_METADATA,
     "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
@@ -44,39 +47,32 @@ _METADATA: JsonObject = {
 }
 _TOOL_CHOICE: JsonObject = {"anyOf": [{"enum": ["auto", "none", "required"]}, _OBJECT_OR_NULL]}
 
+
+def _bounds(name: str) -> JsonObject:
+    """Those of a parameter without its meaning, for a field of another one."""
+    return {word: value for word, value in SAMPLING[name].items() if word != "description"}
+
+
 BOUNDS: dict[str, JsonObject] = {
-    "n": {"minimum": 1, "maximum": MAX_N},
-    "best_of": {"minimum": 1, "maximum": MAX_N},
-    "temperature": {"minimum": 0, "maximum": 100},
-    "MessagesRequest.temperature": {"minimum": 0, "maximum": 1},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "maximum": MAX_INT32},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "presence_penalty": {"minimum": -2, "maximum": 2},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "repetition_penalty": {"minimum": MIN_REPETITION_PENALTY, "maximum": 10},
-    "seed": {"minimum": -MAX_SEED - 1, "maximum": MAX_SEED},
-    "stop": {"anyOf": [_STRING, {"type": "array", "items": _STRING, "maxItems": MAX_STOP_STRINGS}, {"type": "null"}]},
-    "stop_sequences": {"items": _STRING, "maxItems": MAX_STOP_STRINGS},
-    "bad_words": {"items": _STRING, "maxItems": MAX_BAD_WORDS},
-    "stop_token_ids": _TOKENS,
-    "allowed_token_ids": {**_TOKENS, "minItems": 1},
-    "tokens": {"items": _TOKEN},
-    "logit_bias": {
-        "propertyNames": {"pattern": "^[0-9]+$"},
-        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    **{name: SAMPLING[name] for name in SamplingFields.__struct_fields__ if name in SAMPLING},
+    "thinking_token_budget": SAMPLING["thinking_token_budget"],
+    "CompletionRequest.logprobs": SAMPLING["logprobs"],
+    "best_of": _bounds("n"),
+    "MessagesRequest.temperature": SAMPLING["temperature"] | {"maximum": MAX_TEMPERATURE},
+    "seed": SAMPLING["seed"] | {"minimum": -MAX_SEED - 1},
+    "stop": {
+        "description": SAMPLING["stop"]["description"],
+        "anyOf": [SAMPLING["stop"]["items"], {"type": "array", **_bounds("stop")}, {"type": "null"}],
     },
-    "min_tokens": {"minimum": 0, "maximum": MAX_INT32},
-    "max_tokens": {"minimum": 1, "maximum": MAX_INT32},
-    "CompletionRequest.max_tokens": {"minimum": 0, "maximum": MAX_INT32},
-    "max_completion_tokens": {"minimum": 1, "maximum": MAX_INT32},
-    "max_output_tokens": {"minimum": 1, "maximum": MAX_INT32},
-    "CompletionRequest.logprobs": {"minimum": 0},
-    "top_logprobs": {"minimum": 0},
-    "prompt_logprobs": {"minimum": 0},
+    "stop_sequences": SAMPLING["stop"],
+    "tokens": {"items": SAMPLING["stop_token_ids"]["items"]},
+    "logit_bias": SAMPLING["logit_bias"] | {"propertyNames": {"pattern": "^[0-9]+$"}},
+    "CompletionRequest.max_tokens": SAMPLING["max_tokens"] | {"minimum": 0},
+    "max_completion_tokens": SAMPLING["max_tokens"],
+    "max_output_tokens": SAMPLING["max_tokens"],
+    "top_logprobs": _bounds("logprobs"),
     "dimensions": {"minimum": 1},
-    "thinking_token_budget": {"minimum": 0},
-    "Thinking.budget_tokens": {"minimum": 0},
+    "Thinking.budget_tokens": SAMPLING["thinking_token_budget"],
     "user": _LABEL,
     "safety_identifier": _LABEL,
     **{f"{one}Request.metadata": _METADATA for one in ("Responses", "Batch")},
@@ -183,6 +179,8 @@ class TypeSchemas:
         if (owner, field.name) == ("ResponsesRequest", "input"):
             items = {"type": "array", "items": {"anyOf": [self.of(item) for item in ITEMS]}}
             return {"anyOf": [{"type": "string"}, items]}
+        if field.name == "options" and owner.startswith("OllamaEmbed"):
+            return _OBJECT_OR_NULL  # vectors have no sampling: whatever they say is ignored
         schema = self._schema(field.type)
         bounds = BOUNDS.get(f"{owner}.{field.name}", BOUNDS.get(field.name, {}))
         if bounds.keys() & {"anyOf", "enum", "const", "type"}:
@@ -203,8 +201,10 @@ def _bounded(schema: JsonObject, bounds: JsonObject) -> JsonObject:
     """`bounds` beside a plain type, or inside the one of several types that is no null."""
     if "anyOf" not in schema:
         return schema | bounds
+    described = {word: bounds[word] for word in ("description",) if word in bounds}
+    bounds = {word: value for word, value in bounds.items() if word not in described}
     inner = [one if one == {"type": "null"} else one | bounds for one in schema["anyOf"]]
-    return {"anyOf": inner}
+    return {"anyOf": inner, **described}
 
 
 def _joined(schemas: list[JsonObject]) -> JsonObject:

@@ -1,4 +1,4 @@
-"""The web page: its files are read once at start and served from memory. Owns their types and security headers."""
+"""The web page: its files, read once at start and served from memory, with their headers; what it proposes to ask."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Headers
 from quire.serve.state import ServerState
 
+STARTER_PROMPTS = [
+    "What is 17 + 25?",
+    "Hello! Who are you?",
+    "Write a function that reverses a string.",
+    "Extract name and age as JSON: Anna is 31 years old.",
+]
+"""What the page proposes for an empty conversation where the operator proposes nothing."""
 FOLDER = pathlib.Path(__file__).parent
 
 _TYPES = {
@@ -17,12 +24,15 @@ _TYPES = {
     ".js": b"text/javascript; charset=utf-8",
     ".mjs": b"text/javascript; charset=utf-8",
     ".svg": b"image/svg+xml",
+    ".woff2": b"font/woff2",
 }
 _NAMES = (
     *("icon.svg", "quire.css", "talk.css", "side.css"),
     *("quire.js", "dom.js", "client.js", "settings.js", "engine.js", "tree.js", "waterfall.js"),
-    *("chat.js", "talk.js", "thread.js", "message.js", "markdown.js", "archive.js", "shelf.js", "export.js"),
-    *("completion.js", "vendor/marked.esm.js", "vendor/purify.es.mjs", "vendor/highlight.min.js"),
+    *("chat.js", "talk.js", "thread.js", "message.js", "markdown.js", "maths.js", "archive.js"),
+    *("shelf.js", "export.js", "completion.js", "menu.js", "tools.js", "calls.js"),
+    *("vendor/marked.esm.js", "vendor/purify.es.mjs", "vendor/highlight.min.js"),
+    *("vendor/temml.mjs", "vendor/Temml-Local.css", "vendor/Temml.woff2"),
 )
 FILES = {
     "/": ("index.html", b"text/html; charset=utf-8"),
@@ -32,7 +42,7 @@ FILES = {
 
 _SECURITY: Headers = [
     (b"content-security-policy", b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-     b"connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+     b"font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
      b"require-trusted-types-for 'script'; trusted-types dompurify"),
     (b"referrer-policy", b"no-referrer"),
 ]  # fmt: skip

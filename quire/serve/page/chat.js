@@ -3,10 +3,11 @@
 import { archive } from "./archive.js";
 import { server } from "./client.js";
 import { $, element, grow, icon, toast } from "./dom.js";
+import { showMenu } from "./menu.js";
 import { Talk } from "./talk.js";
 import { thread } from "./thread.js";
+import { canCall, openTools } from "./tools.js";
 
-const STARTERS = ["What is 17 + 25?", "Hello! Who are you?", "Write a function that reverses a string.", "Extract name and age as JSON: Anna is 31 years old."];
 const MAX_FILE_CHARS = 200_000;
 
 export const chat = { talk: new Talk(), changed: () => {} };
@@ -14,8 +15,7 @@ export const chat = { talk: new Talk(), changed: () => {} };
 export const live = new Map();
 
 export function buildChat() {
-  thread.build({ again, goOn, edit, countAfter });
-  for (const text of STARTERS) $("starters").append(element("button", { type: "button", onclick: () => say(text) }, text));
+  thread.build({ again, goOn, edit, tell, countAfter });
   $("chat-form").addEventListener("submit", (event) => { event.preventDefault(); if (chat.talk.running) stopChat(); else send(); });
   $("input").addEventListener("input", () => { grow($("input")); trouble(""); });
   $("input").addEventListener("keydown", (event) => {
@@ -24,10 +24,35 @@ export function buildChat() {
     event.preventDefault();
     if (!chat.talk.running) send();
   });
-  $("attach").addEventListener("click", () => $("file").click());
+  $("attach").addEventListener("click", () => showMenu($("attach"), "Add to the message", additions()));
   $("file").addEventListener("change", () => { for (const file of $("file").files) addFile(file); $("file").value = ""; });
+  buildDrops();
   thread.show(chat.talk);
   grow($("input"));
+}
+
+/** Questions that the server proposes for an empty conversation. */
+export function showStarters(texts) {
+  $("starters").replaceChildren(...texts.map((text) => element("button", { type: "button", onclick: () => say(text) }, text)));
+  $("starters-lead").hidden = !texts.length;
+}
+
+/** What can be added, and why not. */
+function additions() {
+  const model = server.model ?? "The model";
+  return [
+    { label: "Text file", run: () => $("file").click(), note: "its text goes into the message" },
+    { label: "Image", note: `${model} takes no images` },
+    canCall() ? { label: "Tools", run: openTools, note: "functions that the model may call" } : { label: "Tools", note: `${model}'s chat template has no tools` },
+  ];
+}
+
+/** Files come by dropping and pasting too. */
+function buildDrops() {
+  const box = $("chat-form");
+  box.addEventListener("dragover", (event) => { if (event.dataTransfer.types.includes("Files")) event.preventDefault(); });
+  box.addEventListener("drop", (event) => { if (event.dataTransfer.files.length) { event.preventDefault(); for (const file of event.dataTransfer.files) addFile(file); } });
+  $("input").addEventListener("paste", (event) => { for (const file of event.clipboardData.files) { event.preventDefault(); addFile(file); } });
 }
 
 /** Show a conversation; null begins a new one. */
@@ -116,6 +141,15 @@ function edit(message, text) {
   say(text, removed);
 }
 
+/** A person's answers to the calls of the last message: the model goes on. */
+async function tell(message, answers) {
+  const { talk } = chat;
+  if (!talk.begin()) return;
+  message.calls.forEach((call, i) => { if (answers[i] !== undefined) call.answer = answers[i]; });
+  await archive.putMessage(message);
+  answer(talk);
+}
+
 function countAfter(message) { return chat.talk.messages.length - chat.talk.messages.indexOf(message) - 1; }
 
 function busy() {
@@ -136,7 +170,8 @@ function trouble(text) {
 async function addFile(file) {
   const text = file.type.startsWith("image/") ? null : await file.text().catch(() => null);
   if (text === null || text.includes("\0") || text.includes("\uFFFD")) {
-    trouble(`${file.name} is not a text: ${server.model ?? "the model"} reads text only, no images or other files.`);
+    trouble(file.type.startsWith("image/") ? `${file.name} is an image: ${server.model ?? "the model"} takes no images, it reads text only.`
+      : `${file.name} is not a text: ${server.model ?? "the model"} reads text only.`);
     return;
   }
   if (text.length > MAX_FILE_CHARS) { trouble(`${file.name} has ${text.length.toLocaleString("en")} characters; at most ${MAX_FILE_CHARS.toLocaleString("en")} are taken.`); return; }

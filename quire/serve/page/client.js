@@ -3,7 +3,7 @@
 import { $, element } from "./dom.js";
 import { samplingFields, settings } from "./settings.js";
 
-export const server = { model: null, room: 0, key: sessionStorage.getItem("quire.key") || "" };
+export const server = { model: null, room: 0, capabilities: [], key: sessionStorage.getItem("quire.key") || "" };
 
 export class ServerError extends Error {
   constructor(status, body) {
@@ -61,8 +61,8 @@ async function* events(response) {
   }
 }
 
-/** Streams one answer: `onText` gets each piece of it, `onThought` each piece of its reasoning. Resolves to what is shown below. */
-export async function generate(path, body, signal, onText, onThought = () => {}) {
+/** Streams one answer: `onText` gets each piece of it, `onThought` each piece of its reasoning, `onCalls` each of its calls. Resolves to what is shown below. */
+export async function generate(path, body, signal, onText, onThought = () => {}, onCalls = () => {}) {
   const begun = performance.now();
   let first = null, last = begun, usage = null, reason = null, id = null;
   const full = { model: server.model, ...samplingFields(), ...body, stream: true, stream_options: { include_usage: true } };
@@ -72,9 +72,11 @@ export async function generate(path, body, signal, onText, onThought = () => {})
     if (choice) {
       const text = choice.text ?? choice.delta.content;
       const thought = choice.delta?.reasoning_content ?? choice.delta?.reasoning;
-      if (text || thought) { last = performance.now(); first ??= last; }
+      const calls = choice.delta?.tool_calls;
+      if (text || thought || calls) { last = performance.now(); first ??= last; }
       if (thought) onThought(thought);
       if (text) onText(text);
+      if (calls) onCalls(calls);
       reason = choice.finish_reason ?? reason;
     }
     usage = event.usage ?? usage;

@@ -1,11 +1,13 @@
 // The live view of the engine: speed, counts and a map of the KV pages. Polls /v1/engine.
 
+import { showStarters } from "./chat.js";
 import { request, server } from "./client.js";
 import { $, element } from "./dom.js";
 import { adopt } from "./settings.js";
+import { showTools } from "./tools.js";
 import { drawTree, nodeAt } from "./tree.js";
 
-const view = { samples: [], speeds: [], map: new Uint8Array(0), each: 1, pageSize: 0, tree: [], delay: 500 };
+const view = { samples: [], speeds: [], map: new Uint8Array(0), each: 1, pageSize: 0, tree: [], n_nodes: 0, delay: 500 };
 const SPEEDS = 120;
 
 export function buildEngine() {
@@ -18,7 +20,7 @@ export function drawAll() {
   if (!$("map").offsetParent) $("tip").hidden = true;
   drawSpark();
   drawMap();
-  drawTree(view.tree);
+  drawTree(view.tree, view.n_nodes);
 }
 
 /** What the pointer stands on is named beside it; `told(x, y)` gives the words or "". */
@@ -69,8 +71,10 @@ function state(kind, text) {
 function show(info) {
   const { stats } = info;
   const { engine } = info;
-  if (server.model === null) adopt(info.default_sampling, engine.max_model_len);
+  const isNew = server.model !== info.model;
   server.model = info.model;
+  server.capabilities = info.capabilities;
+  if (isNew) { adopt(info.default_sampling, engine.max_model_len); showStarters(info.starter_prompts); showTools(); }
   server.room = engine.max_model_len;
   view.pageSize = engine.page_size;
   $("model").textContent = $("model").title = info.model;
@@ -90,6 +94,7 @@ function show(info) {
   $("hits").textContent = percent(stats.prefix_hits, stats.prefix_queries) ?? "–";
   view.map = Uint8Array.from(atob(stats.page_map), (char) => char.charCodeAt(0));
   view.tree = stats.tree;
+  view.n_nodes = stats.n_tree_nodes;
   $("map").setAttribute("aria-label", `Map of the KV pages: ${held} held, ${stats.n_pages_cached} cached, of ${stats.n_pages}`);
   const each = view.each = Math.ceil(stats.n_pages / Math.max(1, view.map.length));
   const many = each > 1 ? `, ${each} a cell,` : "";

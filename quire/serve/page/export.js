@@ -3,20 +3,26 @@
 import { saveFile } from "./dom.js";
 
 export function asJson(talk, messages) {
-  const plain = messages.map(({ role, content, reasoning, model, time }) => ({
-    role, content, ...(reasoning ? { reasoning_content: reasoning } : {}), ...(model ? { model } : {}), time: new Date(time).toISOString(),
+  const plain = messages.map(({ role, content, reasoning, calls, model, time }) => ({
+    role, content, ...(calls ? { tool_calls: calls.map(({ id, name, arguments: given, answer }) => ({ id, type: "function", function: { name, arguments: given }, answer })) } : {}), ...(reasoning ? { reasoning_content: reasoning } : {}), ...(model ? { model } : {}), time: new Date(time).toISOString(),
   }));
   return JSON.stringify({ title: talk.title, created: new Date(talk.created).toISOString(), messages: plain }, null, 2) + "\n";
 }
 
 export function asMarkdown(talk, messages) {
   const parts = [`# ${talk.title}`];
-  for (const { role, content, reasoning, model } of messages) {
+  for (const { role, content, reasoning, calls, model } of messages) {
     parts.push(`## ${role === "user" ? "You" : model || "Answer"}`);
     if (reasoning) parts.push(reasoning.trim().split("\n").map((line) => `> ${line}`.trimEnd()).join("\n"));
-    parts.push(content.trim());
+    if (content.trim()) parts.push(content.trim());
+    for (const call of calls ?? []) parts.push(`Calls \`${call.name}\`:`, fenced(call.arguments), ...(call.answer === undefined ? [] : ["Answer:", fenced(call.answer)]));
   }
   return parts.join("\n\n") + "\n";
+}
+
+function fenced(text) {
+  const mark = text.includes("```") ? "~~~~" : "```";
+  return `${mark}\n${text}\n${mark}`;
 }
 
 export function saveTalk(talk, messages, kind) {

@@ -4,30 +4,21 @@
 import DOMPurify from "./vendor/purify.es.mjs";
 import { Marked } from "./vendor/marked.esm.js";
 import { copyText, element } from "./dom.js";
+import { FORMULAS, escaped, typeset } from "./maths.js";
 
 const TAGS = ["p", "br", "strong", "em", "del", "code", "pre", "blockquote", "ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td",
   "h1", "h2", "h3", "h4", "h5", "h6", "hr", "a", "span", "input", "sub", "sup", "kbd", "mark", "u"];
 const ATTRIBUTES = ["href", "title", "class", "align", "start", "type", "checked", "disabled"];
 const CLEAN = { ALLOWED_TAGS: TAGS, ALLOWED_ATTR: ATTRIBUTES, ALLOWED_URI_REGEXP: /^(?:https?:\/\/|mailto:)/i, ADD_URI_SAFE_ATTR: ["align", "start", "type"], ALLOW_DATA_ATTR: false, ALLOW_ARIA_ATTR: false, RETURN_DOM_FRAGMENT: true };
 const BARE_TAG = /^<\/?(?:br|sub|sup|kbd|mark|u)\s*\/?>$/i;
-const CLASS = /^(?:hljs-[a-z_-]+|(?:function|class|inherited|constant)_|language-[\w+#.-]+|maths|lead)$/;
+const CLASS = /^(?:hljs-[a-z_-]+|(?:function|class|inherited|constant)_|language-[\w+#.-]+|maths|lead|math(?:cal|scr)|tml-[a-z0-9-]+|(?:chr|wbk|ff)-[a-z-]+|menclose|(?:up|down)strike|sout|longdiv-(?:top|arc)|circle-pad|textcircle|actuarial|phasor-(?:bottom|angle)|special-fraction)$/;
 
 DOMPurify.addHook("uponSanitizeAttribute", (_, attribute) => {
   if (attribute.attrName === "class") attribute.attrValue = attribute.attrValue.split(/\s+/).filter((name) => CLASS.test(name)).join(" ");
 });
 DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   if (node.tagName === "A") { node.setAttribute("target", "_blank"); node.setAttribute("rel", "noopener noreferrer nofollow"); }
-  if (node.tagName === "INPUT") { node.setAttribute("type", "checkbox"); node.setAttribute("disabled", ""); }
-});
-
-function escaped(text) { return text.replace(/[&<>"']/g, (char) => `&#${char.charCodeAt(0)};`); }
-
-/** Formulas stay as they were written: Markdown would take their backslashes and underscores for its own. */
-const formula = (name, level, start, rule) => ({
-  name, level,
-  start: (text) => { const at = text.search(start); return at < 0 ? undefined : at; },
-  tokenizer: (text) => { const found = rule.exec(text); return found ? { type: name, raw: found[0], text: found[0].trim() } : undefined; },
-  renderer: (token) => level === "block" ? `<p><span class="maths lead">${escaped(token.text)}</span></p>` : `<span class="maths">${escaped(token.text)}</span>`,
+  if (node.tagName === "INPUT") { node.setAttribute("type", "checkbox"); node.setAttribute("disabled", ""); node.setAttribute("aria-label", node.checked ? "done" : "to do"); }
 });
 
 const reader = new Marked({
@@ -36,10 +27,7 @@ const reader = new Marked({
     html: ({ text, block }) => BARE_TAG.test(text.trim()) ? text : block ? `<p>${escaped(text.trimEnd())}</p>` : escaped(text),
     image: ({ href, text }) => `<a href="${escaped(href)}">${escaped(text || "image")}</a>`,
   },
-  extensions: [
-    formula("maths", "block", /^(?:\$\$|\\\[)/m, /^(?:\$\$[^$]+\$\$|\\\[[^]+?\\\])(?:\n|$)/),
-    formula("formula", "inline", /\\[([]|\$\$/, /^(?:\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]|\$\$[^$\n]+\$\$)/),
-  ],
+  extensions: FORMULAS,
 });
 
 /** Nodes of one top-level token. Whatever `marked` makes of it passes the sanitiser. */
@@ -116,6 +104,7 @@ export class GrowingText {
       const nodes = nodesOf(token, tokens.links);
       this.target.append(...nodes);
       this.blocks.push({ raw: token.raw, nodes });
+      typeset(nodes).then((any) => { if (any) this.target.dispatchEvent(new Event("grown", { bubbles: true })); });
     }
     this.links = links;
     if (done) this.whole = links;

@@ -2,6 +2,7 @@
 
 import { announce, copyText, element, grow, iconButton } from "./dom.js";
 import { describe, server } from "./client.js";
+import { CallsView, isWhole } from "./calls.js";
 import { GrowingText } from "./markdown.js";
 import { waterfall } from "./waterfall.js";
 
@@ -41,7 +42,7 @@ export class UserView {
   }
 }
 
-/** An answer. `does.again(message)` and `does.goOn(message)` ask for another one and for more of this one. */
+/** An answer. `does.again(message)` and `does.goOn(message)` ask for another one and for more of this one; `does.tell(message, answers)` answers its calls. */
 export class AnswerView {
   constructor(message, does) {
     this.message = message;
@@ -51,9 +52,10 @@ export class AnswerView {
     this.fold = element("details", { class: "thought", hidden: "" }, this.summary, this.thought);
     this.fold.addEventListener("toggle", () => this.paintThought());
     this.body = element("div", { class: "body" });
+    this.calls = new CallsView((answers) => does.tell(message, answers));
     this.foot = element("div", { class: "foot" });
     this.node = element("article", { class: "message assistant", "aria-label": "Answer" },
-      element("div", { class: "who" }, message.model || server.model || "model"), this.fold, this.body, this.foot);
+      element("div", { class: "who" }, message.model || server.model || "model"), this.fold, this.body, this.calls.node, this.foot);
     this.text = new GrowingText(this.body);
     this.thoughtText = new GrowingText(this.thought);
     this.said = 0;
@@ -63,6 +65,7 @@ export class AnswerView {
 
   /** Show what there is; `isLast` decides what can be done with it. */
   show(isLast) {
+    this.isLast = isLast;
     this.node.toggleAttribute("aria-busy", this.running);
     if (this.running) this.node.setAttribute("aria-busy", "true");
     this.paint();
@@ -79,6 +82,8 @@ export class AnswerView {
       this.paintThought();
     }
     this.text.show(content, !this.running);
+    const { calls = [] } = this.message;
+    this.calls.show(calls, this.isLast && !this.running && calls.some((call) => call.answer === undefined && isWhole(call)));
   }
 
   paintThought() { if (this.fold.open) this.thoughtText.show(this.message.reasoning, !this.running || Boolean(this.message.content)); }
@@ -100,8 +105,8 @@ export class AnswerView {
     const { message } = this, { content, result, state } = message;
     const row = element("div", { class: "tools" }), stats = element("p", { class: "stats" }), parts = [row];
     if (content) row.append(iconButton("copy", "Copy this answer", (event) => copyText(content, event.currentTarget), "copy"));
-    if (isLast) row.append(iconButton("again", content ? "Regenerate this answer" : "Try again", () => this.does.again(message), "again"));
-    if (isLast && content && state !== "failed") row.append(iconButton("forward", "Continue this answer", () => this.does.goOn(message), "go-on"));
+    if (isLast) row.append(iconButton("again", content || message.calls ? "Regenerate this answer" : "Try again", () => this.does.again(message), "again"));
+    if (isLast && content && !message.calls && state !== "failed") row.append(iconButton("forward", "Continue this answer", () => this.does.goOn(message), "go-on"));
     if (result) stats.append(...describe(result));
     if (state === "stopped") stats.append(element("span", {}, "stopped"));
     if (state === "lost") stats.append(element("span", {}, "the page was closed before the end"));
@@ -115,5 +120,5 @@ export class AnswerView {
     return parts;
   }
 
-  ended() { announce(this.message.state === "failed" ? "The answer failed." : this.message.state === "stopped" ? "Stopped." : "Answer complete."); }
+  ended() { announce(this.message.calls && this.message.state === "done" ? `The model calls ${this.message.calls.map((call) => call.name).join(", ")}.` : this.message.state === "failed" ? "The answer failed." : this.message.state === "stopped" ? "Stopped." : "Answer complete."); }
 }

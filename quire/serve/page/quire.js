@@ -5,8 +5,10 @@ import { server } from "./client.js";
 import { buildSheet, mark, stopSheet } from "./completion.js";
 import { $, drawIcons, grow, icon, store } from "./dom.js";
 import { buildEngine, drawAll, look } from "./engine.js";
+import { buildMenu } from "./menu.js";
 import { buildSettings } from "./settings.js";
 import { buildShelf } from "./shelf.js";
+import { buildTools } from "./tools.js";
 
 const dark = matchMedia("(prefers-color-scheme: dark)"), narrow = matchMedia("(max-width: 900px)");
 
@@ -104,7 +106,7 @@ function buildFrame() {
     $("input").focus();
   });
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && !closeDrawers()) { stopChat(); stopSheet(); }
+    if (event.key === "Escape" && !$("tools").open && !closeDrawers()) { stopChat(); stopSheet(); }
     if (event.key.toLowerCase() === "o" && event.shiftKey && (event.ctrlKey || event.metaKey)) { event.preventDefault(); openTalk(null); $("input").focus(); }
   });
   addEventListener("resize", () => { drawAll(); grow($("input")); });
@@ -112,6 +114,8 @@ function buildFrame() {
 
 drawIcons();
 buildSettings();
+buildMenu();
+buildTools();
 buildChat();
 buildSheet();
 buildShelf(closeDrawers);

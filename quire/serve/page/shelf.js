@@ -4,6 +4,7 @@ import { archive } from "./archive.js";
 import { chat, live, openTalk } from "./chat.js";
 import { $, element, iconButton, toast } from "./dom.js";
 import { saveTalk } from "./export.js";
+import { showMenu } from "./menu.js";
 
 const SHOWN = 100, WAIT_MS = 150;
 const shelf = { limit: SHOWN, timer: 0, turn: 0, renaming: null };
@@ -20,8 +21,6 @@ export function buildShelf(close) {
     const item = event.target.closest(".talk-open");
     if (item) { openTalk(item.talk); close(); }
   });
-  $("menu").addEventListener("toggle", (event) => { if (event.newState === "closed") shelf.button?.setAttribute("aria-expanded", "false"); });
-  $("menu").addEventListener("keydown", moveInMenu);
   chat.changed = archive.changed = fill;
   archive.failed = (error) => toast(`The browser stores no more (${error.name}): delete a conversation, or export this one.`, null, 10);
   fill();
@@ -57,7 +56,7 @@ function item(talk, hit) {
   if (isOpen) open.setAttribute("aria-current", "true");
   if (hit) open.append(element("small", {}, hit));
   if (live.has(talk.id)) open.append(element("i", { class: "working", role: "img", "aria-label": "an answer is being made" }));
-  const more = iconButton("dots", `Rename, export or delete: ${talk.title}`, () => showMenu(talk, more), "talk-more");
+  const more = iconButton("dots", `Rename, export or delete: ${talk.title}`, () => actions(talk, more), "talk-more");
   more.setAttribute("aria-haspopup", "menu");
   more.setAttribute("aria-expanded", "false");
   return element("li", { class: "talk-item" }, open, more);
@@ -65,29 +64,13 @@ function item(talk, hit) {
 
 // ---------------------------------------------------------------- what is done with one
 
-function showMenu(talk, button) {
-  const entry = (label, run, kind = "") => element("button", { type: "button", role: "menuitem", class: kind, onclick: () => { $("menu").hidePopover(); run(); } }, label);
-  $("menu").replaceChildren(
-    entry("Rename", () => rename(talk, button)),
-    entry("Export as Markdown", () => save(talk, "markdown")),
-    entry("Export as JSON", () => save(talk, "json")),
-    entry("Delete", () => remove(talk), "danger"));
-  shelf.button = button;
-  button.setAttribute("aria-expanded", "true");
-  $("menu").showPopover();
-  const at = button.getBoundingClientRect(), { offsetHeight, offsetWidth } = $("menu");
-  $("menu").style.top = `${Math.max(8, Math.min(at.bottom + 4, innerHeight - offsetHeight - 8))}px`;
-  $("menu").style.left = `${Math.max(8, Math.min(at.left, innerWidth - offsetWidth - 8))}px`;
-  $("menu").firstChild.focus();
-}
-
-function moveInMenu(event) {
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (event.key === "Escape") { event.stopPropagation(); $("menu").hidePopover(); shelf.button.focus(); }
-  if (!step) return;
-  event.preventDefault();
-  const entries = [...$("menu").children], at = entries.indexOf(document.activeElement);
-  entries.at((at + step) % entries.length).focus();
+function actions(talk, button) {
+  showMenu(button, "Conversation", [
+    { label: "Rename", run: () => rename(talk, button) },
+    { label: "Export as Markdown", run: () => save(talk, "markdown") },
+    { label: "Export as JSON", run: () => save(talk, "json") },
+    { label: "Delete", run: () => remove(talk), kind: "danger" },
+  ]);
 }
 
 function rename(talk, button) {

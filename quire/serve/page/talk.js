@@ -1,8 +1,10 @@
 // One conversation: its messages, in the archive and in memory, and the answer that is being made.
 
 import { archive } from "./archive.js";
+import { asMessages, gather, isWhole } from "./calls.js";
 import { explain, generate } from "./client.js";
 import { settings } from "./settings.js";
+import { toolFields } from "./tools.js";
 
 const SAVE_EVERY_MS = 2000, TITLE_CHARS = 60;
 
@@ -49,10 +51,12 @@ export class Talk {
   sent() {
     const found = [];
     if (settings.system.trim()) found.push({ role: "system", content: settings.system });
-    for (const { role, content } of this.messages) {
+    for (const { role, content, calls } of this.messages) {
+      const whole = calls?.filter(isWhole) ?? [];
+      if (whole.length) { found.push(...asMessages(content, whole)); continue; }
       if (!content) continue;
       const last = found.at(-1);
-      if (last?.role === role) last.content += "\n\n" + content;
+      if (last?.role === role && !last.tool_calls) last.content += "\n\n" + content;
       else found.push({ role, content });
     }
     return found;
@@ -87,10 +91,11 @@ export class Talk {
       answer.thoughtMs = performance.now() - began;
       grown();
     };
+    const onCalls = (pieces) => { gather(answer.calls ??= [], pieces); grown(); };
     let failure = null;
     try {
-      const body = { messages: this.sent(), ...continues };
-      answer.result = await generate("v1/chat/completions", body, signal, (text) => { answer.content += text; grown(); }, onThought);
+      const body = { messages: this.sent(), ...toolFields(), ...continues };
+      answer.result = await generate("v1/chat/completions", body, signal, (text) => { answer.content += text; grown(); }, onThought, onCalls);
       answer.state = "done";
     } catch (error) {
       failure = error.name === "AbortError" ? null : error;

@@ -11,6 +11,7 @@ class Thread {
   #views = new Map();
   #queued = new Set();
   #does = {};
+  #isAtEnd = true; // as of the last scrolling
   #cost = 0; // milliseconds of the last paint of a growing answer
 
   build(does) {
@@ -18,6 +19,7 @@ class Thread {
     this.watch = new IntersectionObserver((seen) => { if (seen.at(-1).isIntersecting) this.earlier(); }, { root: $("talk"), rootMargin: "600px" });
     $("earlier").addEventListener("click", () => this.earlier());
     $("talk").addEventListener("scroll", () => this.#showWay(), { passive: true });
+    $("messages").addEventListener("grown", () => { if (this.#isAtEnd) this.toEnd(); }); // formulas came later than their text
     $("to-end").addEventListener("click", () => this.toEnd());
   }
 
@@ -101,7 +103,7 @@ class Thread {
 
   atEnd() { const talk = $("talk"); return talk.scrollHeight - talk.scrollTop - talk.clientHeight < 60; }
   toEnd() { $("talk").scrollTop = $("talk").scrollHeight; this.#showWay(); }
-  #showWay() { $("to-end").hidden = this.atEnd(); }
+  #showWay() { this.#isAtEnd = $("to-end").hidden = this.atEnd(); }
 }
 
 export const thread = new Thread();

@@ -3,8 +3,6 @@
 import { $ } from "./dom.js";
 
 const ROW = 15, GAP = 2, MAX_ROWS = 8;
-/** Most nodes that the engine tells of (`MAX_TREE_NODES` in quire/control/gauges.py). */
-const MAX_TOLD = 240;
 let drawn = []; // the blocks of the last drawing, in CSS pixels
 
 /** Lay `nodes` ([parent or -1, pages, holders], parents first) out in a unit square: [{left, width, depth, held}]. */
@@ -24,18 +22,18 @@ export function layOut(nodes) {
   return blocks;
 }
 
-function summary(nodes, n_deeper) {
+function summary(nodes, n_nodes, n_deeper) {
   if (!nodes.length) return "Prefix tree: empty";
   const held = nodes.filter((node) => node[2]).length;
-  const cut = nodes.length >= MAX_TOLD ? `the ${MAX_TOLD} nodes nearest to the root (more may hang below)` : `${nodes.length} nodes`;
-  return `Prefix tree: ${cut}, ${held} held` + (n_deeper ? `; ${n_deeper} below level ${MAX_ROWS} are not drawn` : "");
+  const told = n_nodes > nodes.length ? `the ${nodes.length} heaviest of ${n_nodes.toLocaleString("en")} nodes` : `${nodes.length} node${nodes.length === 1 ? "" : "s"}`;
+  return `Prefix tree: ${told}, ${held} held` + (n_deeper ? `; ${n_deeper} below level ${MAX_ROWS} are not drawn` : "");
 }
 
-/** Draw what the engine said last. */
-export function drawTree(nodes) {
+/** Draw what the engine said last; `n_nodes` counts those too that it had no room for. */
+export function drawTree(nodes, n_nodes) {
   const canvas = $("tree"), all = layOut(nodes), blocks = all.filter((block) => block.depth < MAX_ROWS);
   const width = canvas.clientWidth, rows = Math.max(1, ...blocks.map((block) => block.depth + 1));
-  $("tree-note").textContent = summary(nodes, all.length - blocks.length);
+  $("tree-note").textContent = summary(nodes, n_nodes, all.length - blocks.length);
   canvas.setAttribute("aria-label", $("tree-note").textContent);
   drawn = [];
   if (!width) return;

@@ -8,7 +8,10 @@ import pytest
 
 from benchmarks.mistakes import MISTAKES, PAGE, run
 
-QUICK = ("An architecture that Quire has not", "An adapter given as a model", "A folder of GGUF files")
+QUICK = (
+    "An architecture that Quire has not", "An adapter given as a model", "A folder of GGUF files",
+    "Code that comes with a checkpoint",
+)  # fmt: skip
 """A few that load nothing and hold no figures of the machine."""
 
 

@@ -63,7 +63,7 @@ def test_a_server_that_fails_is_reported_and_one_that_does_not_answer_is_stopped
 @pytest.fixture
 def command(tmp_path: pathlib.Path) -> list[str]:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    (tmp_path / "lengths.json").write_text(json.dumps({"input": [5, 40, 17], "output": [9, 4, 20]}))
+    (tmp_path / "lengths.json").write_text(json.dumps({"input": [5, 40, 17], "output": [90, 40, 200]}))
     options = {
         "--model": tmp_path, "--lengths": tmp_path / "lengths.json", "--output": tmp_path / "online.json",
         "--starts": 1, "--capacity-requests": 6, "--fractions": 0.5, "--seconds": 0.5, "--stall-streams": 3,
@@ -75,22 +75,29 @@ def command(tmp_path: pathlib.Path) -> list[str]:
 
 
 def test_a_run_measures_every_part(command: list[str], tmp_path: pathlib.Path) -> None:
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    begin_s = time.monotonic()
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    run_s = time.monotonic() - begin_s
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "online.json").read_text())
     results = report["results"]
     assert results["is_complete"] and report["commit"] and report["hardware"]["cpu"]
     assert report["command"].startswith("benchmarks.online --model")
     (start,) = results["starts"]
-    assert 0.1 < start["healthy_s"] < start["first_token_s"] < 60
+    assert 0 < start["healthy_s"] < start["first_token_s"] < run_s
     offline, (rate,), stall = results["offline"], results["rates"], results["stall"]
-    assert offline["completed"] == 6 and offline["total_output_tokens"] == 66
+    assert offline["completed"] == 6 and offline["total_output_tokens"] == 660
     assert results["capacity_requests_per_s"] == offline["request_throughput"]
     assert rate["request_rate"] == pytest.approx(0.5 * offline["request_throughput"]) and rate["failed"] == 0
-    # Tokens come one at a time although there is no text: the first long before the last.
-    assert 0 < rate["p50_ttft_ms"] < rate["p50_e2el_ms"] and rate["p50_ttft_ms"] <= rate["p99_ttft_ms"]
-    assert rate["p50_tpot_ms"] > 0 and rate["p99_itl_ms"] > 0
-    assert stall["n_streams"] == 3 and stall["n_gaps_before"] > 20 and stall["n_gaps_during"] >= 3
+    for part in (offline, rate):
+        assert 0 < part["p50_ttft_ms"] <= part["p50_e2el_ms"] <= part["p99_e2el_ms"] < 1000 * run_s
+        assert part["p50_ttft_ms"] <= part["p99_ttft_ms"] <= part["p99_e2el_ms"]
+        # The shortest answer has 40 tokens.
+        assert 39 * part["p50_tpot_ms"] < part["p99_e2el_ms"] and part["p99_itl_ms"] <= part["p99_e2el_ms"]
+    # Tokens come one at a time although there is no text. A client that had to wait reads all of a request at once, but
+    # not those of every request.
+    assert max(offline["p99_tpot_ms"], rate["p99_tpot_ms"]) > 0 and max(offline["p99_itl_ms"], rate["p99_itl_ms"]) > 0
+    assert stall["n_streams"] == 3 and stall["n_gaps_before"] >= 3 and stall["n_gaps_during"] >= 3
     assert stall["ratio"] == pytest.approx(stall["p99_gap_during_ms"] / stall["median_step_ms"])
 
 

@@ -2,6 +2,8 @@
 
 A prompt that begins with one of the tokens below asks for its fault; the second token says when: while the prompt is
 computed (0), or while output token number k is.
+
+Run as `python faulty_engine.py [ALONE_S]`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import time
 from concurrent.futures import Future
 
 from quire.compute.weights.hub import find_checkpoint
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import MonotonicClock, VirtualClock
@@ -22,6 +24,7 @@ from quire.core.errors import DeviceOutOfMemory
 from quire.core.events import EngineReady
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
+from quire.engine import trials
 from quire.engine.core import EngineCore
 from quire.engine.executors.null import NullExecutor
 from quire.engine.process import main
@@ -85,4 +88,6 @@ def build(config: EngineConfig, *, is_server: bool) -> tuple[EngineCore, EngineR
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        trials.ALONE_S = float(sys.argv[1])
     sys.exit(main(build))

@@ -22,7 +22,8 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[1] / "text"))
 from schema_cases import CASES
 
-from quire.core.errors import INVALID_GRAMMAR, InvalidParameter, RequestError
+from quire.core.errors import InvalidParameter, RequestError
+from quire.core.failure import Code
 from quire.core.sampling import SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.grammars.link import MatcherLink
@@ -210,7 +211,7 @@ class Fuzz:
             SamplingParams(structured_outputs=params).verify(4096, 20)
             found = self._tried(params)
         except RequestError as error:
-            assert error.code in (INVALID_GRAMMAR, InvalidParameter.code), (error.code, fields)
+            assert error.code in (Code.INVALID_GRAMMAR, InvalidParameter.code), (error.code, fields)
             assert len(error.message) < 1000
             return "refused"
         if self.chance.random() < 0.2:

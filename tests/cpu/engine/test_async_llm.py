@@ -15,6 +15,7 @@ import pytest
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, QueueFull, RequestError
 from quire.core.events import Command, SeqDelta
+from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.async_llm import AsyncLLM
@@ -151,8 +152,8 @@ async def test_text_that_cannot_be_made_ends_one_request_alone(checkpoint: pathl
         bad.opened._texts[0].feed = broken  # type: ignore[method-assign, assignment]
         of_good, of_bad = await asyncio.wait_for(asyncio.gather(_collect(good), _collect(bad)), 20)
         assert of_bad[-1].outputs[0].finish_reason == "error"
-        assert str(of_bad[-1].outputs[0].stop_reason).startswith("output_failed: ")
-        assert "today" not in str(of_bad[-1].outputs[0].stop_reason)
+        assert of_bad[-1].outputs[0].failure.code is Code.OUTPUT_FAILED
+        assert "today" not in str(of_bad[-1].outputs[0].failure)
         assert sum(len(o.outputs[0].token_ids) for o in of_good) == 60
         assert served.healthy() and served.failure() is None
         await settled(served)

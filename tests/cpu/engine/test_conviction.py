@@ -16,13 +16,21 @@ from faulty_engine import CRASH, HANG, KILL, SLOW
 from quire.config.engine import EngineConfig
 from quire.core.errors import EngineError, EngineLost, RequestQuarantined
 from quire.core.sampling import OutputKind, SamplingParams
+from quire.engine import supervisor as supervisor_module
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.supervisor import EngineSupervisor
 
 COMMAND = (str(pathlib.Path(__file__).with_name("faulty_engine.py")),)
+SHORT_TRIALS = (*COMMAND, "4")
+"""Others wait for trials 4 s; what 20 s are good for is computed in `tests/null/engine/test_trials.py`."""
 PARAMS = SamplingParams(seed=1, max_tokens=40, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
 STREAMED = SamplingParams(seed=1, max_tokens=40, ignore_eos=True, output_kind=OutputKind.DELTA)
 LIMIT_S = 240
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "GRACE_S", 1.0)
 
 
 class Fleet:
@@ -38,9 +46,9 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(n: int, **options: object) -> AsyncIterator[Fleet]:
+async def fleet(n: int, command: tuple[str, ...] = COMMAND, **options: object) -> AsyncIterator[Fleet]:
     config = EngineConfig(device="null", disable_log_stats=True, **options)  # type: ignore[arg-type]
-    supervisor = EngineSupervisor(config, COMMAND)
+    supervisor = EngineSupervisor(config, command)
     starting = asyncio.create_task(supervisor.start())
     llms = [await AsyncLLM.connect(config, supervisor.address, index) for index in range(n)]
     await starting
@@ -69,11 +77,18 @@ def innocent(number: int) -> list[int]:
     return [number % 200, 7, number]
 
 
-@pytest.mark.parametrize("n_processes", [1, 2])
-@pytest.mark.parametrize("n_innocents", [0, 3, 100])
-@pytest.mark.parametrize(("fault", "token"), [(CRASH, 0), (CRASH, 3), (HANG, 3), (KILL, 3)])
+@pytest.mark.parametrize(
+    ("fault", "token", "n_innocents", "n_processes"),
+    [
+        (CRASH, 0, 0, 1), (CRASH, 0, 3, 2), (CRASH, 0, 100, 1),
+        (CRASH, 3, 0, 2), (CRASH, 3, 3, 1), (CRASH, 3, 100, 2),
+        (HANG, 3, 0, 1), (HANG, 3, 3, 2), (HANG, 3, 100, 2),
+        (KILL, 3, 0, 2), (KILL, 3, 3, 1), (KILL, 3, 100, 1),
+    ],
+)  # fmt: skip
 async def test_the_guilty_is_found(fault: int, token: int, n_innocents: int, n_processes: int) -> None:
-    """At its prompt or at a later token, by a signal or by a hang, and by kills, which may come from outside."""
+    """At its prompt or at a later token, by a signal or by a hang, and by kills, which may come from outside.
+    Each two of fault, number of innocents and number of processes meet."""
     async with fleet(n_processes, engine_stall_timeout=2.0) as server:
         golden = await asyncio.gather(*[server.submit(i, innocent(i)) for i in range(n_innocents)])
         waiting = [server.submit(i, innocent(i)) for i in range(n_innocents // 2)]
@@ -134,7 +149,7 @@ async def test_two_that_are_guilty() -> None:
 @pytest.mark.parametrize("n_processes", [1, 2])
 async def test_kills_from_outside_convict_nobody(n_processes: int) -> None:
     """Four of them, during 400 requests: most of them suspects afterwards, and on trial when the next kill comes."""
-    async with fleet(n_processes, max_engine_restarts=10) as server:
+    async with fleet(n_processes, SHORT_TRIALS, max_engine_restarts=10) as server:
         slow = [SLOW, 0]
         waiting = [server.submit(i, [*slow, i], PARAMS) for i in range(400)]
         for number in range(4):

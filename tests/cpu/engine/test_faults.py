@@ -12,6 +12,7 @@ from quire.control.slot_params import slot_params
 from quire.core.clock import MonotonicClock, VirtualClock
 from quire.core.errors import EngineError, RequestError
 from quire.core.events import Cancel, FinishReason, SeqDelta, Submit
+from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
@@ -108,7 +109,7 @@ def test_a_failed_step_ends_what_runs_and_nothing_else(
     heard = run(core)
     assert_one_end_each(heard, names)
     errors = [delta for delta in heard if delta.finish_reason is FinishReason.ERROR]
-    assert errors and all(delta.error and delta.error.startswith("engine_error: ") for delta in errors)
+    assert errors and all(delta.failure and delta.failure.code is Code.ENGINE_ERROR for delta in errors)
     assert_works(core)
     core.shutdown()
 

@@ -12,8 +12,8 @@ import pytest
 
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.runner.pool import KVPool
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
 from quire.core.outputs import RequestOutput

@@ -15,6 +15,7 @@ import transformers
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, QueueFull
+from quire.core.failure import Code
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.frontend import Frontend
 from quire.engine.llm import LLM
@@ -285,7 +286,7 @@ def test_one_faulted_sequence_leaves_the_others_their_output(llm: LLM, monkeypat
         fails = before.outputs[0].token_ids[-1:] == doomed
         assert one.outputs[0].finish_reason == ("error" if fails else "length")
         assert fails or one.outputs[0].text == before.outputs[0].text
-    assert str(outputs[2].outputs[0].stop_reason).startswith("output_failed: ")
+    assert outputs[2].outputs[0].failure.code is Code.OUTPUT_FAILED
     assert not llm.engine.has_work() or llm.engine.step() == []
 
 
@@ -327,3 +328,18 @@ def test_logits_beyond_the_tokenizer_are_never_sampled(checkpoint: pathlib.Path,
         ids = padded.generate([[1, 2, 3]], padding, use_tqdm=False)[0].outputs[0].token_ids
         assert (ids == [n_tokens + 5] * 3) if skip else (max(ids) < n_tokens)
         padded.shutdown()
+
+
+def test_without_a_terminal_no_bar_is_drawn(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=2, ignore_eos=True))
+    llm.embed([[1, 2, 3]])
+    assert "\r" not in capfd.readouterr().err
+
+
+def test_without_a_terminal_the_log_says_how_far_it_is(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("quire.core.ticker.PERIOD_S", 1e-6)
+    with caplog.at_level("INFO", "quire.progress"):
+        llm.generate([[1, 2, 3]] * 2, SamplingParams(max_tokens=8, ignore_eos=True))
+    assert any(record.getMessage().startswith("generating: ") for record in caplog.records)

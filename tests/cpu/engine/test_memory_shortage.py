@@ -8,6 +8,7 @@ from test_faults import VOCAB, FakeLauncher, assert_one_end_each, assert_works, 
 from quire.control.ration import GOOD_STEPS, Ration
 from quire.control.slot_params import slot_params
 from quire.core.events import FinishReason, Submit
+from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -70,7 +71,7 @@ def test_what_does_not_fit_alone_ends_with_an_error_and_the_engine_lives() -> No
     for one in (small[0], request("toolarge"), small[1]):
         core.handle(Submit(one))
     ends = {delta.request_id: delta for delta in run(core) if delta.finish_reason is not None}
-    assert ends["toolarge"].error is not None and ends["toolarge"].error.startswith("device_out_of_memory: ")
+    assert ends["toolarge"].failure is not None and ends["toolarge"].failure.code is Code.DEVICE_OUT_OF_MEMORY
     assert {one: ends[one].finish_reason for one in ("s", "t")} == dict.fromkeys(("s", "t"), FinishReason.LENGTH)
     assert_works(core)
 

@@ -14,7 +14,16 @@ import zmq
 from test_faults import FakeLauncher, engine, request, run
 
 from quire.core.errors import EngineError
-from quire.core.events import EngineReady, EngineStats, FinishReason, Hello, SeqDelta, Shutdown, StepOutputs, Submit
+from quire.core.events import (
+    EngineReady,
+    EngineStats,
+    FinishReason,
+    Hello,
+    SeqDelta,
+    Shutdown,
+    StepOutputs,
+    Submit,
+)
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
 from quire.engine.commands import read_commands
@@ -97,7 +106,22 @@ def test_undecodable_commands_are_dropped_or_refused_and_others_served() -> None
 def test_every_sample_of_an_unread_request_is_answered() -> None:
     commands, refused = read_commands(encode([broken(Submit(request("bad", n=3)), "request.prompt_token_ids", "x")]))
     assert commands == [] and [delta.index for delta in refused] == [0, 1, 2]
-    assert all(delta.error and "not understood" in delta.error for delta in refused)
+    assert all(delta.failure and "not understood" in delta.failure.message for delta in refused)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("request.params.temperature", -1.0, "request.params.temperature"),
+        ("request.params.min_tokens", 99, "min_tokens = 99 is not allowed"),
+    ],
+)
+def test_a_parameter_that_is_not_allowed_ends_its_own_request(path: str, value: object, said: str) -> None:
+    """Whether the decoder or the type's own check finds it."""
+    good, bad = Submit(request("good")), broken(Submit(request("bad")), path, value)
+    commands, refused = read_commands(encode([bad, good]))
+    assert commands == [good] and [delta.request_id for delta in refused] == ["bad"]
+    assert refused[0].failure is not None and said in refused[0].failure.message
 
 
 def test_the_loop_ends_when_every_step_fails() -> None:

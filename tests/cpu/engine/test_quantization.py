@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
 from quire.core.sampling import SamplingParams

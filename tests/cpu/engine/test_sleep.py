@@ -14,6 +14,7 @@ from quire import LLM, AsyncLLM, SamplingParams
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineAsleep, InvalidParameter, SleepFailed
 from quire.core.events import EngineStats
+from quire.core.failure import Code
 from quire.engine.sleep import Residence
 
 OPTIONS: Any = {"num_threads": 1, "num_gpu_blocks_override": 200, "max_model_len": 512, "enable_sleep_mode": True}
@@ -51,7 +52,7 @@ def test_asleep_requests_are_refused_and_streams_end(llm: LLM) -> None:
     next(stream)
     llm.sleep()
     *_, last = stream
-    assert last.outputs[0].finish_reason == "error" and "engine_asleep" in str(last.outputs[0].stop_reason)
+    assert last.outputs[0].finish_reason == "error" and last.outputs[0].failure.code is Code.ENGINE_ASLEEP
     with pytest.raises(EngineAsleep, match="wake"):
         said(llm)
     llm.sleep()

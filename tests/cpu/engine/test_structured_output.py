@@ -20,6 +20,7 @@ from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
 from quire.core.errors import GrammarsBusy, RequestError
 from quire.core.events import Cancel, FinishReason, SeqDelta, Submit
+from quire.core.failure import Code
 from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
 from quire.core.structured import StructuredOutputsParams
@@ -118,7 +119,7 @@ def test_a_wrong_token_ends_its_sequence_with_an_error(structured: StructuredOut
     wrong = min(set(range(3, WIDTH)) - allowed(masks_of(structured, engine)[0]))
     delta = SeqDelta("r0", 0, [wrong])
     structured.follow([delta], engine)
-    assert delta.error is not None and delta.error.startswith("grammar_failed: ") and structured.n_live == 0
+    assert delta.failure is not None and delta.failure.code is Code.GRAMMAR_FAILED and structured.n_live == 0
     assert not engine.roster.requests
 
 
@@ -127,7 +128,7 @@ def test_a_complete_text_stops(structured: StructuredOutput) -> None:
     begin(structured, engine, request(0, choice=["a"]))
     delta = SeqDelta("r0", 0, [min(allowed(masks_of(structured, engine)[0]))])
     structured.follow([delta], engine)
-    assert delta.finish_reason is FinishReason.STOP and delta.error is None and structured.n_live == 0
+    assert delta.finish_reason is FinishReason.STOP and delta.failure is None and structured.n_live == 0
 
 
 def test_requests_that_leave_take_their_matchers_along(structured: StructuredOutput) -> None:
@@ -161,7 +162,7 @@ def test_cancelled_at_any_step_under_the_strict_device(depth: int) -> None:
         while core.has_work():
             deltas += core.step()
         assert core.grammars.n_live == core.grammars.n_compiling == 0
-        assert all(delta.error is None for delta in deltas)
+        assert all(delta.failure is None for delta in deltas)
         assert sum(len(delta.token_ids) for delta in deltas if delta.request_id == "free") == 20
     structured.shutdown()
 
@@ -200,7 +201,7 @@ def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str) -> None:
             assert delta.finish_reason is None
         else:
             code = "grammar_too_slow" if fault == "loop" else "grammar_failed"
-            assert delta.error is not None and delta.error.startswith(code) and "user's" not in delta.error
+            assert delta.failure is not None and delta.failure.code == code and "user's" not in delta.failure.message
             with pytest.raises(RequestError, match="has stopped the process"):
                 structured.admit(requests[4])
         assert structured.n_live == (9 if command == COMMAND else 8)
@@ -224,7 +225,7 @@ def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> No
     while any(child.is_running() and child.status() != "zombie" for child in children_of(structured)):
         time.sleep(0.01)
     assert bytes(structured.masks(plan, seqs).bits) == before
-    assert all(delta.error is None for delta in deltas) and structured.n_live == 4
+    assert all(delta.failure is None for delta in deltas) and structured.n_live == 4
     structured.shutdown()
 
 
@@ -314,13 +315,13 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
         delta = SeqDelta("r0", 0, [token])
         structured.follow([delta, other], engine, plan, seqs)
         structured.masks(plan, seqs)
-        failed = delta.error
+        failed = delta.failure
     if failed is None:  # it showed in the mask, after the move
         delta = SeqDelta("r0", 0, [2])
         structured.follow([delta], engine)
-        failed = delta.error
-    assert failed is not None and failed.startswith("grammar_too_slow: ")
-    assert other.error is None and structured.n_live == 1
+        failed = delta.failure
+    assert failed is not None and failed.code is Code.GRAMMAR_TOO_SLOW
+    assert other.failure is None and structured.n_live == 1
     structured.shutdown()
 
 

@@ -11,12 +11,16 @@ import pytest
 import torch
 
 import quire
+from benchmarks.vllm_page import method_rows, refused_arguments
+from quire.cli.model import load_llm
+from quire.compute.weights.hub import find_checkpoint
+from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.outputs import Counter, PoolingParams
 from quire.core.prompts import TextPrompt, TokensPrompt
 from quire.core.sampling import SamplingParams
 from quire.engine.args import EngineArgs
-from quire.engine.llm import LLM, NOT_HERE
+from quire.engine.llm import LLM, NOT_HERE, TAKEN_IN_PART
 
 NAMES = json.loads((pathlib.Path(__file__).parents[3] / "benchmarks" / "vllm_names.json").read_text())
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -39,6 +43,8 @@ def test_options_are_honoured(demo: LLM) -> None:
 @pytest.mark.parametrize("options, message", [
     ({"tensor_parallel_size": 2}, "run one server a device"),
     ({"max_num_seq": 2}, "LLM has no option 'max_num_seq'; did you mean max_num_seqs"),
+    ({"cpu_offload_gb": 4}, "a shorter max_model_len, or device='cpu'"),
+    ({"enable_chunked_prefill": False}, ": max_num_batched_tokens of the longest prompt"),
     ({"load_format": "pt"}, "convert the model to safetensors"),
 ])  # fmt: skip
 def test_wrong_options_name_the_cure(options: dict[str, Any], message: str) -> None:
@@ -48,15 +54,31 @@ def test_wrong_options_name_the_cure(options: dict[str, Any], message: str) -> N
         EngineArgs(**options)
 
 
+@pytest.mark.parametrize("options", [{}, {"trust_remote_code": True}, {"trust_remote_code": False}])
+def test_a_checkpoint_of_ours_with_code_of_its_own_is_loaded(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture, options: dict[str, Any]
+) -> None:
+    caplog.set_level("INFO", "quire.engine")
+    for file in find_checkpoint("").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps(values | {"auto_map": {"AutoModelForCausalLM": "own.Own"}}))
+    llm = LLM(str(tmp_path), device="null", **options)
+    assert len(llm.generate("x", SHORT, use_tqdm=False)[0].outputs[0].token_ids) == 4
+    llm.shutdown()
+    assert len([line for line in caplog.messages if "auto_map is not followed" in line]) == 1
+
+
 def test_prompts_of_every_kind(demo: LLM) -> None:
     ids = demo.tokenizer.encode("def f(n):")
     prompts = ["def f(n):", ids, TextPrompt(prompt="def f(n):"), TokensPrompt(prompt_token_ids=ids, cache_salt="own")]
     made = demo.generate(prompts, SHORT, use_tqdm=False)
     assert len({tuple(one.outputs[0].token_ids) for one in made}) == 1
     assert made[3].num_cached_tokens == 0
-    with pytest.raises(InvalidParameter, match="models are of text alone"):
+    with pytest.raises(InvalidParameter, match=r"multi_modal_data = \{'image': 1\} is not.*models are of text alone"):
         demo.generate({"prompt": "x", "multi_modal_data": {"image": 1}}, SHORT)  # type: ignore[list-item]
-    with pytest.raises(InvalidParameter, match="Adapters are not served"):
+    with pytest.raises(InvalidParameter, match=r"lora_request = <object .*Adapters are not served"):
         demo.generate("x", SHORT, lora_request=object())  # type: ignore[arg-type]
 
 
@@ -67,6 +89,48 @@ def test_lower_priorities_run_first(demo: LLM) -> None:
     assert starts[5] < starts[1] and starts[4] < starts[0]
     with pytest.raises(InvalidParameter, match="priority = '1 values'"):
         demo.generate(["a", "b"], SHORT, priority=[1])
+
+
+def test_a_model_that_is_not_loaded_is_answered_in_the_callers_words() -> None:
+    with pytest.raises(ConfigError, match="add device='cpu', or leave quantization out"):
+        LLM(device="null", quantization="int4")
+    with pytest.raises(ConfigError, match="add --device cpu, or leave --quantization out"):
+        load_llm(EngineConfig(device="null", quantization="int4"))
+
+
+CALLS: dict[str, tuple[Any, ...]] = {
+    "generate": ("x",), "chat": ([{"role": "user", "content": "x"}],), "embed": ("x",), "encode": ("x",),
+    "score": ("x", "y"), "reset_prefix_cache": (), "sleep": (), "wake_up": (),
+}  # fmt: skip
+"""Methods that refuse some arguments → what they cannot be called without."""
+
+
+def test_the_page_says_which_arguments_are_refused(demo: LLM) -> None:
+    sleepy = LLM(device="null", enable_sleep_mode=True)
+    refused = {
+        name: {*refused_arguments(name), *(set(parameters) & set(TAKEN_IN_PART))}
+        for name, parameters in NAMES["llm"].items()
+        if name not in NOT_HERE and name != "__init__"
+    }
+    assert {name for name, arguments in refused.items() if arguments} == set(CALLS)
+    for name, words in CALLS.items():
+        method = getattr(sleepy if name in ("sleep", "wake_up") else demo, name)
+        for argument in refused[name]:
+            with pytest.raises(InvalidParameter, match=argument):
+                method(*words, **{argument: ["surprising"]})
+        row = next(row for row in method_rows() if row[0] == f"`{name}`")
+        assert all(argument in row[2] for argument in refused[name]) and "all arguments" not in row[2]
+    sleepy.shutdown()
+    assert "tokenization_kwargs" in refused["generate"] and "tags" in refused["wake_up"]
+
+
+def test_outputs_have_the_rendered_prompt(demo: LLM) -> None:
+    messages = [{"role": "user", "content": "Say hello."}]
+    (made,) = demo.chat(messages, SHORT, use_tqdm=False)
+    assert made.prompt is not None and "Say hello." in made.prompt
+    assert list(made.prompt_token_ids) == demo.render_chat(messages)
+    known = TokensPrompt(prompt_token_ids=[5, 6], prompt="as it was")
+    assert [one.prompt for one in demo.generate([known, [5, 6]], SHORT, use_tqdm=False)] == ["as it was", None]
 
 
 def test_chat_takes_a_template_and_its_variables(demo: LLM) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import quick_interpreter  # noqa: F401
 import torch
 
+from quire.kernels.act import ACTIVATIONS
 from quire.kernels.act import reference as act_reference
 from quire.kernels.act import triton as act
 from quire.kernels.kvstore import reference as kvstore_reference
@@ -28,8 +30,23 @@ def check_rows() -> None:
         normed, new_residual = norm.add_rms_norm(x, residual, weight, 1e-5)
         assert torch.equal(new_residual, total)
         close(normed, norm_reference.rms_norm(total.double(), weight.double(), 1e-5), norm_reference)
+        check_layer_norm(x, heads)
         gate_up = torch.randn(3, 2 * 1100, dtype=dtype) * 3
+        for activation in ACTIVATIONS:
+            for gated in (True, False):
+                expected = act_reference.activate(gate_up.double(), activation, gated)
+                close(act.activate(gate_up, activation, gated), expected, act_reference)
         close(act.silu_mul(gate_up), act_reference.silu_mul(gate_up.double()), act_reference)
+
+
+def check_layer_norm(x: torch.Tensor, heads: torch.Tensor) -> None:
+    h, dtype = x.shape[-1], x.dtype
+    of_heads = torch.randn(*heads.shape[1:], dtype=dtype)
+    weight, bias = torch.randn(h, dtype=dtype), torch.randn(h, dtype=dtype)
+    for one, *tables in ((x, weight, bias), (x, weight, None), (x, None, None), (heads, of_heads, None)):
+        wide = [None if table is None else table.double() for table in tables]
+        got = norm.layer_norm(one, *tables, 1e-5)
+        close(got, norm_reference.layer_norm(one.double(), *wide, 1e-5), norm_reference)
 
 
 def close(got: torch.Tensor, expected: torch.Tensor, oracle: object) -> None:

@@ -128,3 +128,40 @@ def test_libraries_are_named_by_what_made_them_and_old_entries_go(place: pathlib
     with pytest.raises(jit.BuildError, match="no_such_name"):
         build(tmp_path, 1, "no_such_name;")
     assert not list(place.glob("tmp*"))
+
+
+def test_a_library_is_named_by_every_file_that_it_includes(place: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Through folders and through the header that is included before everything; not by what lies beside."""
+    files = {
+        "one.cpp": '#include "part/a.h"\nextern "C" int one() { return A; }',
+        "part/a.h": '#pragma once\n#include <vector>\n#include "part/b.h"\n#include "near.h"\n#define A (B + NEAR)',
+        "part/b.h": '#pragma once\n  # include "part/a.h"\n#define B 1',
+        "part/near.h": "#define NEAR 1",
+        "first.h": "#define FIRST 1",
+        "other.h": "#define OTHER 1",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def texts() -> list[str]:
+        return jit._texts([tmp_path / "one.cpp"], '#include "first.h"\n')
+
+    before = texts()
+    assert len(before) == 6
+    for name in files:
+        (tmp_path / name).write_text(files[name] + "\n// changed\n")
+        assert (texts() != before) == (name != "other.h"), name
+        (tmp_path / name).write_text(files[name])
+    assert texts() == before
+
+
+@pytest.mark.parametrize("source", ["decode.cu", "prefill.cu", "gemm.cu", "gemm_wide.cu", "rows.cu"])
+def test_every_part_of_a_cuda_kernel_counts(source: str) -> None:
+    """`prefill.cu` includes what lies in prefill/, and nothing else has a folder of that name."""
+    folder = jit.sources_folder() / "cuda"
+    texts = jit._texts([folder / source], '#include "attention.h"\n')
+    parts = sorted((folder / source.removesuffix(".cu")).glob("*.h"))
+    assert [part.name for part in parts if part.read_text() not in texts] == []
+    assert (folder / "hopper.h").read_text() in texts
+    assert bool(parts) == (source in {"decode.cu", "prefill.cu", "gemm.cu"})

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from live_server import LiveServer
 
+from quire.core.failure import Code, Failure
 from quire.serve.config import ServerConfig
 
 
@@ -52,7 +53,7 @@ def server(shared_server: LiveServer) -> Iterator[LiveServer]:
     engine = shared_server.engine
     engine.delay_s, engine.tokens_a_step, engine.held, engine.stalled, engine.text = 0.0, 1, False, False, None
     engine.fault, engine.cached_tokens = (lambda request: False), 0
-    engine.fault_text = "non_finite_logits"
+    engine.failure_of_faults = Failure(Code.NON_FINITE_LOGITS, "at 0x7f00")
     assert shared_server.call(lambda: wait_idle(shared_server)) is not None
 
 

@@ -37,6 +37,7 @@ from quire.core.events import (
     Submit,
     WakeUp,
 )
+from quire.core.failure import Code, Failure
 from quire.core.logprobs import PackedLogprobs
 from quire.core.request import Request
 from quire.core.result import TokenLogprobs
@@ -89,8 +90,8 @@ class FakeEngine:
         self.stalled = False
         """True: not healthy, without being dead."""
         self.fault: Callable[[Request], bool] = lambda request: False
-        """Requests whose sequences fail after two tokens, with `fault_text`."""
-        self.fault_text = "non_finite_logits"
+        """Requests whose sequences fail after two tokens, with `failure_of_faults`."""
+        self.failure_of_faults = Failure(Code.NON_FINITE_LOGITS, "at 0x7f00")
         self.cached_tokens = 0
         self.asleep = 0
         """The level of its sleep."""
@@ -164,8 +165,8 @@ class FakeEngine:
             self.asleep = order.level
             for request_id in list(self.running):
                 self._drop(request_id)
-                text = "engine_asleep: it sleeps"
-                self._outputs.put_nowait(StepOutputs([SeqDelta(request_id, 0, [], FinishReason.ERROR, error=text)]))
+                why = Failure(Code.ENGINE_ASLEEP, "it sleeps")
+                self._outputs.put_nowait(StepOutputs([SeqDelta(request_id, 0, [], FinishReason.ERROR, failure=why)]))
         elif error is None and isinstance(order, WakeUp):
             self.asleep = 0
         self._outputs.put_nowait(StepOutputs([], self.stats()))
@@ -231,7 +232,7 @@ class FakeEngine:
             self._n_generated += sum(len(delta.token_ids) for delta in deltas)
             if self.fault(request) and made > 2:
                 deltas = [
-                    SeqDelta(request.request_id, i, [], FinishReason.ERROR, error=self.fault_text)
+                    SeqDelta(request.request_id, i, [], FinishReason.ERROR, failure=self.failure_of_faults)
                     for i in range(len(replies))
                 ]
                 replies = []
@@ -253,7 +254,7 @@ class FakeEngine:
         vector = [float(token) for token in [*request.prompt_token_ids, 1, 1][:3]]
         delta = SeqDelta(request.request_id, 0, [], FinishReason.STOP, pooled=vector)
         if self.fault(request):
-            delta = SeqDelta(request.request_id, 0, [], FinishReason.ERROR, error=self.fault_text)
+            delta = SeqDelta(request.request_id, 0, [], FinishReason.ERROR, failure=self.failure_of_faults)
         self._outputs.put_nowait(StepOutputs([delta], self.stats()))
 
     def _tokens(self, request: Request, index: int) -> list[int]:

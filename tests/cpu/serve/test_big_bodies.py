@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from quire.serve.http.threads import SHORT_BODY_BYTES
 from quire.serve.openai.conversation import MAX_SCHEMA_BYTES, n_chars_of
-from quire.serve.openai.prompts import SHORT_BODY_BYTES, SHORT_CHARS
+from quire.serve.openai.prompts import SHORT_CHARS
 
 CHAT = "/v1/chat/completions"
 LIMIT_S = 1.0

@@ -49,9 +49,8 @@ def test_a_request_is_counted_in_every_phase(server: Any) -> None:
 def test_every_file_that_the_page_names_is_served() -> None:
     """A module that is imported and not listed in assets.py would leave an empty page."""
     served = {name for name, _ in FILES.values()}
-    own = {
-        str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.suffix in {".js", ".mjs", ".css", ".svg"}
-    }
+    kinds = {".js", ".mjs", ".css", ".svg", ".woff2"}
+    own = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.suffix in kinds}
     assert served == own | {"index.html"}
     for name in own - {name for name in own if name.startswith("vendor/")}:
         named = re.findall(r"""(?:from|import\()\s*"\./([^"]+)""", (FOLDER / name).read_text())
@@ -66,7 +65,7 @@ def test_libraries_are_the_ones_that_were_written_down() -> None:
     found = {path.name: path for path in (FOLDER / "vendor").iterdir() if path.suffix != ".LICENSE"}
     assert noted == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
     assert {path.name for path in (FOLDER / "vendor").glob("*.LICENSE")} == {
-        "marked.LICENSE", "dompurify.LICENSE", "highlight.LICENSE"
+        "marked.LICENSE", "dompurify.LICENSE", "highlight.LICENSE", "temml.LICENSE"
     }  # fmt: skip
 
 

@@ -75,7 +75,11 @@ def streaming(process: FleetProcess) -> Iterator[tuple[psutil.Process, Iterator[
 
 
 def running(process: FleetProcess) -> int:
-    return int(httpx.get(process.base + "/v1/engine").json()["stats"]["n_running"])
+    """Asked again where the connection was in the queue of a process that has just died."""
+    for _ in range(20):
+        with contextlib.suppress(httpx.TransportError):
+            return int(httpx.get(process.base + "/v1/engine").json()["stats"]["n_running"])
+    raise AssertionError("no process answers")
 
 
 def counted(process: FleetProcess) -> int:

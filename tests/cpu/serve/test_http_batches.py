@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ FORMS = {
     "long purpose": form(("purpose", "", b"b" * 5000), ("file", "a", b"x")),
     "two purposes": form(("purpose", "", b"batch"), ("purpose", "", b"batch"), ("file", "a", b"x")),
     "two files": form(("purpose", "", b"batch"), ("file", "a", b"x"), ("file", "b", b"x")),
-    "unknown field": form(("purpose", "", b"batch"), ("rm", "", b"x"), ("file", "a", b"x")),
+    "expiry": form(("purpose", "", b"batch"), ("expires_after[seconds]", "", b"9"), ("file", "a", b"x")),
     "many parts": form(*[("purpose", "", b"batch")] * 100),
     "no name": b"--xyz\r\ncontent-type: text/plain\r\n\r\nx\r\n--xyz--\r\n",
     "long headers": b"--xyz\r\n" + b"x: y\r\n" * 10_000 + b"\r\n\r\n--xyz--\r\n",
@@ -399,7 +400,7 @@ def test_bad_batches(batching: Any, fields: dict[str, Any], status: int, param: 
 def test_bad_queries_and_ids(batching: Any) -> None:
     with batching.client() as http:
         for path in ("/v1/files", "/v1/batches"):
-            for query in ("limit=0", "limit=x", "limit=99999", "limit=1&limit=2", "nonsense=1", "after=" + "x" * 200,
+            for query in ("limit=0", "limit=x", "limit=99999", "limit=1&limit=2", "after=" + "x" * 200,
                           "order=asc", "limit=%ff", "&".join(["a=1"] * 50)):  # fmt: skip
                 check_error(http.get(f"{path}?{query}"), 400)
             for name in ("none", "..%2f..%2fetc%2fpasswd", "%00", "x" * 5000):
@@ -463,3 +464,58 @@ def test_httpx_sees_a_list_of_pages(batching: Any) -> None:
     assert isinstance(first, dict) and httpx
     for batch_id in made:
         ended(client, batch_id)
+
+
+def test_lookalikes_of_a_boundary_leave_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A form that is slow to read is read in turns with other work, whatever the size of its chunks."""
+    from quire.serve.http import multipart
+
+    monkeypatch.setattr(multipart, "TURN_S", 0.0)
+    content = b"\r\n--xya" * 20_000
+    data = form(("file", "a", content))
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield data
+
+    async def read() -> tuple[int, int]:
+        n_turns, is_over = 0, False
+
+        async def other() -> None:
+            nonlocal n_turns
+            while not is_over:
+                n_turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(other())
+        found = [one async for one in multipart.read_parts(chunks(), b"xyz")]
+        is_over = True
+        await beside
+        return sum(len(one) for one in found if isinstance(one, bytes)), n_turns
+
+    n_bytes, n_turns = asyncio.run(read())
+    assert n_bytes == len(content) and n_turns >= len(data) // multipart.FEED_BYTES
+
+
+def test_a_broken_form_is_not_repeated(batching: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The library logs what it does not like; the log and the answer say nothing of the client's bytes."""
+    with batching.client() as http:
+        headers = {"content-type": "multipart/form-data; boundary=xyz"}
+        answer = http.post("/v1/files", content=b"--xyz\r\nse\xc3cret: 1\r\n\r\n", headers=headers)
+    assert check_error(answer, 400)["message"] == "The form cannot be read: the headers of a part are no headers."
+    assert not [record for record in caplog.records if record.name.startswith("python_multipart")]
+
+
+def test_unknown_fields_of_forms_and_queries_are_named(batching: Any) -> None:
+    """As those of JSON: let through and named, refused when the request is strict."""
+    data = form(("purpose", "", b"batch"), ("note", "", b"x" * 50_000), ("file", "a", b"x"))
+    headers = {"content-type": "multipart/form-data; boundary=xyz"}
+    with batching.client() as http:
+        answer = http.post("/v1/files", content=data, headers=headers)
+        assert answer.headers["x-ignored-params"] == "note" and answer.json()["bytes"] == 1
+        strict = http.post("/v1/files", content=data, headers={**headers, "x-strict": "1"})
+        assert check_error(strict, 400)["param"] == "note" and len(contents(batching)) == 1
+        for path in ("/v1/files", "/v1/batches"):
+            answer = http.get(f"{path}?limti=1&after=")
+            assert answer.status_code == 200 and answer.headers["x-ignored-params"] == "limti"
+            strict = http.get(f"{path}?limti=1", headers={"x-strict": "1"})
+            assert "did you mean limit?" in check_error(strict, 400, "limti")["message"]

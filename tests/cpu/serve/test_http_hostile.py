@@ -10,97 +10,18 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from http_bodies import CHAT, JSON_HEADERS, TEXT, check_error, is_anthropic, valid
 from serve_fakes import LOGITS_WIDTH, MAX_MODEL_LEN, reply_to
 
-from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
+from quire.core.failure import Code, Failure
 from quire.serve.app import OPEN_PATHS, ROUTES
-from quire.serve.batch.batches import BatchRequest
-from quire.serve.http.decoding import Decoder
-from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.refusal import Refusal
-from quire.serve.openai.responses_schema import ResponsesRequest
-from quire.serve.openai.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from quire.serve.openai.schema import ChatRequest, CompletionRequest
 from quire.serve.page.assets import FILES
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NO_JSON = {"/v1/files", "/v1/batches/{batch_id}/cancel", "/ping", "/reset_prefix_cache", "/sleep", "/wake_up"}
 """Routes that take a form, or nothing."""
 POSTS = [path for method, path, _ in ROUTES if method == "POST" and path not in NO_JSON]
 ALL_PATHS = sorted({re.sub(r"{.*?}", "fake", path) for _, path, _ in ROUTES} | set(FILES))
-JSON_HEADERS = {"content-type": "application/json"}
-
-
-def valid(path: str) -> dict[str, Any]:
-    if path == CHAT:
-        return {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
-    if path == TEXT:
-        return {"model": "fake", "prompt": "x", "max_tokens": 2}
-    return OTHER_BODIES[path]
-
-
-OTHER_BODIES: dict[str, dict[str, Any]] = {
-    "/v1/responses": {"model": "fake", "input": "x", "max_output_tokens": 2},
-    "/v1/messages": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
-    "/v1/messages/count_tokens": {"model": "fake", "messages": [{"role": "user", "content": "x"}]},
-    "/v1/embeddings": {"model": "fake", "input": "x"},
-    "/v1/score": {"model": "fake", "text_1": "x", "text_2": ["x", "y"]},
-    "/score": {"model": "fake", "queries": "x", "documents": "y"},
-    "/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
-    "/v1/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
-    "/v2/rerank": {"model": "fake", "query": "x", "documents": ["x", "y"]},
-    "/pooling": {"model": "fake", "input": "x"},
-    "/api/chat": {"model": "fake", "messages": [{"role": "user", "content": "x"}], "options": {"num_predict": 2}},
-    "/api/generate": {"model": "fake", "prompt": "x", "options": {"num_predict": 2}},
-    "/api/embed": {"model": "fake", "input": "x"},
-    "/api/embeddings": {"model": "fake", "prompt": "x"},
-    "/api/show": {"model": "fake"},
-    "/v1/batches": {"input_file_id": "file-x", "endpoint": TEXT, "completion_window": "24h"},
-    "/tokenize": {"prompt": "x"},
-    "/detokenize": {"tokens": [1]},
-}
-"""A good body for every other route that takes JSON: a new route without one fails every test of the table."""
-
-
-def is_anthropic(path: str) -> bool:
-    return path.split("?")[0].startswith("/v1/messages")
-
-
-def is_ollama(path: str) -> bool:
-    return path.startswith("/api/")
-
-
-def check_error(answer: httpx.Response, status: int | tuple[int, ...], param: str | None = None) -> dict[str, Any]:
-    """The error body, exactly; never 422."""
-    statuses = (status,) if isinstance(status, int) else status
-    assert answer.status_code in statuses, f"{answer.status_code}: {answer.text[:300]}"
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["x-request-id"].startswith("req_")
-    body = answer.json()
-    if is_anthropic(answer.request.url.path):
-        return check_anthropic_error(answer, body)
-    if is_ollama(answer.request.url.path):
-        assert set(body) == {"error"} and len(body["error"]) <= 700
-        assert "Traceback" not in answer.text and "/srv" not in answer.text and " at 0x" not in answer.text
-        return {"message": body["error"]}
-    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
-    assert len(body["error"]["message"]) <= 700
-    assert "Traceback" not in answer.text and "/srv" not in answer.text and " at 0x" not in answer.text
-    if param is not None:
-        assert body["error"]["param"] is not None and body["error"]["param"].startswith(param), body
-    return body["error"]
-
-
-def check_anthropic_error(answer: httpx.Response, body: dict[str, Any]) -> dict[str, Any]:
-    assert set(body) == {"type", "error", "request_id"} and body["type"] == "error"
-    assert set(body["error"]) == {"type", "message"} and len(body["error"]["message"]) <= 700
-    assert answer.headers["request-id"] == answer.headers["x-request-id"] == body["request_id"]
-    assert "Traceback" not in answer.text and "/srv" not in answer.text and " at 0x" not in answer.text
-    expected = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
-    expected |= {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error"}
-    assert body["error"]["type"] == expected.get(answer.status_code, "invalid_request_error")
-    return body["error"]
 
 
 @pytest.fixture
@@ -558,12 +479,12 @@ def test_refusals_of_the_engines_process_keep_their_meaning(make_server: Any) ->
     server = make_server()
     server.engine.fault = lambda request: True
     with server.client() as client:
-        for text, status, code in (
-            ("overloaded: 90 sequences wait", 429, "overloaded"),
-            ("context_length_exceeded: too long", 400, "context_length_exceeded"),
-            ("non_finite_logits: at 0x7f00", 500, "sequence_fault"),
+        for failure, status, code in (
+            (Failure(Code.OVERLOADED, "90 sequences wait"), 429, "overloaded"),
+            (Failure(Code.CONTEXT_LENGTH_EXCEEDED, "too long"), 400, "context_length_exceeded"),
+            (Failure(Code.NON_FINITE_LOGITS, "at 0x7f00"), 500, "sequence_fault"),
         ):
-            server.engine.fault_text = text
+            server.engine.failure_of_faults = failure
             for stream in (True, False):
                 answer = client.post(TEXT, json={**valid(TEXT), "max_tokens": 9, "stream": stream})
                 if stream:
@@ -583,72 +504,3 @@ def test_surprises_become_a_fixed_text(make_server: Any, caplog: pytest.LogCaptu
         answer = client.post(TEXT, json=valid(TEXT))
     assert check_error(answer, 500)["message"] == "The server failed while it handled this request."
     assert "secret" not in answer.text and "secret" in caplog.text
-
-
-# ---- any JSON whatever
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
-    max_leaves=12,
-)
-FIELDS = sorted({*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__})
-
-
-@pytest.fixture(scope="module")
-def open_client(shared_server: Any) -> Any:
-    with shared_server.client() as client:
-        yield client
-
-
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(path=st.sampled_from([CHAT, TEXT]), fields=st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4))
-def test_any_json_is_answered_or_refused(open_client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
-    answer = open_client.post(path, content=json.dumps({**valid(path), **fields}).encode(), headers=JSON_HEADERS)
-    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
-    if answer.status_code != 200:
-        check_error(answer, answer.status_code)
-
-
-BODIES = {
-    "/v1/responses": ResponsesRequest, "/v1/messages": MessagesRequest, "/v1/embeddings": EmbeddingRequest,
-    "/v1/messages/count_tokens": CountTokensRequest, "/v1/batches": BatchRequest,
-}  # fmt: skip
-parts = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "x", "user", "assistant", "text", "auto"]),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(
-        st.sampled_from(
-            ["type", "role", "content", "text", "id", "call_id", "name", "input", "output", "arguments", "tool_use_id"]
-        ),
-        inner | st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "input_text"])
-        | st.sampled_from(["output_text", "tool_use", "tool_result", "thinking"]),
-        max_size=4,
-    ),
-    max_leaves=12,
-)  # fmt: skip
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), path=st.sampled_from(sorted(BODIES)))
-def test_any_items_and_blocks_are_answered_or_refused(open_client: httpx.Client, path: str, data: Any) -> None:
-    names = st.sampled_from(BODIES[path].__struct_fields__)
-    fields = data.draw(st.dictionaries(names, parts | json_values, max_size=3))
-    answer = open_client.post(path, content=json.dumps({**valid(path), **fields}).encode(), headers=JSON_HEADERS)
-    assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
-    if answer.status_code != 200:
-        check_error(answer, answer.status_code)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.binary(max_size=200)
-    | st.text(max_size=100).map(str.encode)
-    | json_values.map(lambda value: json.dumps(value).encode())
-)
-def test_decoder_refuses_or_returns(body: bytes) -> None:
-    for kind in (ChatRequest, CompletionRequest, *BODIES.values()):
-        try:
-            assert isinstance(Decoder(kind).decode(body, IgnoredParams()), kind)
-        except Refusal as refusal:
-            assert refusal.status == 400

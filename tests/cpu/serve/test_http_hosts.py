@@ -113,6 +113,8 @@ def test_a_public_address_answers_under_every_name_unless_told_otherwise(make_se
         ({"allowed_origins": ["app.example.com"]}, "allowed_origins"), ({"allowed_origins": ["null"]}, "null"),
         ({"allowed_origins": ["https://app.example.com/"]}, "allowed_origins"),
         ({"allowed_origins": ["https://a, https://b"]}, "allowed_origins"),
+        ({"allowed_methods": ["GET, POST"]}, "allowed_methods"), ({"allowed_headers": ["x:y"]}, "allowed_headers"),
+        ({"allowed_origins": ["*"], "allow_credentials": True}, "allow_credentials"),
     ],
 )  # fmt: skip
 def test_values_that_match_nothing_are_refused_at_start(options: dict[str, Any], word: str) -> None:
@@ -205,6 +207,25 @@ def test_allowed_pages_are_answered_as_cors_wants_it(make_server: Any) -> None:
         refused = HTTP.options(server.base + TEXT, headers={**asked, "origin": other})
         assert refused.status_code == 401 and "access-control-allow-origin" not in refused.headers
     canary(server)
+
+
+def test_methods_headers_and_credentials_are_as_told(make_server: Any) -> None:
+    page = "https://app.example.com"
+    server = make_server(
+        allowed_origins=[page], allowed_methods=["get", "POST"], allowed_headers=["Authorization"],
+        allow_credentials=True,
+    )  # fmt: skip
+    asked = {"origin": page, "access-control-request-method": "DELETE", "access-control-request-headers": "x-odd"}
+    preflight = HTTP.options(server.base + TEXT, headers=asked)
+    assert preflight.headers["access-control-allow-methods"] == "GET, POST"
+    assert preflight.headers["access-control-allow-headers"] == "Authorization, Content-Type"
+    answer = HTTP.post(server.base + TEXT, json=BODY, headers={"origin": page})
+    assert answer.status_code == 200
+    for each in (preflight, answer):
+        assert each.headers["access-control-allow-credentials"] == "true"
+        assert each.headers["access-control-allow-origin"] == page
+    evil = HTTP.get(server.base + "/v1/models", headers={"origin": EVIL})
+    assert "access-control-allow-credentials" not in evil.headers
 
 
 def test_preflights_echo_nothing_odd(make_server: Any) -> None:

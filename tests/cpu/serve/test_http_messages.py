@@ -211,3 +211,19 @@ def test_null_is_the_same_as_nothing(http: httpx.Client) -> None:  # noqa: F811
     needed = {"model": "fake", "messages": HI, "max_tokens": 1}
     nulls = {name: None for name in MessagesRequest.__struct_fields__ if name not in needed}
     assert http.post(PATH, json={**nulls, **needed}).status_code == 200
+
+
+def test_threads_are_not_kept(client: anthropic.Anthropic, http: httpx.Client) -> None:  # noqa: F811
+    began = client.messages.with_raw_response.create(
+        model="fake", messages=HI, max_tokens=8, extra_body={"thread": {"type": "create"}}
+    )
+    assert began.headers["x-ignored-params"] == "thread"
+    thread = {"type": "continue", "previous_message_id": began.parse().id}
+    for path in (PATH, PATH + "/count_tokens"):
+        body = {"model": "fake", "messages": HI, "max_tokens": 8, "thread": thread}
+        answer = http.post(path, json=body)
+        error = answer.json()["error"]
+        assert answer.status_code == 404 and error["details"] == {"error_code": "thread_not_found"}
+        assert error["type"] == "not_found_error" and thread["previous_message_id"] in error["message"]
+    wrong = http.post(PATH, json={"model": "fake", "messages": HI, "max_tokens": 8, "thread": {"type": "x"}})
+    assert wrong.status_code == 400 and "thread.type" in wrong.json()["error"]["message"]

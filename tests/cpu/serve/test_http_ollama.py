@@ -205,6 +205,7 @@ def turn(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": "x", **fields}]}
 
 
+XML = "format = 'xml' is not allowed: it must be \"json\" or a JSON schema"
 CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     (option(temperature=-1), "options.temperature"), (option(temperature="hot"), "options.temperature"),
     (option(top_p=2), "options.top_p"), (option(top_k=-5), "options.top_k"), (option(min_p=2), "options.min_p"),
@@ -215,7 +216,7 @@ CHAT_REFUSED: list[tuple[dict[str, Any], str]] = [
     (option(typical_p=0.5), "options.typical_p"), (option(tfs_z=0.5), "options.tfs_z"),
     (option(repeat_penalty=1.2, repeat_last_n=64), "options.repeat_last_n"), (option(num_ctx=-1), "options.num_ctx"),
     (option(embedding_only=True), "options.embedding_only"),
-    ({"options": 5}, "options"), ({"format": "xml"}, "format"), ({"format": 5}, "format"),
+    ({"options": 5}, "options"), ({"format": "xml"}, XML), ({"format": 5}, "format"),
     ({"format": {"type": "hiccup"}}, "format"), ({"think": True}, "think"), ({"think": "hard"}, "think"),
     ({"logprobs": True}, "logprobs"), ({"messages": "x"}, "messages"), ({"keep_alive": []}, "keep_alive"),
     ({"messages": [{"role": "user", "content": "x"}] * 4097}, "messages"), (turn(role="robot"), "messages[0].role"),

@@ -10,6 +10,7 @@ import openai
 import pytest
 from live_server import LiveServer
 
+from quire.core.failure import Code, Failure
 from quire.serve.config import ServerConfig
 
 CHAT = "/v1/chat/completions"
@@ -246,10 +247,10 @@ def test_auto_can_be_switched_off(make_server: Callable[..., LiveServer]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "status"), [("empty_mask", 400), ("grammar_failed", 400), ("grammar_too_slow", 400), ("other", 500)]
+    ("code", "status"), [("empty_mask", 400), ("grammar_failed", 400), ("grammar_too_slow", 400), ("engine_error", 500)]
 )
 def test_ends_of_constrained_sequences(hermes: LiveServer, code: str, status: int) -> None:
-    hermes.engine.fault, hermes.engine.fault_text = (lambda request: True), f"{code}: why"
+    hermes.engine.fault, hermes.engine.failure_of_faults = (lambda request: True), Failure(Code(code), "why")
     body = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "guided_regex": "[a-z]+"}
     with hermes.client() as http:
         answer = http.post(CHAT, json=body)

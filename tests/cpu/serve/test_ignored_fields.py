@@ -62,6 +62,7 @@ IGNORED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"context_management": [], "text": {"verbosity": "medium"}}, "context_management, text.verbosity"),
     (MESSAGES, {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
      "context_management"),
+    (COUNT, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     (MESSAGES, {"mcp_servers": [], "container": ""}, "mcp_servers, container"),
     # asks for an extra
     (RESPONSES, {"include": ["reasoning.encrypted_content"]}, "include"),
@@ -100,11 +101,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"tools": [SEARCH], "tool_choice": "required"}, "tool_choice"),
     (CHAT, {"length_penalty": 0}, "length_penalty"), (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
     (TEXT, {"messages": HI}, "messages"), (TEXT, {"tools": [FUNCTION]}, "tools"), (TEXT, {"best_of": 0}, "best_of"),
+    (CHAT, {"best_of": 2}, "best_of"),
     (RESPONSES, {"frequency_penalty": 0.5}, "frequency_penalty"), (RESPONSES, {"stop": "x"}, "stop"),
     (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),
     (RESPONSES, {"context_management": [{"type": "compaction"}]}, "context_management"),
     (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
-    (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
     (MESSAGES, {"seed": 5}, "seed"), (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     (COUNT, {"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     (EMBEDDINGS, {"input_type": "query"}, "input_type"), (EMBEDDINGS, {"stream": True}, "stream"),
@@ -147,7 +148,9 @@ def test_what_would_change_the_answer_is_refused_by_name(
     fields: dict[str, Any],
     param: str,
 ) -> None:
-    check_error(http.post(path, json=body_of(path, fields)), 400, param)
+    message = check_error(http.post(path, json=body_of(path, fields)), 400, param)["message"]
+    if path == CHAT and param in ("best_of", "echo"):
+        assert message == f"{param} is not supported: it is a field of /v1/completions, not of this path."
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, MESSAGES])
@@ -172,6 +175,20 @@ def test_a_strict_server(make_server: Callable[..., Any]) -> None:
         answer = client.post(CHAT, json=body_of(CHAT, {"max_tokens": MAX_MODEL_LEN}))
         assert check_error(answer, 400)["code"] == "context_length_exceeded"
         assert client.post(CHAT, json=body_of(CHAT, {})).status_code == 200
+
+
+def test_the_words_of_the_header(http: httpx.Client) -> None:  # noqa: F811
+    """Nobody who asks for strictness goes without it: a word that says neither is refused."""
+    for value, status in [*((word, 400) for word in ("1", "true", "yes", "on", "ON", "True")),
+                          *((word, 200) for word in ("0", "false", "no", "Off", ""))]:  # fmt: skip
+        answer = http.post(CHAT, json=body_of(CHAT, {"metadata": {}}), headers={"X-Strict": value})
+        assert answer.status_code == status, value
+        assert ("metadata" in answer.text) == (status == 400)
+    for value in ("maybe", "2", "1, 1", "ja", "\xff"):
+        for headers in ([("x-strict", value)], [("x-strict", "1"), ("x-strict", value)]):
+            sent = [(name.encode(), one.encode("latin-1")) for name, one in headers]
+            message = check_error(http.post(CHAT, json=body_of(CHAT, {}), headers=sent), 400)["message"]
+            assert "1, true, yes or on, or 0, false, no, off or empty" in message and message.count("X-Strict = ") == 1
 
 
 def test_ten_thousand_names(http: httpx.Client, server: Any, caplog: pytest.LogCaptureFixture) -> None:  # noqa: F811
@@ -356,3 +373,22 @@ def test_the_document_names_every_refused_field_with_its_reason() -> None:
     tables: list[dict[str, Any]] = [dict(table) for table in (PROMPTING, SAMPLING, EMBEDDING, BATCHES)]
     missing = {(name, field.why) for table in tables for name, field in table.items()} - said
     assert not missing
+
+
+def test_a_mistyped_field_is_guessed_at(http: httpx.Client) -> None:  # noqa: F811
+    fields = {"temprature": 0.5, "messages": [{**HI[0], "contnet": "x"}]}
+    answer = http.post(CHAT, json=body_of(CHAT, fields))
+    assert answer.headers["x-ignored-params"] == "messages[].contnet, temprature", "names alone"
+    strict = http.post(CHAT, json=body_of(CHAT, {"temprature": 0.5}), headers={"x-strict": "1"})
+    assert "did you mean temperature?" in check_error(strict, 400, "temprature")["message"]
+
+
+def test_the_log_guesses_too_and_leaves_what_is_known_alone(caplog: pytest.LogCaptureFixture) -> None:
+    ignored = IgnoredParams()
+    for name in ("temprature", "metadata", "zzz"):
+        ignored.note_member("", name, {"temperature": None, "metadatas": None})
+    with caplog.at_level(logging.WARNING, "quire.serve"):
+        IgnoredLog().take(ignored)
+    first, second, third = (record.getMessage() for record in caplog.records)
+    assert "temprature is ignored (did you mean temperature?) (said once" in first
+    assert "did you mean" not in second + third

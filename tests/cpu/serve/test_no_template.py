@@ -10,12 +10,13 @@ import pytest
 from quire.core.errors import ConfigError
 from quire.engine.llm import LLM
 from quire.serve.http.refusal import Refusal
+from quire.serve.http.threads import LargeTurn
 from quire.serve.openai.conversation import Conversation
 from quire.serve.openai.prompts import PromptMaker
 
 
 def test_the_reply_says_what_to_pass() -> None:
-    maker = PromptMaker(types.SimpleNamespace(chat_template=None))  # type: ignore[arg-type]
+    maker = PromptMaker(types.SimpleNamespace(chat_template=None), LargeTurn())  # type: ignore[arg-type]
     with pytest.raises(Refusal) as caught:
         asyncio.run(maker.render(Conversation([{"role": "user", "content": "x"}], None, True, False, {}, 1)))
     maker.close()
@@ -24,6 +25,7 @@ def test_the_reply_says_what_to_pass() -> None:
 
 
 def test_a_script_is_told_too() -> None:
-    frontend = types.SimpleNamespace(chat_template=None, tokenizer=None)
+    llm = object.__new__(LLM)  # without an engine
+    llm._frontend = types.SimpleNamespace(chat_template=None, tokenizer=None)  # type: ignore[assignment]
     with pytest.raises(ConfigError, match="chat_template=FILE"):
-        LLM.render_chat(types.SimpleNamespace(_frontend=frontend), [])  # type: ignore[arg-type]
+        llm.render_chat([])

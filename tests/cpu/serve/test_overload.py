@@ -14,6 +14,7 @@ import pytest
 from serve_fakes import reply_to
 
 from quire.core.errors import ConfigError
+from quire.core.failure import Code, Failure
 from quire.serve.http.keys import LOOK_S, Bucket, KeyRing
 
 PATH = "/v1/completions"
@@ -138,7 +139,7 @@ def test_buckets_follow_the_monotonic_clock(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("code", "status"), [("queue_timeout", 503), ("request_timeout", 408)])
 @pytest.mark.parametrize("stream", [False, True])
 def test_time_limits_are_answers(server: Any, code: str, status: int, stream: bool) -> None:
-    server.engine.fault, server.engine.fault_text = (lambda request: True), f"{code}: too late"
+    server.engine.fault, server.engine.failure_of_faults = (lambda request: True), Failure(Code(code), "too late")
     answer = ask(server, max_tokens=8, stream=stream)
     if stream:
         last = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: "))

@@ -1,101 +1,26 @@
-"""The page in headless Chromium: talk, reasoning, Markdown, stop, regenerate, completion, errors, key, engine view,
-keyboard, phone, and what the browser keeps."""
+"""The page in headless Chromium: talk, stop, regenerate, completion, errors, key, engine, keyboard, phone, archive."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serve_fakes import ASSISTANT, MAX_MODEL_LEN, TEMPLATE, USER, reply_to
-
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-if BROWSER is None or DRIVER is None:
-    pytest.skip("needs chromium and chromedriver (apt-get install chromium chromium-driver)", allow_module_level=True)
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium (pip install selenium)")
-
-from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
-
-FORGET = """
-    localStorage.clear(); sessionStorage.clear();
-    const gone = indexedDB.deleteDatabase("quire");
-    gone.onsuccess = gone.onerror = gone.onblocked = arguments[0];
-"""
+from page_browser import Page, browser, in_view, opened_page, set_number
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from serve_fakes import ASSISTANT, MAX_MODEL_LEN, USER, reply_to
 
 
 @pytest.fixture(scope="module")
 def driver() -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,900"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    yield started
-    started.quit()
-
-
-class Page:
-    """What a person sees and does."""
-
-    def __init__(self, driver: Any, base: str) -> None:
-        self.driver = driver
-        driver.get(base + "/version")  # so that the stores of this origin can be emptied before the page runs
-        driver.execute_async_script(FORGET)
-        driver.get(base + "/")
-
-    def __getitem__(self, element_id: str) -> Any:
-        return self.driver.find_element(By.ID, element_id)
-
-    def all(self, selector: str) -> list[Any]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def until(self, condition: Callable[[], Any], seconds: float = 20) -> Any:
-        return WebDriverWait(self.driver, seconds, poll_frequency=0.03).until(lambda _: condition())
-
-    def script(self, code: str, *arguments: Any) -> Any:
-        return self.driver.execute_script(code, *arguments)
-
-    def say(self, text: str) -> None:
-        self["input"].send_keys(text, Keys.ENTER)
-
-    def idle(self) -> None:
-        self.until(lambda: self["chat-send"].get_attribute("aria-label") == "Send" and not self.all("[aria-busy]"))
-
-    def answers(self) -> list[str]:
-        return self.texts(".message.assistant > .body")
-
-    def texts(self, selector: str) -> list[str]:
-        """In one call, so that nothing is replaced meanwhile."""
-        code = "return [...document.querySelectorAll(arguments[0])].map((each) => each.innerText.trim())"
-        found: list[str] = self.script(code, selector)
-        return found
-
-    def settings(self) -> None:
-        self["tab-settings"].click()
+    yield from browser()
 
 
 @pytest.fixture
 def page(server: Any, driver: Any) -> Iterator[Page]:
-    driver.get_log("browser")  # what earlier tests left
-    opened = Page(driver, server.base)
-    opened.until(lambda: opened["health"].text == "ready")
-    yield opened
-    severe = [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
-    assert not [entry for entry in severe if "status of 40" not in entry["message"]], severe
-
-
-def set_number(page: Page, name: str, value: str) -> None:
-    page.settings()
-    field = page["set-" + name]
-    field.send_keys(Keys.CONTROL, "a")
-    field.send_keys(value)
+    yield from opened_page(server, driver)
 
 
 def test_chat_streams_and_tells_how_it_went(page: Page, server: Any) -> None:
@@ -128,13 +53,6 @@ def test_chat_streams_and_tells_how_it_went(page: Page, server: Any) -> None:
     assert "assistant:" + page.answers()[0] in last and last.endswith("user:Again\n")
 
 
-def in_view(page: Page, selector: str) -> bool:
-    """True once the whole element stands between the header and the input."""
-    boxes = "const [b, t] = [document.querySelector(arguments[0]), talk].map((each) => each.getBoundingClientRect());"
-    code = boxes + "return b.top >= t.top - 1 && b.bottom <= t.bottom + 1"
-    return bool(page.until(lambda: page.script(code, selector)))
-
-
 def test_stop_regenerate_and_clear(page: Page, server: Any) -> None:
     server.engine.delay_s = 0.02
     page.say("Hello")
@@ -153,94 +71,6 @@ def test_stop_regenerate_and_clear(page: Page, server: Any) -> None:
     page["new"].click()
     page.until(lambda: page["empty"].is_displayed())
     assert not page.answers()
-
-
-HOSTILE = """<img src=x onerror="window.hit=1"> **bold** <script>window.hit=1</script></script> <b onclick=x>b</b>
-
-<img src=x onerror="window.hit=1">
-
-<svg/onload="window.hit=1"><style>body{display:none}</style>
-
-[a](javascript:window.hit=1) [b](JAVA&#115;CRIPT:window.hit=1) [c](data:text/html,x) <javascript:window.hit=1>
-[d](vbscript:x) [e](https://example.org/"onmouseover="window.hit=1) ![f](x"onerror="window.hit=1) [g][r] [h](/v1/models)
-
-[r]: javascript:window.hit=1
-
-| t |
-|:-:|
-| <iframe src=javascript:window.hit=1> `</code><img src=x onerror=window.hit=1>` |
-
-```html" onclick="window.hit=1
-x = '<b>' </code></pre><img src=x onerror="window.hit=1">
-```
-
-\\(<img src=x onerror=window.hit=1>\\) $$<img src=x onerror=window.hit=1>$$ H<sub>2</sub>O<br><sub onclick=x>y</sub>
-"""
-
-
-def test_hostile_text_is_only_text(page: Page, server: Any) -> None:
-    server.engine.text = HOSTILE
-    page.say("<b>me</b>")
-    page.idle()
-    page.until(lambda: page.all("#messages pre code"))
-    inside = "#messages :is(img, script, b, svg:not(.icon-drawing), style, iframe, object, form, base, meta)"
-    assert not page.all(inside)
-    assert page.all("#messages .user p")[0].text == "<b>me</b>"
-    assert page.all("#messages strong")[0].text == "bold"
-    assert "x = '<b>' </code></pre><img src=x onerror=" in page.all("#messages pre code")[0].text
-    assert '<img src=x onerror="window.hit=1">' in page.answers()[0]
-    links = page.script("return [...document.querySelectorAll('#messages a[href]')].map((a) => [a.protocol, a.rel])")
-    assert links and all(found == ["https:", "noopener noreferrer nofollow"] for found in links)
-    handlers = "return [...document.querySelectorAll('#messages *')].flatMap((e) => e.getAttributeNames()).filter("
-    assert not page.script(handlers + "(name) => name.startsWith('on') || name === 'style')")
-    assert [each.text for each in page.all("#messages sub")] == ["2"]
-    assert page.script("return window.hit") is None
-
-
-def test_the_page_cannot_make_nodes_from_a_text(page: Page) -> None:
-    """The browser itself refuses HTML that did not pass the sanitiser, whatever a later change of the page does."""
-    refused = "try { document.body.innerHTML = '<b>x</b>'; return false } catch (error) { return error.name }"
-    assert page.script(refused) == "TypeError"
-    page.driver.get_log("browser")  # the refusal is told there
-
-
-MARKDOWN = """## A title
-
-A [link](https://example.org/a?b=1&c=2), *slanted*, ~~gone~~ and `code`.
-
-| Name | Count |
-|:--|--:|
-| one | 12 |
-
-1. first
-   - inner
-2. second
-
-- [x] done
-
-```python
-def f(x: int) -> int:
-    return x + 1  # more
-```
-
-It costs \\(a_1 * b_2\\).
-"""
-
-
-def test_markdown_is_shown(page: Page, server: Any) -> None:
-    server.engine.text, server.engine.tokens_a_step = MARKDOWN, 5
-    page.say("Hello")
-    page.idle()
-    assert page.all("#messages h2")[0].text == "A title"
-    assert page.all("#messages a")[0].get_attribute("href") == "https://example.org/a?b=1&c=2"
-    assert [each.text for each in page.all("#messages td")] == ["one", "12"]
-    assert page.all("#messages td")[1].value_of_css_property("text-align") == "right"
-    assert page.all("#messages ol ul li")[0].text == "inner"
-    assert page.all("#messages del")[0].text == "gone" and page.all("#messages input:checked:disabled")
-    assert page.all(".maths")[0].text == "\\(a_1 * b_2\\)"
-    page.until(lambda: page.all(".code .hljs-keyword"))
-    assert page.all(".code figcaption span")[0].text == "python"
-    assert page.all(".code code")[0].text == "def f(x: int) -> int:\n    return x + 1  # more"
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -263,30 +93,6 @@ def test_copy_works_and_says_so(page: Page, server: Any, secure: bool) -> None:
     page.until(lambda: not page.all("[data-done]"))
     page.all(".assistant .copy")[0].click()
     page.until(lambda: "Ctrl+C" in page["toast"].text)
-
-
-THINKING = TEMPLATE + "{# <think></think> #}"
-
-
-def test_reasoning_is_folded_while_it_streams(make_server: Any, driver: Any) -> None:
-    server = make_server(engine_options={"template": THINKING})
-    page = Page(driver, server.base)
-    page.until(lambda: page["health"].text == "ready")
-    server.engine.delay_s = 0.01
-    server.engine.text = "<think>" + "Is it *two*? <img src=x> " * 6 + "</think>\n\nIt is two."
-    page.say("1 + 1?")
-    page.until(lambda: page.all(".thought") and page.all(".thought summary")[0].text.startswith("Thinking"))
-    assert page.answers() == [""] and not page.all(".thought .body")[0].is_displayed()
-    page.all(".thought summary")[0].click()
-    page.until(lambda: "Is it two?" in page.all(".thought .body")[0].text)
-    page.idle()
-    assert page.answers() == ["It is two."]
-    assert page.all(".thought summary")[0].text.startswith("Thought for")
-    assert page.all(".thought .body")[0].text.count("<img src=x>") == 6 and not page.all("#messages img")
-    page.say("And 2 + 2?")
-    page.idle()
-    sent = server.llm.tokenizer.decode(server.engine.submitted[-1].prompt_token_ids)
-    assert "assistant:It is two.\n" in sent, "reasoning is not sent back"
 
 
 def test_edit_and_continue(page: Page, server: Any) -> None:
@@ -347,7 +153,7 @@ def test_a_text_file_becomes_part_of_the_message(page: Page, tmp_path: Any) -> N
     page["file"].send_keys(str(tmp_path / "notes.txt"))
     page.until(lambda: page["input"].get_property("value") == "notes.txt:\n```\nline one\nline two\n```\n")
     page["file"].send_keys(str(tmp_path / "dot.png"))
-    page.until(lambda: "fake reads text only" in page["chat-error"].text)
+    page.until(lambda: "dot.png is an image: fake takes no images" in page["chat-error"].text)
 
 
 @pytest.mark.parametrize("broken", [True, False])
@@ -436,9 +242,9 @@ def test_engine_view(page: Page, server: Any) -> None:
 def test_a_cut_tree_says_so(page: Page) -> None:
     note = page.driver.execute_async_script(
         "import('/page/tree.js').then((tree) => { const nodes = Array.from({ length: 240 }, () => [-1, 1, 0]);"
-        " tree.drawTree(nodes); arguments[0](document.getElementById('tree-note').textContent) })"
+        " tree.drawTree(nodes, 1500); arguments[0](document.getElementById('tree-note').textContent) })"
     )
-    assert note == "Prefix tree: the 240 nodes nearest to the root (more may hang below), 0 held"
+    assert note == "Prefix tree: the 240 heaviest of 1,500 nodes, 0 held"
 
 
 def test_engine_troubles_are_seen(make_server: Any, driver: Any) -> None:
@@ -698,38 +504,3 @@ def test_a_screen_reader_hears_the_answer_once(page: Page, server: Any) -> None:
         " !(e.labels?.length || e.getAttribute('aria-label') || e.innerText.trim())).map((e) => e.outerHTML)"
     )
     assert [each for each in unnamed if "starters" not in each and 'hidden=""' not in each] == []
-
-
-def test_a_very_long_answer_stays_quick(page: Page, server: Any) -> None:
-    """Only the block that grows is made again: earlier paragraphs stay the same nodes."""
-    server.engine.text = "A paragraph with **words** in it.\n\n" * 60 + "The last one goes on " * 30
-    server.engine.tokens_a_step, server.engine.delay_s = 20, 0.01
-    page.say("Hello")
-    page.until(lambda: len(page.all("#messages .assistant > .body > p")) > 5)
-    page.script("window.kept = document.querySelector('#messages .assistant > .body > p')")
-    page.idle()
-    assert page.script("return kept.isConnected") and len(page.all("#messages .assistant > .body > p")) == 61
-
-
-GROWN = """
-    const [text, done] = arguments;
-    import("/page/markdown.js").then(({ GrowingText }) => {
-      const shown = (step) => {
-        const box = document.createElement("div"), growing = new GrowingText(box);
-        for (let n = step; n < text.length; n += step) growing.show(text.slice(0, n));
-        growing.show(text, true);
-        return box.textContent + [...box.querySelectorAll("*")].map((each) => each.localName + (each.href ?? ""));
-      };
-      done([1, 7, 40, text.length].map(shown));
-    });
-"""
-
-
-def test_a_text_that_grew_is_the_text_as_a_whole(page: Page) -> None:
-    text = (
-        MARKDOWN * 3
-        + "\nA [late][one] link, \\[x\n\n+ y\\] and\r\n\r\n> a quotation\n\n[one]: https://example.org/late\n"
-    )
-    grown = page.driver.execute_async_script(GROWN, text)
-    assert "https://example.org/late" in grown[-1]
-    assert [each == grown[-1] for each in grown] == [True] * len(grown)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import types
 from typing import Any
 
 import pytest
@@ -13,8 +12,9 @@ from serve_fakes import byte_tokenizer
 
 from quire.core.errors import ContextLengthExceeded, QueueFull
 from quire.serve.http.bodies import SMALL_BYTES, BodyRoom
+from quire.serve.http.threads import LARGE_BYTES, MAX_PENDING, LargeTurn, WorkThreads
 from quire.serve.openai import prompts
-from quire.serve.openai.prompts import LARGE_BYTES, MAX_PENDING, SEGMENT_CHARS, PromptMaker, check_tokens, decoded
+from quire.serve.openai.prompts import SEGMENT_CHARS, check_tokens, decoded
 
 TOKENIZER = byte_tokenizer()
 
@@ -68,9 +68,8 @@ def test_a_text_that_may_fit_is_not_refused(chars: int) -> None:
     check_tokens(tokenizer, "x" * chars, -(-chars // 64))
 
 
-def maker() -> PromptMaker:
-    llm: Any = types.SimpleNamespace(tokenizer=TOKENIZER, max_model_len=100)
-    return PromptMaker(llm)
+def bodies() -> WorkThreads:
+    return WorkThreads("quire-bodies", LargeTurn())
 
 
 def test_one_large_work_at_a_time_and_smaller_ones_beside_it() -> None:
@@ -87,15 +86,16 @@ def test_one_large_work_at_a_time_and_smaller_ones_beside_it() -> None:
             running[0] -= 1
 
     async def run() -> None:
-        texts = maker()
-        tasks = [asyncio.create_task(texts.parse(large, LARGE_BYTES + 1)) for _ in range(5)]
+        turn = LargeTurn()
+        threads, texts = WorkThreads("quire-bodies", turn), WorkThreads("quire-text", turn)
+        tasks = [asyncio.create_task(one.run(large, LARGE_BYTES + 1, 0)) for one in (threads, texts) * 3]
         await asyncio.to_thread(begun.wait, 20)
-        assert await texts.parse(lambda: threading.current_thread().name, LARGE_BYTES) in (
-            "quire-text_0",
-            "quire-text_1",
-        )
+        for one in (threads, texts):
+            found = await one.run(lambda: threading.current_thread().name, LARGE_BYTES, 0)
+            assert found.startswith("quire-bodies_" if one is threads else "quire-text_")
         gate.set()
         await asyncio.gather(*tasks)
+        threads.close()
         texts.close()
 
     asyncio.run(run())
@@ -104,14 +104,41 @@ def test_one_large_work_at_a_time_and_smaller_ones_beside_it() -> None:
 
 def test_large_works_that_wait_are_bounded() -> None:
     async def run() -> None:
-        texts, gate = maker(), threading.Event()
-        tasks = [asyncio.create_task(texts.parse(lambda: gate.wait(20), LARGE_BYTES + 1)) for _ in range(MAX_PENDING)]
+        threads, gate = bodies(), threading.Event()
+        tasks = [
+            asyncio.create_task(threads.run(lambda: gate.wait(20), LARGE_BYTES + 1, 0)) for _ in range(MAX_PENDING)
+        ]
         await asyncio.sleep(0)
         with pytest.raises(QueueFull):
-            await texts.parse(lambda: None, LARGE_BYTES + 1)
+            await threads.run(lambda: None, LARGE_BYTES + 1, 0)
         gate.set()
         assert all(await asyncio.gather(*tasks))
+        threads.close()
+
+    asyncio.run(run())
+
+
+def test_texts_that_wait_do_not_keep_bodies_out() -> None:
+    """Each kind of work has threads and a queue of its own."""
+
+    async def run() -> None:
+        turn, gate = LargeTurn(), threading.Event()
+        threads, texts = WorkThreads("quire-bodies", turn), WorkThreads("quire-text", turn)
+        tasks = [asyncio.create_task(texts.run(lambda: gate.wait(20), 2, 1)) for _ in range(MAX_PENDING)]
+        await asyncio.sleep(0)
+        assert await threads.run(lambda: 7, 2, 1) == 7
+        gate.set()
+        assert all(await asyncio.gather(*tasks))
+        threads.close()
         texts.close()
+
+
+def test_short_work_stays_in_its_thread() -> None:
+    async def run() -> None:
+        threads = bodies()
+        assert await threads.run(threading.current_thread, 9, 9) is threading.current_thread()
+        assert await threads.run(threading.current_thread, 10, 9) is not threading.current_thread()
+        threads.close()
 
     asyncio.run(run())
 

@@ -66,14 +66,18 @@ def test_efforts_that_the_template_knows(servers: Any, name: str, ask: Callable[
     server, param = servers[name], "reasoning_effort" if ask is chat else "reasoning.effort"
     for effort in ("none", "minimal", "low", "medium", "high", "xhigh", "", "x" * 1000):
         answer = ask(server, effort)
-        if effort in GOOD[name]:
+        if name == "plain" and effort == "medium":
+            assert answer.status_code == 200 and answer.headers["x-ignored-params"] == param
+        elif effort in GOOD[name]:
             assert answer.status_code == 200 and prompt_of(server) == GOOD[name][effort], effort
+            assert "x-ignored-params" not in answer.headers
             if ask is responses:
                 assert answer.json()["reasoning"]["effort"] == effort
         else:
             error = answer.json()["error"]
             assert answer.status_code == 400 and error["param"] == param and error["code"] == "unsupported_parameter"
-            assert error["message"].startswith(f"{param} is not supported") and len(error["message"]) < 400
+            assert error["message"].startswith(f"{param} is not supported: {effort[:40]!r}"[:-1])
+            assert len(error["message"]) < 400
             assert all(good in error["message"] for good in GOOD[name]), "it says what would be taken"
 
 
@@ -93,7 +97,10 @@ def test_thinking_of_messages(servers: Any, name: str, taken: dict[str, str]) ->
         if kind in taken:
             assert answer.status_code == 200 and prompt_of(server) == taken[kind], kind
         else:
-            assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("thinking is not supp")
+            message = answer.json()["error"]["message"]
+            assert answer.status_code == 400 and message.startswith(f"thinking is not supported: the type '{kind}'")
+            assert "effort '" not in message and "medium" not in message, "words that the client did not send"
+            assert message.endswith(f"it takes {', '.join(sorted(taken, key=('disabled enabled adaptive').index))}.")
 
 
 def test_thinking_and_effort_together(servers: Any) -> None:
@@ -116,6 +123,55 @@ def test_thinking_and_effort_together(servers: Any) -> None:
         for kind in ("adaptive", "disabled")
     ]
     assert counted[1] - counted[0] == len("[False]"), "the tokens are those of the prompt that would run"
+
+
+@pytest.mark.parametrize("name", list(TEMPLATES))
+def test_the_default_effort_asks_for_nothing(servers: Any, name: str) -> None:
+    """Alone, or where thinking is off; a strict request is told that nothing comes of it."""
+    server = servers[name]
+    alone = {"output_config": {"effort": "medium"}}
+    assert messages(server, **alone).status_code == 200
+    off = {**alone, "thinking": {"type": "disabled"}}
+    answer = messages(server, **off)
+    if "none" not in GOOD[name]:
+        assert answer.status_code == 400 and answer.json()["error"]["message"].startswith("thinking is not supported")
+        return
+    assert answer.status_code == 200 and answer.headers["x-ignored-params"] == "output_config.effort"
+    assert prompt_of(server) == GOOD[name]["none"]
+    strict = httpx.post(
+        server.base + "/v1/messages",
+        json={"model": "fake", "messages": MESSAGES, "max_tokens": 2, **off},
+        headers={"x-strict": "1"},
+    )
+    assert strict.status_code == 400 and "output_config.effort" in strict.json()["error"]["message"]
+
+
+def test_refusals_speak_of_what_was_sent(servers: Any) -> None:
+    budget = {"thinking": {"type": "enabled", "budget_tokens": 20}}
+    asked = httpx.post(
+        servers["plain"].base + "/v1/chat/completions", json={"model": "fake", "messages": MESSAGES, **budget}
+    )
+    error = asked.json()["error"]
+    assert (asked.status_code, error["param"]) == (400, "thinking")
+    assert error["message"] == (
+        "thinking is not supported: the type 'enabled' cannot be asked of this model, whose chat template cannot "
+        "switch reasoning on; it takes disabled, adaptive."
+    )
+    for name, think, words in (
+        ("plain", True, "think is not supported: true cannot be asked of this model"),
+        ("plain", True, "it takes false."),
+        ("always", False, "think is not supported: false cannot be asked of this model"),
+        ("switch", "low", "think is not supported: 'low' cannot be asked of this model, whose chat template can only"),
+    ):
+        body = {"model": "fake", "messages": MESSAGES, "think": think}
+        for path in ("chat", "generate"):
+            sent = body if path == "chat" else {**body, "prompt": "x"}
+            answer = httpx.post(f"{servers[name].base}/api/{path}", json=sent)
+            assert answer.status_code == 400 and words in answer.json()["error"]
+            assert "effort" not in answer.json()["error"] and "medium" not in answer.json()["error"].partition(";")[0]
+    body = {"model": "fake", "messages": MESSAGES, "enable_thinking": False}
+    message = httpx.post(servers["switch"].base + "/v1/chat/completions", json=body).json()["error"]["message"]
+    assert "enable_thinking" in message and "chat_template_kwargs" in message
 
 
 def test_a_switch_set_twice_must_agree(servers: Any) -> None:

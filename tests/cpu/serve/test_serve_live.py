@@ -191,6 +191,21 @@ def test_taken_port_is_said_at_once(live: Process, start: Callable[..., Process]
     assert f"port {live.port}" in output and "in use" in output and "Traceback" not in output
 
 
+def test_an_idle_server_says_what_it_does(start: Callable[..., Process]) -> None:
+    process = start()
+    assert process.process.stdout is not None
+    assert process.process.stdout.readline() == "quire: starting the server, then loading torch and the demo model\n"
+    process.wait_ready()
+    process.process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    lines = process.output().splitlines()
+    said = [line for line in lines if line.startswith("Quire")]
+    assert [line.split()[1] for line in said] == ["serves", "shuts"] and "shuts down" in said[1]
+    steps = ("loading torch", "torch is loaded", "KV pool")
+    order = [next(i for i, line in enumerate(lines) if step in line) for step in steps]
+    assert order == sorted(order)
+
+
 def test_empty_keys_are_refused(start: Callable[..., Process]) -> None:
     for key in ("", "  ", "schlüssel"):
         process = start("--api-key", key)

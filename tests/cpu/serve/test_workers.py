@@ -38,6 +38,7 @@ def test_one_that_dies_again_and_again(tmp_path: pathlib.Path) -> None:
                     assert server.canary() == golden
             assert len(re.findall("starting it again", server.log)) == number + 1
         server.wait_workers(3)
+        server.wait_ready()
         assert {one.pid for one in steady} < pids(server)
         assert [server.canary() for _ in range(6)] == [golden] * 6
         said = re.findall(r"API process 0 \(pid \d+\) ended with ([^;]+); starting it again (now|in \S+ s)", server.log)
@@ -57,6 +58,7 @@ def test_one_that_cannot_answer_is_replaced(tmp_path: pathlib.Path, how: str) ->
         victim.send_signal(signal.SIGUSR2 if how == "hangs" else signal.SIGSTOP)
         wait_for(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
         server.wait_workers(2)
+        server.wait_ready()
         assert victim.pid not in pids(server) and other.pid in pids(server)
         assert [server.canary() for _ in range(6)] == [golden] * 6
         said = server.log
@@ -134,3 +136,11 @@ def test_a_stop_for_all_processes_at_once_cuts_nobody_off(tmp_path: pathlib.Path
                 assert "data: [DONE]" in list(one)
         assert server.process.wait(60) == 0
         assert "Traceback" not in server.log
+
+
+def test_a_reason_that_all_have_is_said_once(tmp_path: pathlib.Path) -> None:
+    with light(tmp_path, "--api-processes", "3", "--tokenizer", "/nowhere/at/all") as server:
+        assert server.process.wait(120) == 2
+        reasons = re.findall("^quire: error: .*/nowhere/at/all", server.log, re.MULTILINE)
+        assert len(reasons) == 1, server.log
+        assert server.log.strip().splitlines()[-1].startswith("quire: error: ")

@@ -13,28 +13,25 @@ from quire.bench.breakdown import Capture, Kernel, breakdown, kind_of, outermost
 from quire.bench.limit import ceilings_line, compared, lines, step_limits_s
 from quire.bench.trace import check_trace_path, write_trace
 from quire.cli.main import main
+from quire.config.arch import ModelArch
+from quire.config.layers import AttentionSpec, FeedForwardSpec, LayerSpec, NormSpec
 from quire.core.errors import ConfigError
 from quire.core.plan import Spans
 from quire.engine.core import HostTimes, StepRecord
 from quire.planner.cost import CostModel
 from quire.planner.hardware import Hardware
 
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """5 weights a layer, 2 in the head, 2 numbers of K/V a token and layer."""
-
-    n_layers: int = 3
-    hidden_size: int = 1
-    n_heads: int = 0
-    n_kv_heads: int = 1
-    head_dim: int = 1
-    ffn_size: int = 1
-    vocab_size: int = 2
-    tie_embeddings: bool = True
-
-
-SLOW_READER = CostModel(shape=Shape(), hardware=Hardware("toy", 10.0, 1e9, 5.0), weight_itemsize=1, head_itemsize=1,
+NORM = NormSpec(eps=1e-5)
+LAYER = LayerSpec(
+    mixer=AttentionSpec(n_heads=0, n_kv_heads=1, head_dim=1, scale=1.0, rope=None),
+    ffn=FeedForwardSpec(size=1), norm=NORM,
+)  # fmt: skip
+TOY = ModelArch(
+    family="llama", layers=(LAYER,) * 3, hidden_size=1, vocab_size=2, norm=NORM, tie_embeddings=True, max_position=99,
+    max_position_scaled=99, dtype="float32",
+)  # fmt: skip
+"""5 weights a layer, 2 in the head, 2 numbers of K/V a token and layer."""
+SLOW_READER = CostModel(arch=TOY, hardware=Hardware("toy", 10.0, 1e9, 5.0), weight_itemsize=1, head_itemsize=1,
                         kv_itemsize=1, page_size=4)  # fmt: skip
 
 

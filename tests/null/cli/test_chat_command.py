@@ -11,6 +11,7 @@ import pytest
 from quire.cli.chat import Conversation, Message, converse, obey, stoppable
 from quire.cli.generate import print_all, print_stream, read_prompt
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError
+from quire.core.failure import Code, Failure
 from quire.core.outputs import CompletionOutput, RequestOutput
 
 
@@ -119,7 +120,7 @@ def test_stream_is_printed_as_it_comes() -> None:
 
 def test_a_failed_answer_is_an_error() -> None:
     failed = outputs("x")
-    failed.outputs[0].finish_reason, failed.outputs[0].stop_reason = "error", "non_finite_logits"
+    failed.outputs[0].finish_reason, failed.outputs[0].failure = "error", Failure(Code.NON_FINITE_LOGITS, "why")
     with pytest.raises(EngineError, match="non_finite_logits"):
         print_stream(iter([outputs("ab"), failed]), io.StringIO())
 

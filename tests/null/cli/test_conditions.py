@@ -76,7 +76,7 @@ def test_a_temporary_folder_with_a_long_name(tmp_path: pathlib.Path) -> None:
     [
         ("-n 20", "raise the limit on open files (ulimit -n)"),
         ("-n 10", "raise the limit on open files (ulimit -n)"),
-        ("-v 400000", "a library cannot be loaded: "),
+        ("-v 600000", "a library cannot be loaded: "),
         ("-f 0", "raise the limit on the size of files (ulimit -f)"),
     ],
 )

@@ -11,6 +11,7 @@ import sys
 import tomllib
 import types
 
+import numpy as np
 import pytest
 
 from quire.bench import machine
@@ -149,3 +150,69 @@ def test_the_whole_examination_runs_here() -> None:
     names = {finding["name"] for finding in report["findings"]}
     assert report["can_serve"] is (done.returncode == 0)
     assert {"python", "processor", "memory", "torch", "cpu kernels", "demo model", "cache folder", "port 8000"} <= names
+
+
+def sizes(folder: pathlib.Path, **more: object) -> pathlib.Path:
+    config = {
+        "architectures": ["Exaone4ForCausalLM"], "vocab_size": 256, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
+        "sliding_window": 9, "sliding_window_pattern": 3, **more,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_model_is_told_by_its_parts(tmp_path: pathlib.Path) -> None:
+    findings = list(doctor.check_model(str(sizes(tmp_path))))
+    said = [(finding.name, finding.value) for finding in findings]
+    heads = "4 heads of 16, 2 of keys and values"
+    normed = "scale 0.25, q and k normed (RMS, epsilon 1e-05, each head with the same weights)"
+    assert said[1:-1] == [
+        ("family", "exaone4: 6 layers, hidden size 64, vocabulary 256, context 128"),
+        ("attention", f"{heads}, window of 9 tokens, {normed} (layers 0-1, 3-4)"),
+        ("attention", f"{heads}, no window, {normed} (layers 2, 5)"),
+        ("positions", "rope of theta 10,000, type default (layers 0-1, 3-4)"),
+        ("positions", "none (layers 2, 5)"),
+        ("norms", "RMS, epsilon 1e-05, after attention and after the feed-forward"),
+        ("feed-forward", "gated silu, 96 wide"),
+        ("final norm", "RMS, epsilon 1e-05"),
+        ("head", "of its own"),
+        ("multipliers", "none"),
+        ("parameters", "218,112, 852.00 KiB as float32"),
+        ("keys and values", "1.50 KiB a token as float32, over all layers"),
+    ]
+    assert findings[-1].name == "tensors" and findings[-1].status is Status.FAIL, "the folder has no weights"
+
+
+def test_the_key_that_stands_against_a_model_is_named(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(**more: object) -> str:
+        namespace = argparse.Namespace(json=False, model_argument=str(sizes(tmp_path, **more)))
+        assert doctor.run(namespace) == 1
+        out = capsys.readouterr().out
+        assert "This model does not run." in out
+        return out
+
+    assert "sliding_window_pattern = 'LLLG' must be an integer" in said(sliding_window_pattern="LLLG")
+    assert "'Exaone5ForCausalLM' is not supported. Nearest to it" in said(architectures=["Exaone5ForCausalLM"])
+    (tmp_path / "config.json").unlink()
+    assert doctor.run(argparse.Namespace(json=True, model_argument=str(tmp_path))) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert not report["can_serve"] and "has no config.json" in report["findings"][-1]["value"]
+    assert doctor.run(argparse.Namespace(json=False, model_argument="org/name")) == 1
+    assert "doctor fetches nothing" in capsys.readouterr().out
+
+
+def test_the_bundled_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(argparse.Namespace(json=False, model_argument="demo")) == 0
+    out = capsys.readouterr().out
+    assert "all 74 in 1 file fit" in out and "This model runs." in out
+
+
+def test_a_missing_tensor_is_named(tmp_path: pathlib.Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    sizes(tmp_path)
+    numpy.save_file({"model.norm.weight": np.ones(64, np.float32)}, tmp_path / "model.safetensors")
+    finding = list(doctor.check_model(str(tmp_path)))[-1]
+    assert finding.status is Status.FAIL and "the checkpoint has no tensor 'lm_head.weight'" in finding.value

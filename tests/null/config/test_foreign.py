@@ -12,9 +12,10 @@ from quire.cli.model import add_engine_flags, engine_config
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, read_flags
 from quire.config.foreign import FOREIGN, LLAMA_HINTS, Shape, State
-from quire.config.options import did_you_mean, keyword_options
+from quire.config.options import keyword_options
 from quire.config.vllm_flags import SHORT
 from quire.core.errors import ConfigError
+from quire.core.spelling import did_you_mean
 from quire.serve.config import ServerConfig
 
 NAMES = json.loads((pathlib.Path(__file__).parents[3] / "benchmarks" / "vllm_names.json").read_text())
@@ -100,6 +101,36 @@ def test_api_servers_are_api_processes() -> None:
         assert read_flags(parsed(*words), ServerConfig).api_processes == 2
 
 
+def test_a_bad_value_names_the_flag_that_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--api-server-count", "--api_server_count", "-asc"):
+        assert f"argument {flag} (--api-processes): '0' is not allowed" in refused(capsys, flag, "0")
+        assert f"argument {flag} (--api-processes): '0' is not allowed" in refused(capsys, f"{flag}=0")
+    assert "argument --api-processes: '0' is not" in refused(capsys, "--api-processes", "0")
+    assert "argument --api-processes: '0' is not" in refused(capsys, "--api_processes", "0")
+
+
+@pytest.mark.parametrize("words, expected", [
+    ((), {}),
+    (("--allowed-origins", '["*"]'), {"allowed_origins": ["*"]}),
+    (("--allowed-origins", "*"), {"allowed_origins": ["*"]}),
+    (("--allowed-origins", '["https://a", "https://b"]'), {"allowed_origins": ["https://a", "https://b"]}),
+    (("--allowed-origins", "https://a", '["https://b"]'), {"allowed_origins": ["https://a", "https://b"]}),
+    (("--allowed-origins=[]",), {"allowed_origins": []}),
+    (("--allowed-methods", '["*"]', "--allowed-headers", '["*"]'), {}),
+    (("--allowed-methods", '["GET"]', "--allowed-headers=X-A", "--no-allow-credentials"),
+     {"allowed_methods": ["GET"], "allowed_headers": ["X-A"]}),
+    (("--allow-credentials",), {"allow_credentials": True}),
+])  # fmt: skip
+def test_cors_as_vllm_writes_it(words: tuple[str, ...], expected: dict[str, object]) -> None:
+    assert read_flags(parsed(*words), ServerConfig) == ServerConfig(**expected)
+
+
+def test_a_list_in_json_is_of_texts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "[1] is not allowed" in refused(capsys, "--allowed-origins", "[[1]]")
+    with pytest.raises(ConfigError, match=r"allowed_origins: '\[\*\]' must be"):
+        read_flags(parsed("--allowed-origins", "[*]"), ServerConfig)
+
+
 @pytest.mark.parametrize("flag", sorted(LLAMA_HINTS))
 def test_flags_of_llama_cpp_get_a_hint(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     message = refused(capsys, flag, "99")
@@ -110,6 +141,44 @@ def test_a_word_far_from_all_has_no_suggestion(capsys: pytest.CaptureFixture[str
     assert "did you mean" not in refused(capsys, "--tensor-parallel-frobnication", "2")
     assert "did you mean --max-num-seqs?" in refused(capsys, "--max-num-seq", "2")
     assert did_you_mean("abc", ["xyz"]) == "" and did_you_mean("", ["a"]) == ""
+
+
+@pytest.mark.parametrize("flag, nothing", [
+    ("--speculative-config", "{}"), ("--kv-transfer-config", "{}"), ("--rope-scaling", "{}"), ("-sc", "{}"),
+    ("--limit-mm-per-prompt", "{}"), ("--limit_mm_per_prompt", '{"image": 0, "video": 0}'), ("--hf-token", "none"),
+    ("--lora-modules", "[]"), ("--compilation-config", '{"pass_config": {}}'), ("--reasoning-config", "null"),
+])  # fmt: skip
+def test_a_value_that_asks_for_nothing_is_no_model(flag: str, nothing: str) -> None:
+    for words in ([flag, nothing], [f"{flag}={nothing}"]):
+        assert taken(*words) == EngineConfig()
+        assert taken("MODEL", *words, "--seed", "3") == taken(*words, "--seed", "3", "MODEL")
+
+
+@pytest.mark.parametrize("words", [
+    ["-O3"], ["-O2"], ["-O", "3"], ["-O=3"], ["--limit-mm-per-prompt.image", "0"], ["--limit_mm_per_prompt.image=0"],
+    ["--speculative-config.method", "null"], ["--ir-op-priority.rms_norm", "native"], ["-cc.custom_ops=[]"],
+])  # fmt: skip
+def test_parts_and_levels_that_ask_for_nothing_are_taken(words: list[str]) -> None:
+    assert taken(*words, "MODEL") == taken("MODEL", *words) == EngineConfig(model="MODEL")
+
+
+@pytest.mark.parametrize("words, message", [
+    (["-O.mode=3"], "-O.mode is known in vLLM, not in Quire: kernels are Quire's own"),
+    (["-cc.level", "3"], "-cc.level is known in vLLM, not in Quire: kernels are Quire's own"),
+    (["--compilation_config.level", "3"], "--compilation_config.level is known in vLLM, not in Quire: kernels"),
+    (["--speculative-config.method", "ngram"], "--speculative-config.method is known in vLLM, not in Quire: there is"),
+    (["--speculative-config", "--port"], "--speculative-config is known in vLLM, not in Quire: there is"),
+    (["--limit-mm-per-prompt.image", "2"], "--limit-mm-per-prompt.image = '2' is known in vLLM, not in Quire, where"),
+    (["--limit-mm-per-prompt", '{"image": 2}'], "--limit-mm-per-prompt = 2 is known in vLLM, not in Quire, where"),
+    (["--tensor-parallel-size.x", "1"], "unknown option --tensor-parallel-size.x"),
+    (["-Ox"], "unknown option -Ox"),
+    (["--tensor-paralel-size", "1"], "size; did you mean vLLM's --tensor-parallel-size?"),
+    (["--max-num-seq", "1"], "; did you mean --max-num-seqs?"),
+])  # fmt: skip
+def test_parts_levels_and_misspelt_flags_of_vllm(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert message in refused(capsys, *words)
 
 
 def test_json_by_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,6 +242,7 @@ def test_a_missing_file_of_options_is_refused(capsys: pytest.CaptureFixture[str]
     ({"quantization": None, "kv_cache_dtype": None, "max_model_len": None}, {}),
     ({"dtype": "float", "max_model_len": "auto"}, {"dtype": "float32"}),
     ({"max_model_len": -1, "tensor_parallel_size": 1, "trust_remote_code": True, "swap_space": 0}, {}),
+    ({"limit_mm_per_prompt": {"image": 0}, "speculative_config": {}}, {}),
     ({"enable_lora": False, "speculative_config": None, "enable_chunked_prefill": True}, {}),
     ({"served_model_name": "one"}, {"served_model_name": ["one"]}),
     ({"chat_template": pathlib.Path("a.jinja")}, {"chat_template": "a.jinja"}),
@@ -183,6 +253,8 @@ def test_keyword_arguments(values: dict[str, object], expected: dict[str, object
 
 
 @pytest.mark.parametrize("values, message", [
+    ({"tensor_paralel_size": 1}, r"LLM has no option .*; did you mean vLLM's tensor_parallel_size\?"),
+    ({"limit_mm_per_prompt": {"image": 1}}, "limit_mm_per_prompt = 1 is known in vLLM.*text alone"),
     ({"max_num_seq": 3}, r"LLM has no option 'max_num_seq'; did you mean max_num_seqs\?"),
     ({"tensor_parallel_size": 2}, "tensor_parallel_size = 2 is known in vLLM, not in Quire.*one server a device"),
     ({"enable_lora": True}, "enable_lora is known in vLLM, not in Quire: adapters.*merge"),

@@ -15,8 +15,9 @@ import gguf
 import numpy as np
 import pytest
 
-from quire.config.arch import ModelArch, read_arch
+from quire.config.arch import ModelArch
 from quire.config.gguf import ARRAY, MAX_ITEMS, is_gguf, read_header
+from quire.config.model import read_arch
 from quire.config.rope import DIVIDED
 from quire.core.errors import LoadError
 from quire.text.tokenizer import HfTokenizer
@@ -137,21 +138,21 @@ def test_arch(tmp_path: pathlib.Path) -> None:
     arch = read_arch(write(tmp_path))
     assert (arch.family, arch.n_layers, arch.n_heads, arch.n_kv_heads, arch.head_dim) == ("llama", 2, 4, 2, 8)
     assert (arch.hidden_size, arch.ffn_size, arch.vocab_size, arch.tie_embeddings) == (32, 48, 6, True)
-    assert (arch.max_position, arch.rope.theta, arch.rope.type) == (128, 5e5, "default")
+    assert (arch.max_position, arch.ropes[0].theta, arch.ropes[0].type) == (128, 5e5, "default")
     assert arch.eos_token_ids == (2, 3), "the stated one, and <|eot_id|> by its name"
-    assert arch.bos_token_id == 0 and abs(arch.rms_eps - 1e-5) < 1e-10
+    assert arch.bos_token_id == 0 and abs(arch.norm.eps - 1e-5) < 1e-10
 
 
 def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
     freqs = ("rope_freqs.weight", (4,), 0, struct.pack("<4f", 1, 2, 4, 8))
-    rope = read_arch(write(tmp_path, [freqs])).rope
+    rope = read_arch(write(tmp_path, [freqs])).ropes[0]
     assert (rope.type, rope.divisors) == (DIVIDED, (1, 2, 4, 8))
-    assert read_arch(write(tmp_path, llama__rope__scaling__type="none")).rope.type == "default"
+    assert read_arch(write(tmp_path, llama__rope__scaling__type="none")).ropes[0].type == "default"
     linear = {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 4.0}
-    assert (read_arch(write(tmp_path, **linear)).rope.factor, read_arch(write(tmp_path)).rope.factor) == (4, 1)
+    assert (read_arch(write(tmp_path, **linear)).ropes[0].factor, read_arch(write(tmp_path)).ropes[0].factor) == (4, 1)
     yarn = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0}
     for extra, factor in (({}, 1.0), ({"llama__rope__scaling__attn_factor": 0.5}, 0.5)):
-        rope = read_arch(write(tmp_path, **yarn, **extra, llama__rope__scaling__original_context_length=32)).rope
+        rope = read_arch(write(tmp_path, **yarn, **extra, llama__rope__scaling__original_context_length=32)).ropes[0]
         assert (rope.type, rope.factor, rope.original_max_position) == ("yarn", 4, 32)
         assert abs(rope.attention_factor - factor * (0.1 * math.log(4) + 1)) < 1e-6
     window = read_arch(write(tmp_path, llama__attention__sliding_window=16))
@@ -167,7 +168,7 @@ def test_rope_and_windows(tmp_path: pathlib.Path) -> None:
     ("key", "value", "parts"),
     [
         ("general.architecture", "mamba", ("'mamba' is not supported.", "llama, qwen2, qwen3", "Take a checkpoint")),
-        ("general.architecture", "qwen2moe", ("Nearest to it is qwen2, which is another one",)),
+        ("general.architecture", "qwen2moe", ("Nearest to it are qwen2 and qwen3, which are others.",)),
         ("general.architecture", 7, ("general.architecture: the architecture 7",)),
         ("general.architecture", None, ("general.architecture",)),
         ("llama.attention.head_count", 0, ("llama.attention.head_count",)),

@@ -38,6 +38,12 @@ mixed: list[PromptType] = ["a", [1, 2], TextPrompt(prompt="a"), TokensPrompt(pro
 llm.generate(mixed, [params] * 4, priority=[1] * 4)
 llm.generate([[1, 2], [3]], use_tqdm=False)
 llm.generate({"prompt": "a"}, params)
+llm.generate(["a", TokensPrompt(prompt_token_ids=[1]), TextPrompt(prompt="x"), {"prompt": "y"}, [1, 2]])
+llm.generate([{"prompt": "y"}, {"prompt_token_ids": [1]}])
+unnamed = ["a", TokensPrompt(prompt_token_ids=[1])]
+llm.embed(unnamed)
+plain = [{"prompt": "y"}]
+llm.generate(plain)
 llm.chat([{"role": "user", "content": "hi"}], params, chat_template_kwargs={"enable_thinking": False})
 llm.chat([[{"role": "user", "content": "hi"}]], add_generation_prompt=False, continue_final_message=True)
 vector: list[float] = llm.embed(["a"])[0].outputs.embedding
@@ -63,6 +69,7 @@ LLM(max_num_seq=3)
 LLM(dtype="flaot16")
 LLM().collective_rpc("x")
 SamplingParams(stop=3)
+LLM().generate([None])
 SamplingParams(tempereature=1.0)
 """
 
@@ -113,4 +120,4 @@ def test_a_users_file_passes_mypy(tmp_path: pathlib.Path) -> None:
     lines = [line for line in done.stdout.splitlines() if ": error: " in line]
     assert [line for line in lines if not line.startswith("bad.py")] == []
     wrong = {int(line.split(":")[1]) for line in lines}
-    assert wrong == {4, 5, 6, 7, 8}, done.stdout
+    assert wrong == {4, 5, 6, 7, 8, 9}, done.stdout

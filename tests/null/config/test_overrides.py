@@ -10,9 +10,10 @@ import huggingface_hub
 import pytest
 
 from quire.compute.weights.hub import find_checkpoint
-from quire.config.arch import ModelArch, merged, read_arch
+from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
+from quire.config.model import merged, read_arch
 from quire.core.errors import ConfigError
 
 
@@ -34,10 +35,41 @@ def test_overrides_are_merged() -> None:
 
 def test_hf_overrides_change_the_architecture(demo: pathlib.Path, arch: ModelArch) -> None:
     changed = read_arch(demo, {"rope_theta": 500000.0, "max_position_embeddings": 4096})
-    assert (changed.rope.theta, changed.max_position) == (500000.0, 4096)
-    assert (arch.rope.theta, arch.max_position) == (10000.0, 2048)
-    with pytest.raises(ConfigError, match=r"config\.json with hf_overrides: hidden_act = 'gelu'"):
-        read_arch(demo, {"hidden_act": "gelu"})
+    assert (changed.ropes[0].theta, changed.max_position) == (500000.0, 4096)
+    assert (arch.ropes[0].theta, arch.max_position) == (10000.0, 2048)
+    with pytest.raises(ConfigError, match=r"config\.json with hf_overrides: hidden_act = 'geglu'"):
+        read_arch(demo, {"hidden_act": "geglu"})
+
+
+FALCON: dict[str, Any] = {
+    "architectures": ["FalconForCausalLM"], "model_type": "falcon", "vocab_size": 256, "n_embed": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "new_decoder_architecture": True, "num_kv_heads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides, message", [
+    ({"rope_thetta": 5}, r"hf_overrides: rope_thetta = 5 changes nothing.* llama model; did you mean rope_theta\?"),
+    ({"frobnication": {"a": 1}}, r"frobnication = \{'a': 1\} changes nothing: .* in this llama model$"),
+    ({"rope_scaling": {"rope_type": "linear", "factr": 2}}, "factr = 2 must be absent"),
+    ({"max_window_layers": 3}, "max_window_layers = 3 changes nothing"),
+])  # fmt: skip
+def test_an_override_that_nothing_reads_is_refused(demo: pathlib.Path, overrides: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_arch(demo, overrides)
+
+
+def test_an_override_that_is_read_or_asks_for_nothing_is_taken(demo: pathlib.Path, arch: ModelArch) -> None:
+    for nothing in ({"frobnication": None}, {"mlp_bias": False}, {"is_encoder_decoder": False}, {"use_cache": True}):
+        assert read_arch(demo, nothing) == arch
+
+
+def test_keys_are_those_of_the_family(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FALCON))
+    changed = read_arch(tmp_path, {"n_embed": 128, "ffn_hidden_size": 96, "rope_theta": 5e5})
+    assert (changed.hidden_size, changed.layers[0].ffn.size, changed.ropes[0].theta) == (128, 96, 5e5)
+    assert read_arch(tmp_path, {"bias": True}) != read_arch(tmp_path)
+    with pytest.raises(ConfigError, match=r"intermediate_size = 96 .*; falcon has it as ffn_hidden_size"):
+        read_arch(tmp_path, {"intermediate_size": 96})
 
 
 def defaults(demo: pathlib.Path, arch: ModelArch, **options: Any) -> tuple[dict[str, float], tuple[int, ...]]:

@@ -7,8 +7,8 @@ import pathlib
 import pytest
 
 from quire.bench.shape import FOLDER
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
 from quire.config.resolve import DEFAULT_STALL_FACTOR, resolve
 from quire.core.errors import ConfigError
 

@@ -278,7 +278,7 @@ def faulted_pages_stay_in_the_tree(patch: Patch) -> None:
 
 
 def only_the_faulting_span_is_distrusted(patch: Patch) -> None:
-    patch.setattr(faults, "NON_FINITE_LOGITS", "never")
+    patch.setattr(faults, "FOUND_LATE", frozenset())
 
 
 def readers_of_faulted_pages_go_on(patch: Patch) -> None:

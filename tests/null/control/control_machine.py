@@ -17,6 +17,7 @@ from quire.control.seq import Seq, SeqState
 from quire.core.clock import VirtualClock
 from quire.core.errors import ContextLengthExceeded
 from quire.core.events import SeqDelta
+from quire.core.failure import Code, Failure
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Pooling, Request, Terms, pooling_params
 from quire.core.result import StepResult
@@ -44,11 +45,11 @@ class FaultyDevice(NullExecutor):
     def is_poisoned(self, page: int) -> bool:
         return NON_FINITE in self._rows[page]
 
-    def fault(self, plan: StepPlan, row: int) -> str | None:
+    def fault(self, plan: StepPlan, row: int) -> Code | None:
         if self.armed is None or row != self.armed % len(plan.spans):
             return None
         self.armed = None
-        return "non_finite_logits"
+        return Code.NON_FINITE_LOGITS
 
 
 TIGHT = Pace(factor=1.5, weights_s=2.0, token_s=1.0, cached_s=0.1, pair_s=0.1, min_tokens=1)
@@ -166,7 +167,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(go=st.sampled_from([False, False, True]))
     def fail_all(self, go: bool) -> None:
         if go:
-            for delta in self.scheduler.fail_all("engine_error: the device failed"):
+            for delta in self.scheduler.fail_all(Failure(Code.ENGINE_ERROR, "the device failed")):
                 self.ledger.hear(delta, may_fail=True)
             assert not self.ledger.live()
             while self.in_flight:

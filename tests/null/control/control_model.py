@@ -98,7 +98,7 @@ class Ledger:
         else:
             assert delta.logprobs is None
         if delta.finish_reason is FinishReason.ERROR:
-            assert may_fail and delta.error and not delta.token_ids, f"{seq.name} failed without a fault"
+            assert may_fail and delta.failure and not delta.token_ids, f"{seq.name} failed without a fault"
             seq.ended = True
         elif seq.request.pooling is not None:
             assert delta.finish_reason is FinishReason.STOP and not delta.token_ids and delta.stop_token is None

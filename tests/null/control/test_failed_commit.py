@@ -17,6 +17,7 @@ from quire.control.scheduler import Scheduler
 from quire.control.tree import PrefixTree
 from quire.core.errors import EngineError
 from quire.core.events import SeqDelta
+from quire.core.failure import Code, Failure
 from quire.core.result import Fault, StepResult
 from quire.core.sampling import SamplingParams
 
@@ -75,7 +76,7 @@ def test_an_exception_in_commit_loses_no_end(
                 heard += rig.scheduler.commit(rig.results.popleft())
         except BrokenError:
             assert raised
-    heard += rig.scheduler.fail_all("engine_error: broken")
+    heard += rig.scheduler.fail_all(Failure(Code.ENGINE_ERROR, "broken"))
     ends = Counter((delta.request_id, delta.index) for delta in heard if delta.finish_reason is not None)
     assert ends == dict.fromkeys(names, 1), "each sequence has exactly one end"
     assert_nothing_is_left(rig)
@@ -86,7 +87,7 @@ def inject_fault(rig: Rig) -> None:
     result = rig.results[0]
     result.n_new[0] = 0
     del result.tokens[0]
-    result.faults = [Fault(rig.scheduler.in_flight[0].plan.spans.slots[0], "non_finite_logits")]
+    result.faults = [Fault(rig.scheduler.in_flight[0].plan.spans.slots[0], Code.NON_FINITE_LOGITS)]
 
 
 def assert_nothing_is_left(rig: Rig) -> None:
@@ -106,8 +107,8 @@ def results_that_do_not_fit() -> dict[str, Any]:
         "too few tokens": lambda result: result.tokens.pop(),
         "no count": lambda result: result.n_new.pop(),
         "no token and no fault": lambda result: (result.n_new.__setitem__(-1, 0), result.tokens.pop()),
-        "a fault of another slot": lambda result: result.faults.append(Fault(7, "non_finite_logits")),
-        "a token beside its fault": lambda result: result.faults.append(Fault(0, "non_finite_logits")),
+        "a fault of another slot": lambda result: result.faults.append(Fault(7, Code.NON_FINITE_LOGITS)),
+        "a token beside its fault": lambda result: result.faults.append(Fault(0, Code.NON_FINITE_LOGITS)),
         "logprobs lack": lambda result: result.logprobs.pop(2),
         "prompt logprobs for nobody": lambda result: result.prompt_logprobs.update({0: [result.logprobs[2]]}),
     }

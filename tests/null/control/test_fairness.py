@@ -14,6 +14,7 @@ from quire.control.seq import Seq
 from quire.control.slot_params import slot_params
 from quire.core.clock import VirtualClock
 from quire.core.events import FinishReason
+from quire.core.failure import Code
 from quire.core.request import Request, Terms
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
@@ -161,10 +162,10 @@ def test_time_limits() -> None:
     clock.advance(1.0)
     [late] = scheduler.expire()
     assert (late.request_id, late.finish_reason) == ("waits", FinishReason.ERROR)
-    assert late.error is not None and late.error.startswith("queue_timeout: ")
+    assert late.failure is not None and late.failure.code is Code.QUEUE_TIMEOUT
     clock.advance(4.0)
     [late] = scheduler.expire()
-    assert late.request_id == "runs" and late.error is not None and late.error.startswith("request_timeout: ")
+    assert late.request_id == "runs" and late.failure is not None and late.failure.code is Code.REQUEST_TIMEOUT
     assert scheduler.expire() == [] and list(scheduler.roster.requests) == ["patient"]
     stats = scheduler.stats()
     assert stats.n_running == 0 and stats.n_pages_free == stats.n_pages and stats.finished["error"] == 2

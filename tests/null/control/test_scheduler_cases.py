@@ -12,6 +12,7 @@ from quire.control.slot_params import slot_params
 from quire.core.clock import VirtualClock
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, InvalidParameter, QueueFull, RequestError
 from quire.core.events import FinishReason, SeqDelta
+from quire.core.failure import Code, Failure
 from quire.core.plan import StepPlan
 from quire.core.request import Pooling, Request, pooling_params
 from quire.core.result import StepResult
@@ -305,9 +306,10 @@ def test_fail_all_ends_everything_once_and_trusts_no_page() -> None:
     rig.submit("a", [1] * 9, n=2)
     rig.plan()
     rig.plan()
-    deltas = rig.scheduler.fail_all("engine_error: gone")
-    assert [(delta.index, delta.finish_reason, delta.error) for delta in deltas] == [
-        (0, FinishReason.ERROR, "engine_error: gone"), (1, FinishReason.ERROR, "engine_error: gone")
+    gone = Failure(Code.ENGINE_ERROR, "gone")
+    deltas = rig.scheduler.fail_all(gone)
+    assert [(delta.index, delta.finish_reason, delta.failure) for delta in deltas] == [
+        (0, FinishReason.ERROR, gone), (1, FinishReason.ERROR, gone)
     ]  # fmt: skip
     assert not rig.scheduler.has_work() and rig.scheduler.stats().n_pages_cached == 0
     assert rig.commit() == [] and rig.commit() == [], "late results are ignored"

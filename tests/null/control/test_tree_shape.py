@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from quire.control.config import SchedulerConfig
-from quire.control.gauges import MAX_TREE_NODES, tree_shape
+from quire.control.gauges import MAX_TREE_NODES, MAX_WALKED_NODES, tree_shape
+from quire.control.node import Node
+from quire.control.pages import PagePool
 from quire.control.scheduler import Scheduler
+from quire.control.tree import PrefixTree
 from quire.core.clock import VirtualClock
 from quire.core.request import Request
 from quire.core.result import StepResult
@@ -42,3 +45,24 @@ def test_shape_of_a_small_tree() -> None:
 def test_a_wide_tree_is_cut() -> None:
     scheduler = scheduler_after([[i, *[0] * 3, *[i] * 4] for i in range(400)])
     assert len(tree_shape(scheduler.roster.cache.tree)) == MAX_TREE_NODES
+    assert scheduler.stats().n_tree_nodes == scheduler.roster.cache.tree.n_nodes == 400
+
+
+def test_a_cut_keeps_the_heaviest() -> None:
+    """Weight is what hangs below too: the last prompts of many are long, or share a beginning."""
+    light = [[i, *[0] * 3] for i in range(300)]
+    heavy = [[500, *[1] * 39], [600, *[2] * 3, *[3] * 20], [600, *[2] * 3, *[4] * 8]]
+    scheduler = scheduler_after([*light, *heavy])
+    shape = tree_shape(scheduler.roster.cache.tree)
+    assert len(shape) == MAX_TREE_NODES and all(parent < i for i, (parent, _, _) in enumerate(shape))
+    below = [(parent, pages) for parent, pages, _ in shape if parent >= 0]
+    assert (-1, 10, 0) in shape and sorted(pages for _, pages in below) == [2, 5]
+    assert len({parent for parent, _ in below}) == 1 and shape[below[0][0]] == (-1, 1, 0)
+    assert sum(pages for _, pages, _ in shape) == 10 + 8 + (MAX_TREE_NODES - 4)
+
+
+def test_of_a_huge_tree_the_part_nearest_to_the_root_is_weighed() -> None:
+    tree = PrefixTree(PagePool(MAX_WALKED_NODES + 60), 1)
+    for i in range(MAX_WALKED_NODES + 40):
+        tree.roots.setdefault("", Node(None, "", [], [], 0)).children[str(i).encode()] = Node(None, "", [i], [i], i)
+    assert len(tree_shape(tree)) == MAX_TREE_NODES

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fractions
-from typing import Any
+import re
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.errors import InvalidParameter, shown
+from quire.core.field_checks import FieldChecks
 from quire.core.sampling import OutputKind, SamplingParams
+from quire.core.structured import StructuredOutputsParams
 
 WIDTH = 100
 
@@ -116,13 +119,99 @@ NAMES = st.sampled_from([field.name for field in msgspec.structs.fields(Sampling
 def test_what_passes_can_cross_to_the_engine_and_the_rest_is_invalid_parameter(
     fields: dict[str, Any], later: str, value: Any
 ) -> None:
-    params = SamplingParams(**fields)
+    params = SamplingParams()
     with contextlib.suppress(InvalidParameter):
+        params = SamplingParams(**fields)
         params.verify(WIDTH)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
     setattr(params, later, value)
     with contextlib.suppress(InvalidParameter):
         params.verify(WIDTH)
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("temperature", -1, "a number in [0, 100]"),
+        ("top_p", 0, "a number in (0, 1]"),
+        ("top_p", 0.0, "a number in (0, 1]"),
+        ("min_p", float("nan"), "a number in [0, 1]"),
+        ("repetition_penalty", 0.0001, "a number in [0.001, 10]"),
+        ("n", 129, "an integer between 1 and 128"),
+        ("n", None, "an integer between 1 and 128"),
+        ("top_k", -2, "an integer between -1 and 2147483647"),
+        ("seed", -1, "an integer between 0 and 9223372036854775807"),
+        ("max_tokens", 0, "an integer between 1 and 2147483647"),
+        ("logprobs", -1, "an integer of at least 0"),
+        ("thinking_token_budget", -1, "an integer between 0 and 2147483647"),
+        ("ignore_eos", "yes", "True or False"),
+        ("min_tokens", 17, "at most max_tokens = 16"),
+    ],
+)
+def test_a_value_is_judged_when_it_is_given_and_again_when_it_was_set(name: str, value: Any, limit: str) -> None:
+    with pytest.raises(InvalidParameter) as made:
+        SamplingParams(**{name: value})
+    assert made.value.param == name
+    assert made.value.message == f"{name} = {shown(value)} is not allowed: it must be {limit}."
+    params = SamplingParams()
+    setattr(params, name, value)
+    with pytest.raises(InvalidParameter) as verified:
+        params.verify(WIDTH)
+    assert verified.value.message == made.value.message
+    with pytest.raises(InvalidParameter):
+        msgspec.structs.replace(SamplingParams(), **{name: value})
+
+
+def test_what_depends_on_the_model_is_left_to_verify() -> None:
+    params = SamplingParams(stop_token_ids=[WIDTH - 1], logprobs=3)
+    params.verify(WIDTH, max_logprobs=3)
+    with pytest.raises(InvalidParameter, match=r"logprobs = 3 .* between 0 and 2. Raise --max-logprobs"):
+        params.verify(WIDTH, max_logprobs=2)
+    for name, value in (("stop_token_ids", [1, WIDTH]), ("allowed_token_ids", [WIDTH]), ("logit_bias", {WIDTH: 1.0})):
+        with pytest.raises(InvalidParameter, match=f"{name} = {WIDTH} .* token ids between 0 and {WIDTH - 1}"):
+            SamplingParams(**{name: value}).verify(WIDTH)
+
+
+def test_a_misspelt_argument_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(TypeError, match=r"SamplingParams has no argument 'temprature'; did you mean temperature\?"):
+        SamplingParams(temprature=0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"SamplingParams has no argument 'colour'$"):
+        SamplingParams(colour=0)  # type: ignore[call-arg]
+    with pytest.raises(
+        TypeError, match=r"SamplingParams\(flat_logprobs=...\) is known in vLLM, not in Quire: leave it out"
+    ):
+        SamplingParams(flat_logprobs=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"StructuredOutputsParams has no argument 'jsn'; did you mean json\?"):
+        StructuredOutputsParams(jsn={})  # type: ignore[call-arg]
+
+
+def test_bounds_on_the_wire_are_those_of_the_type() -> None:
+    """A value that only the type's own check finds bad is refused as well."""
+    for name, value in (("temperature", -1), ("stop", [""]), ("min_tokens", 99)):
+        with pytest.raises((msgspec.ValidationError, InvalidParameter), match=name):
+            msgspec.convert({name: value}, SamplingParams)
+
+
+class _Narrow(SamplingParams):
+    top_k: Annotated[int, msgspec.Meta(ge=3, le=5)] = 4
+    min_p: Annotated[float, msgspec.Meta(gt=0.25, le=0.5)] = 0.5
+    seed: Annotated[int, msgspec.Meta(ge=7, le=9)] | None = None
+
+
+def test_checks_follow_the_bounds_of_the_type() -> None:
+    checks = FieldChecks(_Narrow)
+    for name, good, bad, limit in (
+        ("top_k", [3, 5], [2, 6], "an integer between 3 and 5"),
+        ("min_p", [0.26, 0.5], [0.25, 0.51], "a number in (0.25, 0.5]"),
+        ("seed", [7, 9, None], [6, 10], "an integer between 7 and 9"),
+    ):
+        assert [checks.one(name, value) for value in good] == good
+        for value in bad:
+            with pytest.raises(
+                InvalidParameter, match=re.escape(f"{name} = {value} is not allowed: it must be {limit}.")
+            ):
+                checks.one(name, value)
 
 
 def test_shown_never_raises_and_is_short() -> None:

@@ -7,8 +7,8 @@ import pathlib
 
 import pytest
 
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
 from quire.engine.capacity import equation, size_pool

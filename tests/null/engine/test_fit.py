@@ -9,12 +9,11 @@ import re
 import msgspec
 import pytest
 
-from quire.config.arch import read_arch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
 from quire.engine.fit import Case, Room, check_fit
-from quire.planner.shape import n_weights
 
 ARCH = read_arch(pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes/llama-3.1-8b")
 GIB = 1 << 30
@@ -30,8 +29,8 @@ class Sizes:
 
 
 def sizes_of(dtype: str, quantization: str) -> Sizes:
-    full = int(n_weights(ARCH) * ITEMSIZES[dtype])
-    held = int(n_weights(ARCH) * SCHEMES.get(quantization, ITEMSIZES[dtype]))
+    full = int(ARCH.n_parameters * ITEMSIZES[dtype])
+    held = int(ARCH.n_parameters * SCHEMES.get(quantization, ITEMSIZES[dtype]))
     return Sizes(held, held + GIB, full + GIB)
 
 

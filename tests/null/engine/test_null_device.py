@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from quire.config.model import parse_arch
 from quire.core.clock import VirtualClock
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, Spans, StepPlan
 from quire.core.result import StepResult
@@ -143,13 +144,16 @@ def test_a_bad_plan_is_refused(message: str) -> None:
         executor.submit(BAD[message]).result()
 
 
-class Small:
-    n_layers, hidden_size, n_heads, n_kv_heads, head_dim = 2, 64, 4, 2, 16
-    ffn_size, vocab_size, tie_embeddings = 128, 50, True
+SMALL = parse_arch(
+    {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 50, "max_position_embeddings": 128,
+    }
+)  # fmt: skip
 
 
 def test_the_clock_moves_by_the_cost_model() -> None:
     clock = VirtualClock()
-    cost = CostModel(shape=Small(), hardware=hardware_named("cpu"))
+    cost = CostModel(arch=SMALL, hardware=hardware_named("cpu"))
     result = run(device(cost, clock), FIRST)
     assert clock.now_s() == result.timings.total_s == cost.step_s(FIRST.spans) > 0

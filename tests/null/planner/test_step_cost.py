@@ -13,7 +13,7 @@ from quire.planner.cost import CostModel
 from quire.planner.hardware import HARDWARE, hardware_named
 from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
 
-COST = CostModel(shape=LLAMA_8B, hardware=dataclasses.replace(HARDWARE["h200"], step_overhead_s=0.0))
+COST = CostModel(arch=LLAMA_8B, hardware=dataclasses.replace(HARDWARE["h200"], step_overhead_s=0.0))
 
 
 def spans(*rows: tuple[int, int]) -> Spans:

@@ -75,8 +75,9 @@ def test_arguments_of_tool_calls_may_be_json_text() -> None:
     written[1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Köln"}'
     assert template.render(written) == template.render(CONVERSATIONS[3])
     written[1]["tool_calls"][0]["function"]["arguments"] = "{oops"
+    assert "{oops" in template.render(written), "what a model wrote has to be taken back"
     with pytest.raises(InvalidParameter, match="JSON") as caught:
-        template.render(written)
+        ChatTemplate({"default": TEMPLATES["xml"]}, SPECIAL).render(written)
     assert caught.value.param == "messages[1].tool_calls"
     assert CALL["function"] == {"name": "weather", "arguments": {"city": "Köln"}}, "the caller's messages were changed"
 

@@ -10,6 +10,7 @@ import pytest
 
 import quire
 from quire.core.errors import RequestError
+from quire.core.failure import Code
 from quire.core.structured import StructuredOutputsParams
 from quire.text import grammar as grammars
 from quire.text.grammar import GrammarCompiler, grammar_of
@@ -189,7 +190,9 @@ def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: HfTokenize
 
 def test_a_trial_looks_behind_the_reasoning(compiler: GrammarCompiler) -> None:
     bad = tried(compiler, StructuredOutputsParams(regex="[^\\s\\S]", begins_after="</think>"), lambda: None)
-    assert bad.code == "invalid_grammar" and isinstance(bad.error(), RequestError)
+    assert (
+        bad.failure is not None and bad.failure.code is Code.INVALID_GRAMMAR and isinstance(bad.error(), RequestError)
+    )
     params = StructuredOutputsParams(json={"type": "object"}, begins_after="</think>")
     good = tried(compiler, params, lambda: None)
     assert good.error() is None and json.loads(good.grammar) and good.grammar == grammar_of(params)

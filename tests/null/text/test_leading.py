@@ -10,10 +10,11 @@ from quire.core.errors import InvalidParameter
 from quire.core.structured import StructuredOutputsParams
 from quire.text.grammar import GrammarCompiler, grammar_of
 from quire.text.leading import lead_bound
-from quire.text.matchers import COMPLETE, FAILED, FREE, Matchers
+from quire.text.matchers import End, Matchers
 from quire.text.tokenizer import HfTokenizer
 
 MARK, FIRST = "</think>", "<think>"
+FREE = End(1, is_free=True)
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +22,7 @@ def tokenizer() -> HfTokenizer:
     return HfTokenizer(byte_level(), {"type": "ByteLevel"}, {"eos_token": "</s>"})
 
 
-def run(tokenizer: HfTokenizer, text: str, params: StructuredOutputsParams, n_most: int = 200) -> tuple[str, str]:
+def run(tokenizer: HfTokenizer, text: str, params: StructuredOutputsParams, n_most: int = 200) -> tuple[str, End]:
     """(what comes out of a model that wants to write `text`, how its matcher ended). Where the model's token is not
     allowed the first one that is comes instead."""
     compiler = GrammarCompiler(tokenizer, len(tokenizer), [tokenizer.eos_id or 0])
@@ -36,7 +37,7 @@ def run(tokenizer: HfTokenizer, text: str, params: StructuredOutputsParams, n_mo
         token = wanted.pop(0) if wanted[0] in allowed else int(allowed[0])
         out.append(token)
         ends += made.advance([(1, [token])])
-    return tokenizer.decode(out, skip_special_tokens=False), ends[0].code if ends else ""
+    return tokenizer.decode(out, skip_special_tokens=False), ends[0]
 
 
 THOUGHT = "the quick brown fox jumps over the lazy dog and goes on and on"
@@ -57,14 +58,14 @@ def test_who_ends_earlier_is_left_alone(tokenizer: HfTokenizer) -> None:
 def test_the_constraint_follows(tokenizer: HfTokenizer) -> None:
     params = StructuredOutputsParams(choice=["yes"], begins_after=MARK, begins_within=4)
     text, end = run(tokenizer, THOUGHT, params)
-    assert text.partition(MARK)[2].strip() == "yes" and end == COMPLETE
+    assert text.partition(MARK)[2].strip() == "yes" and end == End(1)
 
 
 @pytest.mark.parametrize("budget", range(1, 12))
 def test_no_character_is_cut(tokenizer: HfTokenizer, budget: int) -> None:
     """A mark amid the bytes of a character would be no text, and end the sequence."""
     text, end = run(tokenizer, "𝄞𝄢𝄪𝄫" * 9, StructuredOutputsParams(begins_after=MARK, begins_within=budget))
-    assert end == FREE != FAILED and "\ufffd" not in text and text.endswith(MARK)
+    assert end == FREE and "\ufffd" not in text and text.endswith(MARK)
 
 
 def test_text_without_reasoning_is_free(tokenizer: HfTokenizer) -> None:

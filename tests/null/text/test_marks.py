@@ -110,10 +110,11 @@ def test_no_field_of_a_request_makes_a_mark(name: str, kind: str) -> None:
             ids_of(name, kind, whole)
         except RequestError:
             continue  # a template that takes no such conversation
-        for path in leaves(whole):
+        for place, path in enumerate(leaves(whole), conversation + len(name)):
             _, expected = ids_of(name, kind, replaced(whole, path, "harmless"))
             watched = CONTROLS if is_of_model(whole, path) else CONTROLS + SOFT
-            for injected in INJECTED if is_thorough else INJECTED[:4]:
+            # Each text in each third place, in other places for other templates: all of them would take a minute.
+            for injected in INJECTED[place % 3 :: 3] if is_thorough else INJECTED[:4]:
                 text, found = ids_of(name, kind, replaced(whole, path, injected))
                 if kind in LOST_BY_LIBRARY:
                     expected = written_by_template(kind, text)

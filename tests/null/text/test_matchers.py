@@ -44,7 +44,7 @@ def test_slow_masks_end_their_request(compiler: GrammarCompiler, monkeypatch: py
     bits = np.zeros((1, WIDTH // 32), "<i4")
     assert made.fill([1], bits) == [] and watched == [1]
     token = first_token(bits[0])
-    assert [(end.handle, end.code) for end in made.advance([(1, [token]), (2, [token])])] == [(1, TOO_SLOW)]
+    assert [(end.handle, end.failure) for end in made.advance([(1, [token]), (2, [token])])] == [(1, TOO_SLOW)]
 
 
 def test_sequences_of_a_request_share_its_time(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_sequences_of_a_request_share_its_time(compiler: GrammarCompiler, monkey
     bits = np.zeros((1, WIDTH // 32), "<i4")
     made.fill([1], bits)
     token = first_token(bits[0])
-    assert [end.code for end in made.advance([(2, [token])])] == [TOO_SLOW]
+    assert [end.failure for end in made.advance([(2, [token])])] == [TOO_SLOW]
 
 
 def test_slow_masks_of_many_are_told_apart(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def test_slow_masks_of_many_are_told_apart(compiler: GrammarCompiler, monkeypatc
     token = first_token(apart[3])
     for _ in range(3):
         made.fill(rows, apart)
-    assert [end.code for end in made.advance([(4, [token])])] == [TOO_SLOW]
+    assert [end.failure for end in made.advance([(4, [token])])] == [TOO_SLOW]
 
 
 def test_unknown_rows_may_be_anything(compiler: GrammarCompiler) -> None:

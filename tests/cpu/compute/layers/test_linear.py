@@ -10,9 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from quire.compute.layers.linear import Embedding, Linear, can_pack
+from quire.config.parameters import Matrix
 
 SHAPES = [(64, 96), (320, 960), (864, 320), (2048, 1024), (1024, 2048), (4096, 256)]
 ROWS = [1, 2, 3, 4, 7, 8, 31, 64]
+
+
+def matrix(n_in: int, *rows: int, bias: bool = False) -> Matrix:
+    return Matrix(n_in=n_in, parts=tuple((str(part), n) for part, n in enumerate(rows)), bias=bias)
 
 
 @pytest.fixture(autouse=True, params=[1, 2])
@@ -26,7 +31,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def layer(dtype: torch.dtype, in_size: int, out_size: int, *, bias: bool = False) -> tuple[Linear, torch.Tensor]:
     torch.manual_seed(0)
-    made = Linear(functools.partial(torch.empty, dtype=dtype), in_size, (out_size,), bias=bias)
+    made = Linear(functools.partial(torch.empty, dtype=dtype), matrix(in_size, out_size, bias=bias))
     for tensor in made.part(0).values():
         tensor.normal_(0, in_size**-0.5)
     weight = made.weight.clone()
@@ -55,7 +60,7 @@ def test_no_rows() -> None:
 
 
 def test_parts_are_views_in_order() -> None:
-    linear = Linear(torch.empty, 8, (4, 2, 6), bias=True)
+    linear = Linear(torch.empty, matrix(8, 4, 2, 6, bias=True))
     for index, size in enumerate((4, 2, 6)):
         part = linear.part(index)
         assert part["weight"].shape == (size, 8) and part["bias"].shape == (size,)
@@ -67,9 +72,9 @@ def test_parts_are_views_in_order() -> None:
 
 def test_tied_head_leaves_the_embedding_alone() -> None:
     make = functools.partial(torch.empty, dtype=torch.bfloat16)
-    embedding = Embedding(make, 96, 64)
+    embedding = Embedding(make, "table", 96, 64)
     embedding.weight.normal_()
-    head = Linear(make, 64, (96,), tied=embedding.weight)
+    head = Linear(make, matrix(64, 96), tied=embedding.weight)
     kept = embedding.weight.clone()
     head.pack()
     assert torch.equal(embedding(torch.arange(96, dtype=torch.int32)), kept)
@@ -81,7 +86,7 @@ def test_tied_head_leaves_the_embedding_alone() -> None:
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_norm_activation_and_residual_around_a_product(is_packed: bool) -> None:
     torch.manual_seed(0)
-    linear = Linear(functools.partial(torch.empty, dtype=torch.bfloat16), 64, (96, 96))
+    linear = Linear(functools.partial(torch.empty, dtype=torch.bfloat16), matrix(64, 96, 96))
     linear.weight.normal_(0, 0.1)
     x, weight = torch.randn(5, 64).bfloat16(), 1 + torch.randn(64).bfloat16() / 10
     products = F.linear(F.rms_norm(x.float(), (64,), weight.float(), 1e-5).bfloat16(), linear.weight)

@@ -9,7 +9,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from quire.compute.layers.rotary import rope_table
-from quire.config.arch import parse_arch
+from quire.config.model import parse_arch
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 TYPES: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ def tables(rope: dict[str, Any], head_dim: int, n_positions: int) -> tuple[torch
     positions = torch.arange(n_positions)[None]
     cos, sin = modeling_llama.LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
     theirs = torch.cat((cos[0, :, : head_dim // 2], sin[0, :, : head_dim // 2]), dim=-1)
-    return rope_table(arch.rope, head_dim, n_positions), theirs
+    return rope_table(arch.ropes[0], head_dim, n_positions), theirs
 
 
 @pytest.mark.parametrize("head_dim", [32, 128])

@@ -9,28 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
+from family_cases import random_checkpoint
 
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder
 from quire.compute.weights.loader import load_model
-from quire.config.arch import ModelArch, read_arch
+from quire.config.arch import ModelArch
+from quire.config.model import read_arch
 from quire.kernels import attention
 from quire.kernels.qkv import rotate_and_store
 
 PAGE = 4
-TINY = {
-    "vocab_size": 256,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "attn_implementation": "eager",
-    "pad_token_id": 0,
-    "eos_token_id": None,
-}
-"""Overridden by each case."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +66,7 @@ class PagedContext:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)
 
 
-def run_chunks(model: DenseModel, dtype: torch.dtype, ids: list[int], chunks: list[int]) -> torch.Tensor:
+def run_chunks(model: Decoder, dtype: torch.dtype, ids: list[int], chunks: list[int]) -> torch.Tensor:
     """Logits [len(ids), vocab] of a prompt computed in chunks of the given lengths."""
     context, start, rows = PagedContext(model.arch, dtype), 0, []
     for length in chunks:
@@ -90,7 +78,7 @@ def run_chunks(model: DenseModel, dtype: torch.dtype, ids: list[int], chunks: li
     return torch.cat(rows)
 
 
-def greedy(model: DenseModel, dtype: torch.dtype, ids: list[int], n_tokens: int) -> list[int]:
+def greedy(model: Decoder, dtype: torch.dtype, ids: list[int], n_tokens: int) -> list[int]:
     """Tokens chosen one at a time, keys and values cached."""
     context, known, fresh = PagedContext(model.arch, dtype), list(ids), len(ids)
     for _ in range(n_tokens):
@@ -101,30 +89,7 @@ def greedy(model: DenseModel, dtype: torch.dtype, ids: list[int], n_tokens: int)
     return known[len(ids) :]
 
 
-def random_checkpoint(
-    folder: pathlib.Path,
-    family: str,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    shard: str = "1GB",
-    **fields: Any,
-) -> transformers.PreTrainedModel:
-    """Write a random checkpoint with transformers; returns its float32 or `dtype` model for comparison."""
-    config = getattr(transformers, f"{family}Config")(**{**TINY, **fields})
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
-    model = model.to(dtype)
-    model.config.dtype = dtype
-    model.save_pretrained(folder, max_shard_size=shard)
-    return model
-
-
-def load(
-    folder: pathlib.Path, dtype: torch.dtype = torch.float32, max_model_len: int = 0, **options: Any
-) -> DenseModel:
+def load(folder: pathlib.Path, dtype: torch.dtype = torch.float32, max_model_len: int = 0, **options: Any) -> Decoder:
     """The checkpoint as Quire loads it on CPU."""
     arch = read_arch(folder)
     length = max_model_len or arch.max_position

@@ -14,7 +14,7 @@ import torch
 from quire.bench.shape import FOLDER
 from quire.compute.quant import SCHEMES
 from quire.compute.weights.footprint import Weights
-from quire.config.arch import read_arch
+from quire.config.model import read_arch
 from quire.kernels import native
 
 ODD = {"hidden_size": 96, "intermediate_size": 104, "num_hidden_layers": 2, "head_dim": 32}
@@ -34,6 +34,17 @@ def test_equal_to_the_loaded_model(
         model = tools["load"](tmp_path, dtype, quantization=scheme, load_format=load_format)
         assert found.held_bytes == model.n_bytes
         assert found.held_bytes <= found.peak_bytes <= found.address_bytes
+
+
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+@pytest.mark.parametrize("family", ["Phi3", "GPTNeoX", "Olmo"])
+def test_fused_matrices_and_norms_without_weights(
+    family: str, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Any]
+) -> None:
+    tools["random_checkpoint"](tmp_path, family, **EVEN)
+    found = Weights(tmp_path, read_arch(tmp_path), "cpu").footprint(torch.bfloat16, scheme)
+    assert found.held_bytes == tools["load"](tmp_path, torch.bfloat16, quantization=scheme).n_bytes
+    assert found.held_bytes <= found.peak_bytes <= found.address_bytes
 
 
 def test_without_the_native_kernels(
@@ -68,7 +79,7 @@ PEAK = """
 import resource, sys, torch
 from quire.compute.weights.footprint import Weights
 from quire.compute.weights.loader import load_model
-from quire.config.arch import read_arch
+from quire.config.model import read_arch
 from quire.core import host
 import pathlib
 folder, scheme = pathlib.Path(sys.argv[1]), sys.argv[2]

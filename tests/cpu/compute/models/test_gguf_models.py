@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from quire.config.arch import read_arch
 from quire.config.gguf import read_header
+from quire.config.model import read_arch
 from quire.core.errors import LoadError
 
 IDS = list(range(3, 60))
@@ -182,8 +182,8 @@ def test_auto_keeps_blocks_and_rounds_nothing(
     path = write_gguf(tmp_path / "m.gguf", oracle, "qwen3", kind)
     plain, model = (tools["load"](path, torch.bfloat16, quantization=one) for one in ("none", "auto"))
     exact = tools["load"](path)
-    block, held = model.blocks[0], {"qkv": "int8-g32", "out": "int4-g32", "gate_up": "bfloat16", "down": "int8-g32"}
-    layers = {"qkv": block.attention.qkv, "out": block.attention.out, "gate_up": block.gate_up, "down": block.down}
+    block, held = model.blocks[0], {"qkv": "int8-g32", "out": "int4-g32", "up": "bfloat16", "down": "int8-g32"}
+    layers = {"qkv": block.attention.qkv, "out": block.attention.out, "up": block.up, "down": block.down}
     assert {name: layer.product.packed.scheme for name, layer in layers.items()} == held
     assert model.head.product.packed.scheme == "int4-g32"
     for ours, theirs in zip(model.linears(), exact.linears(), strict=True):
@@ -208,7 +208,7 @@ def test_what_cannot_be_held_is_rounded(
     oracle = tools["random_checkpoint"](tmp_path / "hf", "Qwen3", **sizes)
     path = write_gguf(tmp_path / "m.gguf", oracle, "qwen3", "Q8_0")
     plain = tools["load"](path)
-    for scheme, held in (("int8-g32", {"gate_up": False, "down": True}), ("int4", {"gate_up": False, "down": False})):
+    for scheme, held in (("int8-g32", {"up": False, "down": True}), ("int4", {"up": False, "down": False})):
         model = tools["load"](path, torch.bfloat16, quantization=scheme)
         for name, exact in held.items():
             ours, theirs = (getattr(one.blocks[0], name).product.packed.dequantized() for one in (model, plain))

@@ -15,12 +15,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from quire.compute.layers.linear import Linear
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quant import SCHEMES, scheme
 from quire.compute.quant.scheme import PackedProduct
 from quire.compute.weights.loader import load_model
-from quire.config.arch import ModelArch, read_arch
+from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
+from quire.config.parameters import Matrix
 from quire.core.errors import LoadError
 from quire.kernels import qgemm
 from quire.kernels.qgemm import reference
@@ -39,6 +41,10 @@ CONFIG = {
 NAMES = tuple(qgemm.SCHEMES)
 
 
+def matrix(n_in: int, *rows: int, bias: bool = False) -> Matrix:
+    return Matrix(n_in=n_in, parts=tuple((str(part), n) for part, n in enumerate(rows)), bias=bias)
+
+
 @pytest.fixture(autouse=True)
 def inference() -> Iterator[None]:
     before = torch.get_num_threads()
@@ -52,13 +58,13 @@ def write(folder: pathlib.Path, *, tied: bool) -> ModelArch:
     (folder / "config.json").write_text(json.dumps({**CONFIG, "tie_word_embeddings": tied}))
     arch = read_arch(folder)
     torch.manual_seed(0)
-    blank = DenseModel(arch, torch.zeros, torch.zeros(1, arch.head_dim))
+    blank = decoder_on(torch.device("cpu"), arch, torch.float32, 1)
     tensors = {name: torch.randn(tensor.shape).bfloat16() for name, tensor in blank.weights()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
     return arch
 
 
-def load(folder: pathlib.Path, quantization: str, **options: Any) -> DenseModel:
+def load(folder: pathlib.Path, quantization: str, **options: Any) -> Decoder:
     return load_model(
         folder,
         read_arch(folder),
@@ -97,7 +103,7 @@ def test_a_layer_is_its_packed_matrix(name: str) -> None:
     chosen = SCHEMES[name]
     assert chosen is not None
     make = functools.partial(torch.empty, dtype=torch.bfloat16)
-    linear = Linear(make, 96, (64, 32, 32), bias=True, quantize=chosen.product)
+    linear = Linear(make, matrix(96, 64, 32, 32, bias=True), quantize=chosen.product)
     for index in range(3):
         for tensor in linear.part(index).values():
             tensor.normal_()
@@ -122,7 +128,7 @@ def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_
         expected = {
             "qkv": torch.cat([stored[f"{at}self_attn.{one}_proj.weight"] for one in "qkv"]),
             "out": stored[f"{at}self_attn.o_proj.weight"],
-            "gate_up": torch.cat([stored[f"{at}mlp.{one}_proj.weight"] for one in ("gate", "up")]),
+            "up": torch.cat([stored[f"{at}mlp.{one}_proj.weight"] for one in ("gate", "up")]),
             "down": stored[f"{at}mlp.down_proj.weight"],
         }
         for key, weight in expected.items():
@@ -148,7 +154,8 @@ def test_bytes_are_those_of_the_tensors(tmp_path: pathlib.Path) -> None:
                 continue
             seen.add(id(one))
             if isinstance(one, torch.Tensor):
-                total += one.untyped_storage().nbytes() if one is not model.cos_sin else 0
+                is_rotary = any(one is table for table in model.tables.values())
+                total += 0 if is_rotary else one.untyped_storage().nbytes()
             elif isinstance(one, (list, tuple)):
                 tensors += one
             elif isinstance(one, qgemm.PackedWeight):
@@ -189,7 +196,7 @@ def test_dummy_weights_are_the_same_numbers(tmp_path: pathlib.Path) -> None:
     x = torch.randn(7, 48).bfloat16()
     close = functools.partial(torch.allclose, rtol=0.03, atol=0.02)
     assert close(plain.head(x), model.head(x))
-    assert close(plain.blocks[2].gate_up(x).float(), model.blocks[2].gate_up(x).float())
+    assert close(plain.blocks[2].up(x).float(), model.blocks[2].up(x).float())
 
 
 def test_a_matrix_with_an_infinity_is_refused(tmp_path: pathlib.Path) -> None:
@@ -206,7 +213,7 @@ def test_a_tied_head_has_its_own_copy() -> None:
     assert chosen is not None
     table = torch.randn(130, 64).bfloat16()
     kept = table.clone()
-    head = Linear(torch.empty, 64, (130,), tied=table, quantize=chosen.product)
+    head = Linear(torch.empty, matrix(64, 130), tied=table, quantize=chosen.product)
     assert head.n_bytes == 0
     head.pack()
     assert torch.equal(table, kept)

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from quire.compute.device.cpu import CpuDevice
-from quire.compute.layers.rotary import rope_table
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quant import SCHEMES
 from quire.compute.runner import tape
 from quire.compute.runner.batch import FlatBatch, flatten
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tape import StepTape
-from quire.config.arch import ModelArch, read_arch
+from quire.config.arch import ModelArch
+from quire.config.model import read_arch
 from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans
 from quire.kernels import native
 from quire.kernels.sample import Draw, choose_by
@@ -54,12 +54,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make_model(arch: ModelArch, dtype: torch.dtype, quantization: str) -> DenseModel:
+def make_model(arch: ModelArch, dtype: torch.dtype, quantization: str) -> Decoder:
     torch.manual_seed(0)
     scheme = SCHEMES[quantization]
-    model = DenseModel(
-        arch, lambda *shape: torch.empty(shape, dtype=dtype), rope_table(arch.rope, arch.head_dim, 256), scheme
-    )
+    model = decoder_on(torch.device("cpu"), arch, dtype, 256, scheme)
     for name, tensor in model.weights():
         tensor.copy_(1 + torch.randn(tensor.shape) / 10 if "norm" in name else torch.randn(tensor.shape) / 7)
     model.pack()
@@ -69,7 +67,7 @@ def make_model(arch: ModelArch, dtype: torch.dtype, quantization: str) -> DenseM
 class Side:
     """Pages and tables of one way to run."""
 
-    def __init__(self, model: DenseModel, kv_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: Decoder, kv_dtype: torch.dtype | None = None) -> None:
         self.device = CpuDevice()
         self.tables = SlotTables(4, 255, PAGE_SIZE, self.device)
         self.pool = KVPool(model.arch, 100, PAGE_SIZE, kv_dtype or model.dtype, self.device)
@@ -89,7 +87,7 @@ class Side:
         return batch, self.tables.cells(batch.row_slots, batch.row_positions)
 
 
-def by_operations(model: DenseModel, side: Side, spans: list[tuple[int, int, int, bool]]) -> torch.Tensor:
+def by_operations(model: Decoder, side: Side, spans: list[tuple[int, int, int, bool]]) -> torch.Tensor:
     batch, cells = side.batch(spans)
     plan = plan_attention(side.pool, side.tables, batch.kv_lens, batch.span_slots, batch.q_indptr)
     slots, positions = torch.from_numpy(batch.row_slots), torch.from_numpy(batch.row_positions)
@@ -177,5 +175,5 @@ def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
 
 def test_an_unpacked_model_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN2))
-    model = DenseModel(read_arch(tmp_path), torch.zeros, torch.zeros(256, 12))
+    model = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
     assert "packed" in (tape.obstacle(model) or "")

@@ -62,6 +62,20 @@ def test_neither_folder_nor_name(model: str, calls: list[dict[str, Any]]) -> Non
     assert not calls
 
 
+def test_who_means_the_bundled_model_is_told_its_name(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadError, match=r"'demo/' is neither .* is called demo, without a slash or a dot"):
+        find_checkpoint("demo/")
+    with pytest.raises(LoadError, match=r"'models/x/y' is neither .* the bundled demo model is taken"):
+        find_checkpoint("models/x/y")
+    (tmp_path / "demo").mkdir()
+    for written in ("demo/", "./demo"):
+        with pytest.raises(LoadError, match=r"no config\.json.* is called demo, without a slash or a dot"):
+            find_checkpoint(written)
+    (tmp_path / "demo" / "config.json").touch()
+    assert find_checkpoint("./demo") == pathlib.Path("demo")
+
+
 def test_a_file(tmp_path: pathlib.Path) -> None:
     (tmp_path / "model.gguf").touch()
     assert find_checkpoint(str(tmp_path / "model.gguf")) == tmp_path / "model.gguf"

@@ -13,10 +13,11 @@ import safetensors.torch
 import torch
 
 from quire.compute.layers.linear import Linear
-from quire.compute.models.dense import DenseModel
+from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.weights import loader
 from quire.compute.weights.loader import load_model
-from quire.config.arch import ModelArch, read_arch
+from quire.config.arch import ModelArch
+from quire.config.model import read_arch
 from quire.core import ticker
 from quire.core.errors import ConfigError, LoadError
 
@@ -39,8 +40,8 @@ def inference() -> Iterator[None]:
         yield
 
 
-def blank(arch: ModelArch, dtype: torch.dtype = torch.float32) -> DenseModel:
-    return DenseModel(arch, lambda *shape: torch.zeros(shape, dtype=dtype), torch.zeros(1, arch.head_dim))
+def blank(arch: ModelArch, dtype: torch.dtype = torch.float32) -> Decoder:
+    return decoder_on(torch.device("cpu"), arch, dtype, 1)
 
 
 def write(folder: pathlib.Path, *, config: dict[str, Any] | None = None, **changes: torch.Tensor | None) -> ModelArch:
@@ -57,7 +58,7 @@ def write(folder: pathlib.Path, *, config: dict[str, Any] | None = None, **chang
     return arch
 
 
-def load(folder: pathlib.Path, **options: Any) -> DenseModel:
+def load(folder: pathlib.Path, **options: Any) -> Decoder:
     settings: dict[str, Any] = {"dtype": torch.float32, "device": CPU, "max_model_len": 64, **options}
     return load_model(folder, read_arch(folder), **settings)
 
@@ -90,7 +91,7 @@ def test_every_tensor_lands_in_its_place(
     assert not stored
     block, weights = model.blocks[1], dict(model.weights())
     assert torch.equal(block.attention.qkv.weight[16:24], weights["model.layers.1.self_attn.k_proj.weight"])
-    assert torch.equal(block.gate_up.weight[24:], weights["model.layers.1.mlp.up_proj.weight"])
+    assert torch.equal(block.up.weight[24:], weights["model.layers.1.mlp.up_proj.weight"])
 
 
 @pytest.mark.usefixtures("unpacked")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import quick_interpreter  # noqa: F401
 import torch
 from paged_case import PagedCase, random_case, worst_error
 from triton_case import VARIANTS, Case, expected

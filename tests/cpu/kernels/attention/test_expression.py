@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -405,3 +406,29 @@ def test_shared_nodes_cost_once() -> None:
     assert (x + x).text() == "(add (value x) (value x))"
     half = x * 0.5
     assert (half + half).text() == "#2 = (mul (value x) (const 0.5)); (add #2 #2)"
+
+
+@pytest.mark.parametrize(
+    ("hook", "message"),
+    [
+        (lambda x, site, p: torch.tanh(x), r"torch.tanh cannot take .* use tanh\(x\) of quire.kernels.attention.expr"),
+        (lambda x, site, p: torch.nn.functional.relu(x), r"torch.relu cannot .* use maximum\(x, 0.0\)"),
+        (lambda x, site, p: torch.where(site.k_pos < 3, x, 0.0), r"torch.where .* use where\(condition, a, b\)"),
+        (lambda x, site, p: torch.clamp(x, -1.0, 1.0), r"torch.clamp .* use minimum\(maximum\(x, low\), high\)"),
+        (lambda x, site, p: torch.erf(x), r"torch's erf cannot .* the functions exp, log, tanh.* of quire.kernels"),
+        (lambda x, site, p: torch.zeros(3) + x, "parameters .tensors with an index"),
+        (lambda x, site, p: np.tanh(x), r"numpy.tanh cannot .* use tanh\(x\)"),
+        (lambda x, site, p: np.float64(2.0) * x, r"numpy's multiply cannot .* operators"),
+        (lambda x, site, p: x.tanh(), r"no tanh\(\): use tanh\(x\)"),
+        (lambda x, site, p: x.cosh(), "no attribute 'cosh'"),
+    ],
+)
+def test_functions_of_other_libraries_are_refused_with_ours(hook: Callable[..., object], message: str) -> None:
+    with pytest.raises((TypeError, AttributeError), match=message):
+        _ = Variant(1.0, logits_transform=hook).program
+
+
+def test_every_function_that_is_named_instead_is_there() -> None:
+    for name, instead in expression.INSTEAD.items():
+        for called in re.findall(r"(\w+)\(", instead):
+            assert callable(getattr(expression, called)), name

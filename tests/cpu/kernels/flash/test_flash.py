@@ -150,6 +150,21 @@ def test_refusals_say_what_to_do(change: dict[str, object], message: str) -> Non
         flash_attention(**given)
 
 
+def test_without_a_variant_it_is_causal_as_torchs_own() -> None:
+    q, k, v = (torch.randn(2, 7, 4, 16, requires_grad=True) for _ in range(3))
+    out = flash_attention(q, k, v)
+    assert isinstance(out, torch.Tensor)
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    expected = torch.nn.functional.scaled_dot_product_attention(*turned, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(out, expected)
+    slopes, right = (torch.autograd.grad(x.sum(), [q, k, v]) for x in (out, expected))
+    torch.testing.assert_close(slopes, right)
+    ragged = flash_attention(q[0], k[0], v[0], q_indptr=torch.tensor([0, 7]), kv_indptr=torch.tensor([0, 7]))
+    torch.testing.assert_close(ragged, out[0])
+    with pytest.raises(ValueError, match="batch, length, heads, d"):
+        flash_attention(torch.zeros(()), torch.zeros(()), torch.zeros(()))
+
+
 def test_ragged_bounds_are_checked() -> None:
     q = torch.zeros(5, 2, 8)
     for bounds in ([0, 4], [1, 5], [0, 6, 5], [0]):
@@ -163,7 +178,7 @@ def test_cuda_kernels_without_a_gpu(script: str, tmp_path: pathlib.Path) -> None
     environment = os.environ | {
         "TRITON_INTERPRET": str(int("interpreted" in script)),
         "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": str(HERE.parents[3]),
+        "PYTHONPATH": f"{HERE.parents[3]}{os.pathsep}{HERE.parent}",
     }
     command = [sys.executable, str(HERE / script)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)

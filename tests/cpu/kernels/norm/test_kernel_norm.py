@@ -50,6 +50,25 @@ def test_matches_transformers(level: str) -> None:
     assert relative_error(got, theirs(x).double()) <= 2**-7
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layer_norm_matches_torch(level: str, dtype: torch.dtype) -> None:
+    for n, h in SIZES:
+        x = torch.randn(n, 2 * h).mul(3).add(1).to(dtype)[:, :h]
+        weight, bias = torch.randn(h).to(dtype), torch.randn(h).to(dtype)
+        for tables in ((weight, bias), (weight, None), (None, None)):
+            wide = [None if table is None else table.double() for table in tables]
+            expected = torch.nn.functional.layer_norm(x.double(), (h,), *wide, 1e-5)
+            assert relative_error(norm.layer_norm(x, *tables, 1e-5), expected) <= reference.TOLERANCE[dtype], (n, h)
+            assert relative_error(reference.layer_norm(x.double(), *wide, 1e-5), expected) <= 1e-11
+
+
+def test_layer_norm_with_weights_of_each_head(level: str) -> None:
+    heads, weight = torch.randn(9, 5, 64), torch.randn(5, 64)
+    got = norm.layer_norm(heads, weight, None, 1e-6)
+    plain = norm.layer_norm(heads, None, None, 1e-6)
+    assert torch.allclose(got, plain * weight, atol=1e-6) and got.shape == heads.shape
+
+
 def test_rows_are_independent(level: str) -> None:
     x, weight = torch.randn(100, 333), torch.randn(333)
     whole = norm.rms_norm(x, weight, 1e-5)
@@ -59,5 +78,7 @@ def test_rows_are_independent(level: str) -> None:
 def test_mismatches_are_refused() -> None:
     with pytest.raises(ValueError, match="do not fit"):
         norm.rms_norm(torch.zeros(2, 8), torch.zeros(7), 1e-5)
+    with pytest.raises(ValueError, match=r"bias .* does not fit"):
+        norm.layer_norm(torch.zeros(2, 8), torch.zeros(8), torch.zeros(7), 1e-5)
     with pytest.raises(ValueError, match="alike"):
         norm.add_rms_norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(8), 1e-5)

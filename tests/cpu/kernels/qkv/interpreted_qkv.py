@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import quick_interpreter  # noqa: F401
 import torch
 from qkv_case import Shape, arguments, check, copied
 

@@ -117,7 +117,7 @@ def test_mismatches_are_refused(place: int, change: object, message: str) -> Non
 
 def test_equals_the_reference_in_the_interpreter() -> None:
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE.parents[3])}
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{HERE.parents[3]}{os.pathsep}{HERE.parent}"}
     command = [sys.executable, str(HERE / "interpreted_qkv.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.stdout.strip() == "fine", done.stderr[-3000:]

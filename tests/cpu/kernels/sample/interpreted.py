@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 
 import numpy as np
+import quick_interpreter  # noqa: F401
 import torch
 import triton
 import triton.language as tl

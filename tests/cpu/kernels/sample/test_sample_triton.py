@@ -14,7 +14,7 @@ ROOT = HERE.parents[3]
 
 
 def run(code: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | variables | {"PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, HERE.parent)))}
     return subprocess.run([sys.executable, *code], capture_output=True, text=True, env=environment, check=False)
 
 

@@ -44,3 +44,12 @@ def test_extreme_gates(module: ModuleType) -> None:
     gate = torch.tensor([-3e38, -1e4, -100.0, -88.0, 0.0, 88.0, 1e4, 3e38], device="cuda").bfloat16()
     got = module.silu_mul(torch.cat((gate, torch.ones_like(gate))).unsqueeze(0))[0]
     assert error(got, reference.silu_mul(torch.cat((gate, torch.ones_like(gate))).double().unsqueeze(0))[0]) <= 1.6e-2
+
+
+@pytest.mark.parametrize("activation", act.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_activations_match_float64(dtype: torch.dtype, activation: str) -> None:
+    x = (torch.randn(33, 2 * 1100, device="cuda") * 3).to(dtype)
+    for gated in (True, False):
+        got = act.activate(x, activation, gated=gated)
+        assert error(got, reference.activate(x.double(), activation, gated)) <= reference.TOLERANCE[dtype]

@@ -77,3 +77,16 @@ def test_which_implementation_runs() -> None:
     assert name(x[:, 4:260], weight) == "triton", "address"
     assert name(x[:, :252], weight[:252].clone()) == "triton", "size"
     assert name(x[:, :256].float(), weight.float()) == "triton", "type"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("n", "h"), [(1, 768), (300, 1024), (3, 8), (17, 2056), (2, 16384)])
+def test_layer_norm_matches_float64(dtype: torch.dtype, n: int, h: int) -> None:
+    x, weight, bias = randn(n, h, dtype=dtype) * 3 + 1, randn(h, dtype=dtype), randn(h, dtype=dtype)
+    expected = reference.layer_norm(x.double(), weight.double(), bias.double(), 1e-5)
+    assert error(norm.layer_norm(x, weight, bias, 1e-5), expected) <= reference.TOLERANCE[dtype]
+    bare = reference.layer_norm(x.double(), None, None, 1e-5)
+    assert error(norm.layer_norm(x, None, None, 1e-5), bare) <= reference.TOLERANCE[dtype]
+    heads, of_heads = randn(n, 6, 128, dtype=dtype), randn(6, 128, dtype=dtype)
+    expected = reference.layer_norm(heads.double(), of_heads.double(), None, 1e-5)
+    assert error(norm.layer_norm(heads, of_heads, None, 1e-5), expected) <= reference.TOLERANCE[dtype]

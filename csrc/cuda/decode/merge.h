@@ -1,0 +1,136 @@
+// Contraction of the parts of lines that were split, in a fixed order: two kernels, for few merges and for many.
+#pragma once
+#include "decode/results.h"
+
+namespace quire {
+namespace {
+
+constexpr int CELLS = DIM / 4;      // of a row: four dimensions each
+constexpr int MERGE_THREADS = 512;
+constexpr int FEW_MERGES = 4;       // of a multiprocessor: up to as many, each has a block
+constexpr int CELL_THREADS = 256, CELL_BLOCKS = 5;  // of a multiprocessor
+constexpr int FLIGHT = 5, CELL_FLIGHT = 3;  // parts loaded together, by merge_kernel and by merge_cells_kernel
+
+struct Sum {  // of weighted parts, relative to 2^top
+    float4 o;
+    float top, total;
+    __device__ __forceinline__ void lift(float high) {
+        if (!Variant::softmax) return;
+        const float factor = exp2_fast(top - high);
+        top = high, total *= factor;
+        o.x *= factor, o.y *= factor, o.z *= factor, o.w *= factor;
+    }
+    __device__ __forceinline__ void add(const float4& x, float weight, float of_total) {
+        total += weight * of_total;
+        o.x += weight * x.x, o.y += weight * x.y, o.z += weight * x.z, o.w += weight * x.w;
+    }
+};
+
+// Parts first, first + step .. of one cell; `found` holds the rows of the first FLIGHT of them, -1 beyond the last.
+template <int FLIGHT, class Load>
+__device__ __forceinline__ Sum sum_parts(const QuireMerge& merge, int (&found)[FLIGHT], const Load& load_parts,
+                                         int first, int step, int head, int dim, const QuireAttnArgs& args) {
+    Sum sum{make_float4(0.f, 0.f, 0.f, 0.f), FLOOR, 0.f};
+    for (int from = first; from < merge.n_parts; from += FLIGHT * step) {
+        if (from > first) load_parts(found, from);
+        float lse[FLIGHT], high = sum.top;
+        float4 x[FLIGHT];
+        for (int i = 0; i < FLIGHT; ++i) {
+            const int64_t row = found[i] + head;
+            lse[i] = found[i] < 0 ? -INFINITY : Variant::softmax ? args.partial_lse[row] : 0.f;
+            x[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+            if (found[i] >= 0) x[i] = *reinterpret_cast<const float4*>(args.partial_out + row * DIM + dim);
+        }
+        for (int i = 0; i < FLIGHT; ++i) high = fmaxf(high, lse[i]);
+        sum.lift(high);
+        for (int i = 0; i < FLIGHT; ++i) sum.add(x[i], Variant::softmax ? exp2_fast(lse[i] - high) : 1.f, 1.f);
+    }
+    return sum;
+}
+
+__device__ __forceinline__ QuireMerge load_merge(int index, const QuireAttnArgs& args) {
+    if (index >= args.n_merges) return {0, 0, 0, 0};
+    const int4 words = load_here(reinterpret_cast<const int4*>(args.merges) + index);
+    return {words.x, words.y, words.z, words.w};
+}
+
+__device__ __forceinline__ void write_merged(const Sum& sum, const QuireMerge& merge, int group, int head, int dim,
+                                             const QuireAttnArgs& args) {
+    const float scale = !Variant::softmax ? 1.f : sum.total > 0.f ? 1.f / sum.total : 0.f;
+    const float4 o = make_float4(sum.o.x * scale, sum.o.y * scale, sum.o.z * scale, sum.o.w * scale);
+    const float lse = sum.total > 0.f ? sum.top + log2f(sum.total) : -INFINITY;
+    write_out(o, lse, {merge.row, -1, 0, merge.kv_head * group + head, merge.kv_head, dim}, args);
+}
+
+// Few merges: a block for each row and KV head. Threads beyond its cells share the parts: slice s takes parts s,
+// s + n_slices .., and the slices are added in order. Both kernels read the plan before the grid that writes the parts
+// has ended.
+__global__ void __launch_bounds__(MERGE_THREADS) merge_kernel(const __grid_constant__ QuireAttnArgs args) {
+    __shared__ float4 slice_sums[MERGE_THREADS];
+    __shared__ float2 slice_states[MERGE_THREADS];
+    const QuireMerge merge = load_merge(blockIdx.x, args);
+    const int group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
+    const int width = min(n_cells, MERGE_THREADS), n_slices = MERGE_THREADS / width;
+    const int slice = threadIdx.x / width;
+    const auto load_parts = [&](int (&found)[FLIGHT], int from) {
+        for (int i = 0; i < FLIGHT; ++i) {
+            const int part = from + i * n_slices;
+            found[i] = slice < n_slices && part < merge.n_parts ? load_here(args.parts + merge.parts_at + part) : -1;
+        }
+    };
+    int found[FLIGHT];
+    load_parts(found, slice);
+    let_next_grid_start();  // a product reads its weights while the last lines are still computed
+    wait_for_previous_grid();
+    for (int base = 0; merge.n_parts > 0 && base < n_cells; base += width) {
+        if (base > 0) load_parts(found, slice);
+        const int cell = min(base + static_cast<int>(threadIdx.x) % width, n_cells - 1);
+        const int head = cell / CELLS, dim = cell % CELLS * 4;
+        Sum sum = sum_parts(merge, found, load_parts, slice, n_slices, head, dim, args);
+        slice_sums[threadIdx.x] = sum.o;
+        slice_states[threadIdx.x] = make_float2(sum.top, sum.total);
+        __syncthreads();
+        for (int other = 1; slice == 0 && other < min(n_slices, merge.n_parts); ++other) {
+            const float2 state = slice_states[other * width + threadIdx.x];
+            Sum more{slice_sums[other * width + threadIdx.x], state.x, state.y};
+            const float high = fmaxf(sum.top, more.top);
+            sum.lift(high);
+            more.lift(high);
+            sum.add(more.o, 1.f, more.total);
+        }
+        if (slice == 0) write_merged(sum, merge, group, head, dim, args);
+        __syncthreads();
+    }
+}
+
+// Many merges: a thread for each cell, which finds the plan of its next two merges meanwhile. Those without parts come
+// last.
+__global__ void __launch_bounds__(CELL_THREADS, CELL_BLOCKS)
+    merge_cells_kernel(const __grid_constant__ QuireAttnArgs args) {
+    const uint32_t group = args.n_q_heads / args.n_kv_heads, n_cells = group * CELLS;
+    uint32_t at = blockIdx.x * CELL_THREADS + threadIdx.x;
+    const uint32_t step = gridDim.x * CELL_THREADS;
+    QuireMerge merge = load_merge(at / n_cells, args), next = load_merge((at + step) / n_cells, args);
+    const auto load_parts = [&](int (&found)[CELL_FLIGHT], const QuireMerge& of, int from) {
+        for (int i = 0; i < CELL_FLIGHT; ++i)
+            found[i] = from + i < of.n_parts ? load_here(args.parts + of.parts_at + from + i) : -1;
+    };
+    int found[CELL_FLIGHT];
+    load_parts(found, merge, 0);
+    let_next_grid_start();
+    wait_for_previous_grid();
+    while (merge.n_parts > 0) {
+        int next_found[CELL_FLIGHT];
+        load_parts(next_found, next, 0);
+        const QuireMerge third = load_merge((at + 2 * step) / n_cells, args);
+        const uint32_t cell = at % n_cells, head = cell / CELLS, dim = cell % CELLS * 4;
+        const auto load_more = [&](int (&to)[CELL_FLIGHT], int from) { load_parts(to, merge, from); };
+        const Sum sum = sum_parts(merge, found, load_more, 0, 1, head, dim, args);
+        write_merged(sum, merge, group, head, dim, args);
+        at += step, merge = next, next = third;
+        for (int i = 0; i < CELL_FLIGHT; ++i) found[i] = next_found[i];
+    }
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,126 @@
+// The consumer warpgroups: multiply the tiles of a block, all of them one tile or (QUIRE_TURNS) tiles in turn.
+#pragma once
+#include "gemm/input.h"
+#include "gemm/results.h"
+
+namespace quire {
+
+#if QUIRE_BF16
+#define QUIRE_TYPES "k16.f32.bf16.bf16 "
+#else
+#define QUIRE_TYPES "k16.f32.f16.f16 "
+#endif
+#define QUIRE_SUM4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+
+// d (+)= a b^T: 64 rows of w, TOKENS rows of x, 16 columns.
+__device__ __forceinline__ void product(float (&d)[TOKENS / 2], Operand a, Operand b, int accumulate) {
+#if QUIRE_TOKENS == 8
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %6, 0;\n wgmma.mma_async.sync.aligned.m64n8" QUIRE_TYPES
+                 "{%0, %1, %2, %3}, %4, %5, p, 1, 1, 0, 0;\n}"
+                 : QUIRE_SUM4(0)
+                 : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
+#elif QUIRE_TOKENS == 16
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %10, 0;\n wgmma.mma_async.sync.aligned.m64n16" QUIRE_TYPES
+                 "{%0, %1, %2, %3, %4, %5, %6, %7}, %8, %9, p, 1, 1, 0, 0;\n}"
+                 : QUIRE_SUM4(0), QUIRE_SUM4(4)
+                 : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
+#elif QUIRE_TOKENS == 32
+    asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %18, 0;\n wgmma.mma_async.sync.aligned.m64n32" QUIRE_TYPES
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, %16, %17, p, 1, 1, 0, 0;\n}"
+                 : QUIRE_SUM4(0), QUIRE_SUM4(4), QUIRE_SUM4(8), QUIRE_SUM4(12)
+                 : "l"(a.bits()), "l"(b.bits()), "r"(accumulate));
+#else
+    Product<TOKENS>::rows(d, a, b, accumulate);
+#endif
+}
+
+__device__ inline void Block::multiply(float (&d)[TOKENS / 2], int unit, int stage_index) const {
+    const uint32_t w = stage(stage_index) + threadIdx.x % TEAM / 128 * 64 * 128;
+    const uint32_t x = QUIRE_RESIDENT ? base + at.x + unit * CHUNKS * X_BYTES : stage(stage_index) + CHUNKS * W_BYTES;
+    const int n = chunks_of(unit);
+#pragma unroll
+    for (int c = 0; c < CHUNKS; c++) {
+        if (c >= n) break;
+        const Operand left = rows_operand(w + c * W_BYTES), right = rows_operand(x + c * X_BYTES);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) product(d, left.further(32 * i), right.further(32 * i), unit + c + i > 0);
+        products_commit();
+    }
+}
+
+__device__ inline void Block::multiply_pass(float (&d)[TOKENS / 2], int pass) const {
+    const int lane = threadIdx.x & 31, first = pass * n_units, team = threadIdx.x / TEAM;
+    // In turn: the parity of a stage tells only its last filling from the one before.
+    if (TEAMS > 1 && pass > 0) barrier_wait(order(team), (pass - 1) / TEAMS & 1);
+    int at_stage = first % a.n_stages, turn = first / a.n_stages, before = at_stage;
+    for (int unit = 0; unit < n_units; unit++) {
+        barrier_wait(full(at_stage), turn & 1);
+        multiply(d, unit, at_stage);
+        products_wait<CHUNKS>();  // of the unit before, which was whole
+        if (unit > 0 && unit + 1 < n_units && lane == 0) barrier_arrive(empty(before));
+        if (unit + 1 < n_units) before = at_stage;
+        if (++at_stage == a.n_stages) at_stage = 0, turn++;
+    }
+    products_wait<0>();
+    quire::pin(d);
+    if (lane == 0) {
+        const int last = (first + n_units - 1) % a.n_stages;
+        if (last != before) barrier_arrive(empty(before));
+        barrier_arrive(empty(last));
+        if (TEAMS > 1) barrier_arrive(order((team + 1) % TEAMS));
+    }
+}
+
+#if QUIRE_CLUSTER == 1
+__device__ inline void Block::pass(int index) const {
+    const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
+    float d[TOKENS / 2];
+    Added added[QUADS];
+#pragma unroll
+    for (int v = 0; v < QUADS; v++) added[v] = residual_quad(row, token_of(t, v));
+    multiply_pass(d, index);
+    if (QUIRE_RESIDUAL) pin(added);
+#pragma unroll
+    for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
+}
+#else
+__device__ inline void Block::pass(int index) const {
+    constexpr int N = (QUADS + CLUSTER - 1) / CLUSTER;  // quads that a thread finishes
+    const int team = threadIdx.x / TEAM, t = threadIdx.x % TEAM, turn = index / TEAMS;
+    const int slot = t % SHARE, source = rank * SHARE + slot, row = first_row(index) + row_of(source);
+    const uint32_t ready = shared_address(&barriers()->sums[team]), read = shared_address(&barriers()->read[team]);
+    float d[TOKENS / 2];
+    Added added[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) added[i] = residual_quad(row, token_of(source, t / SHARE + i * CLUSTER));
+    multiply_pass(d, index);
+    if (QUIRE_RESIDUAL) pin(added);
+    if (turn > 0) wait_cluster(read, (turn - 1) & 1);
+    hand_over(d, team);
+    wait_cluster(ready, turn & 1);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int v = t / SHARE + i * CLUSTER;
+        if (v * 8 < a.m) store_quad(total(team, v, slot), added[i], row, token_of(source, v));
+    }
+    if (index + TEAMS >= n_passes) return;  // nobody hands anything over any more
+    __syncwarp();
+    if (t % 32 < CLUSTER) arrive_there(address_in(read, t % 32));
+}
+#endif
+
+__device__ inline void Block::work() const {
+    if (QUIRE_RESIDENT) prepare_x();
+    wait_for_previous_grid();
+    if (QUIRE_RESIDENT) stage_x();
+    if (CLUSTER > 1) cluster_wait();
+    if (QUIRE_NORM) norm_x();
+    if (QUIRE_RESIDENT) {
+        async_fence();
+        named_sync(WORKERS_BARRIER, WORKERS);
+    }
+    for (int index = uniform(threadIdx.x / TEAM); index < n_passes; index += TEAMS) pass(index);
+}
+
+}  // namespace quire

@@ -1,0 +1,89 @@
+"""Grouped-query attention of one layer: projections, norms and rotation of queries and keys, and the call to the cache.
+
+Owns the parameters and which variant of the attention library the description asks for. Does not own pages (`Context`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from quire.compute.layers.context import Context
+from quire.compute.layers.linear import Linear, Make
+from quire.compute.layers.norm import Norm
+from quire.compute.quant import Quantize
+from quire.config.layers import AttentionSpec, NormKind, QKNormScope
+from quire.config.parameters import LayerParameters
+from quire.kernels.attention import Variant, variants
+
+
+class Attention:
+    """`cos_sin`: the rotary table of the layer, see `layers.rotary`."""
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        parameters: LayerParameters,
+        layer: int,
+        make: Make,
+        quantize: Quantize | None,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        self.spec, self.layer, self.cos_sin = spec, layer, cos_sin
+        self.variant = variant_of(spec, cos_sin.device)
+        self.qkv = Linear(make, parameters.qkv, quantize=quantize)
+        self.out = Linear(make, parameters.out, quantize=quantize)
+        self.q_norm, self.k_norm = (
+            None if table is None else Norm(make, table) for table in (parameters.q_norm, parameters.k_norm)
+        )
+        self.stored_norms = self._stored_norms()
+        """(weight of q, weight of k, eps) of the norms that go together with rotation and storing."""
+        self.is_plain = not spec.qkv_clip and (self.q_norm is None or self._norms_while_storing)
+        """Whether projecting, storing and attending are all: nothing is done to the projection between."""
+
+    def _stored_norms(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        if self.q_norm is None or self.k_norm is None or not self._norms_while_storing:
+            return None, None, 0.0
+        return self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+
+    @property
+    def _norms_while_storing(self) -> bool:
+        norm = self.spec.qk_norm
+        return norm is not None and norm.scope is QKNormScope.HEAD and norm.norm.kind is NormKind.RMS
+
+    def __call__(self, qkv: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
+        """qkv: [n, (n_heads + 2 n_kv_heads) * head_dim], what the projection gave → [n, q_size], to go into `out`."""
+        if self.spec.qkv_clip:
+            qkv.clamp_(-self.spec.qkv_clip, self.spec.qkv_clip)
+        if not self.is_plain:
+            self._norm(qkv)
+        q = context.store(self.layer, qkv, *self.stored_norms, positions, self.cos_sin)
+        return context.attend(self.layer, q, self.variant).flatten(1)
+
+    def _norm(self, qkv: torch.Tensor) -> None:
+        """Norms over all heads, or with weights for each: in place, before the rotation."""
+        q_size, kv_size = self.spec.q_size, self.spec.kv_size
+        for norm, part in ((self.q_norm, qkv[:, :q_size]), (self.k_norm, qkv[:, q_size : q_size + kv_size])):
+            if norm is not None:
+                is_all = len(norm.table.shape) == 1 and norm.table.shape[0] == part.shape[1]
+                rows = part if is_all else part.unflatten(1, (-1, self.spec.head_dim))  # type: ignore[no-untyped-call]
+                rows.copy_(norm(rows))
+
+
+def variant_of(spec: AttentionSpec, device: torch.device) -> Variant:
+    """What the description asks of attention, as a variant of the library."""
+    if spec.alibi:
+        slopes = torch.tensor(alibi_slopes(spec.n_heads), dtype=torch.float32) * spec.alibi
+        return variants.alibi(spec.scale, slopes.to(device))
+    if spec.soft_cap:
+        return variants.soft_cap(spec.scale, spec.soft_cap, spec.window)
+    return Variant(spec.scale, window=spec.window)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """2^(-8 i / n) for i = 1..n, n a power of two; other counts take every second slope of the next power (Press et al.
+    2022, section 3, and its code)."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+    return slopes + [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (n_heads - power), 2)]

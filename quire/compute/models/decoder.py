@@ -1,0 +1,211 @@
+"""A decoder built from its description: embedding, layers, final norm and head over one flat batch of tokens.
+
+Owns what stands around the layers, and all parameters by name. Does not own the data flow of a layer (`layers/block`),
+the KV cache (`Context`), where tensors live (`make`), nor loading. No family is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from quire.compute.layers.block import Block
+from quire.compute.layers.context import Context
+from quire.compute.layers.linear import Embedding, Linear, Make
+from quire.compute.layers.norm import Norm
+from quire.compute.layers.rotary import rotary_tables
+from quire.compute.quant import Quantize, Rounded
+from quire.config.arch import ModelArch
+from quire.config.parameters import EMBEDDING, POSITIONS, final_norm, head, layer_parameters
+from quire.config.rope import Rope
+from quire.kernels import gemm
+
+Part = Embedding | Linear | Norm
+"""A layer with parameters of its own: `part(index)` gives them."""
+
+
+class Decoder:
+    """The whole model. `make(*shape)` allocates a parameter; `tables`: the rotary tables, see `rotary_tables`; `scheme`
+    says what `pack` makes of the matrices."""
+
+    def __init__(
+        self, arch: ModelArch, make: Make, tables: Mapping[Rope | None, torch.Tensor], scheme: Rounded | None = None
+    ) -> None:
+        quantize: Quantize | None = None if scheme is None else scheme.product
+        self.arch = arch
+        self.tables = dict(tables)
+        self._device = next(iter(tables.values())).device
+        self.embed = Embedding(make, EMBEDDING, arch.vocab_size, arch.hidden_size)
+        self.positions = Embedding(make, POSITIONS, arch.n_positions, arch.hidden_size) if arch.n_positions else None
+        self.blocks = [
+            Block(
+                spec, layer_parameters(spec, arch.hidden_size, layer), layer, make, quantize,
+                self.tables[spec.mixer.rope],
+            )
+            for layer, spec in enumerate(arch.layers)
+        ]  # fmt: skip
+        self.norm = Norm(make, final_norm(arch))
+        tied = self.embed.weight if arch.tie_embeddings else None
+        self.head = Linear(make, head(arch), tied=tied, quantize=quantize)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        context: Context,
+        wanted: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """token_ids, positions: [n] int32 or int64, over all spans of a step → states for `logits` [n, hidden].
+
+        wanted: int64 [m], rows whose state is needed, None for all; the result is then [m, hidden], and the last
+        layer's feed-forward runs for those rows only. out: memory of the residual stream [n, hidden], which is the
+        result if all rows are wanted.
+        """
+        x = self.embed(token_ids, out)
+        if self.arch.embedding_scale != 1.0:
+            x.mul_(self.arch.embedding_scale)
+        if self.positions is not None:
+            x.add_(self.positions(positions + self.arch.first_position))
+        for block in self.blocks[:-1]:
+            x = block(x, positions, context)
+        return self.blocks[-1](x, positions, context, wanted)
+
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, or `out`, which takes them in
+        float32 or the model's dtype: the values are the same, as they are computed in the latter, as in transformers.
+        """
+        if out is None:
+            out = torch.empty(len(hidden), self.arch.vocab_size, dtype=torch.float32, device=hidden.device)
+        pair = self.norm.pair
+        logits = self.head(hidden, norm=pair, out=out) if pair is not None else self.head(self.norm(hidden), out=out)
+        if self.arch.logits_scale != 1.0:
+            logits.mul_(self.arch.logits_scale)
+        if self.arch.logits_soft_cap:
+            logits.div_(self.arch.logits_soft_cap).tanh_().mul_(self.arch.logits_soft_cap)
+        return logits
+
+    def build_kernels(self, max_rows: int) -> None:
+        """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
+        has_norm = self.norm.pair is not None
+        layers = {kernel: None for block in self.blocks for kernel in block.kernels()}
+        layers |= {self.head.kernel(norm=has_norm, wide=wide): None for wide in (False, True)}
+        gemm.build(layers, self.dtype, self.embed.weight.device, max_rows)
+
+    def states(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden: [m, hidden], rows of what `forward` returned → the same after the final norm, float32."""
+        return self.norm(hidden).float()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is embedding, plain layers (see `LayerSpec.is_plain`), RMS norm and head, and nothing else."""
+        arch = self.arch
+        scaled = arch.embedding_scale != 1.0 or arch.logits_scale != 1.0 or arch.logits_soft_cap or arch.n_positions
+        layers = all(block.spec.is_plain and block.attention.is_plain for block in self.blocks)
+        return layers and not scaled and self.norm.pair is not None
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name as in `config.parameters`, contiguous view of the parameter), before anything is packed."""
+        for name, layer, part in self._places():
+            for kind, tensor in layer.part(part).items():
+                yield f"{name}.{kind}", tensor
+
+    def wholes(self) -> dict[str, tuple[torch.Tensor, list[str]]]:
+        """Name that a checkpoint may have for several parameters as one → (view of all, their names)."""
+        found = {}
+        for linear in self.linears():
+            if linear.matrix.whole:
+                for kind, tensor in linear.parameters().items():
+                    names = [f"{name}.{kind}" for name, _ in linear.matrix.parts]
+                    found[f"{linear.matrix.whole}.{kind}"] = tensor, names
+        return found
+
+    def owners(self) -> dict[str, Linear]:
+        """Name as in `weights` → the layer that can be packed once all its names have their values."""
+        layers = [(name, layer, part) for name, layer, part in self._places() if isinstance(layer, Linear)]
+        return {f"{name}.{kind}": layer for name, layer, part in layers for kind in layer.part(part)}
+
+    def offsets(self) -> dict[str, float]:
+        """Name as in `weights` → what its stored values lack."""
+        tables = [norm.table for norm in self.norms() if norm.table.spec.offset]
+        return {f"{name}.weight": table.spec.offset for table in tables for name in table.parts}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the residual stream."""
+        return self.embed.weight.dtype
+
+    def _places(self) -> Iterator[tuple[str, Part, int]]:
+        """(name without kind, layer, index of the layer's part)."""
+        for table in (self.embed, self.positions):
+            if table is not None:
+                yield table.name, table, 0
+        for block in self.blocks:
+            for linear in block.linears:
+                for part, (name, _) in enumerate(linear.matrix.parts):
+                    yield name, linear, part
+            for norm in block.norms:
+                for part, name in enumerate(norm.table.parts):
+                    yield name, norm, part
+        yield self.norm.table.name, self.norm, 0
+        if not self.arch.tie_embeddings:
+            yield self.head.matrix.parts[0][0], self.head, 0
+
+    def linears(self) -> Iterator[Linear]:
+        """All layers that have a matrix."""
+        for block in self.blocks:
+            yield from block.linears
+        yield self.head
+
+    def norms(self) -> Iterator[Norm]:
+        """All of them."""
+        for block in self.blocks:
+            yield from block.norms
+        yield self.norm
+
+    def _tables(self) -> list[torch.Tensor]:
+        """Parameters that no matrix product takes."""
+        embeddings = [table.weight for table in (self.embed, self.positions) if table is not None]
+        return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors]
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of all parameters as they are now: packed, quantised or neither."""
+        return sum(table.nbytes for table in self._tables()) + sum(linear.n_bytes for linear in self.linears())
+
+    def leave_device(self) -> None:
+        """Move every parameter into the host's memory. What was made for their addresses is void afterwards."""
+        self._move(torch.device("cpu"))
+
+    def enter_device(self) -> None:
+        """Move every parameter to where it was made."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
+        tensors = [*self.tables.values(), *self._tables()]
+        for linear in self.linears():
+            tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+        for block in self.blocks:
+            tensors += block.attention.variant.tensors.values()
+        for tensor in {id(tensor): tensor for tensor in tensors}.values():
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
+
+    def pack(self) -> None:
+        """Bring the matrices into the layout of the machine's products, when all weights are in place."""
+        for linear in self.linears():
+            linear.pack()
+
+
+def decoder_on(
+    device: torch.device, arch: ModelArch, dtype: torch.dtype, max_model_len: int, scheme: Rounded | None = None
+) -> Decoder:
+    """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled."""
+
+    def make(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    tables = {rope: table.to(device) for rope, table in rotary_tables(arch, max_model_len).items()}
+    return Decoder(arch, make, tables, scheme)

@@ -1,0 +1,132 @@
+"""Which parameter a tensor of a checkpoint is, and how its rows become ours.
+
+Owns the use of a family's table of names, and the orders of rows. Does not own the tables (`config/families`), files
+or copies. Invariant: a rearrangement is in place, on the parameter that the tensor was copied to as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+import torch
+
+from quire.config.arch import ModelArch
+from quire.config.families import Order, Stored, family_named
+from quire.config.layers import AttentionSpec, QKNormScope
+from quire.config.parameters import LAYER
+
+_NUMBER: Final = re.compile(r"\.(0|[1-9]\d{0,5})\.")
+_ROTATED: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.")
+_QKV: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.")
+COMPUTED: Final = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
+"""Buffers that old checkpoints carry and every model computes from config.json."""
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """How the rows of a tensor differ from the parameter's."""
+
+    order: Order = Order.ROWS
+    n_interleaved: int = 0
+    """Heads in which rows alternate between the halves; 0: they do not."""
+    rotary_dim: int = 0
+    """Leading rows of each such head that do so; 0: all."""
+    n_groups: int = 0
+    """`Order.GROUPED`: key heads."""
+    head_dim: int = 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether nothing has to be moved."""
+        return self.order is Order.ROWS and not self.n_interleaved
+
+
+class Names:
+    """The names of a checkpoint of `arch`, which may be a GGUF file under the names of parameters."""
+
+    def __init__(self, arch: ModelArch, in_gguf: bool) -> None:
+        family = family_named(arch.family)
+        self._arch = arch
+        self._table = {} if in_gguf else family.names
+        self._computed = frozenset((*COMPUTED, *family.computed))
+        self._in_halves = in_gguf and family.gguf_interleaved
+
+    def parameter(self, name: str) -> tuple[str, Rows]:
+        """(name of the parameter, how its rows differ) for a tensor's name."""
+        stem, _, kind = name.rpartition(".")
+        template, number = _template(stem)
+        found = self._table.get(template)
+        if found is None and stem.rpartition(".")[2].isdecimal():
+            template, _, row = template.rpartition(".")
+            found = self._table.get(template + ".{}")
+            found = found.format(row) if isinstance(found, str) else None
+        stored = found if isinstance(found, Stored) else Stored(found or stem)
+        if found is not None and number is not None:
+            stored = Stored(LAYER.format(number) + stored.name, stored.order)
+        target = f"{stored.name}.{kind}"
+        return target, self._rows(target, stored.order)
+
+    def is_computed(self, name: str) -> bool:
+        """Whether the model makes this tensor itself."""
+        return _template(name)[0] in self._computed
+
+    def _rows(self, target: str, order: Order) -> Rows:
+        rotated, qkv = _ROTATED.match(target), _QKV.match(target)
+        if rotated is not None and int(rotated[1]) < self._arch.n_layers:
+            mixer = self._arch.layers[int(rotated[1])].mixer
+            n_interleaved = self._n_interleaved(mixer, rotated[2], rotated[3])
+            if n_interleaved:
+                assert mixer.rope is not None
+                return Rows(order, n_interleaved, mixer.rope.rotary_dim(mixer.head_dim), 0, mixer.head_dim)
+        if order is Order.GROUPED and qkv is not None and int(qkv[1]) < self._arch.n_layers:
+            mixer = self._arch.layers[int(qkv[1])].mixer
+            return Rows(order, n_groups=mixer.n_kv_heads, head_dim=mixer.head_dim)
+        return Rows(order)
+
+    def _n_interleaved(self, mixer: AttentionSpec, which: str, what: str) -> int:
+        if mixer.rope is None or not (mixer.rope.interleaved or self._in_halves):
+            return 0
+        n_heads = mixer.n_heads if which == "q" else mixer.n_kv_heads
+        if what == "proj":
+            return n_heads
+        norm = mixer.qk_norm
+        return 0 if norm is None else (1 if norm.scope in (QKNormScope.HEAD, QKNormScope.APART) else n_heads)
+
+
+def _template(stem: str) -> tuple[str, int | None]:
+    """The name with `{}` for its first number, and the number."""
+    match = _NUMBER.search(stem)
+    if match is None:
+        return stem, None
+    return f"{stem[: match.start()]}.{{}}.{stem[match.end() :]}", int(match[1])
+
+
+def stored_shape(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
+    """The shape that a checkpoint has for a parameter."""
+    return tuple(reversed(shape)) if rows.order is Order.TRANSPOSED else shape
+
+
+def rearrange(tensor: torch.Tensor, rows: Rows) -> None:
+    """Bring what was copied as it is into the parameter's order. tensor: contiguous, of the parameter's shape."""
+    if rows.order is Order.TRANSPOSED and tensor.dim() == 2:
+        tensor.copy_(tensor.view(tensor.shape[1], tensor.shape[0]).t().contiguous())
+    elif rows.order is Order.GROUPED:
+        heads = tensor.view(rows.n_groups, -1, rows.head_dim, *tensor.shape[1:])
+        group = heads.shape[1] - 2
+        parts = [part.reshape(-1, *tensor.shape[1:]) for part in heads.split((group, 1, 1), dim=1)]  # type: ignore[no-untyped-call]
+        tensor.copy_(torch.cat(parts))
+    if rows.n_interleaved:
+        separate_halves(tensor, rows.n_interleaved, rows.rotary_dim)
+
+
+def separate_halves(weight: torch.Tensor, n_heads: int, rotary_dim: int = 0) -> None:
+    """Undo the interleaving of the first rotary_dim (0: all) rows of each head, in place.
+
+    weight: [n_heads * head_dim], [n_heads, head_dim] or [n_heads * head_dim, k], contiguous.
+    """
+    flat = weight.view(-1) if weight.shape[0] == n_heads else weight
+    heads = flat.view(n_heads, -1, *flat.shape[1:])
+    rotated = heads[:, : rotary_dim or heads.shape[1]]
+    pairs = rotated.unflatten(1, (-1, 2))  # type: ignore[no-untyped-call]
+    rotated.copy_(pairs.transpose(1, 2).flatten(1, 2).clone())

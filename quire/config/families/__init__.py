@@ -1,0 +1,36 @@
+"""The families of models that Quire reads: one file of tables each. No other file names a family."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.config.families import (
+    cohere,
+    exaone,
+    falcon,
+    gemma,
+    glm,
+    gpt,
+    granite,
+    llama,
+    minicpm,
+    olmo,
+    phi,
+    stablelm,
+    starcoder,
+)
+from quire.config.families.family import Family, Order, Stored
+
+MODULES: Final = (
+    llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone
+)  # fmt: skip
+FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}
+"""Architecture name in config.json → family."""
+
+
+def family_named(name: str) -> Family:
+    """The family of a `ModelArch`."""
+    return next(family for family in FAMILIES.values() if family.name == name)
+
+
+__all__ = ["FAMILIES", "Family", "Order", "Stored", "family_named"]

@@ -1,0 +1,61 @@
+"""`Family`: what is known of the models of one architecture: their config.json, and the names in their checkpoints."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.config.model_fields import ModelFields
+
+
+@enum.unique
+class Order(enum.Enum):
+    """How a checkpoint holds the rows of a parameter."""
+
+    ROWS = "rows"
+    """As Quire does: [out, in], q above k above v, the halves of a head as rotary pairs."""
+    TRANSPOSED = "transposed"
+    """[in, out], as GPT-2's Conv1D."""
+    GROUPED = "grouped"
+    """For each key head: its query heads, its key, its value (GPT-NeoX, Falcon)."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """Where a tensor of a checkpoint goes."""
+
+    name: str
+    """As in `config.parameters`, after the layer's prefix where the checkpoint's name has `{}`."""
+    order: Order = Order.ROWS
+
+
+Names = Mapping[str, str | Stored]
+"""Name in a checkpoint, without .weight or .bias, `{}` for a layer's number → name of a parameter, after the layer's
+prefix where the left has `{}`; a second `{}`, at both ends, is for the row of a norm whose rows are stored apart.
+A name that is not here is a parameter's name already."""
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """One architecture."""
+
+    name: str
+    architecture: str
+    """Its name in config.json."""
+    model_type: str
+    describe: Callable[[ModelFields], ModelArch]
+    """Raises ConfigError naming field, value and limit."""
+    keys: Mapping[str, str] = {}
+    """Key that most families have → its name in this one's config.json."""
+    assumed: Mapping[str, int] = {}
+    """Key that config.json may lack, though nearly all families demand it → its value then."""
+    names: Names = {}
+    computed: tuple[str, ...] = ()
+    """Names, `{}` as above, of tensors that checkpoints carry and every model computes."""
+    gguf: str = ""
+    """general.architecture of its GGUF files; empty: they are not read."""
+    gguf_windowed: str = ""
+    """Architecture that such a file means where it has a sliding window; empty: this one."""
+    gguf_interleaved: bool = False
+    """There the rows of q and k alternate between the halves of a head."""

@@ -1,0 +1,150 @@
+"""What a decoder layer is made of, as data: a token mixer, a feed-forward, norms, and where they stand.
+
+Owns the vocabulary of descriptions and what each part stores. Does not own how a config.json says it (`families`), nor
+how anything is computed. Invariant: a description holds plain values only, so it can be compared, printed and sent.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from quire.config.rope import Rope
+
+
+@enum.unique
+class NormKind(enum.Enum):
+    """How a norm measures its input."""
+
+    RMS = "rms"
+    """x / sqrt(mean(x²) + eps) (Zhang and Sennrich 2019)."""
+    LAYER = "layer"
+    """(x - mean) / sqrt(variance + eps) (Ba et al. 2016)."""
+
+
+@enum.unique
+class Placement(enum.Enum):
+    """Where a layer's norms stand around its two parts f and g, x being the residual stream."""
+
+    BEFORE = "before"
+    """x + f(norm(x)), then x + g(norm(x)) (GPT-2, Llama)."""
+    AFTER = "after"
+    """x + norm(f(x)), then x + norm(g(x)) (OLMo 2)."""
+    BOTH = "both"
+    """x + norm(f(norm(x))), then x + norm(g(norm(x))) (Gemma 2)."""
+    PARALLEL = "parallel"
+    """x + f(norm(x)) + g(norm'(x)) (GPT-NeoX)."""
+    SHARED = "shared"
+    """x + f(n) + g(n), n being norm(x) (Falcon, Cohere)."""
+
+
+@enum.unique
+class Activation(enum.Enum):
+    """The function between the matrices of a feed-forward."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    RELU = "relu"
+    RELU2 = "relu2"
+
+
+@enum.unique
+class QKNormScope(enum.Enum):
+    """Over what a norm of queries and keys goes."""
+
+    HEAD = "head"
+    """Each head, with weights that all heads share (Qwen 3)."""
+    HEADS = "heads"
+    """Each head, with weights of its own (Cohere)."""
+    APART = "apart"
+    """As HEADS, each head's weights a tensor of their own (StableLM)."""
+    ALL = "all"
+    """All heads of a token as one vector (OLMo 2)."""
+
+
+class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A norm over the last dimension."""
+
+    eps: float
+    kind: NormKind = NormKind.RMS
+    weight: bool = True
+    bias: bool = False
+    offset: float = 0.0
+    """Added to the stored weight (1 in Gemma)."""
+
+
+class QKNorm(msgspec.Struct, frozen=True, kw_only=True):
+    """A norm of queries and keys, before their rotation."""
+
+    norm: NormSpec
+    scope: QKNormScope = QKNormScope.HEAD
+
+
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Grouped-query attention."""
+
+    n_heads: int
+    n_kv_heads: int
+    """Divides n_heads; head h of q reads head h // (n_heads / n_kv_heads) of k and v."""
+    head_dim: int
+    """Even; need not be hidden_size / n_heads."""
+    scale: float
+    """Factor on q·k."""
+    rope: Rope | None
+    """None: positions are not rotated in."""
+    window: int = 0
+    """w > 0 sees the last w tokens, itself included; 0 sees all."""
+    soft_cap: float = 0.0
+    """c > 0: logits become c * tanh(logit / c)."""
+    alibi: float = 0.0
+    """a > 0: logits fall with distance, by a times the slope of each head (Press et al. 2022)."""
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: QKNorm | None = None
+    qkv_clip: float = 0.0
+    """c > 0: queries, keys and values are cut to [-c, c]."""
+
+    @property
+    def q_size(self) -> int:
+        """Columns of all query heads."""
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Columns of all key heads (or value heads)."""
+        return self.n_kv_heads * self.head_dim
+
+
+class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Two matrices with an activation between, or three: act(gate(x)) * up(x) goes into down."""
+
+    size: int
+    activation: Activation = Activation.SILU
+    gated: bool = True
+    bias: bool = False
+
+
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One layer of a decoder."""
+
+    mixer: AttentionSpec
+    ffn: FeedForwardSpec
+    norm: NormSpec
+    """Of every norm around mixer and feed-forward."""
+    placement: Placement = Placement.BEFORE
+    residual_scale: float = 1.0
+    """Factor on what mixer and feed-forward add to the residual stream."""
+
+    @property
+    def is_plain(self) -> bool:
+        """RMS norms before, a SiLU-gated feed-forward, nothing scaled: what products take in by themselves."""
+        return (
+            self.placement is Placement.BEFORE
+            and self.norm.kind is NormKind.RMS
+            and self.norm.weight
+            and self.ffn.gated
+            and self.ffn.activation is Activation.SILU
+            and self.residual_scale == 1.0
+        )

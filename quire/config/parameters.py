@@ -1,0 +1,180 @@
+"""The parameters of a decoder, derived from its description: names, shapes, and which are one matrix in memory.
+
+Owns the names that checkpoints of Llama have, which Quire uses for all (a family maps its own to them). Does not own
+what a matrix is stored as (`compute/quant`). Everything that counts, loads or fills parameters reads them from here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from quire.config.layers import AttentionSpec, LayerSpec, NormSpec, Placement, QKNormScope
+
+if TYPE_CHECKING:
+    from quire.config.arch import ModelArch
+
+EMBEDDING: Final = "model.embed_tokens"
+POSITIONS: Final = "model.embed_positions"
+FINAL_NORM: Final = "model.norm"
+HEAD: Final = "lm_head"
+LAYER: Final = "model.layers.{}."
+
+
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+    """Projections of one input, under one another in one matrix."""
+
+    n_in: int
+    parts: tuple[tuple[str, int], ...]
+    """(name, rows) of each projection."""
+    bias: bool = False
+    whole: str = ""
+    """Name under which a checkpoint may hold all of them as one."""
+
+    @property
+    def n_out(self) -> int:
+        """Rows of all projections."""
+        return sum(rows for _, rows in self.parts)
+
+
+class NormTable(msgspec.Struct, frozen=True, kw_only=True):
+    """The weight, and the bias, of a norm."""
+
+    name: str
+    shape: tuple[int, ...]
+    spec: NormSpec
+    is_apart: bool = False
+    """Each row is a tensor of its own, under the name with its number."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Name of each tensor, without its kind."""
+        return tuple(f"{self.name}.{row}" for row in range(self.shape[0])) if self.is_apart else (self.name,)
+
+
+class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a layer stores, by the place that it has there. Norms that do not exist, or store nothing, are None."""
+
+    qkv: Matrix
+    out: Matrix
+    up: Matrix
+    """gate and up of a gated feed-forward."""
+    down: Matrix
+    attention_norm: NormTable | None
+    attention_post_norm: NormTable | None
+    ffn_norm: NormTable | None
+    ffn_post_norm: NormTable | None
+    q_norm: NormTable | None
+    k_norm: NormTable | None
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """In the order of computing."""
+        return self.qkv, self.out, self.up, self.down
+
+    @property
+    def norms(self) -> tuple[NormTable, ...]:
+        """Those that exist."""
+        all_norms = (
+            *(self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm),
+            *(self.q_norm, self.k_norm),
+        )
+        return tuple(norm for norm in all_norms if norm is not None)
+
+
+def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerParameters:
+    """The parameters of layer number `layer`."""
+    at = LAYER.format(layer)
+    mixer, ffn, placement = spec.mixer, spec.ffn, spec.placement
+
+    def norm(name: str) -> NormTable:
+        return NormTable(name=at + name, shape=(hidden_size,), spec=spec.norm)
+
+    before = placement is not Placement.AFTER
+    after = placement in (Placement.AFTER, Placement.BOTH)
+    own_ffn_norm = placement in (Placement.BEFORE, Placement.BOTH, Placement.PARALLEL)
+    q_rows, kv_rows = mixer.q_size, mixer.kv_size
+    qkv = tuple((f"{at}self_attn.{name}_proj", rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)))
+    ups = ("gate", "up") if ffn.gated else ("up",)
+    return LayerParameters(
+        qkv=Matrix(n_in=hidden_size, parts=qkv, bias=mixer.qkv_bias, whole=at + "self_attn.qkv_proj"),
+        out=Matrix(n_in=q_rows, parts=((at + "self_attn.o_proj", hidden_size),), bias=mixer.o_bias),
+        up=Matrix(
+            n_in=hidden_size, parts=tuple((f"{at}mlp.{name}_proj", ffn.size) for name in ups), bias=ffn.bias,
+            whole=at + "mlp.gate_up_proj" if ffn.gated else "",
+        ),
+        down=Matrix(n_in=ffn.size, parts=((at + "mlp.down_proj", hidden_size),), bias=ffn.bias),
+        attention_norm=norm("input_layernorm") if before else None,
+        attention_post_norm=norm("attention_post_norm") if after else None,
+        ffn_norm=norm("post_attention_layernorm") if own_ffn_norm else None,
+        ffn_post_norm=norm("ffn_post_norm") if after else None,
+        q_norm=_qk_norm(mixer, at, "q"),
+        k_norm=_qk_norm(mixer, at, "k"),
+    )  # fmt: skip
+
+
+def _qk_norm(mixer: AttentionSpec, at: str, which: str) -> NormTable | None:
+    if mixer.qk_norm is None:
+        return None
+    n_heads = mixer.n_heads if which == "q" else mixer.n_kv_heads
+    shapes = {
+        QKNormScope.HEAD: (mixer.head_dim,),
+        QKNormScope.HEADS: (n_heads, mixer.head_dim),
+        QKNormScope.APART: (n_heads, mixer.head_dim),
+        QKNormScope.ALL: (n_heads * mixer.head_dim,),
+    }
+    scope = mixer.qk_norm.scope
+    return NormTable(
+        name=f"{at}self_attn.{which}_norm", shape=shapes[scope], spec=mixer.qk_norm.norm,
+        is_apart=scope is QKNormScope.APART,
+    )  # fmt: skip
+
+
+def final_norm(arch: ModelArch) -> NormTable:
+    """The norm before the head."""
+    return NormTable(name=FINAL_NORM, shape=(arch.hidden_size,), spec=arch.norm)
+
+
+def head(arch: ModelArch) -> Matrix:
+    """The output head, which is the embedding where these are tied."""
+    return Matrix(n_in=arch.hidden_size, parts=((HEAD, arch.vocab_size),), bias=arch.head_bias)
+
+
+def shapes(arch: ModelArch) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name with its kind, shape) of every stored parameter, a tied head left out."""
+    yield f"{EMBEDDING}.weight", (arch.vocab_size, arch.hidden_size)
+    if arch.n_positions:
+        yield f"{POSITIONS}.weight", (arch.n_positions, arch.hidden_size)
+    for layer, spec in enumerate(arch.layers):
+        parameters = layer_parameters(spec, arch.hidden_size, layer)
+        for matrix in parameters.matrices:
+            yield from _of_matrix(matrix)
+        for norm in parameters.norms:
+            yield from _of_norm(norm)
+    yield from _of_norm(final_norm(arch))
+    if not arch.tie_embeddings:
+        yield from _of_matrix(head(arch))
+
+
+def n_parameters(arch: ModelArch) -> int:
+    """Numbers stored, a tied head counted once."""
+    return sum(math.prod(shape) for _, shape in shapes(arch))
+
+
+def _of_matrix(matrix: Matrix) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, rows in matrix.parts:
+        yield f"{name}.weight", (rows, matrix.n_in)
+        if matrix.bias:
+            yield f"{name}.bias", (rows,)
+
+
+def _of_norm(norm: NormTable) -> Iterator[tuple[str, tuple[int, ...]]]:
+    shape = norm.shape[1:] if norm.is_apart else norm.shape
+    for name in norm.parts:
+        if norm.spec.weight:
+            yield f"{name}.weight", shape
+        if norm.spec.bias:
+            yield f"{name}.bias", shape

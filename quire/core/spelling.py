@@ -1,0 +1,69 @@
+"""Names that were mistyped: the nearest one that there is, for command lines, options and arguments of Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+MAX_DISTANCE: Final = 2
+"""Edits by which a word may differ from the one that is suggested for it."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest of `known`, or an empty string when none is near."""
+    found = nearest(word, known)
+    return f"; did you mean {found}?" if found else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The one of `known` that is nearest to `word`, else one that begins with it; empty when none is near."""
+    found = sorted((_distance(word, each), each) for each in known)
+    near = [each for distance, each in found if distance <= min(MAX_DISTANCE, len(word) // 3)]
+    begun = [each for _, each in found if len(word.lstrip("-")) > 3 and each.startswith(word)]
+    return next(iter(near or begun), "")
+
+
+def _distance(one: str, other: str) -> int:
+    """Letters to insert, remove, change or swap with the next one to make one of the other; more than `MAX_DISTANCE`
+    may come out too large."""
+    if abs(len(one) - len(other)) > MAX_DISTANCE:
+        return MAX_DISTANCE + 1
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, start=1):
+        row = [i]
+        for j, wanted in enumerate(other, start=1):
+            cost = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                cost = min(cost, rows[-2][j - 2] + 1)
+            row.append(cost)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+class NamedArguments(msgspec.StructMeta):
+    """Structs whose TypeError for an argument that they do not have names the nearest one, or what to use instead."""
+
+    elsewhere: Mapping[str, str] = MappingProxyType({})
+    """Arguments of vLLM's type of the same name that a struct has not → what to do instead."""
+
+    if not TYPE_CHECKING:  # a checker is to see the fields of each struct
+
+        def __call__(cls, *args: Any, **values: Any) -> Any:
+            try:
+                return _MAKE(cls, *args, **values)
+            except TypeError:
+                for name in values.keys() - set(cls.__struct_fields__):
+                    raise TypeError(_unknown(cls.__name__, name, cls.__struct_fields__, cls.elsewhere)) from None
+                raise
+
+
+_MAKE: Final = msgspec.StructMeta.__call__
+
+
+def _unknown(struct: str, name: str, fields: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+    if name in elsewhere:
+        return f"{struct}({name}=...) is known in vLLM, not in Quire: {elsewhere[name]}"
+    return f"{struct} has no argument {name!r}{did_you_mean(name, fields)}"

@@ -1,0 +1,18 @@
+"""How long a text may be before anybody counts its tokens. Owns that limit."""
+
+from __future__ import annotations
+
+from quire.core.errors import ContextLengthExceeded
+
+MAX_CHARS_PER_TOKEN = 64
+"""No ordinary text has longer tokens on average; a longer prompt is refused before it is tokenized."""
+
+
+def check_length(n_chars: int, max_model_len: int, param: str) -> None:
+    """Refuse a text that cannot fit the context, before it is tokenized. Raises ContextLengthExceeded."""
+    if n_chars > max_model_len * MAX_CHARS_PER_TOKEN:
+        raise ContextLengthExceeded(
+            f"{param} has {n_chars} characters: a context of {max_model_len} tokens cannot hold more than "
+            f"{max_model_len * MAX_CHARS_PER_TOKEN}",
+            param=param,
+        )

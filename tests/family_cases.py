@@ -1,0 +1,163 @@
+"""A case for every family and each part that its config.json can switch, and random checkpoints of them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import torch
+import transformers
+
+from quire.config.model_fields import FULL, SLIDING
+
+TINY = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "attn_implementation": "eager",
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+"""Overridden by each case."""
+IDS = torch.randint(1, 256, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+GPT2 = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128, "bos_token_id": 0, "eos_token_id": 2}
+OLMO3 = {"num_hidden_layers": 5, "sliding_window": 9}
+COHERE2 = {"num_hidden_layers": 5, "sliding_window": 9, "logit_scale": 0.25}
+YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 32}
+GRANITE = {
+    "embedding_multiplier": 12.0, "logits_scaling": 0.5, "residual_multiplier": 0.22, "attention_multiplier": 0.05,
+}  # fmt: skip
+GLM = {"head_dim": 32, "eos_token_id": 2}
+DIVISORS = [1.0 + i / 4 for i in range(8)]
+LONG = {"rope_type": "longrope", "short_factor": DIVISORS, "long_factor": [2 * one for one in DIVISORS]}
+ALIBI = {"alibi": True, "attn_implementation": "sdpa"}
+"""Written out, transformers' attention adds Falcon's slopes twice."""
+GRANITE_MUP = {
+    "embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 3**0.5, "logits_scaling": 64 / 32,
+    "attention_multiplier": 16**-0.5,
+}  # fmt: skip
+MINICPM = {
+    "architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4,
+    "dim_model_base": 32,
+}  # fmt: skip
+"""What takes the place of `GRANITE_MUP`: transformers has no MiniCPM, and its Granite computes the same."""
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 5e4, "original_max_position_embeddings": 128,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0], "long_factor": [4.0] * 8,
+}  # fmt: skip
+TYPES = ["full_attention", "sliding_attention", "full_attention"]
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("Gemma", {"head_dim": 32}),
+    "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 24}),
+    "gemma2-no-caps": ("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 16}),
+    "gemma3": ("Gemma3", {"head_dim": 32, "sliding_window": 9, "sliding_window_pattern": 2}),
+    "gemma3-cap": ("Gemma3", {"head_dim": 32, "sliding_window": 9, "final_logit_softcapping": 9.0}),
+    "gpt2": ("GPT2", GPT2),
+    "gpt2-inner": ("GPT2", {**GPT2, "n_inner": 48, "activation_function": "relu", "tie_word_embeddings": False}),
+    "opt": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "opt-no-bias": ("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64, "enable_bias": False}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "gpt_neox-sequential": ("GPTNeoX", {"use_parallel_residual": False, "attention_bias": False}),
+    "olmo": ("Olmo", {}),
+    "olmo-clip": ("Olmo", {"clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {}),
+    "olmo2-bias": ("Olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "olmo3": ("Olmo3", {**OLMO3, "rope_parameters": {FULL: YARN, SLIDING: {"rope_type": "default"}}}),
+    "olmo3-types": ("Olmo3", {**OLMO3, "num_hidden_layers": 3, "layer_types": [FULL, SLIDING, FULL]}),
+    "granite": ("Granite", GRANITE),
+    "granite-bias": ("Granite", {**GRANITE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite-ones": ("Granite", {}),
+    "glm": ("Glm", GLM),
+    "glm-no-bias": ("Glm", {**GLM, "attention_bias": False, "rope_parameters": {"partial_rotary_factor": 1.0}}),
+    "glm4": ("Glm4", GLM),
+    "glm4-no-bias": ("Glm4", {**GLM, "head_dim": 16, "attention_bias": False, "tie_word_embeddings": True}),
+    "phi": ("Phi", {}),
+    "phi-qk-norm": ("Phi", {"qk_layernorm": True, "num_key_value_heads": 4}),
+    "phi3": ("Phi3", {}),
+    "phi3-window": ("Phi3", {"sliding_window": 9}),
+    "phi3-short": ("Phi3", {"original_max_position_embeddings": 128, "rope_parameters": {**LONG, "factor": 4.0}}),
+    "phi3-long": ("Phi3", {"original_max_position_embeddings": 32, "rope_parameters": LONG}),
+    "phi3-partial": ("Phi3", {"rope_parameters": {"partial_rotary_factor": 0.75}, "tie_word_embeddings": True}),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "cohere-qk-norm": ("Cohere", {"use_qk_norm": True, "attention_bias": True, "logit_scale": 2.0}),
+    "cohere-untied": ("Cohere", {"tie_word_embeddings": False, "logit_scale": 1.0}),
+    "cohere2": ("Cohere2", COHERE2),
+    "cohere2-types": ("Cohere2", {**COHERE2, "layer_types": [FULL, SLIDING, FULL, FULL, SLIDING]}),
+    "cohere2-full": ("Cohere2", {"layer_types": [FULL] * 3, "attention_bias": True, "logit_scale": 1.0}),
+    "starcoder2": ("Starcoder2", {}),
+    "starcoder2-window": ("Starcoder2", {"sliding_window": 9, "use_bias": False, "tie_word_embeddings": False}),
+    "stablelm": ("StableLm", {}),
+    "stablelm-bias": ("StableLm", {"use_qkv_bias": True, "tie_word_embeddings": True}),
+    "stablelm-qk_norm": ("StableLm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "falcon": ("Falcon", {}),
+    "falcon-sequential": ("Falcon", {"parallel_attn": False, "bias": True, "ffn_hidden_size": 96}),
+    "falcon-many-keys": ("Falcon", {"multi_query": False, "tie_word_embeddings": False}),
+    "falcon-new": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-new-one-norm": (
+        "Falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-alibi": ("Falcon", {**ALIBI, "parallel_attn": False, "multi_query": False, "bias": True}),
+    "falcon-alibi-parallel": ("Falcon", {**ALIBI, "num_attention_heads": 8}),
+    "minicpm": ("Granite", {"tie_word_embeddings": True, **GRANITE_MUP}),
+    "minicpm-longrope": (
+        "Granite",
+        {**GRANITE_MUP, "rope_parameters": LONGROPE, "num_key_value_heads": 4},
+    ),
+    "exaone4": ("Exaone4", {"sliding_window": 9, "sliding_window_pattern": 2}),
+    "exaone4-no-windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "ministral": ("Ministral", {"sliding_window": 9, "head_dim": 32}),
+    "ministral-types": ("Ministral", {"sliding_window": 9, "head_dim": 16, "layer_types": TYPES}),
+    "seed_oss": ("SeedOss", {"head_dim": 32}),
+    "seed_oss-biases": (
+        "SeedOss",
+        {"head_dim": None, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
+    ),
+    "smollm3-biases": ("SmolLM3", {"layer_types": ["full_attention"] * 3, "mlp_bias": True, "head_dim": 32}),
+}
+
+
+def random_checkpoint(
+    folder: pathlib.Path,
+    family: str,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    shard: str = "1GB",
+    **fields: Any,
+) -> transformers.PreTrainedModel:
+    """Write a random checkpoint with transformers; returns its float32 or `dtype` model for comparison."""
+    of_text = f"{family}TextConfig"
+    kind = getattr(transformers, of_text if hasattr(transformers, of_text) else f"{family}Config")
+    config = kind(**{**TINY, **fields})
+    torch.manual_seed(0)
+    name = f"{family}ForCausalLM" if hasattr(transformers, f"{family}ForCausalLM") else f"{family}LMHeadModel"
+    model = getattr(transformers, name)(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name or ".ln_" in name else 0.0, 0.15)
+    model = model.to(dtype)
+    model.config.dtype = dtype
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def checkpoint_of(case: str, folder: pathlib.Path) -> transformers.PreTrainedModel:
+    """Write the random checkpoint of a case; returns its model in float32."""
+    family, fields = CASES[case]
+    oracle = random_checkpoint(folder, family, **fields)
+    if case.startswith("minicpm"):
+        path = folder / "config.json"
+        config = {key: value for key, value in json.loads(path.read_text()).items() if key not in GRANITE_MUP}
+        path.write_text(json.dumps({**config, **MINICPM}))
+    return oracle
