@@ -162,7 +162,7 @@ sys.addaudithook(stall)
         [*command, "--load-timeout", "2"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        _, said = process.communicate(timeout=30)  # the engine has the same stderr: its end is awaited too
+        _, said = process.communicate(timeout=60)  # the engine has the same stderr: its end is awaited too
     finally:
         process.kill()
         process.wait()

@@ -255,7 +255,7 @@ def test_nothing_is_left_behind() -> None:
     (child,) = psutil.Process(processes._process.pid).children()
     looping.close()
     processes.close()
-    psutil.wait_procs([child], timeout=30)
+    psutil.wait_procs([child], timeout=60)
     assert not child.is_running()
 
 

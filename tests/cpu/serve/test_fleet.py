@@ -175,5 +175,5 @@ def test_no_standard_output_and_a_killed_parent(flags: list[str]) -> None:
     finally:
         shape.process.kill()
         shape.process.wait()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=60)
     assert not any(child.is_running() for child in children)

@@ -26,7 +26,7 @@ BODY = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 4}
 
 
 def ask(server: Any, path: str = "/v1/completions", headers: dict[str, str] | None = None, **fields: Any) -> Any:
-    return httpx.post(server.base + path, json={**BODY, **fields}, headers=headers, timeout=20)
+    return httpx.post(server.base + path, json={**BODY, **fields}, headers=headers, timeout=60)
 
 
 def spans_of(server: Any, exporter: InMemorySpanExporter, n: int = 1) -> list[Any]:

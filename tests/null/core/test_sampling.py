@@ -96,7 +96,8 @@ ATOMS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
-    st.sampled_from([10**400, -(10**5000), 2**63, 0, 1, 99, 100]),
+    st.sampled_from([10**400, 2**63, 0, 1, 99, 100]),
+    st.builds(pow, st.just(-10), st.just(5001)),  # Hypothesis could not name the number itself
     st.floats(),
     st.text(st.characters(), max_size=4),
     st.binary(max_size=3),
