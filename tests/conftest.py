@@ -18,6 +18,8 @@ TEXT = [
     "0123456789 αβγ 漢字 🙂",
 ] * 3
 
+pytest_plugins = ["second_look"]
+
 LONGEST = (
     "test_conviction.py", "test_batch_machine.py", "test_workers.py", "test_batch_deaths.py",
     "test_attention_triton.py", "test_conditions.py", "test_seeded_bugs.py", "test_signals.py", "test_traffic.py",
