@@ -1,7 +1,7 @@
 """`--second-look N`: up to N tests that failed beside others run once more, one after the other and alone.
 
-For CI, where hundreds of processes are started and killed on two cores. What fails again has failed. What passes is named
-at the end: a race to be mended, in the test or in Quire.
+For CI, where hundreds of processes are started and killed on two cores. What fails again has failed. What passes is
+named at the end: a race to be mended, in the test or in Quire.
 """
 
 from __future__ import annotations
