@@ -39,13 +39,14 @@ def refusals(commands: list[str], folder: pathlib.Path) -> list[str]:
 
 
 FORKS = """
-import json, os, shlex, sys, tempfile
+import json, os, shlex, signal, sys, tempfile
 import quire.cli.bench, quire.cli.run_batch, quire.cli.serve, quire.serve.server
 from quire.cli.main import main
 ends = []
 for command in sys.argv[1:]:
     with tempfile.TemporaryFile() as said:
         if not (child := os.fork()):
+            signal.alarm(60)  # one that is not refused is not left behind
             os.dup2(said.fileno(), 2)
             sys.exit(main(shlex.split(command)))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
