@@ -1,9 +1,9 @@
 """Triton's interpreter without what it does again and again: import this before kernels run with TRITON_INTERPRET=1.
 
 At every call of a function inside a kernel it looks through all of its language for what to replace by its own, though
-the launch has replaced that: here it is done once a launch. Integers are computed again in 64 bits for an assertion that
-is dropped, since only `debug` keeps it; the table of NumPy's types is made anew at each use. Each was a third of the time
-that the one before left.
+the launch has replaced that: here it is done once a launch. Integers are computed again in 64 bits for an assertion
+that is dropped, since only `debug` keeps it; the table of NumPy's types is made anew at each use. Each was a third of
+the time that the one before left.
 """
 
 from __future__ import annotations
