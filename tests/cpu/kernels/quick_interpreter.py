@@ -2,8 +2,7 @@
 
 At every call of a function inside a kernel it looks through all of its language for what to replace by its own, though
 the launch has replaced that: here it is done once a launch. Integers are computed again in 64 bits for an assertion
-that is dropped, since only `debug` keeps it; the table of NumPy's types is made anew at each use. Each was a third of
-the time that the one before left.
+that is dropped, since only `debug` keeps it. The table of NumPy's types is made anew at each use.
 """
 
 from __future__ import annotations

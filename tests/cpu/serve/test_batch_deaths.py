@@ -72,7 +72,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield make
     for server in made:
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
 
 
 def until(look: Callable[[], Any], *servers: Server, limit_s: float = 120) -> Any:

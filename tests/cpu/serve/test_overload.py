@@ -156,7 +156,7 @@ def test_health_and_metrics_are_quick_while_the_queue_is_full(make_server: Any) 
     server.engine.held = True
     with concurrent.futures.ThreadPoolExecutor(80) as pool:
         waiting = [pool.submit(ask, server) for _ in range(64)]
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 60
         while len(server.engine.submitted) < 64 and time.monotonic() < deadline_s:
             time.sleep(0.01)
         with httpx.Client(base_url=server.base) as http:

@@ -44,7 +44,7 @@ class Process:
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
-    def wait_ready(self, limit_s: float = 60) -> float:
+    def wait_ready(self, limit_s: float = 200) -> float:
         began_s = time.monotonic()
         while time.monotonic() - began_s < limit_s:
             assert self.process.poll() is None, self.output()
@@ -107,7 +107,7 @@ def stats(live: Process) -> dict[str, Any]:
     return found
 
 
-def wait_idle(live: Process, limit_s: float = 60.0) -> dict[str, Any]:
+def wait_idle(live: Process, limit_s: float = 60) -> dict[str, Any]:
     deadline_s = time.monotonic() + limit_s
     while True:
         found = stats(live)

@@ -115,7 +115,7 @@ VALUES = st.one_of(
 NAMES = st.sampled_from([field.name for field in msgspec.structs.fields(SamplingParams)])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.dictionaries(NAMES, VALUES, max_size=3), NAMES, VALUES)
 def test_what_passes_can_cross_to_the_engine_and_the_rest_is_invalid_parameter(
     fields: dict[str, Any], later: str, value: Any
