@@ -14,7 +14,7 @@ import msgspec
 
 from quire.control.draft import StepDraft
 from quire.control.roster import Roster
-from quire.control.seq import InvariantError, Seq
+from quire.control.seq import InvariantError, Seq, SeqState
 from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.logprobs import PackedLogprobs
@@ -29,8 +29,8 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
     spans, step = draft.plan.spans, draft.step
     row = token_at = 0
     n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
-    columns = zip(draft.seqs, spans.starts, spans.lengths, spans.wants, strict=True)
-    for i, (seq, start, length, wants) in enumerate(columns):
+    columns = zip(draft.seqs, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
+    for i, (seq, start, length, wants, n_drafts) in enumerate(columns):
         count = 0
         if wants:
             count = n_new[row]
@@ -38,18 +38,22 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
         if step > seq.ignore_through:
             if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
                 end = start + length
-                if not seq.computed <= end <= seq.planned:
-                    raise InvariantError(f"computed {seq.computed} to {end} of {seq.planned} planned tokens")
-                seq.computed = end
+                if seq.computed == start and not n_drafts and end <= seq.planned:
+                    seq.computed = end  # most spans
+                else:
+                    seq.advance(start, length, n_drafts and n_drafts + 1 - count)
                 if seq.request.pooling is not None:
                     _pool(roster, seq, result.pooled.get(i), deltas)
             if all_prompt_rows and i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
-                if count != 1:
+                if not count:
                     raise InvariantError(f"a faulted sequence goes on in step {step}")
                 row_logprobs = logprobs.get(token_at) if logprobs else None
-                _append_token(roster, seq, tokens[token_at], row_logprobs, deltas)
+                if count == 1:
+                    _append_token(roster, seq, tokens[token_at], row_logprobs, deltas)
+                else:
+                    _append_tokens(roster, seq, tokens[token_at : token_at + count], deltas)
         token_at += count
 
 
@@ -67,13 +71,17 @@ def verify(draft: StepDraft, result: StepResult) -> None:
             f"the plan wanted {sum(spans.wants)}"
         )
     row = token_at = 0
-    for i, (seq, slot, wants) in enumerate(zip(draft.seqs, spans.slots, spans.wants, strict=True)):
+    columns = zip(draft.seqs, spans.slots, spans.wants, spans.n_drafts, strict=True)
+    for i, (seq, slot, wants, n_drafts) in enumerate(columns):
         live = step > seq.ignore_through
         if wants:
             count = result.n_new[row]
             row += 1
-            if count != (slot not in faulted):
-                raise EngineError(f"step {step} brought {count} tokens for slot {slot}: one, or a fault, was expected")
+            if not (count == 0 if slot in faulted else 1 <= count <= 1 + n_drafts):
+                wanted = f"1 to {1 + n_drafts}" if n_drafts else "one"
+                raise EngineError(
+                    f"step {step} brought {count} tokens for slot {slot}: {wanted}, or a fault, was expected"
+                )
             if count and live and seq.params.logprobs >= 0 and token_at not in result.logprobs:
                 raise EngineError(f"step {step} brought a token without the logprobs that its request asked for")
             token_at += count
@@ -118,6 +126,20 @@ def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[Seq
     delta.n_cached, delta.queued_s = seq.first_cached, seq.queued_s
     deltas.append(delta)
     roster.end(seq, FinishReason.STOP)
+
+
+def _append_tokens(roster: Roster, seq: Seq, tokens: list[int], deltas: list[SeqDelta]) -> None:
+    """A token and the drafts behind it that were kept, in one delta; those behind the sequence's end do not count."""
+    first = len(deltas)
+    for token in tokens:
+        _append_token(roster, seq, token, None, deltas)
+        if seq.state is SeqState.ENDED:
+            break
+    delta, *later = deltas[first:]
+    for one in later:
+        delta.token_ids += one.token_ids
+        delta.stop_token, delta.finish_reason = one.stop_token, one.finish_reason
+    del deltas[first + 1 :]
 
 
 def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:

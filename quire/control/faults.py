@@ -35,12 +35,13 @@ def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResu
     for fault in result.faults:
         row = spans.slots.index(fault.slot)
         seq = drafts[0].seqs[row]
+        start = min(spans.starts[row], len(seq.tokens) - 1)  # drafts that were rejected let it begin before
         if result.step > seq.ignore_through:
             failure = Failure(fault.code, NO_TOKEN if fault.code is Code.EMPTY_MASK else BROKEN)
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
             roster.end(seq, FinishReason.ERROR, trusted=False)
         is_late = fault.code in FOUND_LATE
-        _distrust(roster, drafts, seq, 0 if is_late else spans.starts[row] // roster.config.page_size)
+        _distrust(roster, drafts, seq, 0 if is_late else start // roster.config.page_size)
 
 
 def _distrust(roster: Roster, drafts: list[StepDraft], origin: Seq, first_bad: int) -> None:

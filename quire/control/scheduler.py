@@ -15,6 +15,7 @@ from quire.control.admission import Admission
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
 from quire.control.draft import StepDraft
+from quire.control.drafting import plan_with_drafts
 from quire.control.faults import end_faulted
 from quire.control.gauges import Counters, page_map, read_stats, tree_shape
 from quire.control.history import History
@@ -125,7 +126,8 @@ class Scheduler:
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
         draft = StepDraft(self._next_step, self.ration.n_tokens)
-        prompts = _plan_decodes(roster, draft)
+        plan_decodes = plan_with_drafts if self.config.num_speculative_tokens else _plan_decodes
+        prompts = plan_decodes(roster, draft)
         n_decodes = len(draft.seqs)
         if n_decodes and (prompts or len(roster.waiting)):
             _keep_pace(roster, draft, prompts)

@@ -55,10 +55,10 @@ class FaultyDevice(NullExecutor):
 TIGHT = Pace(factor=1.5, weights_s=2.0, token_s=1.0, cached_s=0.1, pair_s=0.1, min_tokens=1)
 """Beside a few decodes it leaves prompts one to three tokens a step."""
 configs = st.builds(
-    lambda size, pages, seqs, budget, threshold, policy, caching, depth, pace: SchedulerConfig(
+    lambda size, pages, seqs, budget, threshold, policy, caching, depth, pace, drafts: SchedulerConfig(
         n_pages=pages + 1, page_size=size, max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
         long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
-        min_shared_tokens=1, pace=pace,
+        min_shared_tokens=1, pace=pace, num_speculative_tokens=drafts,
     ),
     size=st.sampled_from([1, 2, 4]),
     pages=st.integers(2, 20),
@@ -69,6 +69,7 @@ configs = st.builds(
     caching=st.sampled_from([True, True, True, False]),
     depth=st.integers(1, 3),
     pace=st.sampled_from([None, None, TIGHT]),
+    drafts=st.sampled_from([0, 0, 0, 1, 3, 6]),
 )  # fmt: skip
 
 prompts = st.builds(lambda k, tail: (BASE[:k] + tail)[:20], st.integers(1, 20), st.lists(st.integers(1, 2), max_size=3))
@@ -111,6 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = FaultyDevice(
             n_pages=config.n_pages, page_size=config.page_size, max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len, vocab_size=VOCAB, clock=self.clock,
+            acceptance=0.6, depth=config.pipeline_depth,
         )  # fmt: skip
         self.ledger = Ledger()
         self.in_flight: deque[tuple[list[Seq], StepPlan, StepResult]] = deque()
@@ -320,7 +322,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
         allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0))
-        assert plan.n_tokens - len(decodes) <= allowed, "prompts stall the decodes beside them"
+        assert plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts) <= allowed, "prompts stall the decodes beside them"
 
     @invariant()
     def check(self) -> None:
