@@ -138,7 +138,8 @@ def check_stats(scheduler: Scheduler, n_submitted: int, n_ended: int) -> None:
     assert stats.n_pages_free == roster.cache.n_available and stats.n_pages == scheduler.config.n_usable_pages
     rows = {(page, i) for seq in roster.running for i, page in _rows(seq, scheduler.config.page_size)}
     assert stats.n_tokens_held == len(rows)
-    assert stats.n_slots_taken == len({page for seq in roster.running for page in seq.pages}) * scheduler.config.page_size
+    held = {page for seq in roster.running for page in seq.pages}
+    assert stats.n_slots_taken == len(held) * scheduler.config.page_size
     owner = {page: seq.slot % 254 + 2 for seq in roster.running for page in seq.pages}
     for page, cell in enumerate(stats.page_map):
         assert cell == owner.get(page, 1 if roster.cache.pool.refs[page] else 0) or (cell > 1 and page in owner)

@@ -322,7 +322,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
         allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0))
-        assert plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts) <= allowed, "prompts stall the decodes beside them"
+        n_prompt_tokens = plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts)
+        assert n_prompt_tokens <= allowed, "prompts stall the decodes beside them"
 
     @invariant()
     def check(self) -> None:
