@@ -15,12 +15,15 @@ import torch
 from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
+from quire.compute.forward.eager import EagerForward
+from quire.compute.forward.fused import FusedForward, obstacle
+from quire.compute.forward.graphs import GraphForward, decode_sizes, mixed_sizes
+from quire.compute.forward.strategy import Forward
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.graphs import StepGraphs, decode_sizes, mixed_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tape import StepTape, obstacle
+from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Weights
 from quire.compute.weights.hub import find_checkpoint
@@ -121,19 +124,22 @@ def _executor(
     pool = KVPool(arch, n_pages, page_size, KV_DTYPES[limits.kv_dtype], device)
     tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device)
     sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=vocab_limit)
+    tail = Tail(device, model, tables, sampler)
+    forwards: list[Forward] = []
     if device.name == "cuda":
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)
-    graphs = None
     if isinstance(device, cuda.CudaDevice) and has_graphs:
-        graphs = StepGraphs(
-            device, model, pool, tables, vocab_limit=sampler.vocab_limit,
+        graphs = GraphForward(
+            device, model, pool, tables, tail,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
         )  # fmt: skip
         with ticking("building kernels and capturing steps"):
             graphs.capture()
-    tape = _tape(limits, device, model, pool, tables, sampler.vocab_limit) if device.name == "cpu" else None
-    runner = Runner(device, model, pool, tables, sampler, graphs, tape)
+        forwards.append(graphs)
+    fused = _fused(limits, device, model, pool, tables, tail) if device.name == "cpu" else None
+    forwards += [] if fused is None else [fused]
+    runner = Runner(pool, tables, tail, [*forwards, EagerForward(device, model, pool, tables)], fused)
     with ticking("building kernels and running a first step"):
         runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     return LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner, runner.prepare)
@@ -175,18 +181,17 @@ def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: Mode
     return model
 
 
-def _tape(
-    limits: Limits, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, vocab_limit: int
-) -> StepTape | None:
+def _fused(
+    limits: Limits, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail
+) -> FusedForward | None:
     """Steps as one native call, where the kernels for it are there."""
     reason = obstacle(model)
     if reason is not None:
         logger.warning("steps run operation by operation, bound by Python where the model is small: %s", reason)
         return None
-    return StepTape(
-        device, model, pool, tables, vocab_limit=vocab_limit,
-        max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs,
-    )  # fmt: skip
+    return FusedForward(
+        device, model, pool, tables, tail, max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs
+    )
 
 
 def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) -> Pace | None:

@@ -8,6 +8,7 @@ tokens that the host has not seen.
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ class PageWrites:
     """int64 [k]."""
     values: np.ndarray
     """int64 [k]."""
+
+
+NO_WRITES: Final = PageWrites(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 class SlotTables:
@@ -60,7 +64,7 @@ class SlotTables:
         for one in added:
             self.host_pages[one.slot, one.first_index : one.first_index + len(one.pages)] = one.pages
         if self._shared or not added:
-            return PageWrites(np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return NO_WRITES
         n_columns = self.host_pages.shape[1]
         lengths = [len(one.pages) for one in added]
         first = np.repeat([one.slot * n_columns + one.first_index for one in added], lengths)

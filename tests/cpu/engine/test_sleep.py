@@ -37,7 +37,7 @@ def test_memory_is_given_up_and_taken_again(llm: LLM) -> None:
     before = said(llm)
     for level, is_kept in ((1, True), (2, False), (1, True)):
         runner = llm.engine.executor._runner  # type: ignore[attr-defined]
-        pool, model = weakref.ref(runner._pool), weakref.ref(runner._model)
+        pool, model = weakref.ref(runner.pool), weakref.ref(runner.tail._model)
         del runner
         llm.sleep(level)
         gc.collect()
