@@ -20,7 +20,7 @@ class Poison:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        runner = core.executor._runner
+        runner = core.executor.worker.runner
         self.pool, self.tables = runner.pool, runner.tables
         self._queued: list[concurrent.futures.Future[None]] = []
 

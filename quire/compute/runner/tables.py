@@ -43,10 +43,9 @@ class SlotTables:
         self.page_size = page_size
         self.spare_slot = n_slots
         self.host_pages = np.zeros((n_slots + 1, n_columns), np.int32)
-        shared = device.name == "cpu"
-        self.pages = torch.from_numpy(self.host_pages) if shared else device.upload(self.host_pages)
+        self._shared = device.is_host
+        self.pages = torch.from_numpy(self.host_pages) if self._shared else device.upload(self.host_pages)
         self.tokens = torch.zeros((n_slots + 1, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
-        self._shared = shared
 
     def open(self, opened: list[SlotOpen]) -> None:
         """Write the known tokens of new sequences, in one upload."""
