@@ -21,15 +21,18 @@ from quire.bench.machine import n_cores
 from quire.bench.report import build_report, write_report
 from quire.bench.shape import FOLDER
 from quire.compute.device.cpu import CpuDevice
+from quire.compute.forward.fused import FusedForward
 from quire.compute.models.decoder import Decoder
 from quire.compute.quant import SCHEMES
-from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.batch import flatten
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tape import StepTape
+from quire.compute.runner.step import Step
+from quire.compute.runner.tables import NO_WRITES, SlotTables
+from quire.compute.runner.tail import Tail
+from quire.compute.sample import Sampler
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
-from quire.core.plan import Spans
+from quire.core.plan import Spans, StepPlan
 from quire.kernels.kvstore import cell
 
 RESULT = pathlib.Path(__file__).with_name("results") / "kv_cache_cpu.json"
@@ -63,18 +66,18 @@ class Decode:
         tables = SlotTables(n_seqs, context, PAGE, device)
         order = np.random.default_rng(0).permutation(n_seqs * n_each).reshape(n_seqs, n_each)
         tables.pages[:n_seqs, :n_each] = torch.from_numpy(1 + order)
-        limits = {"max_rows": n_seqs, "max_num_seqs": n_seqs, "vocab_limit": model.arch.vocab_size}
-        self.tape = StepTape(device, model, self.pool, tables, **limits)
+        tail = Tail(device, model, tables, Sampler(n_seqs, model.arch.vocab_size, device.torch_device))
+        self.forward = FusedForward(device, model, self.pool, tables, tail, max_rows=n_seqs, max_num_seqs=n_seqs)
         spans = Spans()
         for slot in range(n_seqs):
             spans.add(slot, context - 1, 1, True)
-        self.batch: FlatBatch = flatten(spans)
+        self.step = Step(StepPlan(0, spans), flatten(spans), NO_WRITES, [], wants_all=False)
         self.n_bytes = model.n_bytes + n_seqs * context * self.pool.bytes_per_token
 
     def seconds(self) -> float:
         """One step."""
         start_s = time.perf_counter()
-        self.tape.run(self.batch)
+        self.forward.run(self.step)
         return time.perf_counter() - start_s
 
 

@@ -234,6 +234,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = False
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether there is to be no model: every plan takes its time and gives made-up tokens."""
+        return self.device == "null"
+
     def verify(self) -> None:
         """Check values that need no model; raises ConfigError naming the field, the value and the limit."""
         try:

@@ -6,7 +6,6 @@ Owns the choice of budget. Does not own the equation (`planner/memory`).
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 import msgspec
 
@@ -15,7 +14,7 @@ from quire.config.engine import EngineConfig
 from quire.config.resolve import Limits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
-from quire.planner.memory import MemoryEquation
+from quire.planner.memory import MemoryEquation, Room
 
 logger = logging.getLogger("quire.engine")
 
@@ -24,19 +23,9 @@ INT8_SCALE_BYTES = 4
 """Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.cell`)."""
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
-CPU_SHARE = 0.25
-"""The default pool on a CPU: this share of free memory, and at least one sequence of a length that was asked for, but
-not more than all slots at full length can fill."""
-
-
-class Memory(Protocol):
-    """What a device says of its memory, after the weights were loaded."""
-
-    name: str
-
-    def total_bytes(self) -> int: ...
-
-    def free_bytes(self) -> int: ...
+MAIN_SHARE = 0.25
+"""The default pool in main memory: this share of what is free, and at least one sequence of a length that was asked
+for, but not more than all slots at full length can fill."""
 
 
 def equation(
@@ -74,7 +63,7 @@ def size_pool(
     config: EngineConfig,
     limits: Limits,
     arch: ModelArch,
-    memory: Memory,
+    room: Room,
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     weights_bytes: int = 0,
@@ -82,19 +71,18 @@ def size_pool(
 ) -> tuple[int, Limits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
-    weights_bytes: what the loaded weights take (0: computed from the shape); on a GPU what is in use counts instead,
-    without others_bytes, which were in use before this engine took anything.
+    room: with the weights loaded. weights_bytes: what they take (0: computed from the shape); of a device's own memory
+    what is in use counts instead, without others_bytes, which were in use before this engine took anything.
     Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
     """
-    if memory.name != "cpu":
-        weights_bytes = max(weights_bytes, memory.total_bytes() - memory.free_bytes() - others_bytes)
+    if not room.is_main:
+        weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
     terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes)
-    budget_bytes = _budget(config, terms, memory)
+    budget_bytes = _budget(config, terms, room)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
-    if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():
-        machine_bytes = memory.total_bytes()
+    if n_pages * terms.page_bytes + terms.fixed_bytes > room.total_bytes:
         raise ConfigError(
-            f"{n_pages} KV pages do not fit into {format_bytes(machine_bytes)}:\n{terms.explain(machine_bytes)}"
+            f"{n_pages} KV pages do not fit into {format_bytes(room.total_bytes)}:\n{terms.explain(room.total_bytes)}"
         )
     n_tokens = (n_pages - 1) * config.block_size
     if min(n_tokens, limits.max_model_len) < MIN_TOKENS:
@@ -120,15 +108,15 @@ def size_pool(
     return n_pages, limits
 
 
-def _budget(config: EngineConfig, terms: MemoryEquation, memory: Memory) -> int:
+def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:
     """Bytes for the whole engine."""
     if config.kv_cache_memory_bytes:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
-    if memory.name == "cpu":
+    if room.is_main:
         sequence_pages = -(-terms.max_model_len // terms.page_size)
         useful_bytes = (1 + terms.max_num_seqs * sequence_pages) * terms.page_bytes
         asked_bytes = (1 + sequence_pages) * terms.page_bytes if config.max_model_len else 0
-        free_bytes = memory.free_bytes()
-        pool_bytes = max(int(free_bytes * CPU_SHARE), min(asked_bytes, free_bytes))
+        free_bytes = min(room.free_bytes, room.address_bytes)
+        pool_bytes = max(int(free_bytes * MAIN_SHARE), min(asked_bytes, free_bytes))
         return terms.fixed_bytes + min(pool_bytes, useful_bytes)
-    return int(memory.total_bytes() * config.gpu_memory_utilization)
+    return int(room.total_bytes * config.gpu_memory_utilization)

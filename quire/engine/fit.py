@@ -22,7 +22,7 @@ from quire.core.errors import ConfigError
 from quire.core.failure import Code
 from quire.core.units import format_bytes, parse_bytes
 from quire.engine.capacity import equation
-from quire.planner.memory import MIN_PAGES
+from quire.planner.memory import MIN_PAGES, Room
 
 MOST_UTILIZATION: Final = 0.97
 """Largest `--gpu-memory-utilization` that is proposed: the driver and other programs need the rest."""
@@ -53,32 +53,12 @@ class SizesOf(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Room:
-    """What an engine may take."""
-
-    total_bytes: int
-    """Of the device."""
-    free_bytes: int
-    swap_bytes: int = 0
-    address_bytes: int = 1 << 62
-    """Address space that is left under `ulimit -v`."""
-    own_bytes: int = 0
-    """What this process holds of main memory."""
-
-    @property
-    def others_bytes(self) -> int:
-        """In use before this engine takes anything."""
-        return self.total_bytes - self.free_bytes
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Case:
     """One set of options, to be compared with the room."""
 
     config: EngineConfig
     limits: Limits
     arch: ModelArch
-    device: str
     room: Room
     sizes_of: SizesOf
     graph_sizes: tuple[int, ...] = ()
@@ -86,6 +66,8 @@ class Case:
     """As in `MemoryEquation`."""
     rounds: bool = False
     """Whether weights can be rounded here, and products of them are fast."""
+    rounds_kv: bool = False
+    """Whether the cache can be."""
 
     def change(self, **options: object) -> Case:
         """The same with other options."""
@@ -138,10 +120,10 @@ class Case:
     @property
     def available_bytes(self) -> int:
         """For this engine; on a GPU within its share of the whole."""
-        if self.device == "cpu":
+        if self.room.is_main:
             return self.room.free_bytes + self.room.swap_bytes
         share = 1.0 if self.has_pool else self.config.gpu_memory_utilization
-        return int(self.room.total_bytes * share) - self.room.others_bytes
+        return int(self.room.total_bytes * share) - self.room.used_bytes
 
     @property
     def fits_address_space(self) -> bool:
@@ -197,16 +179,16 @@ def _spaces(case: Case) -> list[Row]:
 
 def _available(case: Case) -> list[Row]:
     room = case.room
-    if case.device == "cpu":
+    if case.room.is_main:
         swap = f", swap of {format_bytes(room.swap_bytes)} counted in" if room.swap_bytes else ""
-        others = max(0, room.others_bytes - room.own_bytes)
+        others = max(0, room.used_bytes - room.own_bytes)
         held = f"this process {format_bytes(room.own_bytes)}, the rest of the machine {format_bytes(others)}"
         note = f"of {format_bytes(room.total_bytes)}{swap}"
     else:
         share = "" if case.has_pool else f", --gpu-memory-utilization {case.config.gpu_memory_utilization:g}"
         note = f"of {format_bytes(room.total_bytes)}{share}"
         held = "other programs, other engines of this process, the CUDA context"
-    return [("available", max(0, case.available_bytes), note), ("held by others", room.others_bytes, held)]
+    return [("available", max(0, case.available_bytes), note), ("held by others", room.used_bytes, held)]
 
 
 def _cures(case: Case) -> list[str]:
@@ -239,15 +221,15 @@ def _that_fit(case: Case) -> Iterator[tuple[str, str]]:
             yield f"--quantization {name}", f"weights of {format_bytes(changed.sizes.held_bytes)}"
     if limits.dtype == "float32" and case.change(dtype="bfloat16").fits:
         yield "--dtype bfloat16", f"weights of {format_bytes(case.change(dtype='bfloat16').sizes.held_bytes)}"
-    if case.device == "cpu" and limits.kv_dtype != "int8" and case.change(kv_cache_dtype="int8").fits:
+    if case.rounds_kv and limits.kv_dtype != "int8" and case.change(kv_cache_dtype="int8").fits:
         yield "--kv-cache-dtype int8", ""
     yield from _smaller_pool(case)
     for n_seqs in FEWER:
         if n_seqs < limits.max_num_seqs and case.change(max_num_seqs=n_seqs).fits:
             yield f"--max-num-seqs {n_seqs}", ""
             break
-    if case.device != "cpu" and not case.has_pool:
-        needed = (case.needed_bytes + case.room.others_bytes) / case.room.total_bytes
+    if not case.room.is_main and not case.has_pool:
+        needed = (case.needed_bytes + case.room.used_bytes) / case.room.total_bytes
         share = math.ceil(needed * 100) / 100
         if config.gpu_memory_utilization < share <= MOST_UTILIZATION:
             yield f"--gpu-memory-utilization {share:g}", "if nothing else needs that memory"

@@ -1,7 +1,7 @@
 """A step of a whole model on the CPU in one native call: operations recorded once, run for any rows.
 
 Owns the structs that csrc/cpu/tape.cpp reads and the tensors that they point into. Does not own the data flow of a
-model (`compute/runner/tape.py`), nor arithmetic: each operation is the one of `qgemm`, `norm`, `qkv` and `attention`.
+model (`compute/forward/fused.py`), nor arithmetic: each operation is the one of `qgemm`, `norm`, `qkv` and `attention`.
 Invariant: a run has the bits of the same operations called one by one.
 """
 

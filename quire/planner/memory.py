@@ -3,7 +3,7 @@
     total = others + weights + workspace + logits + tables + graphs + n_pages * page_bytes
 
 One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: a caller that has
-loaded the weights passes their true size.
+loaded the weights passes their true size, and `Room` holds what it was told of a device.
 Invariant: total_bytes(pages_within(b)) <= b < total_bytes(pages_within(b) + 1).
 """
 
@@ -30,6 +30,28 @@ GRAPH_OWN_BYTES = 6 << 20
 its tail and a mixed one."""
 MIN_PAGES = 2
 """The dummy page and one for a sequence."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine may take of the memory of one device."""
+
+    total_bytes: int
+    """Of the device."""
+    free_bytes: int
+    is_main: bool = True
+    """It is the host's main memory: others take and leave it all the time, so what counts is what is free. A device's
+    own is shared out: an engine has a share of the whole, less what was in use before it came."""
+    swap_bytes: int = 0
+    address_bytes: int = 1 << 62
+    """Address space that is left under `ulimit -v`."""
+    own_bytes: int = 0
+    """What this process holds of main memory."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Taken by anybody."""
+        return self.total_bytes - self.free_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

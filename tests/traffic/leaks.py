@@ -18,7 +18,7 @@ def leaks(core: EngineCore, ended: Mapping[str, int], n_generated: int) -> list[
     nodes = [node for root in cache.tree.roots.values() for node in cache.tree.subtree(root)]
     cached = sorted(page for node in nodes for page in node.pages)
     owned = sorted(page for page, count in enumerate(cache.pool.refs) if count)
-    opened = set(core.executor._runner._opened)
+    opened = set(core.executor.worker.runner.tail.opened)
     checks = {
         "the engine has work": core.has_work(),
         f"{len(roster.requests)} requests": roster.requests,

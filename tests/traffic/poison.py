@@ -20,8 +20,8 @@ class Poison:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        runner = core.executor._runner
-        self.pool, self.tables = runner._pool, runner._tables
+        runner = core.executor.worker.runner
+        self.pool, self.tables = runner.pool, runner.tables
         self._queued: list[concurrent.futures.Future[None]] = []
 
     def everything(self) -> None:

@@ -95,7 +95,7 @@ class Section:
 class CudaDevice:
     """`Device` on one GPU and its current stream; copies go through pinned memory."""
 
-    name = "cuda"
+    is_host = False
 
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():

@@ -22,9 +22,9 @@ class Download(Protocol):
 class Device(Protocol):
     """One place where tensors live and kernels run, in order."""
 
-    name: str
-    """'cpu' or 'cuda'."""
     torch_device: torch.device
+    is_host: bool
+    """Its tensors lie in the host's memory: what numpy writes to them is there."""
 
     def total_bytes(self) -> int:
         """Size of its memory."""

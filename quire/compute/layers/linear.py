@@ -21,6 +21,8 @@ from quire.kernels import gemm, native, qgemm
 from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
 from quire.kernels.norm import rms_norm
+from quire.kernels.qgemm.cpu import NOTHING
+from quire.kernels.tape import Tape
 
 MIN_ROWS: Final = 4
 """Fewer rows than this are filled up with zeros before a packed product."""
@@ -80,6 +82,13 @@ class Linear:
         if residual is not None:
             return residual.add_(y)
         return y if out is None else out.copy_(y)
+
+    def record(
+        self, tape: Tape, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
+    ) -> None:
+        """The packed product as the next operation of `tape`, on the rows of `x` and into those of `out`."""
+        assert isinstance(self.product, PackedProduct)
+        tape.linear(x, self.product.packed, self.bias, out, norm=norm, then=then)
 
     def kernel(
         self, *, norm: bool = False, silu_mul: bool = False, residual: bool = False, wide: bool = False

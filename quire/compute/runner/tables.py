@@ -8,6 +8,7 @@ tokens that the host has not seen.
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ class PageWrites:
     """int64 [k]."""
 
 
+NO_WRITES: Final = PageWrites(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
 class SlotTables:
     """`tokens` int32 [n_slots + 1, max_model_len + 1] and `pages` int32 [n_slots + 1, max_pages] on the device.
 
@@ -39,10 +43,9 @@ class SlotTables:
         self.page_size = page_size
         self.spare_slot = n_slots
         self.host_pages = np.zeros((n_slots + 1, n_columns), np.int32)
-        shared = device.name == "cpu"
-        self.pages = torch.from_numpy(self.host_pages) if shared else device.upload(self.host_pages)
+        self._shared = device.is_host
+        self.pages = torch.from_numpy(self.host_pages) if self._shared else device.upload(self.host_pages)
         self.tokens = torch.zeros((n_slots + 1, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
-        self._shared = shared
 
     def open(self, opened: list[SlotOpen]) -> None:
         """Write the known tokens of new sequences, in one upload."""
@@ -60,7 +63,7 @@ class SlotTables:
         for one in added:
             self.host_pages[one.slot, one.first_index : one.first_index + len(one.pages)] = one.pages
         if self._shared or not added:
-            return PageWrites(np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return NO_WRITES
         n_columns = self.host_pages.shape[1]
         lengths = [len(one.pages) for one in added]
         first = np.repeat([one.slot * n_columns + one.first_index for one in added], lengths)

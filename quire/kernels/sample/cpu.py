@@ -65,7 +65,7 @@ def _restrict(logits: torch.Tensor, masks: TokenMasks) -> None:
     bits = np.zeros((len(rows), n_words), np.int32)
     bits[:, : given.shape[1]] = given
     spread = _BYTE_PENALTIES.take(bits.view(np.uint8).ravel(), axis=0)
-    penalties = torch.from_numpy(spread.reshape(len(rows), -1)[:, : logits.shape[1]])
+    penalties = torch.from_numpy(spread.reshape(len(rows), n_words * MASK_WORD_BITS)[:, : logits.shape[1]])
     if len(rows) == len(logits):  # as in a step in which every sequence is masked
         logits.add_(penalties)
     else:

@@ -13,7 +13,8 @@ from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
-from quire.engine.fit import Case, Room, check_fit
+from quire.engine.fit import Case, check_fit
+from quire.planner.memory import Room
 
 ARCH = read_arch(pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes/llama-3.1-8b")
 GIB = 1 << 30
@@ -35,8 +36,9 @@ def sizes_of(dtype: str, quantization: str) -> Sizes:
 
 
 def case(room: Room, device: str = "cpu", **options: object) -> Case:
-    config = EngineConfig(model="m", **options)  # type: ignore[arg-type]
-    return Case(config, resolve(config, ARCH, device), ARCH, device, room, sizes_of, rounds=device == "cpu")
+    config, is_cpu = EngineConfig(model="m", **options), device == "cpu"  # type: ignore[arg-type]
+    room = dataclasses.replace(room, is_main=is_cpu)
+    return Case(config, resolve(config, ARCH, device), ARCH, room, sizes_of, rounds=is_cpu, rounds_kv=is_cpu)
 
 
 def refusal(one: Case) -> list[str]:

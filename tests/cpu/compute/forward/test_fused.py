@@ -1,4 +1,4 @@
-"""A step on the tape against the same step operation by operation: the same bits, for any mix of spans."""
+"""A step in one native call against the same step operation by operation: the same bits, for any mix of spans."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from quire.compute.device.cpu import CpuDevice
+from quire.compute.forward.eager import EagerForward
+from quire.compute.forward.fused import FusedForward, obstacle
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quant import SCHEMES
-from quire.compute.runner import tape
-from quire.compute.runner.batch import FlatBatch, flatten
-from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
-from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tape import StepTape
+from quire.compute.runner.batch import flatten
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.step import Step
+from quire.compute.runner.tables import NO_WRITES, SlotTables
+from quire.compute.runner.tail import Tail
+from quire.compute.sample import Sampler
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
-from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans
+from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepPlan
 from quire.kernels import native
-from quire.kernels.sample import Draw, choose_by
+from quire.kernels.sample import choose_by
 
 QWEN2 = {
     "architectures": ["Qwen2ForCausalLM"], "vocab_size": 200, "hidden_size": 48, "intermediate_size": 96,
@@ -65,35 +68,46 @@ def make_model(arch: ModelArch, dtype: torch.dtype, quantization: str) -> Decode
 
 
 class Side:
-    """Pages and tables of one way to run."""
+    """Pages and tables of one way to run. top_k: of all sequences; temperatures: of each slot."""
 
-    def __init__(self, model: Decoder, kv_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        kv_dtype: torch.dtype | None = None,
+        top_k: int = 0,
+        temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
+    ) -> None:
         self.device = CpuDevice()
         self.tables = SlotTables(4, 255, PAGE_SIZE, self.device)
         self.pool = KVPool(model.arch, 100, PAGE_SIZE, kv_dtype or model.dtype, self.device)
-        params = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
+        sampler = Sampler(4, model.arch.vocab_size, torch.device("cpu"), vocab_limit=190)
+        self.tail = Tail(self.device, model, self.tables, sampler)
+        self.eager = EagerForward(self.device, model, self.pool, self.tables)
         rng = np.random.default_rng(0)
         pages = rng.permutation(np.arange(1, 100))
-        for slot in range(4):
+        for slot, temperature in enumerate(temperatures):
             ids = rng.integers(0, model.arch.vocab_size, 200).tolist()
+            params = SlotParams(temperature, top_k, 1.0, 0.0, 0.0, 0.0, 1.0, slot, -1, -1, {}, None, [], [], 0)
             self.tables.open([SlotOpen(slot, ids, 200, params)])
+            self.tail.open(SlotOpen(slot, ids, 200, params))
             self.tables.append([PageAppend(slot, 0, pages[slot * 24 : slot * 24 + 24].tolist())])
 
-    def batch(self, spans: list[tuple[int, int, int, bool]]) -> tuple[FlatBatch, np.ndarray]:
+    def step(self, spans: list[tuple[int, int, int, bool]]) -> Step:
         plan = Spans()
         for span in spans:
             plan.add(*span)
-        batch = flatten(plan)
-        return batch, self.tables.cells(batch.row_slots, batch.row_positions)
+        return Step(StepPlan(0, plan), flatten(plan), NO_WRITES, [], wants_all=False)
+
+    def fused(self, model: Decoder) -> FusedForward:
+        return FusedForward(self.device, model, self.pool, self.tables, self.tail, max_rows=160, max_num_seqs=4)
 
 
 def by_operations(model: Decoder, side: Side, spans: list[tuple[int, int, int, bool]]) -> torch.Tensor:
-    batch, cells = side.batch(spans)
-    plan = plan_attention(side.pool, side.tables, batch.kv_lens, batch.span_slots, batch.q_indptr)
-    slots, positions = torch.from_numpy(batch.row_slots), torch.from_numpy(batch.row_positions)
-    context = PagedContext(side.pool, plan, torch.from_numpy(cells))
-    hidden = model.forward(side.tables.tokens[slots, positions], positions, context)
-    return model.logits(hidden[torch.from_numpy(batch.sampled_rows)])
+    """Logits of the sampled rows."""
+    step = side.step(spans)
+    states = side.eager.run(step)
+    hidden = states.hidden[torch.from_numpy(step.batch.sampled_rows)] if states.has_all else states.hidden
+    return model.logits(hidden)
 
 
 @pytest.mark.parametrize(
@@ -113,15 +127,16 @@ def test_the_same_bits(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = make_model(read_arch(tmp_path), dtype, quantization)
-    assert tape.obstacle(model) is None
-    expected, recorded = Side(model, kv_dtype), Side(model, kv_dtype)
-    steps = StepTape(
-        recorded.device, model, recorded.pool, recorded.tables, vocab_limit=190, max_rows=160, max_num_seqs=4
-    )
+    assert obstacle(model) is None
+    expected, recorded = Side(model, kv_dtype), Side(model, kv_dtype, top_k=5, temperatures=(1.0,) * 4)
+    forward = recorded.fused(model)
     for spans in STEPS:
-        logits = steps.run(recorded.batch(spans)[0])
-        assert logits.shape == (sum(span[3] for span in spans), model.arch.vocab_size)
-        assert torch.equal(logits, by_operations(model, expected, spans))
+        states = forward.run(recorded.step(spans))
+        assert states is not None and states.logits is not None and not states.has_all
+        assert states.choose is None or not any(span[3] for span in spans)
+        assert states.logits.shape == (sum(span[3] for span in spans), model.arch.vocab_size)
+        assert torch.equal(states.logits, by_operations(model, expected, spans))
+        assert torch.equal(states.logits, model.logits(states.hidden))
         assert torch.equal(recorded.pool.k, expected.pool.k)
         assert torch.equal(recorded.pool.v, expected.pool.v)
 
@@ -129,27 +144,35 @@ def test_the_same_bits(
 def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
-    apart, together = Side(model), Side(model)
-    sizes = {"vocab_limit": 190, "max_rows": 160, "max_num_seqs": 4}
-    logits_of = StepTape(apart.device, model, apart.pool, apart.tables, **sizes)
-    tokens_of = StepTape(together.device, model, together.pool, together.tables, **sizes)
+    temperatures = (0.0, 1.5, 0.7, 0.0)
+    apart, together = Side(model), Side(model, temperatures=temperatures)
+    forward = together.fused(model)
     for spans in STEPS:
-        batch, m = together.batch(spans)[0], sum(span[3] for span in spans)
-        controls = Draw(
-            temperature=np.array([0.0, 1.5, 0.7][:m], np.float32), uniform=np.array([0.0, 0.99, 0.4][:m]),
-            top_k=np.zeros(m, np.int32), top_p=np.ones(m, np.float32), min_p=np.zeros(m, np.float32),
-        ).controls()  # fmt: skip
-        call, choice = tokens_of.choosing(batch, controls)
-        call.run()
-        expected = choose_by(logits_of.run(batch)[:, :190], torch.from_numpy(controls))
+        step = together.step(spans)
+        states = forward.run(step)
+        controls = together.tail.controls(step)
+        assert states is not None and states.choose is not None and controls is not None
+        choice = states.choose(None)
+        expected = choose_by(by_operations(model, apart, spans)[:, :190], torch.from_numpy(controls))
         assert torch.equal(choice.token_ids, expected.token_ids)
         assert not choice.status.any() and bool((choice.token_ids < 190).all())
         written = together.tables.tokens[
-            torch.from_numpy(batch.sampled_slots), torch.from_numpy(batch.sampled_positions)
+            torch.from_numpy(step.batch.sampled_slots), torch.from_numpy(step.batch.sampled_positions)
         ]
         assert torch.equal(written, choice.token_ids)
         for side in (apart, together):  # the sequences go on with the tokens that they were made with
             side.tables.tokens.copy_(Side(model).tables.tokens)
+
+
+def test_states_of_other_rows_are_for_another_strategy(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
+    side = Side(model)
+    step = side.step(STEPS[0])
+    step.wants_all = True
+    forward = side.fused(model)
+    assert forward.run(step) is None and forward.ready(step, 0.0) is None
+    assert not side.pool.k.any()
 
 
 def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
@@ -158,17 +181,17 @@ def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
     found = []
     for n_ahead in (1, 4):
         side = Side(model)
-        steps = StepTape(side.device, model, side.pool, side.tables, vocab_limit=190, max_rows=160, max_num_seqs=4)
-        steps.run(side.batch([(0, 0, 37, True), (1, 0, 50, True)])[0])
+        forward = side.fused(model)
+        forward.run(side.step([(0, 0, 37, True), (1, 0, 50, True)]))
         plans = [[(0, 37 + i, 1, True), (1, 50 + i, 1, True)] for i in range(8)]
         tokens = []
         for at in range(0, len(plans), n_ahead):
-            calls = [steps.choosing(side.batch(one)[0], np.zeros((5, 2))) for one in plans[at : at + n_ahead]]
-            for call, _ in calls:
-                call.leave_a_core()
-                call.run()
-                call.spread()
-            tokens += [choice.token_ids.tolist() for _, choice in calls]
+            ready = [forward.ready(side.step(one), 0.0) for one in plans[at : at + n_ahead]]
+            for one in ready:
+                assert one is not None
+                one.compute()
+                one.hurry()
+            tokens += [one.result().tokens for one in ready if one is not None]
         found.append(tokens)
     assert found[0] == found[1] and len({tuple(pair) for pair in found[0]}) > 1
 
@@ -176,4 +199,4 @@ def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
 def test_an_unpacked_model_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN2))
     model = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
-    assert "packed" in (tape.obstacle(model) or "")
+    assert "packed" in (obstacle(model) or "")

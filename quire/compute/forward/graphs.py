@@ -1,12 +1,14 @@
 """Captured steps: the body (tokens to states) by number of rows, the tail (states to new tokens) by sampled rows.
 
 Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches.
+Does not own what a tail does (`runner/tail`).
 Invariants: a replay's rows equal the eager step's; padding rows attend to nothing, write to page 0 and the spare slot.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -19,13 +21,15 @@ from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
+from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
+from quire.compute.runner.tail import Tail
 from quire.config.arch import ModelArch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
 from quire.kernels.attention.tiles import small_rows_of
-from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks, choose_by
+from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
 from quire.planner.shape import layer_weights
 
 logger = logging.getLogger("quire.engine")
@@ -72,7 +76,7 @@ class Bodies:
         return next(size for size in self.sizes if size >= n_rows)
 
 
-class StepGraphs:
+class GraphForward:
     """Decode bodies for steps of one row a span, mixed bodies for any other step of few enough rows, and tails."""
 
     def __init__(
@@ -81,14 +85,14 @@ class StepGraphs:
         model: Decoder,
         pool: KVPool,
         tables: SlotTables,
+        tail: Tail,
         *,
-        vocab_limit: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
     ) -> None:
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
-        self._vocab_limit = vocab_limit
+        self._tail = tail
         self._tail_sizes = decode_sizes(max_num_seqs)
         mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         n_rows = max(max_num_seqs, mixed[-1])
@@ -128,51 +132,43 @@ class StepGraphs:
         n_decode, n_mixed, took_s = len(self._decode.sizes), len(self._mixed.sizes), time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d tails captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
 
-    def bodies_for(
-        self, batch: FlatBatch, writes: PageWrites, shared: Sequence[SharedPrefix], *, is_settled: bool
-    ) -> Bodies | None:
-        """The graphs that can run this step at its best, or None if it is better off without.
-
-        is_settled: no sequence sees keys that this step stores for another one.
-        """
-        n_rows = len(batch.row_slots)
-        saved_bytes = sum((len(one.spans) - 1) * one.n_keys for one in shared) * self._pool.bytes_per_token
-        is_decode = n_rows == len(batch.span_slots) and len(writes.at) <= self._decode.bucket(n_rows)
-        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES:
-            return self._decode
-        mixed = self._mixed
-        if n_rows <= mixed.sizes[-1] and len(writes.at) <= mixed.bucket(n_rows):
-            return mixed
-        return None
-
-    def run(
-        self,
-        bodies: Bodies,
-        batch: FlatBatch,
-        cells: np.ndarray,
-        writes: PageWrites,
-        shared: Sequence[SharedPrefix],
-        controls: np.ndarray | None,
-    ) -> torch.Tensor:
-        """States [n_rows, hidden] for `Decoder.logits`, overwritten by the next replay.
-
-        controls: float64 [N_CONTROLS, m] of the m sampled rows, if `choose` is to follow.
-        """
+    def run(self, step: Step) -> States | None:
+        """Replay the step's body; None where the step is better off without. States may end in a tail, if all sampled
+        rows are plain."""
+        bodies = self._bodies_for(step)
+        if bodies is None:
+            return None
+        batch = step.batch
+        cells = self._tables.cells(batch.row_slots, batch.row_positions)
+        controls = self._tail.controls(step)
         n_rows = len(batch.row_slots)
         size = bodies.bucket(n_rows)
         self._staging.begin()
-        self._fill_rows(size, batch, cells, writes)
-        self._plan(bodies.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, shared)
+        self._fill_rows(size, batch, cells, step.writes)
+        self._plan(bodies.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
         if controls is not None and len(batch.sampled_rows):
             self._fill_sampled(self._decode.bucket(len(batch.sampled_rows)), batch, controls)
         self._staging.send()
         bodies.replays[size]()
-        return self._hidden[:n_rows]
+        choose = None if controls is None else functools.partial(self._choose, len(batch.sampled_rows))
+        return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
-    def choose(self, batch: FlatBatch, bits: np.ndarray | None = None) -> Choice:
-        """The choice for the sampled rows of the batch that ran last, overwritten by the next; chosen tokens are in the
-        token table already. bits: int32 [k, words], the masks that `batch.mask_lines` speaks of."""
-        n_sampled = len(batch.sampled_rows)
+    def _bodies_for(self, step: Step) -> Bodies | None:
+        """The graphs that can run this step at its best, or None."""
+        n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
+        saved_bytes = sum((len(one.spans) - 1) * one.n_keys for one in step.shared) * self._pool.bytes_per_token
+        is_decode = n_rows == len(step.batch.span_slots) and n_writes <= self._decode.bucket(n_rows)
+        # only a sequence that enters may have been given pages that this very step fills
+        is_settled = not step.plan.opened
+        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES:
+            return self._decode
+        mixed = self._mixed
+        if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows):
+            return mixed
+        return None
+
+    def _choose(self, n_sampled: int, bits: np.ndarray | None) -> Choice:
+        """The tail of the step that ran last: see `States.choose`."""
         if bits is not None:
             n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
             target = self._mask_bits[: len(bits), :n_words]
@@ -236,9 +232,7 @@ class StepGraphs:
         masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
 
         def choose() -> None:
-            self._model.logits(self._hidden[rows], out=logits)
-            choose_by(logits[:, : self._vocab_limit], controls, choice, masks)
-            self._tables.tokens[slots, positions] = choice.token_ids
+            self._tail.plain(self._hidden, rows, (slots, positions), controls, masks, logits, choice)
 
         return self._device.capture(choose)
 

@@ -1,29 +1,31 @@
 """Steps of a decoder on the CPU as one native call: the data flow of `Decoder` recorded on a `kernels.tape.Tape`.
 
 Owns the memory of a step's rows, and steps that wait for their turn. Does not own weights, pages nor tables, to which
-it only points: they must stay.
-Invariant: `run` gives the bits of `Decoder.forward` and `logits`.
+it only points: they must stay; nor what follows the states (`runner/tail`, which is recorded with them).
+Invariant: a run gives the bits of `Decoder.forward` and `logits`.
 """
 
 from __future__ import annotations
+
+import time
 
 import numpy as np
 import torch
 
 from quire.compute.device.device import Device
 from quire.compute.layers.block import Block
-from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder
 from quire.compute.quant import PackedProduct
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool
+from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import sift
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import tape
-from quire.kernels.gemm import Norm
-from quire.kernels.qgemm.cpu import ADD, NOTHING, SILU_MUL, WIDEN
+from quire.kernels.qgemm.cpu import ADD, SILU_MUL
 from quire.kernels.sample import Choice
 
 
@@ -38,8 +40,9 @@ def obstacle(model: Decoder) -> str | None:
     return tape.obstacle(model.dtype, model.arch.head_dim)
 
 
-class StepTape:
-    """Steps of up to `max_rows` rows and `max_num_seqs` sampled ones. There must be no obstacle."""
+class FusedForward:
+    """`Forward` for steps of up to `max_rows` rows and `max_num_seqs` sampled ones, where no other states are wanted.
+    There must be no obstacle."""
 
     def __init__(
         self,
@@ -47,13 +50,12 @@ class StepTape:
         model: Decoder,
         pool: KVPool,
         tables: SlotTables,
+        tail: Tail,
         *,
-        vocab_limit: int,
         max_rows: int,
         max_num_seqs: int,
     ) -> None:
-        arch, self._pool = model.arch, pool
-
+        arch, self._pool, self._tail = model.arch, pool, tail
         first = arch.layers[0].mixer
 
         def rows(width: int) -> torch.Tensor:
@@ -62,20 +64,20 @@ class StepTape:
         self._x, self._qkv = rows(arch.hidden_size), rows(first.q_size + 2 * first.kv_size)
         self._y, self._inner = rows(first.q_size), rows(arch.ffn_size)
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
-        self._allowed = self._logits[:, :vocab_limit]
+        self._allowed = self._logits[:, : tail.vocab_limit]
         self._tape = tape.Tape(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
         self._tape.embed(model.embed.weight, self._x)
         for block in model.blocks:
             self._record(block, is_last=block is model.blocks[-1])
-        self._linear(self._x, model.head, self._logits, norm=model.norm.pair, then=WIDEN)
+        tail.record(self._tape, self._x, self._logits)
 
     def _record(self, block: Block, *, is_last: bool) -> None:
         attention = block.attention
         k, v = self._pool.k[attention.layer], self._pool.v[attention.layer]
         assert block.attention_norm is not None and block.ffn_norm is not None
-        self._linear(self._x, attention.qkv, self._qkv, norm=block.attention_norm.pair)
+        attention.qkv.record(self._tape, self._x, self._qkv, norm=block.attention_norm.pair)
         self._tape.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v)
         q, out = (
             x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim))  # type: ignore[no-untyped-call]
@@ -85,24 +87,40 @@ class StepTape:
         if is_last:
             self._tape.take(self._x)
             self._tape.take(self._y)
-        self._linear(self._y, attention.out, self._x, then=ADD)
-        self._linear(self._x, block.up, self._inner, norm=block.ffn_norm.pair, then=SILU_MUL)
-        self._linear(self._inner, block.down, self._x, then=ADD)
+        attention.out.record(self._tape, self._y, self._x, then=ADD)
+        block.up.record(self._tape, self._x, self._inner, norm=block.ffn_norm.pair, then=SILU_MUL)
+        block.down.record(self._tape, self._inner, self._x, then=ADD)
 
-    def _linear(
-        self, x: torch.Tensor, linear: Linear, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
-    ) -> None:
-        assert isinstance(linear.product, PackedProduct)
-        self._tape.linear(x, linear.product.packed, linear.bias, out, norm=norm, then=then)
+    def run(self, step: Step) -> States | None:
+        """The step up to its logits, and its tokens too where their choice is plain."""
+        if step.wants_all:
+            return None
+        n_sampled, choice = len(step.batch.sampled_rows), None
+        controls = self._tail.native_controls(step)
+        if controls is None:
+            self._tape.run(*_arrays(step.batch))
+        else:
+            call, choice = self._choosing(step.batch, controls)
+            call.run()
+        return States(
+            self._x[:n_sampled],
+            has_all=False,
+            logits=self._logits[:n_sampled],
+            choose=None if choice is None else lambda _: choice,
+        )
 
-    def run(self, batch: FlatBatch) -> torch.Tensor:
-        """Logits float32 [m, vocab_size] of the batch's m sampled rows, overwritten by the next run."""
-        self._tape.run(*_arrays(batch))
-        return self._logits[: len(batch.sampled_rows)]
+    def ready(self, step: Step, start_s: float) -> ReadyStep | None:
+        """The step made ready before its turn, which was begun at start_s; None if more than the native call is needed.
 
-    def choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[tape.TapeCall, Choice]:
-        """A call that runs the step, and the tokens of its sampled rows: there, and in the token table, after the call.
-        controls: see `Sampler.controls`."""
+        Steps before it may be computing: what they read and write stays as it is.
+        """
+        controls = None if step.wants_all else self._tail.native_controls(step)
+        if controls is None:
+            return None
+        return ReadyStep(step.plan, step.batch, *self._choosing(step.batch, controls), time.perf_counter() - start_s)
+
+    def _choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[tape.TapeCall, Choice]:
+        """A call that runs the step, and its new tokens: there, and in the token table, after the call."""
         call, token_ids, status = self._tape.choosing(self._allowed, controls, *_arrays(batch))
         return call, Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
 
