@@ -93,9 +93,9 @@ class FusedForward:
 
     def run(self, step: Step) -> States | None:
         """The step up to its logits, and its tokens too where their choice is plain."""
-        if step.wants_all:
-            return None
         n_sampled, choice = len(step.batch.sampled_rows), None
+        if step.wants_all or n_sampled > len(self._logits):
+            return None
         controls = self._tail.native_controls(step)
         if controls is None:
             self._tape.run(*_arrays(step.batch))

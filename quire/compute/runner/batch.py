@@ -26,7 +26,7 @@ class FlatBatch:
     span_slots: np.ndarray
     """int32 [n_spans]."""
     sampled_rows: np.ndarray
-    """int64 [m]: last rows of the spans that want a token."""
+    """int64 [m]: last rows of the spans that want a token: one for it, and one for each draft."""
     sampled_slots: np.ndarray
     """int64 [m]."""
     sampled_positions: np.ndarray
@@ -51,6 +51,11 @@ def flatten(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
         row_slots = np.repeat(slots, lengths)
         row_positions = np.arange(q_indptr[-1]) + np.repeat(starts - q_indptr[:-1], lengths)
     ends = starts + lengths
+    sampled_rows = q_indptr[1:][wanted].astype(np.int64) - 1
+    if any(spans.n_drafts):
+        wanted, back = _with_drafts(wanted, np.asarray(spans.n_drafts, np.int64)[wanted])
+        sampled_rows = q_indptr[1:][wanted].astype(np.int64) - 1 - back
+    sampled_slots, sampled_positions = row_slots[sampled_rows], row_positions[sampled_rows] + 1
     mask_lines = np.full(len(wanted), -1, np.int32)
     if masked:
         mask_lines[np.searchsorted(wanted, masked)] = np.arange(len(masked))
@@ -60,11 +65,18 @@ def flatten(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
         q_indptr=q_indptr,
         kv_lens=ends.astype(np.int32),
         span_slots=slots.astype(np.int32),
-        sampled_rows=q_indptr[1:][wanted].astype(np.int64) - 1,
-        sampled_slots=slots[wanted],
-        sampled_positions=ends[wanted],
+        sampled_rows=sampled_rows,
+        sampled_slots=sampled_slots,
+        sampled_positions=sampled_positions,
         mask_lines=mask_lines,
     )
+
+
+def _with_drafts(wanted: np.ndarray, n_drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [m] twice: each span once for its token and once for each draft, and how far before its last row."""
+    ends = np.cumsum(n_drafts + 1)
+    back = np.repeat(ends, n_drafts + 1) - 1 - np.arange(ends[-1])
+    return np.repeat(wanted, n_drafts + 1), back
 
 
 def _decodes(slots: np.ndarray, starts: np.ndarray) -> FlatBatch:

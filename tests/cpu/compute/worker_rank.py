@@ -12,6 +12,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.gloo import GlooComm
+from quire.compute.draft.drafter import Drafter
 from quire.compute.platform import platform_of
 from quire.compute.worker import Allocation, Worker
 from quire.config.engine import EngineConfig
@@ -31,7 +32,9 @@ MASK = (0).to_bytes(12, "little") + (0b1010).to_bytes(4, "little")
 """Of 128 tokens: 97 and 99 may be chosen."""
 
 
-def make_worker(folder: pathlib.Path, comm: Comm | None = None, **options: Any) -> Worker:
+def make_worker(
+    folder: pathlib.Path, comm: Comm | None = None, drafter: Drafter | None = None, **options: Any
+) -> Worker:
     """Random weights of a fixed seed, one thread."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     config = EngineConfig(
@@ -39,7 +42,7 @@ def make_worker(folder: pathlib.Path, comm: Comm | None = None, **options: Any) 
         **options,
     )  # fmt: skip
     arch, platform = read_arch(folder), platform_of(config)
-    return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm)
+    return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter)
 
 
 def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:
