@@ -23,13 +23,13 @@ from quire.bench.shape import FOLDER
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.forward.fused import FusedForward
 from quire.compute.models.decoder import Decoder
-from quire.compute.quant import SCHEMES
 from quire.compute.runner.batch import flatten
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import Step
 from quire.compute.runner.tables import NO_WRITES, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample import Sampler
+from quire.compute.schemes.choice import SCHEMES
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
 from quire.core.plan import Spans, StepPlan

@@ -112,7 +112,7 @@ class Worker:
 
     @functools.cached_property
     def _weights(self) -> Weights:
-        return Weights(self._folder, self._arch, self.platform.name, self._config.load_format)
+        return Weights(self._folder, self._arch, self.platform.device.torch_device, self._config.load_format)
 
     def footprint(self, dtype: str, quantization: str) -> Footprint:
         """Bytes of the weights in a dtype and under a value of --quantization, from the headers of the checkpoint.

@@ -32,22 +32,22 @@ def equation(
     config: EngineConfig,
     limits: Limits,
     arch: ModelArch,
-    taken_bytes: int = 0,
+    weights_bytes: int = 0,
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     others_bytes: int = 0,
 ) -> MemoryEquation:
-    """The terms for one engine; taken_bytes: what its loaded weights take (0: computed); graph_sizes: the decode steps
-    that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's."""
+    """The terms for one engine; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
+    decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's."""
     return MemoryEquation(
         arch=arch,
         page_size=config.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
-        weight_itemsize=ITEMSIZES[limits.dtype],
+        weights_bytes=weights_bytes,
+        itemsize=ITEMSIZES[limits.dtype],
         kv_itemsize=kv_itemsize(limits, arch),
-        loaded_weights_bytes=taken_bytes,
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
         others_bytes=others_bytes,
@@ -71,8 +71,8 @@ def size_pool(
 ) -> tuple[int, Limits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
-    room: with the weights loaded. weights_bytes: what they take (0: computed from the shape); of a device's own memory
-    what is in use counts instead, without others_bytes, which were in use before this engine took anything.
+    room: with the weights loaded. weights_bytes: what they take; of a device's own memory what is in use counts instead
+    where that is more, without others_bytes, which were in use before this engine took anything.
     Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
     """
     if not room.is_main:

@@ -2,8 +2,8 @@
 
     total = others + weights + workspace + logits + tables + graphs + n_pages * page_bytes
 
-One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: a caller that has
-loaded the weights passes their true size, and `Room` holds what it was told of a device.
+One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: what the weights
+take and what a device has (`Room`) is passed in.
 Invariant: total_bytes(pages_within(b)) <= b < total_bytes(pages_within(b) + 1).
 """
 
@@ -64,12 +64,12 @@ class MemoryEquation:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    weight_itemsize: int = 2
-    """Bytes a weight and an activation."""
+    weights_bytes: int
+    """Matrices as their schemes store them, embeddings and norms."""
+    itemsize: int = 2
+    """Bytes an activation."""
     kv_itemsize: float = 2
     """Bytes a number in the KV cache, scales counted in."""
-    loaded_weights_bytes: int = 0
-    """True size of the weights when they are loaded already; 0 computes it from the arch."""
     graph_sizes: tuple[int, ...] = ()
     """Sequences of each captured decode step; empty where none is captured. They are captured once the pool stands, so
     their memory is kept free beforehand."""
@@ -81,17 +81,12 @@ class MemoryEquation:
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
     @property
-    def weights_bytes(self) -> int:
-        """Matrices, embeddings and norms."""
-        return self.loaded_weights_bytes or self.arch.n_parameters * self.weight_itemsize
-
-    @property
     def workspace_bytes(self) -> int:
         """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
         arch = self.arch
         attention = (2 * arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
         widest = max(attention, 3 * arch.ffn_size)
-        return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.weight_itemsize
+        return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.itemsize
 
     @property
     def logits_bytes(self) -> int:

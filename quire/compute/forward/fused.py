@@ -15,13 +15,13 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.layers.block import Block
 from quire.compute.models.decoder import Decoder
-from quire.compute.quant import PackedProduct
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import sift
+from quire.compute.schemes.packed import PackedProduct
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import tape

@@ -11,7 +11,7 @@ from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Linear, Make
 from quire.compute.layers.norm import Norm
-from quire.compute.quant import Quantize
+from quire.compute.schemes.choice import Schemes
 from quire.config.layers import Activation, LayerSpec, Placement
 from quire.config.parameters import LayerParameters
 from quire.kernels import gemm
@@ -27,13 +27,13 @@ class Block:
         parameters: LayerParameters,
         layer: int,
         make: Make,
-        quantize: Quantize | None,
+        schemes: Schemes,
         cos_sin: torch.Tensor,
     ) -> None:
         self.spec = spec
-        self.attention = Attention(spec.mixer, parameters, layer, make, quantize, cos_sin)
-        self.up = Linear(make, parameters.up, quantize=quantize)
-        self.down = Linear(make, parameters.down, quantize=quantize)
+        self.attention = Attention(spec.mixer, parameters, layer, make, schemes, cos_sin)
+        self.up = Linear(make, parameters.up, schemes.of(parameters.up))
+        self.down = Linear(make, parameters.down, schemes.of(parameters.down))
         self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm = (
             None if table is None else Norm(make, table)
             for table in (

@@ -15,7 +15,7 @@ from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
-from quire.compute.quant import Quantize, Rounded
+from quire.compute.schemes.choice import Schemes, floating
 from quire.config.arch import ModelArch
 from quire.config.parameters import EMBEDDING, POSITIONS, final_norm, head, layer_parameters
 from quire.config.rope import Rope
@@ -26,13 +26,11 @@ Part = Embedding | Linear | Norm
 
 
 class Decoder:
-    """The whole model. `make(*shape)` allocates a parameter; `tables`: the rotary tables, see `rotary_tables`; `scheme`
-    says what `pack` makes of the matrices."""
+    """The whole model. `make(*shape)` allocates a parameter; `tables`: the rotary tables, see `rotary_tables`."""
 
     def __init__(
-        self, arch: ModelArch, make: Make, tables: Mapping[Rope | None, torch.Tensor], scheme: Rounded | None = None
+        self, arch: ModelArch, make: Make, tables: Mapping[Rope | None, torch.Tensor], schemes: Schemes
     ) -> None:
-        quantize: Quantize | None = None if scheme is None else scheme.product
         self.arch = arch
         self.tables = dict(tables)
         self._device = next(iter(tables.values())).device
@@ -40,14 +38,14 @@ class Decoder:
         self.positions = Embedding(make, POSITIONS, arch.n_positions, arch.hidden_size) if arch.n_positions else None
         self.blocks = [
             Block(
-                spec, layer_parameters(spec, arch.hidden_size, layer), layer, make, quantize,
+                spec, layer_parameters(spec, arch.hidden_size, layer), layer, make, schemes,
                 self.tables[spec.mixer.rope],
             )
             for layer, spec in enumerate(arch.layers)
         ]  # fmt: skip
         self.norm = Norm(make, final_norm(arch))
         tied = self.embed.weight if arch.tie_embeddings else None
-        self.head = Linear(make, head(arch), tied=tied, quantize=quantize)
+        self.head = Linear(make, head(arch), schemes.of(head(arch)), tied=tied)
 
     def forward(
         self,
@@ -106,7 +104,8 @@ class Decoder:
         return layers and not scaled and self.norm.pair is not None
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name as in `config.parameters`, contiguous view of the parameter), before anything is packed."""
+        """(name as in `config.parameters`, contiguous view of the parameter), before anything is finished; without the
+        matrices that a file's blocks are."""
         for name, layer, part in self._places():
             for kind, tensor in layer.part(part).items():
                 yield f"{name}.{kind}", tensor
@@ -122,7 +121,7 @@ class Decoder:
         return found
 
     def owners(self) -> dict[str, Linear]:
-        """Name as in `weights` → the layer that can be packed once all its names have their values."""
+        """Name as in `weights` → the layer that can be finished once all its names have their values."""
         layers = [(name, layer, part) for name, layer, part in self._places() if isinstance(layer, Linear)]
         return {f"{name}.{kind}": layer for name, layer, part in layers for kind in layer.part(part)}
 
@@ -171,7 +170,7 @@ class Decoder:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of all parameters as they are now: packed, quantised or neither."""
+        """Memory of all parameters when they are finished, as their schemes declare it."""
         return sum(table.nbytes for table in self._tables()) + sum(linear.n_bytes for linear in self.linears())
 
     def leave_device(self) -> None:
@@ -186,26 +185,29 @@ class Decoder:
         """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
         tensors = [*self.tables.values(), *self._tables()]
         for linear in self.linears():
-            tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
+            tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
         for block in self.blocks:
             tensors += block.attention.variant.tensors.values()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
 
-    def pack(self) -> None:
-        """Bring the matrices into the layout of the machine's products, when all weights are in place."""
+    def finish(self) -> None:
+        """Make of the matrices what their schemes store, when all weights are in place."""
         for linear in self.linears():
-            linear.pack()
+            linear.finish()
 
 
 def decoder_on(
-    device: torch.device, arch: ModelArch, dtype: torch.dtype, max_model_len: int, scheme: Rounded | None = None
+    device: torch.device, arch: ModelArch, dtype: torch.dtype, max_model_len: int, schemes: Schemes | None = None
 ) -> Decoder:
-    """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled."""
+    """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled.
+
+    schemes: of its matrices; None: those of the device for `dtype`, without rounding.
+    """
 
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     tables = {rope: table.to(device) for rope, table in rotary_tables(arch, max_model_len).items()}
-    return Decoder(arch, make, tables, scheme)
+    return Decoder(arch, make, tables, Schemes(floating(device, dtype)) if schemes is None else schemes)

@@ -59,7 +59,7 @@ def test_the_null_engine_refuses() -> None:
 def test_the_pool_is_sized_beside_the_true_bytes_of_the_weights() -> None:
     arch, config = read_arch(DEMO), EngineConfig(num_gpu_blocks_override=500, max_num_seqs=4)
     limits = resolve(config, arch, "cpu")
-    fixed_bytes = equation(config, limits, arch, taken_bytes=1).fixed_bytes
+    fixed_bytes = equation(config, limits, arch, weights_bytes=1).fixed_bytes
     total_bytes = fixed_bytes + 500 * equation(config, limits, arch).page_bytes + 5_000_000
     room = Room(total_bytes, total_bytes // 2)
     assert size_pool(config, limits, arch, room, weights_bytes=4_999_999)[0] == 500

@@ -14,13 +14,13 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.quant import SCHEMES
 from quire.compute.runner.batch import flatten
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import Step
 from quire.compute.runner.tables import NO_WRITES, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample import Sampler
+from quire.compute.schemes.choice import choose
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepPlan
@@ -59,11 +59,10 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def make_model(arch: ModelArch, dtype: torch.dtype, quantization: str) -> Decoder:
     torch.manual_seed(0)
-    scheme = SCHEMES[quantization]
-    model = decoder_on(torch.device("cpu"), arch, dtype, 256, scheme)
+    model = decoder_on(torch.device("cpu"), arch, dtype, 256, choose(quantization, torch.device("cpu"), dtype))
     for name, tensor in model.weights():
         tensor.copy_(1 + torch.randn(tensor.shape) / 10 if "norm" in name else torch.randn(tensor.shape) / 7)
-    model.pack()
+    model.finish()
     return model
 
 

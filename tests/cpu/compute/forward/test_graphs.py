@@ -116,7 +116,7 @@ def model(tmp_path: pathlib.Path) -> Decoder:
     made = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
     for name, tensor in made.weights():
         tensor.copy_(1 + torch.randn(tensor.shape) / 10 if "norm" in name else torch.randn(tensor.shape) / 7)
-    made.pack()
+    made.finish()
     return made
 
 

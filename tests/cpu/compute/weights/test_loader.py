@@ -73,7 +73,7 @@ def refused(folder: pathlib.Path, *parts: str, **options: Any) -> None:
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the parameters readable after loading."""
-    monkeypatch.setattr(Linear, "pack", lambda self: None)
+    monkeypatch.setattr(Linear, "finish", lambda self: None)
 
 
 @pytest.mark.usefixtures("unpacked")

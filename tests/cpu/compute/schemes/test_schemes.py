@@ -16,8 +16,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.quant import SCHEMES, scheme
-from quire.compute.quant.scheme import PackedProduct
+from quire.compute.schemes import packed as packed_schemes
+from quire.compute.schemes.choice import SCHEMES
+from quire.compute.schemes.packed import PackedProduct, Rounded
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
@@ -100,20 +101,19 @@ def test_pieces_make_the_same_matrix(name: str, shape: tuple[int, int], monkeypa
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_layer_is_its_packed_matrix(name: str) -> None:
-    chosen = SCHEMES[name]
-    assert chosen is not None
     make = functools.partial(torch.empty, dtype=torch.bfloat16)
-    linear = Linear(make, matrix(96, 64, 32, 32, bias=True), quantize=chosen.product)
+    linear = Linear(make, matrix(96, 64, 32, 32, bias=True), Rounded(name))
     for index in range(3):
         for tensor in linear.part(index).values():
             tensor.normal_()
+    assert linear.weight is not None
     weight, bias = linear.weight.clone(), linear.bias
-    linear.pack()
+    linear.finish()
     x = torch.randn(5, 96).bfloat16()
     expected = reference.linear(x, qgemm.pack(weight, name), bias)
     assert torch.allclose(linear(x).float(), expected.float(), rtol=8e-3, atol=8e-2)
     product = linear.product
-    linear.pack()
+    linear.finish()
     assert linear.product is product
 
 
@@ -173,7 +173,7 @@ def test_floating_matrices_do_not_pile_up(load_format: str, tmp_path: pathlib.Pa
     write(tmp_path, tied=False)
     packed: list[StorageWeakRef] = []
     most = 0
-    original = scheme.pack
+    original = packed_schemes.pack
 
     def counted(weight: torch.Tensor, name: str) -> qgemm.PackedWeight:
         nonlocal most
@@ -181,7 +181,7 @@ def test_floating_matrices_do_not_pile_up(load_format: str, tmp_path: pathlib.Pa
         most = max(most, sum(not one.expired() for one in packed))
         return original(weight, name)
 
-    monkeypatch.setattr(scheme, "pack", counted)
+    monkeypatch.setattr(packed_schemes, "pack", counted)
     load(tmp_path, "int4", load_format=load_format)
     assert len(packed) == 3 * 4 + 1
     assert most <= 2
@@ -209,13 +209,10 @@ def test_a_matrix_with_an_infinity_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_tied_head_has_its_own_copy() -> None:
-    chosen = SCHEMES["int4"]
-    assert chosen is not None
     table = torch.randn(130, 64).bfloat16()
     kept = table.clone()
-    head = Linear(torch.empty, matrix(64, 130), tied=table, quantize=chosen.product)
-    assert head.n_bytes == 0
-    head.pack()
+    head = Linear(torch.empty, matrix(64, 130), Rounded("int4"), tied=table)
+    head.finish()
     assert torch.equal(table, kept)
     logits = head(kept[:3], out=torch.empty(3, 130))
     assert logits.dtype == torch.float32 and logits.shape == (3, 130)
