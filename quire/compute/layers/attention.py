@@ -15,7 +15,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.quant import Quantize
 from quire.config.layers import AttentionSpec, NormKind, QKNormScope
 from quire.config.parameters import LayerParameters
-from quire.kernels.attention import Variant, variants
+from quire.kernels.attention.variant import Variant, variants
 
 
 class Attention:

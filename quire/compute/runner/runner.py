@@ -28,8 +28,8 @@ from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings, TokenLogprobs
-from quire.kernels.attention.plan import SharedPrefix
-from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.attention.schedule.plan import SharedPrefix
+from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.sample import NON_FINITE, TokenMasks
 
 PROMPT_LOGPROB_ROWS = 256
