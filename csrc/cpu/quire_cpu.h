@@ -24,7 +24,7 @@ QUIRE_API int64_t quire_enable();
 
 constexpr int QUIRE_MAX_PARAMS = 8;
 
-// One step's attention work, the same for every layer. Spans: quire/kernels/attention/plan.py.
+// One step's attention work, the same for every layer. Spans: quire/kernels/attention/schedule/plan.py.
 struct QuireAttnPlan {
     const int32_t* q_indptr;      // [n_spans + 1]
     const int32_t* kv_lens;       // [n_spans]
@@ -42,7 +42,7 @@ struct QuireAttnPlan {
 // Attention of q [n, n_q_heads, head_dim] to k and v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows
 // [n_keys, n_kv_heads, head_dim] of q's type, or, with int8_keys, of cells of 8 bits (cells.h), then with strides in
 // bytes. out [n, n_q_heads, head_dim] is contiguous; lse float32 [n, n_q_heads] (natural logarithm of the sum of
-// weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant.py.
+// weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant/definition.py.
 struct QuireAttnArgs {
     const QuireAttnPlan* plan;
     const void *q, *k, *v;

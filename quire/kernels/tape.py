@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from quire.kernels import native
-from quire.kernels.attention import Variant
-from quire.kernels.attention.cpu import MAX_HEAD_DIM, TILE_ROWS, native_args
+from quire.kernels.attention.cpu.launcher import MAX_HEAD_DIM, native_args
+from quire.kernels.attention.cpu.work import TILE_ROWS
+from quire.kernels.attention.variant import Variant
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm import PackedWeight
 from quire.kernels.qgemm import cpu as products

@@ -199,7 +199,7 @@ def forbidden_statement(project: Project) -> Iterator[Finding]:
 
 
 def _may_use_cuda(name: str) -> bool:
-    launchers = ("triton", "hopper", "attention/work.py")
+    launchers = ("triton", "hopper", "attention/schedule/work.py")
     in_launcher = name.startswith("quire/kernels/") and any(part in name for part in launchers)
     return name == "quire/compute/device/cuda.py" or in_launcher
 

@@ -27,8 +27,8 @@ from quire.compute.runner.tail import Tail
 from quire.config.arch import ModelArch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
-from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.attention.schedule.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
 from quire.planner.shape import layer_weights
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.core.plan import Spans
-from quire.kernels.attention.plan import SharedPrefix
+from quire.kernels.attention.schedule.plan import SharedPrefix
 
 
 @dataclasses.dataclass(slots=True)

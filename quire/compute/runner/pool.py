@@ -13,7 +13,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import cell
 from quire.kernels.kvstore import op as kvstore

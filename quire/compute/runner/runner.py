@@ -27,7 +27,7 @@ from quire.compute.sample.sampler import sift
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
-from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.attention.schedule.tiles import small_rows_of
 
 
 class LaunchedStep:

@@ -11,7 +11,7 @@ import torch
 from quire.compute.runner.batch import FlatBatch
 from quire.compute.runner.tables import PageWrites
 from quire.core.plan import StepPlan
-from quire.kernels.attention.plan import SharedPrefix
+from quire.kernels.attention.schedule.plan import SharedPrefix
 from quire.kernels.sample import Choice
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from quire.core.errors import ConfigError
 from quire.kernels.attention import bounds, select
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, Mirrored, PlanBuffers, SharedPrefix, Spans
+from quire.kernels.attention.cpu import work as cpu_work
+from quire.kernels.attention.schedule import work as cuda_work
+from quire.kernels.attention.schedule.plan import AttnPlan, Heads, Layout, Mirrored, PlanBuffers, SharedPrefix, Spans
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import cell
 
 MAX_GROUP = 128
 """Query heads of one KV head: the rows of the largest tile."""
+WORK: Mapping[str, Callable[[AttnPlan, torch.device], object]] = {"cpu": cpu_work.make, "cuda": cuda_work.make}
+"""Device type → what turns a plan into the device's list of work."""
 
 
 def plan(
@@ -121,9 +126,15 @@ def plan_buffers(
     device = "none" if like.page_table is None else like.page_table.device.type
     if device != "cuda":
         raise ValueError(f"plan_buffers takes a plan over pages on a CUDA device; the device of its pages: {device}")
-    sizes = {"span_tokens": span_tokens, "max_rows": max_rows, "max_blocks": max_blocks}
-    made: PlanBuffers = select.work_module("cuda").Buffers(like, max_spans, max_large, memory=memory, **sizes)
-    return made
+    return cuda_work.Buffers(
+        like,
+        max_spans,
+        max_large,
+        span_tokens=span_tokens,
+        max_rows=max_rows,
+        max_blocks=max_blocks,
+        memory=memory,
+    )
 
 
 def run(
@@ -171,7 +182,9 @@ def _with_work(bare: AttnPlan, buffers: PlanBuffers | None, device: torch.device
         place = torch.device(device)
     else:
         raise ValueError("a plan over rows of keys needs the device that they are on")
-    return dataclasses.replace(bare, work=select.work_module(place.type).make(bare, place))
+    if place.type not in WORK:
+        raise ConfigError(f"attention has no kernel for device {place.type!r}: use 'cpu' or 'cuda'")
+    return dataclasses.replace(bare, work=WORK[place.type](bare, place))
 
 
 def _int32(values: np.ndarray) -> np.ndarray:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.kernels.attention import lower
-from quire.kernels.attention.plan import AttnPlan, Layout
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.schedule.plan import AttnPlan, Layout
+from quire.kernels.attention.variant import Variant, lowering
 from quire.kernels.kvstore import cell
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -156,4 +155,4 @@ class _Block:
         if "dim" in site:
             first, second = x.chunk(2, dim=-1) if x.shape[-1] % 2 == 0 else (x, x[..., :0])
             leaves["partner", "half"] = torch.cat((-second, first), dim=-1)
-        return lower.evaluate(expr, {**leaves, ("value", "x"): x}, self.wide).expand(x.shape)
+        return lowering.evaluate(expr, {**leaves, ("value", "x"): x}, self.wide).expand(x.shape)

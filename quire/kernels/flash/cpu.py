@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.kernels.attention import expression
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant import Variant, expression
 from quire.kernels.flash.op import Ragged
 from quire.kernels.flash.reference import Block, q_heads
 

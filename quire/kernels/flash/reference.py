@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.attention import lower
-from quire.kernels.attention.expression import Expr
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant import Variant, lowering
+from quire.kernels.attention.variant.expression import Expr
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """dtype → largest |out - float64 reference| / (1 + |reference|): probabilities and output are rounded once."""
@@ -51,7 +50,7 @@ class Block:
             leaves["scalar", name] = torch.tensor(scalar, dtype=torch.float64, device=logits.device)
         for name, tensor in variant.tensors.items():
             leaves["load", name] = tensor
-        return lower.evaluate(expr, leaves, logits.dtype)
+        return lowering.evaluate(expr, leaves, logits.dtype)
 
 
 def q_heads(n_q_heads: int, n_kv_heads: int, device: torch.device) -> torch.Tensor:

@@ -24,8 +24,8 @@ from quire.bench.options import KernelBenchOptions
 from quire.cli.main import main
 from quire.core.errors import ConfigError
 from quire.kernels import catalog
-from quire.kernels.attention import variants
-from quire.kernels.attention.plan import Heads
+from quire.kernels.attention.schedule.plan import Heads
+from quire.kernels.attention.variant import variants
 
 LIMITS = Limits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
 

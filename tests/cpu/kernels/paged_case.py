@@ -9,11 +9,11 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quire.kernels.attention import expression as ex
-from quire.kernels.attention import op, reference, variants
-from quire.kernels.attention.expression import Expr, Operand, as_float, tanh, where
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
-from quire.kernels.attention.variant import COORDINATES, Params, Site, Variant
+from quire.kernels.attention import op, reference
+from quire.kernels.attention.schedule.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
+from quire.kernels.attention.variant import COORDINATES, Params, Site, Variant, variants
+from quire.kernels.attention.variant import expression as ex
+from quire.kernels.attention.variant.expression import Expr, Operand, as_float, tanh, where
 from quire.kernels.kvstore import cell
 
 NAN = float("nan")

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from paged_case import PagedCase, worst_error
 
 from quire.kernels import attention
-from quire.kernels.attention import reference, variants
-from quire.kernels.attention.plan import AttnPlan, Layout, Spans
+from quire.kernels.attention import reference
+from quire.kernels.attention.schedule.plan import AttnPlan, Layout, Spans
+from quire.kernels.attention.variant import variants
 
 torch.set_num_threads(1)
 NOTHING = float("-inf")
