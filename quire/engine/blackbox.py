@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from quire.control.draft import StepDraft
+from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq
 from quire.core.events import Working
 from quire.core.request import Request
@@ -77,12 +77,12 @@ class Blackbox:
         """Sequences of the steps that the record names."""
         self._is_current = False
 
-    def note_steps(self, in_flight: Sequence[StepDraft]) -> None:
+    def note_steps(self, in_flight: Sequence[PlanBuilder]) -> None:
         """To be called before the newest of these steps is computed."""
         if self._memory is None:
             return
         newest = in_flight[-1]
-        seqs = [draft.seqs for draft in in_flight]
+        seqs = [builder.seqs for builder in in_flight]
         is_decode = newest.plan.n_tokens == len(newest.seqs)
         if not is_decode or not self._is_current or seqs != self._written:
             self._write(self._memory, seqs, newest.step)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from quire.control.draft import StepDraft
+from quire.control.plan_builder import PlanBuilder
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
 from quire.core.clock import Clock
@@ -99,7 +99,7 @@ class EngineCore:
         self.on_wait: Callable[[], None] | None = None
         self.grammars = grammars or StructuredOutput(None)
         self.grammars.on_wait = self._waits
-        self.on_plan: Callable[[Sequence[StepDraft]], None] | None = None
+        self.on_plan: Callable[[Sequence[PlanBuilder]], None] | None = None
         """Gets the steps in flight before the newest of them is submitted."""
         self._masked_through = -1
         """The last step that was given its masks."""
@@ -253,7 +253,7 @@ class EngineCore:
             raise
         except Exception as error:
             lost = command.request.request_id if isinstance(command, Submit) else None
-            if lost is None or lost in self.scheduler.roster.requests:  # it is half-applied
+            if lost is None or lost in self.scheduler.live.requests:  # it is half-applied
                 self._owed += self._fail(error)
             if lost is not None:
                 self._owed = [delta for delta in self._owed if delta.request_id != lost]
@@ -337,8 +337,8 @@ class EngineCore:
             n_spans=len(plan.spans),
             n_tokens=plan.n_tokens,
             n_prefill_tokens=plan.n_tokens - n_decode,
-            n_running=len(self.scheduler.roster.running),
-            n_waiting=len(self.scheduler.roster.waiting),
+            n_running=len(self.scheduler.live.running),
+            n_waiting=len(self.scheduler.live.waiting),
             host_s=result.timings.host_s,
             total_s=result.timings.total_s,
             times=times,

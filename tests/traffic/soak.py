@@ -187,7 +187,7 @@ class Soak:
         self._judge()
         summary.idle_moments += 1
         summary.leaks += leaks(self.core, self._ended, summary.tokens)
-        self.oracle.judge_pages(self.core.scheduler.roster.cache.tree, self.poison.pool)
+        self.oracle.judge_pages(self.core.scheduler.live.cache.tree, self.poison.pool)
         self.poison.unowned()
         summary.objects_last = live_objects(self.device)
         if not summary.objects_first:

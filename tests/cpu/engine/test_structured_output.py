@@ -120,7 +120,7 @@ def test_a_wrong_token_ends_its_sequence_with_an_error(structured: StructuredOut
     delta = SeqDelta("r0", 0, [wrong])
     structured.follow([delta], engine)
     assert delta.failure is not None and delta.failure.code is Code.GRAMMAR_FAILED and structured.n_live == 0
-    assert not engine.roster.requests
+    assert not engine.live.requests
 
 
 def test_a_complete_text_stops(structured: StructuredOutput) -> None:

@@ -48,8 +48,8 @@ class Engine:
     def submit(self, plan):  # type: ignore[no-untyped-def]
         self.n_steps += 1
         expected: dict[str, int] = {}
-        for draft in self.core.scheduler.in_flight:
-            for seq in draft.seqs:
+        for builder in self.core.scheduler.in_flight:
+            for seq in builder.seqs:
                 n_outputs = max(0, seq.planned - seq.prompt_len + 1)
                 expected[seq.request.request_id] = max(expected.get(seq.request.request_id, 0), n_outputs)
         assert {working.request_id: working.n_outputs for working in read_memory(self.memory)} == expected

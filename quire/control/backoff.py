@@ -8,10 +8,10 @@ from __future__ import annotations
 
 MIN_TOKENS = 16
 GOOD_STEPS = 256
-"""Steps without a failure after which the ration is doubled."""
+"""Steps without a failure after which the limits in use are doubled."""
 
 
-class Ration:
+class Backoff:
     """Halved and doubled."""
 
     def __init__(self, max_seqs: int, max_tokens: int) -> None:

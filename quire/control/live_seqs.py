@@ -1,4 +1,4 @@
-"""Who is here: live requests, the waiting queue, the running list and the slots; and the ways in and out of them.
+"""Sequences that have not ended: the waiting queue, the running list and the slots; the ways in and out of them.
 
 Owns membership and the counters of ends. Does not choose who moves (`admission.py`, `preemption.py`, `commit.py`).
 Invariants: `running` is sorted by key, so the next victim of preemption is its last; every live sequence is either
@@ -23,7 +23,7 @@ from quire.core.request import Request
 _key = operator.attrgetter("key")
 
 
-class Roster:
+class LiveSeqs:
     """See the module."""
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -44,34 +44,34 @@ class Roster:
         self._arrivals = 0
 
     @classmethod
-    def after(cls, failed: Roster) -> Roster:
-        """An empty roster that goes on counting where `failed` stood; sequences whose end it had not counted failed.
+    def after(cls, failed: LiveSeqs) -> LiveSeqs:
+        """No sequences, and counters that go on where `failed` stood; sequences whose end it had not counted failed.
 
         Every slot is closed, whatever compute knows.
         """
-        roster = cls(failed.config)
-        roster.closed = list(range(failed.config.max_num_seqs))
-        roster.finished = dict(failed.finished)
-        roster.n_submitted, roster.preemptions = failed.n_submitted, failed.preemptions
-        roster.finished[FinishReason.ERROR.value] += failed.n_submitted - sum(failed.finished.values())
-        roster._arrivals, roster.history = failed._arrivals, failed.history
-        return roster
+        live = cls(failed.config)
+        live.closed = list(range(failed.config.max_num_seqs))
+        live.finished = dict(failed.finished)
+        live.n_submitted, live.preemptions = failed.n_submitted, failed.preemptions
+        live.finished[FinishReason.ERROR.value] += failed.n_submitted - sum(failed.finished.values())
+        live._arrivals, live.history = failed._arrivals, failed.history
+        return live
 
     @classmethod
-    def again(cls, failed: Roster) -> Roster:
-        """A roster in which every live sequence of `failed` waits, without pages; its counters go on."""
-        roster = cls(failed.config)
-        roster.closed = list(range(failed.config.max_num_seqs))
-        roster.finished, roster.n_submitted = dict(failed.finished), failed.n_submitted
-        roster.preemptions = failed.preemptions + len(failed.running)
-        roster.history = failed.history
-        roster._arrivals, roster.deadlines, roster.requests = failed._arrivals, failed.deadlines, failed.requests
+    def again(cls, failed: LiveSeqs) -> LiveSeqs:
+        """Every live sequence of `failed` waits, without pages; the counters go on."""
+        live = cls(failed.config)
+        live.closed = list(range(failed.config.max_num_seqs))
+        live.finished, live.n_submitted = dict(failed.finished), failed.n_submitted
+        live.preemptions = failed.preemptions + len(failed.running)
+        live.history = failed.history
+        live._arrivals, live.deadlines, live.requests = failed._arrivals, failed.deadlines, failed.requests
         for seqs in failed.requests.values():
             for seq in seqs:
                 if seq.state is not SeqState.ENDED:
                     seq.requeue()
-                    roster.waiting.push(seq, returned=seq.n_admissions > 0)
-        return roster
+                    live.waiting.push(seq, returned=seq.n_admissions > 0)
+        return live
 
     def add(self, request: Request) -> None:
         """Put the request's sequences into the queue, behind all of its priority."""

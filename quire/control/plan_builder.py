@@ -1,4 +1,4 @@
-"""`StepDraft`: a plan while it is written, then the record by which its result is understood. Owns no policy."""
+"""`PlanBuilder`: a plan while it is written, then the record by which its result is understood. Owns no policy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from quire.control.seq import NEVER, Seq
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StepPlan
 
 
-class StepDraft:
+class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
     __slots__ = ("budget", "is_tight", "plan", "seqs", "step")
