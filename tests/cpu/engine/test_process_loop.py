@@ -29,7 +29,7 @@ from quire.core.result import StepResult
 from quire.engine.commands import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.port import Port
+from quire.engine.router import ClientRouter
 from quire.engine.process import EngineLoop, StatusPipe
 from quire.engine.progress import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
 from quire.engine.throughput import LOG_PERIOD_S, ThroughputLog
@@ -76,8 +76,8 @@ class FakeSocket:
 
 def serve(core: EngineCore, socket: FakeSocket) -> None:
     socket.inbox.appendleft(encode([Hello()]))
-    port = Port(socket, READY)  # type: ignore[arg-type]
-    EngineLoop(core, port, StatusPipe(-1), log_stats=False).run()
+    router = ClientRouter(socket, READY)  # type: ignore[arg-type]
+    EngineLoop(core, router, StatusPipe(-1), log_stats=False).run()
 
 
 def broken(submit: Submit, path: str, value: object) -> dict[str, object]:

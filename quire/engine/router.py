@@ -52,7 +52,7 @@ class _Client:
         """It did not read; it has to be told."""
 
 
-class Port:
+class ClientRouter:
     """See the module. `ready` is the answer to every Hello."""
 
     def __init__(self, socket: zmq.Socket[bytes], ready: EngineReady) -> None:
@@ -65,7 +65,7 @@ class Port:
 
     @staticmethod
     def bind(address: str) -> zmq.Socket[bytes]:
-        """The socket at which clients connect; they may write before there is a Port."""
+        """The socket at which clients connect; they may write before there is a ClientRouter."""
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
