@@ -23,7 +23,7 @@ from quire.engine.quarantine import fingerprint
 MAX_WORKING = 16_384
 """Requests that a record names at most."""
 RECORD_BYTES = 4 << 20
-"""Room for so many; pages that were never written take no memory."""
+"""Room for so many; what was never written takes no memory."""
 _VALID = struct.Struct("<I")
 """At the start: the record that is valid."""
 _STEP = struct.Struct("<q")
@@ -37,7 +37,7 @@ _decode = msgspec.msgpack.Decoder(list[Working]).decode
 
 def make_memory() -> int:
     """A descriptor of memory for one engine, to be inherited by it."""
-    fd = os.memfd_create("quire-blackbox")
+    fd = os.memfd_create("quire-flight-recorder")
     os.ftruncate(fd, _RECORDS_AT + 2 * RECORD_BYTES)
     return fd
 
@@ -60,7 +60,7 @@ def read_memory(fd: int) -> list[Working]:
     return found
 
 
-class Blackbox:
+class FlightRecorder:
     """The engine's end of the memory. Without memory (fd -1) it does nothing."""
 
     def __init__(self, fd: int, stage_of: Callable[[str], int]) -> None:

@@ -49,10 +49,10 @@ from quire.core.events import (
 )
 from quire.core.shortage import shortage
 from quire.engine import logs
-from quire.engine.blackbox import Blackbox
 from quire.engine.child import read_start
 from quire.engine.commands import refusals
 from quire.engine.core import EngineCore
+from quire.engine.flight_recorder import FlightRecorder
 from quire.engine.garbage import quiet_gc
 from quire.engine.router import ClientRouter
 from quire.engine.throughput import ThroughputLog
@@ -109,8 +109,8 @@ class EngineLoop:
         self._throughput = ThroughputLog(now_s) if log_stats else None
         left, ends = (start.n_restarts_left, start.ends) if start is not None else (0, [])
         self._trials = Trials(left, now_s, after_death=bool(ends and ends[-1].working))
-        self._box = Blackbox(start.box_fd if start is not None else -1, self._trials.stage_of)
-        self._core.on_plan = self._box.note_steps
+        self._recorder = FlightRecorder(start.recorder_fd if start is not None else -1, self._trials.stage_of)
+        self._core.on_plan = self._recorder.note_steps
         self.closing = False
 
     def run(self) -> None:
@@ -125,7 +125,7 @@ class EngineLoop:
             if self._core.has_work():
                 deltas += self._core.step()
             else:
-                self._box.note_idle()
+                self._recorder.note_idle()
             if deltas:
                 self._trials.note(deltas)
                 self._router.deliver(deltas)

@@ -41,8 +41,8 @@ class ProcessStart(msgspec.Struct):
     status_fd: int
     """The pipe to its parent; -1: none."""
     config: EngineConfig
-    box_fd: int = -1
-    """Memory for its `Blackbox`; -1: none."""
+    recorder_fd: int = -1
+    """Memory for its `FlightRecorder`; -1: none."""
     engine: int = 0
     """Its number."""
     n_restarts_left: int = 0

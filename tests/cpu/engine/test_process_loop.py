@@ -29,9 +29,9 @@ from quire.core.result import StepResult
 from quire.engine.commands import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.router import ClientRouter
 from quire.engine.process import EngineLoop, StatusPipe
 from quire.engine.progress import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
+from quire.engine.router import ClientRouter
 from quire.engine.throughput import LOG_PERIOD_S, ThroughputLog
 from quire.engine.wire import decode_event, encode
 

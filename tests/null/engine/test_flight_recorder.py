@@ -14,9 +14,9 @@ from quire.core.clock import VirtualClock
 from quire.core.events import Submit
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
-from quire.engine.blackbox import Blackbox, make_memory, read_memory
 from quire.engine.core import EngineCore
 from quire.engine.executors.null import NullExecutor
+from quire.engine.flight_recorder import FlightRecorder, make_memory, read_memory
 from quire.engine.quarantine import fingerprint
 
 
@@ -40,8 +40,8 @@ class Engine:
         self.core = EngineCore(scheduler, executor, VirtualClock(), 2)
         self.memory = make_memory()
         self.stages: dict[str, int] = {}
-        self.box = Blackbox(os.dup(self.memory), lambda name: self.stages.get(name, 0))
-        self.core.on_plan = self.box.note_steps
+        self.recorder = FlightRecorder(os.dup(self.memory), lambda name: self.stages.get(name, 0))
+        self.core.on_plan = self.recorder.note_steps
         self._submit, executor.submit = executor.submit, self.submit  # type: ignore[method-assign]
         self.n_steps = 0
 
@@ -71,7 +71,7 @@ def test_it_names_what_is_computed_and_how_far_it_is() -> None:
         engine.core.step()
     assert engine.n_steps > 30
     assert read_memory(engine.memory), "the last steps"
-    engine.box.note_idle()
+    engine.recorder.note_idle()
     assert read_memory(engine.memory) == []
 
 
@@ -81,7 +81,7 @@ def test_stages() -> None:
     engine.core.handle(Submit(first))
     engine.core.step()
     engine.stages["a"] = 1
-    engine.box.note_stages()
+    engine.recorder.note_stages()
     (found,) = read_memory(engine.memory)
     assert (found.request_id, found.stage, found.mark) == ("a", 1, fingerprint(first))
     engine.core.handle(Submit(second))
@@ -94,15 +94,15 @@ def test_a_kill_at_any_moment_leaves_a_whole_record() -> None:
     code = """
 import sys
 from types import SimpleNamespace
-from quire.engine.blackbox import Blackbox
-from test_blackbox import request
-box = Blackbox(int(sys.argv[1]), lambda name: 0)
+from quire.engine.flight_recorder import FlightRecorder
+from test_flight_recorder import request
+recorder = FlightRecorder(int(sys.argv[1]), lambda name: 0)
 print("ready", flush=True)
 seqs = [SimpleNamespace(request=request("x" * n), planned=0, prompt_len=4) for n in range(1, 40)]
 while True:
     for n in (*range(40), *range(39, 0, -1)):
-        box._written = [seqs[:n]]
-        box.note_stages()
+        recorder._written = [seqs[:n]]
+        recorder.note_stages()
 """
     for attempt in range(6):
         memory = make_memory()
