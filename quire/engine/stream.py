@@ -14,7 +14,7 @@ from quire.core.events import Command, FinishReason, SeqDelta, Trial
 from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind
-from quire.engine.outflow import OpenRequest, PartBuffer
+from quire.engine.output_processor import OpenRequest, PartBuffer
 
 REFUSALS = frozenset(
     {

@@ -24,7 +24,7 @@ from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.engine.build import build_engine
-from quire.engine.intake import Intake
+from quire.engine.input_processor import InputProcessor
 from traffic.arrivals import Arrivals
 from traffic.leaks import leaks, live_objects
 from traffic.oracle import Oracle, Record, Verdicts
@@ -100,9 +100,8 @@ class Soak:
         self.core, ready = build_engine(config)
         self.device = ready.device
         self.oracle = Oracle(model.to(self.device), *ERRORS[self.device, read_arch(folder).dtype])
-        self.arrivals = Arrivals(
-            Intake(config, ready, None, [], self.core.clock), seed, config.max_model_len, config.max_model_len // 8
-        )
+        inputs = InputProcessor(config, ready, None, [], self.core.clock)
+        self.arrivals = Arrivals(inputs, seed, config.max_model_len, config.max_model_len // 8)
         self.poison = Poison(self.core)
         self.poison.everything()
         self.summary = Summary()

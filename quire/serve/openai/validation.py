@@ -1,7 +1,7 @@
 """The checks that every generating endpoint shares: from the common fields to `SamplingParams`.
 
 Owns ranges, caps and combinations of the fields in `schema.SamplingFields`. Types were checked by the decoder; what
-needs the model (token ids, lengths) is checked again by `SamplingParams.verify` and the engine's intake.
+needs the model (token ids, lengths) is checked again by `SamplingParams.verify` and the engine's input processor.
 Invariant: a field is honoured, noted as ignored, or refused by name.
 """
 
@@ -159,7 +159,7 @@ def sampling_params(
 
 
 def check_priority(priority: int | None, limits: Limits) -> int:
-    """The priority of a request; 400 for one that the order of arrival would ignore. Its range is the intake's."""
+    """The priority of a request; 400 for one that the order of arrival would ignore. Its range: `InputProcessor`."""
     if priority and not limits.has_priorities:
         raise unsupported(
             "priority", "requests run in order of arrival; the operator can start with --scheduling-policy priority."

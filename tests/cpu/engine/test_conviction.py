@@ -173,7 +173,7 @@ async def test_requests_that_only_waited_are_no_suspects() -> None:
         waiting = [server.submit(i, [SLOW, 0, i]) for i in range(3)]
         guilty = server.submit(0, [HANG, 2])
         waiting += [server.submit(i, innocent(i)) for i in range(300)]
-        known = server.llms[0]._replay.quarantine._known
+        known = server.llms[0]._recovery.quarantine._known
         async with asyncio.timeout(LIMIT_S):
             while not server.supervisor.n_restarts or not server.llms[0].healthy():
                 await asyncio.sleep(0.01)

@@ -1,7 +1,7 @@
 """An engine without a model under the real `AsyncLLM`: deterministic tokens, a pace, and faults on demand.
 
-Everything but the model is real: intake, outflow, tokenizer, chat template, streams. The reply to a prompt is the text
-`reply_to(prompt ids)` in byte tokens, so tests know every answer beforehand.
+Everything but the model is real: input and output processors, tokenizer, chat template, streams. The reply to a
+prompt is the text `reply_to(prompt ids)` in byte tokens, so tests know every answer beforehand.
 """
 
 from __future__ import annotations

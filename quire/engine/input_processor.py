@@ -39,7 +39,7 @@ class Checked:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Intake:
+class InputProcessor:
     """Checks against one loaded model."""
 
     config: EngineConfig

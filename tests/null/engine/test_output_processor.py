@@ -14,7 +14,7 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.request import Request
 from quire.core.result import TokenLogprobs
 from quire.core.sampling import OutputKind, SamplingParams
-from quire.engine.outflow import PIECE_CELLS, READ_CELLS, OpenRequest, PartBuffer
+from quire.engine.output_processor import PIECE_CELLS, READ_CELLS, OpenRequest, PartBuffer
 from quire.engine.stream import RequestStream
 
 K = 3

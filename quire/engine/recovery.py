@@ -24,7 +24,7 @@ Send = Callable[[Submit], Awaitable[None]]
 Fail = Callable[[RequestStream, QuireError], None]
 
 
-class Replay:
+class Recovery:
     """See the module. `send` hands a request to the engine, `fail` ends an open one with an error."""
 
     def __init__(self, clock: Clock, send: Send, fail: Fail) -> None:
