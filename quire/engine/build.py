@@ -48,7 +48,7 @@ from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
-from quire.engine.sleep import Residence
+from quire.engine.sleep import SleepMode
 from quire.kernels import native
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
@@ -103,7 +103,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, min_shared, pace)
     if config.enable_sleep_mode:
         release = device.free_bytes if device.name == "cuda" else host.trim_heap
-        core.residence = Residence(model, load, make, release)
+        core.sleep_mode = SleepMode(model, load, make, release)
     return core, _ready(config, limits, arch, device.name, n_pages, model.n_bytes)
 
 

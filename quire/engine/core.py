@@ -29,7 +29,7 @@ from quire.core.result import StepResult
 from quire.engine.commands import refusals
 from quire.engine.executors.executor import Executor, is_out_of_memory
 from quire.engine.grammars.manager import StructuredOutput
-from quire.engine.sleep import ASLEEP, AsleepExecutor, Residence
+from quire.engine.sleep import ASLEEP, AsleepExecutor, SleepMode
 
 T = TypeVar("T")
 logger = logging.getLogger("quire.engine")
@@ -106,7 +106,7 @@ class EngineCore:
         self._depth = depth
         self._in_flight: collections.deque[InFlight] = collections.deque()
         self._n_failed = 0
-        self.residence: Residence[Any] | None = None
+        self.sleep_mode: SleepMode[Any] | None = None
         """What can be given up in sleep; None: nothing."""
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
@@ -278,26 +278,26 @@ class EngineCore:
     @property
     def is_asleep(self) -> bool:
         """True between `sleep` and the end of `wake_up`."""
-        return self.residence is not None and self.residence.is_asleep
+        return self.sleep_mode is not None and self.sleep_mode.is_asleep
 
     def sleep(self, level: int) -> None:
         """End every sequence with an error, which the next step returns, and give memory back.
 
         level: 1 keeps the weights in the host's memory, 2 gives them up too. SleepFailed where nothing can be given up.
         """
-        if self.residence is None:
+        if self.sleep_mode is None:
             raise SleepFailed("this engine was not started with enable_sleep_mode, or holds no memory")
         self.grammars.clear()
         self._drain()
         self._owed += self.scheduler.fail_all(Failure(Code.ENGINE_ASLEEP, ASLEEP))
         self.executor.shutdown()
         self.executor = AsleepExecutor()
-        self._beside(functools.partial(self.residence.leave, level))
+        self._beside(functools.partial(self.sleep_mode.sleep, level))
 
     def wake_up(self) -> None:
         """Bring back what `sleep` gave up. SleepFailed if it cannot be had; the engine sleeps on then."""
-        if self.residence is not None and self.residence.is_asleep:
-            self.executor = self._beside(self.residence.enter)
+        if self.sleep_mode is not None and self.sleep_mode.is_asleep:
+            self.executor = self._beside(self.sleep_mode.wake_up)
 
     def _beside(self, work: Callable[[], T]) -> T:
         """Do it in a thread, and be heard of meanwhile."""

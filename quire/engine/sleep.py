@@ -29,7 +29,7 @@ TAGS = frozenset({"weights", "kv_cache"})
 """What vLLM can wake one by one."""
 
 
-class Weights(Protocol):
+class SleepableModel(Protocol):
     """A model, as far as sleep is concerned."""
 
     def leave_device(self) -> None:
@@ -39,10 +39,10 @@ class Weights(Protocol):
         """Move them back, likewise."""
 
 
-Model = TypeVar("Model", bound=Weights)
+Model = TypeVar("Model", bound=SleepableModel)
 
 
-class Residence(Generic[Model]):
+class SleepMode(Generic[Model]):
     """The weights of an engine and the executor around them.
 
     load: reads the weights, for the device. make: pages, tables, graphs and what else is needed to run steps.
@@ -60,7 +60,7 @@ class Residence(Generic[Model]):
         self._load, self._make, self._release = load, make, release
         self.is_asleep = False
 
-    def leave(self, level: int) -> None:
+    def sleep(self, level: int) -> None:
         """Give memory up. Nothing else may hold the executor any more. Deeper sleep may follow on level 1."""
         self.is_asleep = True
         start_s = time.perf_counter()
@@ -72,7 +72,7 @@ class Residence(Generic[Model]):
         self._release()
         logger.info("asleep at level %d, in %.2f s", level, time.perf_counter() - start_s)
 
-    def enter(self) -> Executor:
+    def wake_up(self) -> Executor:
         """Take memory again. SleepFailed, with the reason, if it cannot be had: nothing is held then but what was."""
         start_s, level = time.perf_counter(), 2 if self._model is None else 1
         try:
@@ -87,7 +87,7 @@ class Residence(Generic[Model]):
             self.is_asleep = False
             logger.info("awake, in %.2f s", time.perf_counter() - start_s)
             return executor
-        self.leave(level)
+        self.sleep(level)
         raise SleepFailed(f"the engine cannot wake up: {reason}. It sleeps on; free memory and wake it again")
 
 

@@ -15,7 +15,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineAsleep, InvalidParameter, SleepFailed
 from quire.core.events import EngineStats
 from quire.core.failure import Code
-from quire.engine.sleep import Residence
+from quire.engine.sleep import SleepMode
 
 OPTIONS: Any = {"num_threads": 1, "num_gpu_blocks_override": 200, "max_model_len": 512, "enable_sleep_mode": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -100,15 +100,15 @@ def test_an_engine_that_cannot_wake_sleeps_on(level: int) -> None:
         made.append(model)
         return "executor"
 
-    residence: Residence[Model] = Residence(Model(), Model, make, lambda: None)
-    residence.leave(level)
+    sleep_mode: SleepMode[Model] = SleepMode(Model(), Model, make, lambda: None)
+    sleep_mode.sleep(level)
     for reason in ("CUDA out of memory", "no memory"):
         with pytest.raises(SleepFailed, match=reason):
-            residence.enter()
-        assert residence.is_asleep
-        model = residence._model
+            sleep_mode.wake_up()
+        assert sleep_mode.is_asleep
+        model = sleep_mode._model
         assert model is None if level == 2 else model is not None and not model.is_on_device
-    assert residence.enter() == "executor" and not residence.is_asleep  # type: ignore[comparison-overlap]
+    assert sleep_mode.wake_up() == "executor" and not sleep_mode.is_asleep  # type: ignore[comparison-overlap]
     assert made[0].is_on_device
 
 
