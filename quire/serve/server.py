@@ -27,9 +27,9 @@ from quire.engine import logs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.garbage import SMALL_HEAP_THRESHOLDS, quiet_gc
 from quire.engine.supervisor import ENGINE_COMMAND
+from quire.serve.api_processes import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, ApiProcesses
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
-from quire.serve.fleet import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, Fleet
 from quire.serve.http.keys import KeyRing
 from quire.serve.http.listener import HttpServer
 from quire.serve.http.protocol import protocol_class
@@ -89,7 +89,8 @@ def _run_fleet(
     address = f"{address_of(server, host, server.port)} with {server.api_processes} processes"
     with holder, contextlib.suppress(KeyboardInterrupt), _runner() as runner:
         try:
-            return runner.run(Fleet(engine, server, engine_command).run(f"Quire serves at {address} (Ctrl-C stops)"))
+            processes = ApiProcesses(engine, server, engine_command)
+            return runner.run(processes.run(f"Quire serves at {address} (Ctrl-C stops)"))
         except (ConfigError, LoadError) as error:
             return fail(error, EXIT_BAD_OPTIONS)
         except QuireError as error:

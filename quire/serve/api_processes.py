@@ -1,9 +1,9 @@
 """Several API processes on one port, and the one engine that they share.
 
 Owns the processes: starts them, replaces one that died, hangs or was stopped, ends them. Does not serve itself.
-Invariants: children never outlive this process (they leave at the end of their standard input); a worker that dies ends
-only its own requests, and the server goes on while one worker can serve; time in which this process itself was stopped
-or the machine slept counts against nobody; the port is checked before anything is loaded.
+Invariants: children never outlive this process (they leave at the end of their standard input); one that dies ends only
+its own requests, and the server goes on while one can serve; time in which this process itself was stopped or the
+machine slept counts against nobody; the port is checked before anything is loaded.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ logger = logging.getLogger("quire.serve")
 WATCH_S = 0.1
 LEAVE_S = 5.0
 MAX_SLEEP_S = 1.0
-"""When the watch itself slept longer, this process was stopped or starved, and a worker's silence means nothing."""
+"""When the watch itself slept longer, this process was stopped or starved, and the silence of others means nothing."""
 BEAT_S = 1.0
-"""A worker reports so often, or four times in the time after which it counts as hung, if that is less."""
+"""An API process reports so often, or four times in the time after which it counts as hung, if that is less."""
 QUICK_S = 30.0
-"""A worker that ends sooner after its start is started again later each time."""
+"""An API process that ends sooner after its start is started again later each time."""
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
 """The wait before the second start in a row, from which it doubles, and the longest."""
 MAX_FRUITLESS = 5
-"""When each worker has ended so many times in a row without having served, the server ends."""
+"""When each API process has ended so many times in a row without having served, the server ends."""
 READY, BEAT = b"ready", b"beat"
-"""What a worker reports: it serves; its event loop runs."""
+"""What an API process reports: it serves; its event loop runs."""
 REFUSED = b"refused "
 """It also reports, with a text in JSON: why it cannot use the model or an option."""
 DRAIN, FORCE = b"drain", b"force"
@@ -48,8 +48,8 @@ DRAIN, FORCE = b"drain", b"force"
 EXIT_OK, EXIT_FAILED, EXIT_BAD_OPTIONS, EXIT_FORCED = 0, 1, 2, 130
 
 
-class WorkerStart(msgspec.Struct):
-    """First line on a worker's standard input, as JSON."""
+class ApiProcessStart(msgspec.Struct):
+    """First line on an API process's standard input, as JSON."""
 
     engine: EngineConfig
     server: ServerConfig
@@ -57,19 +57,19 @@ class WorkerStart(msgspec.Struct):
     """Of the engine's socket."""
     index: int
     folder: str
-    """Where the workers leave their metrics for each other."""
+    """Where the API processes leave their metrics for each other."""
     status_fd: int = -1
     """Where it reports."""
     others_serve: bool = False
     """It takes the place of one of several: it may listen only once it can serve."""
 
 
-class Worker:
+class ApiProcess:
     """One API process after the other in the same place."""
 
     def __init__(
         self,
-        start: WorkerStart,
+        start: ApiProcessStart,
         on_ready: Callable[[], None],
         on_refused: Callable[[str], None],
         on_end: Callable[[], None],
@@ -133,7 +133,7 @@ class Worker:
 
     async def _live(self) -> str:
         """One process from its start to its end; returns why it ended. EngineError if it cannot be started."""
-        self._child = child = Child(("-m", "quire.serve.worker"), self._first_line, self._hear)
+        self._child = child = Child(("-m", "quire.serve.api_process"), self._first_line, self._hear)
         reason = await self._watch(child)
         await child.wait(LEAVE_S if reason is None else 0.0)
         self.last_code = await child.end()
@@ -154,7 +154,7 @@ class Worker:
 
     async def _watch(self, child: Child) -> str | None:
         """Until it is gone, or does not report for too long, as one that hangs or that somebody has stopped: why it has
-        to be replaced then. Connections wait in its queue meanwhile, which no other worker can take from it."""
+        to be replaced then. Connections wait in its queue meanwhile, which no other API process can take from it."""
         silent_s, last_s, heard_s = 0.0, time.monotonic(), child.heard_s
         while not child.gone.is_set():
             with contextlib.suppress(TimeoutError):
@@ -180,7 +180,7 @@ class Worker:
         return None
 
 
-class Fleet:
+class ApiProcesses:
     """The main process of a server with several API processes."""
 
     def __init__(self, engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, ...]) -> None:
@@ -190,15 +190,15 @@ class Fleet:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._serves = asyncio.Event()
-        """A worker has served."""
+        """An API process has served."""
         self._changed = asyncio.Event()
-        """A worker has ended."""
-        self._workers: list[Worker] = []
+        """An API process has ended."""
+        self._processes: list[ApiProcess] = []
         self._told: set[str] = set()
-        """Reasons of workers that were printed: all have the same model and options, and one message is enough."""
+        """Reasons of refusals that were printed: all have the same model and options, and one message is enough."""
 
     async def run(self, announce: str) -> int:
-        """Serve until a signal; returns the exit code. QuireError if the engine does not load, or no worker can serve.
+        """Serve until a signal; returns the exit code. QuireError if the engine does not load, or nobody can serve.
 
         announce: what to print once requests are served.
         """
@@ -207,9 +207,9 @@ class Fleet:
         tasks: list[asyncio.Task[None]] = []
         try:
             for index in range(self._server.api_processes):
-                start = WorkerStart(self._engine, self._server, supervisor.address, index, str(supervisor.folder))
-                self._workers.append(Worker(start, self._on_ready, self._on_refused, self._changed.set))
-                tasks.append(asyncio.create_task(self._workers[-1].run(), name=f"quire-worker-{index}"))
+                start = ApiProcessStart(self._engine, self._server, supervisor.address, index, str(supervisor.folder))
+                self._processes.append(ApiProcess(start, self._on_ready, self._on_refused, self._changed.set))
+                tasks.append(asyncio.create_task(self._processes[-1].run(), name=f"quire-api-process-{index}"))
             code = await self._serve(supervisor, announce)
             for task in tasks:
                 task.cancel()
@@ -218,7 +218,7 @@ class Fleet:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await asyncio.gather(*[worker.close() for worker in self._workers])
+            await asyncio.gather(*[process.close() for process in self._processes])
             await supervisor.shutdown()
         return EXIT_FORCED if self._force.is_set() else code
 
@@ -249,7 +249,7 @@ class Fleet:
                     loading.result()
                 if supervisor.failure is not None:
                     return EXIT_FAILED
-                self._check_workers()
+                self._check_processes()
         finally:
             for task in (announcing, loading, *waiting):
                 task.cancel()
@@ -263,30 +263,30 @@ class Fleet:
         await self._serves.wait()
         print(text, flush=True)
 
-    def _check_workers(self) -> None:
-        """Raise an error when no worker can serve: all fail at their options, or each has ended too often."""
-        if any(worker.is_serving or not worker.n_fruitless for worker in self._workers):
+    def _check_processes(self) -> None:
+        """Raise an error when no API process can serve: all fail at their options, or each has ended too often."""
+        if any(process.is_serving or not process.n_fruitless for process in self._processes):
             return
-        last = self._workers[-1].last_end
-        if all(worker.last_code == EXIT_BAD_OPTIONS for worker in self._workers):
+        last = self._processes[-1].last_end
+        if all(process.last_code == EXIT_BAD_OPTIONS for process in self._processes):
             raise ConfigError("no API process can serve with these options: the reason stands above")
-        if all(worker.n_fruitless >= MAX_FRUITLESS for worker in self._workers):
+        if all(process.n_fruitless >= MAX_FRUITLESS for process in self._processes):
             raise EngineError(
                 f"no API process can serve: each has ended {MAX_FRUITLESS} times or more without having served; the "
                 f"last {last}"
             )
 
     async def _drain(self) -> None:
-        """Each worker refuses new work and finishes its own; a second signal cuts that short."""
-        for worker in self._workers:
-            worker.say(DRAIN)
+        """Each API process refuses new work and finishes its own; a second signal cuts that short."""
+        for process in self._processes:
+            process.say(DRAIN)
         deadline_s = time.monotonic() + self._server.shutdown_timeout + LEAVE_S
         is_forced = False
-        while not all(worker.is_gone for worker in self._workers) and time.monotonic() < deadline_s:
+        while not all(process.is_gone for process in self._processes) and time.monotonic() < deadline_s:
             if self._force.is_set() and not is_forced:
                 is_forced, deadline_s = True, time.monotonic() + LEAVE_S
-                for worker in self._workers:
-                    worker.say(FORCE)
+                for process in self._processes:
+                    process.say(FORCE)
             await asyncio.sleep(WATCH_S / 2)
 
     def _on_stop(self) -> None:
@@ -296,5 +296,5 @@ class Fleet:
 
     def _on_reload(self) -> None:
         logger.info("SIGHUP: the API processes read their files again")
-        for worker in self._workers:
-            worker.signal(signal.SIGHUP)
+        for process in self._processes:
+            process.signal(signal.SIGHUP)

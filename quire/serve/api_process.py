@@ -1,4 +1,4 @@
-"""One API process of several: `python -m quire.serve.worker`, started by `serve/fleet.py`.
+"""One API process of several: `python -m quire.serve.api_process`, started by `serve/api_processes.py`.
 
 Owns its end with its parent: what it is told and what it reports. Does not own the engine: it shares the one that the
 parent supervises.
@@ -18,7 +18,17 @@ from quire.core.errors import ConfigError, EngineError
 from quire.core.shortage import shortage
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.child import read_start
-from quire.serve.fleet import BEAT, BEAT_S, DRAIN, EXIT_BAD_OPTIONS, EXIT_FAILED, FORCE, READY, REFUSED, WorkerStart
+from quire.serve.api_processes import (
+    BEAT,
+    BEAT_S,
+    DRAIN,
+    EXIT_BAD_OPTIONS,
+    EXIT_FAILED,
+    FORCE,
+    READY,
+    REFUSED,
+    ApiProcessStart,
+)
 from quire.serve.server import Service, bind, fail, prepare_process, run_service
 
 
@@ -66,7 +76,7 @@ def main() -> int:
     """Entry point of the process."""
     prepare_process()
     line, unread = read_start()
-    start = msgspec.json.decode(line, type=WorkerStart)
+    start = msgspec.json.decode(line, type=ApiProcessStart)
     limit_s = start.server.api_stall_timeout
     parent = Parent(unread, start.status_fd, min(BEAT_S, limit_s / 4) if limit_s else BEAT_S)
     try:

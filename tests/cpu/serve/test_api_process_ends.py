@@ -14,11 +14,11 @@ import psutil
 import pytest
 from light_server import BODY, PATH, Light, light, wait_for
 
-from quire.serve.fleet import MAX_FRUITLESS
+from quire.serve.api_processes import MAX_FRUITLESS
 
 
 def pids(server: Light) -> set[int]:
-    return {worker.pid for worker in server.workers()}
+    return {process.pid for process in server.api_processes()}
 
 
 def test_one_that_dies_again_and_again(tmp_path: pathlib.Path) -> None:
@@ -26,10 +26,10 @@ def test_one_that_dies_again_and_again(tmp_path: pathlib.Path) -> None:
     with light(tmp_path, "--api-processes", "3") as server:
         server.wait_ready()
         golden = server.canary()
-        server.wait_workers(3)
-        steady = server.workers()[1:]
+        server.wait_processes(3)
+        steady = server.api_processes()[1:]
         for number, sign in enumerate([signal.SIGKILL] * 4 + [signal.SIGSEGV, signal.SIGTERM]):
-            [victim] = set(server.wait_workers(3)) - set(steady)
+            [victim] = set(server.wait_processes(3)) - set(steady)
             victim.send_signal(sign)
             wait_for(lambda pid=victim.pid: f"(pid {pid}) ended with" in server.log)
             assert server.process.poll() is None
@@ -37,7 +37,7 @@ def test_one_that_dies_again_and_again(tmp_path: pathlib.Path) -> None:
                 with contextlib.suppress(httpx.TransportError):  # its socket may still be among those that are chosen
                     assert server.canary() == golden
             assert len(re.findall("starting it again", server.log)) == number + 1
-        server.wait_workers(3)
+        server.wait_processes(3)
         server.wait_ready()
         assert {one.pid for one in steady} < pids(server)
         assert [server.canary() for _ in range(6)] == [golden] * 6
@@ -54,10 +54,10 @@ def test_one_that_cannot_answer_is_replaced(tmp_path: pathlib.Path, how: str) ->
     with light(tmp_path, "--api-processes", "2", "--api-stall-timeout", "6") as server:
         server.wait_ready()
         golden = server.canary()
-        victim, other = server.wait_workers(2)
+        victim, other = server.wait_processes(2)
         victim.send_signal(signal.SIGUSR2 if how == "hangs" else signal.SIGSTOP)
         wait_for(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
-        server.wait_workers(2)
+        server.wait_processes(2)
         server.wait_ready()
         assert victim.pid not in pids(server) and other.pid in pids(server)
         assert [server.canary() for _ in range(6)] == [golden] * 6
@@ -71,7 +71,7 @@ def test_one_that_cannot_answer_is_replaced(tmp_path: pathlib.Path, how: str) ->
 def test_time_in_which_the_parent_or_all_were_stopped_counts_against_nobody(tmp_path: pathlib.Path) -> None:
     with light(tmp_path, "--api-processes", "2", "--api-stall-timeout", "5") as server:
         server.wait_ready()
-        server.wait_workers(2)
+        server.wait_processes(2)
         before, everybody = pids(server), server.processes()
         os.kill(server.process.pid, signal.SIGSTOP)
         time.sleep(7)
@@ -88,10 +88,10 @@ def test_time_in_which_the_parent_or_all_were_stopped_counts_against_nobody(tmp_
         server.canary()
 
 
-def test_the_server_ends_when_no_worker_ever_serves(tmp_path: pathlib.Path) -> None:
+def test_the_server_ends_when_no_process_ever_serves(tmp_path: pathlib.Path) -> None:
     site = """
 import os, sys
-if "quire.serve.worker" in sys.orig_argv:
+if "quire.serve.api_process" in sys.orig_argv:
     os.kill(os.getpid(), signal.SIGILL)
 """
     with light(tmp_path, "--api-processes", "2", site=site) as server:
@@ -105,7 +105,7 @@ if "quire.serve.worker" in sys.orig_argv:
 def test_the_server_ends_at_once_when_the_options_are_bad_for_all(tmp_path: pathlib.Path) -> None:
     site = """
 import sys
-if "quire.serve.worker" in sys.orig_argv:
+if "quire.serve.api_process" in sys.orig_argv:
     print("bad", file=sys.stderr)
     sys.exit(2)
 """
@@ -116,10 +116,10 @@ if "quire.serve.worker" in sys.orig_argv:
 
 
 def test_a_stop_for_all_processes_at_once_cuts_nobody_off(tmp_path: pathlib.Path) -> None:
-    """As service managers send it: to the parent, the workers and the engine, and twice."""
+    """As service managers send it: to the parent, the API processes and the engine, and twice."""
     with light(tmp_path, "--api-processes", "2", "--shutdown-timeout", "120") as server:
         server.wait_ready()
-        server.wait_workers(2)
+        server.wait_processes(2)
         body = BODY | {"prompt": [204, 0], "max_tokens": 60, "stream": True}
         with contextlib.ExitStack() as stack:
             http = stack.enter_context(httpx.Client(timeout=90))
