@@ -276,8 +276,8 @@ class Service:
             print("Quire shuts down: no request is open.", flush=True)
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
-        for attendant in list(self.state.live):
-            attendant.stop(unavailable("draining", "The server is shutting down."))
+        for exchange_task in list(self.state.live):
+            exchange_task.stop(unavailable("draining", "The server is shutting down."))
         for _ in range(10):
             if not self.state.live:
                 break

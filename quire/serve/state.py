@@ -16,14 +16,14 @@ from quire.serve.batch.space import SpaceLimits
 from quire.serve.batch.store import BatchStore, StoreThread
 from quire.serve.config import ServerConfig
 from quire.serve.http.answers import AnswerMaker
-from quire.serve.http.bodies import BodyRoom
+from quire.serve.http.bodies import BodyMemory
 from quire.serve.http.decoding import Decoder
-from quire.serve.http.delivery import Attendant
+from quire.serve.http.delivery import ExchangeTask
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.ignored import IgnoredLog, IgnoredParams
 from quire.serve.http.keys import KeyRing
 from quire.serve.http.refusal import Refusal, unavailable
-from quire.serve.http.threads import SHORT_BODY_BYTES, LargeTurn, WorkThreads
+from quire.serve.http.threads import SHORT_BODY_BYTES, LargeWorkLock, WorkThreads
 from quire.serve.openai.logprobs import TokenNames
 from quire.serve.openai.prompts import PromptMaker
 from quire.serve.openai.tooling import MessageStyle, style_of
@@ -46,12 +46,12 @@ class ServerState:
         self.metrics = Metrics()
         self.ignored_log = IgnoredLog()
         self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
-        self._bodies = BodyRoom(config.max_pending_body_bytes)
-        self.large_turn = LargeTurn()
-        self._body_threads = WorkThreads("quire-bodies", self.large_turn)
+        self._bodies = BodyMemory(config.max_pending_body_bytes)
+        self.large_work_lock = LargeWorkLock()
+        self._body_threads = WorkThreads("quire-bodies", self.large_work_lock)
         self.answers = AnswerMaker()
         self.recorder = Recorder(config.record, config.record_prompts)
-        self.live: set[Attendant] = set()
+        self.live: set[ExchangeTask] = set()
         self.draining = False
         self.started_s = time.time()
         self.loop_monitor = LoopMonitor(self.metrics.loop.note)
@@ -78,7 +78,7 @@ class ServerState:
 
     def attach(self, llm: AsyncLLM) -> None:
         """The engine is loaded: requests can be served from now on."""
-        self._llm, self._prompts = llm, PromptMaker(llm, self.large_turn)
+        self._llm, self._prompts = llm, PromptMaker(llm, self.large_work_lock)
         self.loop_monitor.start()
         self._limits = Limits(
             model_names=tuple(llm.config.served_model_name) or (llm.model_name,),
@@ -172,13 +172,13 @@ class ServerState:
             self.ignored_log.take(ignored)
             self.metrics.count_ignored(ignored.counts)
 
-    async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
+    async def run_exchange(self, exchange_task: ExchangeTask, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""
-        self.live.add(attendant)
+        self.live.add(exchange_task)
         try:
-            return await attendant.attend(work)
+            return await exchange_task.run(work)
         finally:
-            self.live.discard(attendant)
+            self.live.discard(exchange_task)
 
     def close(self) -> None:
         """Drop waiting work on bodies and texts, and what runs beside the requests; let go of the disk."""

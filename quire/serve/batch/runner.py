@@ -80,7 +80,7 @@ class LineRunner:
     async def aside(self, work: Callable[[], T], n_bytes: int) -> T:
         """Result of `work` on `n_bytes` of input or output, in a thread. Large ones have their turn among those of
         requests: several that keep the interpreter at once would hold the event loop up for as long as all together."""
-        async with self._state.large_turn.of(n_bytes):
+        async with self._state.large_work_lock.of(n_bytes):
             return await self._store.aside(work)
 
     async def failed(self, line: Line, code: str, message: str) -> Output:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from quire.serve.http import decoding, json_scan
 from quire.serve.http.decoding import MAX_ESCAPES, MAX_NUMBERS, MAX_VALUES, Decoder
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.json_scan import census, cuts, find_ids, largest_member, skip_string
+from quire.serve.http.json_scan import count_body, cuts, find_ids, largest_member, skip_string
 from quire.serve.http.refusal import Refusal
 from quire.serve.openai.schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest
 
@@ -50,7 +50,7 @@ def test_the_census_is_right_wherever_windows_end(value: Any, window: int, escap
     body = written(value, escaped, spaced)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_scan, "WINDOW_BYTES", window)
-        found = census(body, 10**9)
+        found = count_body(body, 10**9)
     n_numbers, n_others, n_empty = counts(value)
     assert found.n_others == n_others and found.n_escapes == body.count(b"\\")
     assert n_numbers <= found.n_numbers <= n_numbers + n_empty, "an empty list counts as if it held a number"
@@ -60,14 +60,14 @@ def test_the_census_is_right_wherever_windows_end(value: Any, window: int, escap
 def test_what_is_no_json_is_judged_too(body: bytes, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_scan, "WINDOW_BYTES", window)
-        found = census(body, 10**9)
+        found = count_body(body, 10**9)
         assert found.n_escapes == body.count(b"\\") and found.n_others >= 0
         find_ids(body, b"prompt")
         largest_member(body, 10**9)
 
 
 def test_counting_ends_where_it_is_too_much() -> None:
-    assert census(b"[]," * 5_000_000, 1000).n_others < 100_000
+    assert count_body(b"[]," * 5_000_000, 1000).n_others < 100_000
 
 
 @pytest.mark.parametrize("tail", [b'"', b"", b'\\"', b"\\", b'\\\\"x', b'\\\\\\"x"'])

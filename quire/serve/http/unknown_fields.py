@@ -79,7 +79,7 @@ class _Place:
     items: _Place | None = None
 
 
-class Sieve:
+class UnknownFieldFilter:
     """Takes unknown fields out of JSON bodies of one type."""
 
     def __init__(self, kind: Any, refused: Refused) -> None:
@@ -87,28 +87,28 @@ class Sieve:
         self._refused = refused
         self._refused_names = {name.rpartition(".")[2] for name in refused}
 
-    def sifted(self, body: bytes | msgspec.Raw, within: str, ignored: IgnoredParams) -> bytes:
+    def filtered(self, body: bytes | msgspec.Raw, within: str, ignored: IgnoredParams) -> bytes:
         """The body without them. Raises a Refusal for one that may not be ignored, and msgspec's errors for what is no
         JSON. within: path of the body."""
         data = bytes(body)
-        return data if self._place is None else self._sift(data, self._place, within, is_top=True, ignored=ignored)
+        return data if self._place is None else self._filter(data, self._place, within, is_top=True, ignored=ignored)
 
-    def _sift(self, data: bytes, place: _Place, path: str, *, is_top: bool, ignored: IgnoredParams) -> bytes:
+    def _filter(self, data: bytes, place: _Place, path: str, *, is_top: bool, ignored: IgnoredParams) -> bytes:
         head = data.lstrip()[:1]
         if head == b"{" and place.shapes:
-            return self._sift_object(data, place.shapes, path, is_top=is_top, ignored=ignored)
+            return self._filter_object(data, place.shapes, path, is_top=is_top, ignored=ignored)
         if head != b"[" or place.items is None:
             return data
         entries = [bytes(entry) for entry in _LIST.decode(data)]
         kept = [
-            self._sift(entry, place.items, f"{path}[{index}]", is_top=False, ignored=ignored)
+            self._filter(entry, place.items, f"{path}[{index}]", is_top=False, ignored=ignored)
             for index, entry in enumerate(entries)
         ]
         if all(new is old for new, old in zip(kept, entries, strict=True)):
             return data
         return b"[" + b",".join(kept) + b"]"
 
-    def _sift_object(
+    def _filter_object(
         self, data: bytes, shapes: dict[str | int | None, _Shape], path: str, *, is_top: bool, ignored: IgnoredParams
     ) -> bytes:
         members = _OBJECT.decode(data)
@@ -127,7 +127,7 @@ class Sieve:
                 is_whole = False
                 continue
             place, value = shape.fields[key], bytes(raw)
-            new = value if place is None else self._sift(value, place, prefix + key, is_top=False, ignored=ignored)
+            new = value if place is None else self._filter(value, place, prefix + key, is_top=False, ignored=ignored)
             is_whole &= new is value
             kept.append(msgspec.json.encode(key) + b":" + new)
         return data if is_whole else b"{" + b",".join(kept) + b"}"
