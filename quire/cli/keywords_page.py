@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import inspect
 
 from quire.config.engine import EngineConfig
-from quire.config.foreign import FOREIGN, Shape, State
+from quire.config.foreign import FOREIGN, OptionShape, State
 from quire.config.options import Option, describe
 
 TARGET: Final = pathlib.Path(__file__).resolve().parents[1] / "config" / "keywords.py"
@@ -38,7 +38,7 @@ _PLAIN: Final = {
     inspect.StrType: "str | os.PathLike[str]",
 }  # fmt: skip
 
-_FOREIGN: Final = {Shape.SWITCH: "bool", Shape.OBJECT: "dict[str, Any]"}
+_FOREIGN: Final = {OptionShape.SWITCH: "bool", OptionShape.OBJECT: "dict[str, Any]"}
 
 
 def annotation(option: Option) -> str:

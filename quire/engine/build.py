@@ -29,7 +29,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.model import read_arch
-from quire.config.resolve import NOT_ROUNDED, Limits, resolve
+from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core import host
@@ -43,7 +43,7 @@ from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
-from quire.engine.fit import Case, Room, SizesOf, check_fit
+from quire.engine.fit import FitCase, Room, SizesOf, check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
 from quire.engine.grammars.processes import GrammarProcesses
@@ -82,7 +82,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         graph_sizes = tuple(decode_sizes(limits.max_num_seqs))
         mixed_rows = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)[-1]
     room = _room(device)
-    case = Case(
+    case = FitCase(
         config, limits, arch, device.name, room, _sizes_of(config, folder, arch, device), graph_sizes, mixed_rows,
         rounds=device.name == "cpu" and native.library() is not None,
     )  # fmt: skip
@@ -108,7 +108,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
 
 
 def _executor(
-    limits: Limits,
+    limits: EngineLimits,
     arch: ModelArch,
     device: Device,
     page_size: int,
@@ -154,7 +154,7 @@ def _sizes_of(config: EngineConfig, folder: pathlib.Path, arch: ModelArch, devic
     return functools.cache(lambda dtype, quantization: weights.footprint(TORCH_DTYPES[dtype], quantization))
 
 
-def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: ModelArch, device: Device) -> Decoder:
+def _load(config: EngineConfig, limits: EngineLimits, folder: pathlib.Path, arch: ModelArch, device: Device) -> Decoder:
     if config.quantization not in NOT_ROUNDED and native.library() is None:
         logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, native.explain())
     start_s = time.perf_counter()
@@ -176,7 +176,7 @@ def _load(config: EngineConfig, limits: Limits, folder: pathlib.Path, arch: Mode
 
 
 def _tape(
-    limits: Limits, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, vocab_limit: int
+    limits: EngineLimits, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, vocab_limit: int
 ) -> StepTape | None:
     """Steps as one native call, where the kernels for it are there."""
     reason = obstacle(model)
@@ -189,7 +189,7 @@ def _tape(
     )  # fmt: skip
 
 
-def _pace(limits: Limits, arch: ModelArch, device: str, weight_itemsize: float) -> Pace | None:
+def _pace(limits: EngineLimits, arch: ModelArch, device: str, weight_itemsize: float) -> Pace | None:
     """The bound on prompts beside decodes, if there is one. Any GPU counts as an H200: only the ratio of bandwidth and
     arithmetic matters, and that differs little."""
     if not limits.max_stall_factor:
@@ -238,7 +238,7 @@ def _build_null(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple
 
 def _assemble(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     executor: Executor,
     clock: Clock,
     n_pages: int,
@@ -268,7 +268,7 @@ def _assemble(
 
 
 def _ready(
-    config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int, weight_bytes: int = 0
+    config: EngineConfig, limits: EngineLimits, arch: ModelArch, device: str, n_pages: int, weight_bytes: int = 0
 ) -> EngineReady:
     """What clients need to know."""
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)

@@ -12,7 +12,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import Limits
+from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.memory import MemoryEquation
@@ -29,7 +29,7 @@ CPU_SHARE = 0.25
 not more than all slots at full length can fill."""
 
 
-class Memory(Protocol):
+class DeviceMemory(Protocol):
     """What a device says of its memory, after the weights were loaded."""
 
     name: str
@@ -41,7 +41,7 @@ class Memory(Protocol):
 
 def equation(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     arch: ModelArch,
     taken_bytes: int = 0,
     graph_sizes: tuple[int, ...] = (),
@@ -65,21 +65,21 @@ def equation(
     )
 
 
-def kv_itemsize(limits: Limits, arch: ModelArch) -> float:
+def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
     """Bytes a number in the KV cache, scales counted in."""
     return 1 + INT8_SCALE_BYTES / arch.head_dim if limits.kv_dtype == "int8" else ITEMSIZES[limits.kv_dtype]
 
 
 def size_pool(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     arch: ModelArch,
-    memory: Memory,
+    memory: DeviceMemory,
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     weights_bytes: int = 0,
     others_bytes: int = 0,
-) -> tuple[int, Limits]:
+) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
     weights_bytes: what the loaded weights take (0: computed from the shape); on a GPU what is in use counts instead,
@@ -120,7 +120,7 @@ def size_pool(
     return n_pages, limits
 
 
-def _budget(config: EngineConfig, terms: MemoryEquation, memory: Memory) -> int:
+def _budget(config: EngineConfig, terms: MemoryEquation, memory: DeviceMemory) -> int:
     """Bytes for the whole engine."""
     if config.kv_cache_memory_bytes:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)

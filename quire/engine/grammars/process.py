@@ -33,7 +33,7 @@ from quire.engine.grammars.wire import (
     Channel,
     Died,
     GrammarSettings,
-    Trial,
+    GrammarTrial,
     decode_order,
     encode,
 )
@@ -144,7 +144,7 @@ def _serve_trial(compiler: GrammarCompiler, settings: GrammarSettings, connectio
     _limit(resource.RLIMIT_STACK, TRIAL_STACK_BYTES)
     _limit(resource.RLIMIT_AS, _virtual_bytes() + settings.compile_bytes)
     order = decode_order(connection.receive())
-    if isinstance(order, Trial):
+    if isinstance(order, GrammarTrial):
         # The kernel ends the process when this timer has run out: it counts processor time, native code's too.
         signal.setitimer(signal.ITIMER_PROF, settings.compile_s)
         verdict = tried(compiler, order.params, lambda: signal.setitimer(signal.ITIMER_PROF, WALK_S))

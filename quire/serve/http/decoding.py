@@ -36,7 +36,7 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
-class Decoder(Generic[T]):
+class BodyDecoder(Generic[T]):
     """Decodes JSON bodies of one type. Large ones are looked at first (`json_scan.py`)."""
 
     def __init__(self, kind: Any, ids_field: str = "", refused: Refused | None = None) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.serve.http import decoding, json_scan
-from quire.serve.http.decoding import MAX_ESCAPES, MAX_NUMBERS, MAX_VALUES, Decoder
+from quire.serve.http.decoding import MAX_ESCAPES, MAX_NUMBERS, MAX_VALUES, BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.json_scan import count_body, cuts, find_ids, largest_member, skip_string
 from quire.serve.http.refusal import Refusal
@@ -122,7 +122,7 @@ def test_large_bodies_give_what_small_ones_give(
         patch.setattr(decoding, "LARGE_BYTES", 0)
         patch.setattr(decoding, "MAX_NUMBERS", most_numbers)
         try:
-            assert Decoder(CompletionRequest, "prompt").decode(data, IgnoredParams()) == expected
+            assert BodyDecoder(CompletionRequest, "prompt").decode(data, IgnoredParams()) == expected
         except Refusal as refusal:
             assert refusal.code == "body_too_complex"
             outside = counts({key: value for key, value in body.items() if key != "prompt"})
@@ -132,7 +132,7 @@ def test_large_bodies_give_what_small_ones_give(
 
 def refusal_of(data: bytes, kind: Any = CompletionRequest, field: str = "prompt") -> Refusal:
     with pytest.raises(Refusal) as found:
-        Decoder(kind, field).decode(data, IgnoredParams())
+        BodyDecoder(kind, field).decode(data, IgnoredParams())
     return found.value
 
 
@@ -168,16 +168,16 @@ def test_broken_lists_of_token_ids_are_refused(prompt: bytes, code: str) -> None
 def test_long_lists_of_token_ids_are_taken() -> None:
     draw = random.Random(4)
     ids = [draw.randrange(200_000) for _ in range(MAX_NUMBERS + 1000)]
-    flat = Decoder(CompletionRequest, "prompt").decode(
+    flat = BodyDecoder(CompletionRequest, "prompt").decode(
         json.dumps({"model": "m", "prompt": ids, "n": 2}).encode(), IgnoredParams()
     )
     assert flat.prompt == ids and flat.n == 2
     nested = {"model": "m", "input": [ids[:7], [], ids[7:]], "user": "u"}
-    found: EmbeddingRequest = Decoder(EmbeddingRequest, "input").decode(
+    found: EmbeddingRequest = BodyDecoder(EmbeddingRequest, "input").decode(
         json.dumps(nested, indent=1).encode(), IgnoredParams()
     )
     assert found.input == nested["input"] and found.user == "u"
-    tokens: DetokenizeRequest = Decoder(DetokenizeRequest, "tokens").decode(
+    tokens: DetokenizeRequest = BodyDecoder(DetokenizeRequest, "tokens").decode(
         json.dumps({"tokens": ids}).encode(), IgnoredParams()
     )
     assert tokens.tokens == ids
