@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from quire.config.engine import EngineConfig
+from quire.core.commands import Cancel, Command, ResetPrefixCache, Sleep, WakeUp
 from quire.core.errors import (
     EngineAsleep,
     EngineDead,
@@ -27,8 +28,6 @@ from quire.core.errors import (
     shown,
 )
 from quire.core.events import (
-    Cancel,
-    Command,
     Done,
     EngineReady,
     EngineStats,
@@ -36,10 +35,7 @@ from quire.core.events import (
     Explained,
     Explanation,
     FinishReason,
-    ResetPrefixCache,
-    Sleep,
     StepOutputs,
-    WakeUp,
 )
 from quire.core.failure import Code
 from quire.core.outputs import RequestOutput

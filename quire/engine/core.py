@@ -20,13 +20,14 @@ from quire.control.plan_builder import PlanBuilder
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
 from quire.core.clock import Clock
+from quire.core.commands import Cancel, CancelSeq, Submit
 from quire.core.errors import EngineAsleep, EngineError, QuireError, RequestError, SleepFailed
-from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
+from quire.core.events import EngineStats, SeqDelta
 from quire.core.failure import Code, Failure
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
-from quire.engine.commands import refusals
+from quire.engine.command_reader import refusals
 from quire.engine.executors.executor import Executor, is_out_of_memory
 from quire.engine.grammars.manager import StructuredOutput
 from quire.engine.sleep import ASLEEP, AsleepExecutor, SleepMode

@@ -16,8 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 from quire.config.engine import EngineConfig
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import InvalidParameter, QueueFull
-from quire.core.events import Cancel, Submit
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import PromptType
 from quire.core.request import Pooling

@@ -12,7 +12,8 @@ import io
 import logging
 
 from quire.core.clock import Clock
-from quire.core.events import Cancel, CancelSeq, FinishReason, SeqDelta
+from quire.core.commands import Cancel, CancelSeq
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code, Failure
 from quire.core.logprobs import LogprobRows
 from quire.core.outputs import CompletionOutput, RequestMetrics, RequestOutput

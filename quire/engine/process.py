@@ -25,32 +25,34 @@ import zmq
 
 from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
-from quire.core.errors import EngineError, QuireError
-from quire.core.events import (
+from quire.core.commands import (
     Cancel,
     CancelSeq,
     Command,
+    Explain,
+    Order,
+    ResetPrefixCache,
+    Shutdown,
+    Sleep,
+    Submit,
+    WakeUp,
+)
+from quire.core.errors import EngineError, QuireError
+from quire.core.events import (
     Done,
     EngineFailed,
     EngineReady,
-    Explain,
     Explained,
     Fetching,
     Heartbeat,
-    Order,
-    ResetPrefixCache,
     SeqDelta,
-    Shutdown,
-    Sleep,
     Status,
     StepOutputs,
-    Submit,
-    WakeUp,
 )
 from quire.core.shortage import shortage
 from quire.engine import logs
 from quire.engine.child import read_start
-from quire.engine.commands import refusals
+from quire.engine.command_reader import refusals
 from quire.engine.core import EngineCore
 from quire.engine.flight_recorder import FlightRecorder
 from quire.engine.garbage import quiet_gc

@@ -17,8 +17,9 @@ from collections.abc import Iterable
 import msgspec
 
 from quire.core.clock import Clock
+from quire.core.commands import Trial
 from quire.core.errors import RequestQuarantined
-from quire.core.events import EndKind, EngineEnd, Trial, Working
+from quire.core.events import EndKind, EngineEnd, Working
 from quire.core.request import Request
 from quire.engine.trials import KNOWN, ON_TRIAL
 

@@ -11,8 +11,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
 from quire.core.clock import Clock
+from quire.core.commands import Submit
 from quire.core.errors import EngineLost, QuireError, RequestQuarantined
-from quire.core.events import EngineReady, Submit
+from quire.core.events import EngineReady
 from quire.engine.link import LOST
 from quire.engine.quarantine import Quarantine
 from quire.engine.stream import RequestStream

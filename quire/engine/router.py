@@ -11,24 +11,19 @@ import logging
 
 import zmq
 
-from quire.core.events import (
+from quire.core.commands import (
     Cancel,
     CancelSeq,
-    ClientCut,
     Command,
-    Done,
-    EngineReady,
     Explain,
-    Explained,
     Hello,
     ResetPrefixCache,
-    SeqDelta,
     Sleep,
-    StepOutputs,
     Submit,
     WakeUp,
 )
-from quire.engine.commands import read_commands
+from quire.core.events import ClientCut, Done, EngineReady, Explained, SeqDelta, StepOutputs
+from quire.engine.command_reader import read_commands
 from quire.engine.wire import encode
 
 logger = logging.getLogger("quire.engine")

@@ -17,8 +17,9 @@ import transformers
 
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
+from quire.core.commands import Cancel, CancelSeq, Submit
 from quire.core.errors import QueueFull, RequestError
-from quire.core.events import Cancel, CancelSeq, FinishReason, SeqDelta, Submit
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.core.request import Request

@@ -17,8 +17,8 @@ import byte_model
 from schema_cases import CASES
 
 from quire import LLM, SamplingParams
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import InvalidParameter, RequestError
-from quire.core.events import Cancel, Submit
 from quire.core.failure import Code
 from quire.core.outputs import CompletionOutput
 from quire.core.structured import StructuredOutputsParams

@@ -10,8 +10,9 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.control.slot_params import slot_params
 from quire.core.clock import MonotonicClock, VirtualClock
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import EngineError, RequestError
-from quire.core.events import Cancel, FinishReason, SeqDelta, Submit
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.core.request import Request

@@ -7,7 +7,8 @@ from test_faults import VOCAB, FakeLauncher, assert_one_end_each, assert_works, 
 
 from quire.control.backoff import GOOD_STEPS, Backoff
 from quire.control.slot_params import slot_params
-from quire.core.events import FinishReason, Submit
+from quire.core.commands import Submit
+from quire.core.events import FinishReason
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.engine.executors.executor import is_out_of_memory

@@ -13,20 +13,12 @@ import pytest
 import zmq
 from test_faults import FakeLauncher, engine, request, run
 
+from quire.core.commands import Hello, Shutdown, Submit
 from quire.core.errors import EngineError
-from quire.core.events import (
-    EngineReady,
-    EngineStats,
-    FinishReason,
-    Hello,
-    SeqDelta,
-    Shutdown,
-    StepOutputs,
-    Submit,
-)
+from quire.core.events import EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
-from quire.engine.commands import read_commands
+from quire.engine.command_reader import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.process import EngineLoop, StatusPipe

@@ -18,8 +18,9 @@ import quire
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import GrammarsBusy, RequestError
-from quire.core.events import Cancel, FinishReason, SeqDelta, Submit
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams

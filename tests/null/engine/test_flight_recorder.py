@@ -11,7 +11,7 @@ import time
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
-from quire.core.events import Submit
+from quire.core.commands import Submit
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.core import EngineCore

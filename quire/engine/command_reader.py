@@ -9,8 +9,9 @@ import logging
 
 import msgspec
 
+from quire.core.commands import Command
 from quire.core.errors import InvalidParameter, QuireError
-from quire.core.events import Command, FinishReason, SeqDelta
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code, Failure
 from quire.core.request import Request
 from quire.core.sampling import MAX_N
