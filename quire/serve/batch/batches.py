@@ -9,7 +9,7 @@ import msgspec
 from quire.core.errors import shown
 from quire.serve.batch.files import store_of, stored
 from quire.serve.batch.lines import ENDPOINTS
-from quire.serve.batch.listing import page_of
+from quire.serve.batch.listing import list_query_of
 from quire.serve.batch.schema import BatchRecord, fresh_id
 from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
@@ -64,10 +64,10 @@ async def serve_batch_create(state: ServerState, exchange: Exchange) -> None:
 async def serve_batches(state: ServerState, exchange: Exchange) -> None:
     """Batches, newest first. Query: limit, after."""
     store = store_of(state)
-    page = page_of(exchange)
+    query = list_query_of(exchange)
     owner = exchange.tenant.name
-    found = await stored(store, lambda disk: disk.batches(owner, page.after, page.limit + 1))
-    await exchange.respond_json(page.listed(found))
+    found = await stored(store, lambda disk: disk.batches(owner, query.after, query.limit + 1))
+    await exchange.respond_json(query.listed(found))
 
 
 async def serve_batch(state: ServerState, exchange: Exchange) -> None:

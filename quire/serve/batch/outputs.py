@@ -69,7 +69,7 @@ class Outputs:
             self._database.execute("update unfinished set bytes = ? where id = ?", (n_bytes, file_id))
 
     def shorten(self) -> None:
-        """Give pages of the database back that no result needs any more."""
+        """Give room of the database back that no result needs any more."""
         self._database.execute("pragma incremental_vacuum").fetchall()
 
     def lost(self, owner: str, piece: ResultPiece, kind: bool) -> None:

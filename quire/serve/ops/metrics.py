@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names under the prefix `quire:`. Owns histograms of request times and the page /metrics.
+"""Prometheus metrics: vLLM's names under the prefix `quire:`. Owns histograms of request times and /metrics' text.
 
 Gauges and token counters come from the engine's last `EngineStats`. Invariants: label values are from closed sets;
 counters only grow; a scrape walks no request.
@@ -221,7 +221,7 @@ class Metrics:
             self.tpot.observe((times.finished_s - times.first_token_s) / (output_len - 1))
 
     async def text(self, stats: EngineStats) -> bytes:
-        """The page at /metrics. It has a line for each series of each process, and is made in a thread."""
+        """The text of /metrics. It has a line for each series of each process, and is made in a thread."""
         await self.publish()
         self.stats = stats
         return await asyncio.to_thread(generate_latest, self._registry)

@@ -37,7 +37,7 @@ def browser() -> Iterator[Any]:
     started.quit()
 
 
-class Page:
+class WebPage:
     """What a person sees and does."""
 
     def __init__(self, driver: Any, base: str) -> None:
@@ -77,25 +77,25 @@ class Page:
         self["tab-settings"].click()
 
 
-def opened_page(server: Any, driver: Any) -> Iterator[Page]:
+def opened_web_page(server: Any, driver: Any) -> Iterator[WebPage]:
     """The page, ready; at the end no error may stand in the browser's console."""
     driver.get("about:blank")  # an earlier page would go on asking a server that is gone
     driver.get_log("browser")  # what earlier tests left
-    opened = Page(driver, server.base)
+    opened = WebPage(driver, server.base)
     opened.until(lambda: opened["health"].text == "ready")
     yield opened
     severe = [entry for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
     assert not [entry for entry in severe if "status of 40" not in entry["message"]], severe
 
 
-def set_number(page: Page, name: str, value: str) -> None:
+def set_number(page: WebPage, name: str, value: str) -> None:
     page.settings()
     field = page["set-" + name]
     field.send_keys(Keys.CONTROL, "a")
     field.send_keys(value)
 
 
-def in_view(page: Page, selector: str) -> bool:
+def in_view(page: WebPage, selector: str) -> bool:
     """True once the whole element stands between the header and the input."""
     boxes = "const [b, t] = [document.querySelector(arguments[0]), talk].map((each) => each.getBoundingClientRect());"
     code = boxes + "return b.top >= t.top - 1 && b.bottom <= t.bottom + 1"

@@ -1,9 +1,9 @@
-"""Pictures of the page for the documents: `python benchmarks/page_pictures.py http://127.0.0.1:8000 [FOLDER]`.
+"""Pictures of the web page for the documents: `python benchmarks/web_page_pictures.py http://127.0.0.1:8000 [FOLDER]`.
 
 The server and what is drawn of its engine are real: 12 requests run meanwhile. The conversation was written for the
 picture and is put into the browser's archive, because the bundled model writes neither tables nor formulas well.
-Writes page.png, page-dark.png, page-phone.png and page-phone-dark.png; a pool of `--num-gpu-blocks-override 1200` pages
-suits the size. Needs chromium, selenium, Pillow.
+Writes web-page.png, web-page-dark.png, web-page-phone.png and web-page-phone-dark.png; a pool of 1200 KV pages
+(`--num-gpu-blocks-override`) suits the size. Needs chromium, selenium, Pillow.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def open_browser() -> Any:
 
 
 def take(driver: Any, base: str, size: str, scheme: str) -> Image.Image:
-    """The page with the conversation, as it is once formulas, code and the picture of the engine are drawn."""
+    """The web page with the conversation, as it is once formulas, code and the picture of the engine are drawn."""
     width, height, mobile = SIZES[size]
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -111,7 +111,7 @@ def main() -> None:
         for size in SIZES:
             for scheme in ("light", "dark"):
                 picture = take(driver, base, size, scheme)
-                name = "page" + ("-phone" if size == "phone" else "") + ("-dark" if scheme == "dark" else "") + ".png"
+                name = f"web-page{'-phone' if size == 'phone' else ''}{'-dark' if scheme == 'dark' else ''}.png"
                 picture.save(folder / name, optimize=True)
                 print(name, (folder / name).stat().st_size, "bytes")
     finally:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from page_browser import Page, browser, in_view, opened_page, set_number
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from serve_fakes import ASSISTANT, MAX_MODEL_LEN, USER, reply_to
+from web_page_browser import WebPage, browser, in_view, opened_web_page, set_number
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +19,11 @@ def driver() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(server: Any, driver: Any) -> Iterator[Page]:
-    yield from opened_page(server, driver)
+def page(server: Any, driver: Any) -> Iterator[WebPage]:
+    yield from opened_web_page(server, driver)
 
 
-def test_chat_streams_and_tells_how_it_went(page: Page, server: Any) -> None:
+def test_chat_streams_and_tells_how_it_went(page: WebPage, server: Any) -> None:
     server.engine.delay_s = 0.01
     server.engine.cached_tokens = 3
     set_number(page, "max_tokens", "60")
@@ -53,7 +53,7 @@ def test_chat_streams_and_tells_how_it_went(page: Page, server: Any) -> None:
     assert "assistant:" + page.answers()[0] in last and last.endswith("user:Again\n")
 
 
-def test_stop_regenerate_and_clear(page: Page, server: Any) -> None:
+def test_stop_regenerate_and_clear(page: WebPage, server: Any) -> None:
     server.engine.delay_s = 0.02
     page.say("Hello")
     page.until(lambda: page.answers() and len(page.answers()[0]) > 5)
@@ -74,7 +74,7 @@ def test_stop_regenerate_and_clear(page: Page, server: Any) -> None:
 
 
 @pytest.mark.parametrize("secure", [True, False])
-def test_copy_works_and_says_so(page: Page, server: Any, secure: bool) -> None:
+def test_copy_works_and_says_so(page: WebPage, server: Any, secure: bool) -> None:
     """Over plain http the browser has no navigator.clipboard: an older way stands in."""
     server.engine.text = "Some *text*."
     page.script("window.copied = []; document.addEventListener('copy', () => copied.push(String(getSelection())))")
@@ -95,7 +95,7 @@ def test_copy_works_and_says_so(page: Page, server: Any, secure: bool) -> None:
     page.until(lambda: "Ctrl+C" in page["toast"].text)
 
 
-def test_edit_and_continue(page: Page, server: Any) -> None:
+def test_edit_and_continue(page: WebPage, server: Any) -> None:
     set_number(page, "max_tokens", "5")
     for text in ("One", "Two"):
         page.say(text)
@@ -115,7 +115,7 @@ def test_edit_and_continue(page: Page, server: Any) -> None:
     assert prompt == "user:Three\n"
 
 
-def test_a_prompt_that_is_too_long_comes_back(page: Page, server: Any) -> None:
+def test_a_prompt_that_is_too_long_comes_back(page: WebPage, server: Any) -> None:
     set_number(page, "max_tokens", "5")
     page.say("First")
     page.idle()
@@ -136,7 +136,7 @@ def test_a_prompt_that_is_too_long_comes_back(page: Page, server: Any) -> None:
     assert len(page.answers()) == 2, "an edit that fails loses nothing"
 
 
-def test_the_whole_room_is_taken_where_nothing_is_chosen(page: Page, server: Any) -> None:
+def test_the_whole_room_is_taken_where_nothing_is_chosen(page: WebPage, server: Any) -> None:
     page.say("Hello")
     page.idle()
     asked = server.engine.submitted[-1]
@@ -147,7 +147,7 @@ def test_the_whole_room_is_taken_where_nothing_is_chosen(page: Page, server: Any
     assert server.engine.submitted[-1].max_tokens == MAX_MODEL_LEN - len("Once")
 
 
-def test_a_text_file_becomes_part_of_the_message(page: Page, tmp_path: Any) -> None:
+def test_a_text_file_becomes_part_of_the_message(page: WebPage, tmp_path: Any) -> None:
     (tmp_path / "notes.txt").write_text("line one\nline two\n")
     (tmp_path / "dot.png").write_bytes(b"\x89PNG\0\0")
     page["file"].send_keys(str(tmp_path / "notes.txt"))
@@ -157,7 +157,7 @@ def test_a_text_file_becomes_part_of_the_message(page: Page, tmp_path: Any) -> N
 
 
 @pytest.mark.parametrize("broken", [True, False])
-def test_a_lost_connection_is_said_and_the_text_stays(page: Page, broken: bool) -> None:
+def test_a_lost_connection_is_said_and_the_text_stays(page: WebPage, broken: bool) -> None:
     page.script(
         """
         const chunk = 'data: {"choices": [{"delta": {"content": "half"}}]}\\n\\n';
@@ -177,7 +177,7 @@ def test_a_lost_connection_is_said_and_the_text_stays(page: Page, broken: bool) 
     assert "The connection to the server was lost" in page.all(".message .error")[0].text
 
 
-def test_errors_are_seen(page: Page, server: Any) -> None:
+def test_errors_are_seen(page: WebPage, server: Any) -> None:
     set_number(page, "temperature", "500")
     page.say("Hello")
     page.idle()
@@ -194,7 +194,7 @@ def test_errors_are_seen(page: Page, server: Any) -> None:
     assert not page.all(".message .error") and len(page.answers()) == 1
 
 
-def test_completion_mode(page: Page, server: Any) -> None:
+def test_completion_mode(page: WebPage, server: Any) -> None:
     page["tab-text"].click()
     set_number(page, "max_tokens", "12")
     assert not page["panel-chat"].is_displayed() and not page["system-field"].is_displayed()
@@ -217,7 +217,7 @@ def test_completion_mode(page: Page, server: Any) -> None:
     assert page["text"].get_property("value") == ""
 
 
-def test_engine_view(page: Page, server: Any) -> None:
+def test_engine_view(page: WebPage, server: Any) -> None:
     server.engine.delay_s = 0.005
     with server.client() as http:
         http.post("/v1/completions", json={"model": "fake", "prompt": "x", "max_tokens": 200})
@@ -239,7 +239,7 @@ def test_engine_view(page: Page, server: Any) -> None:
     page.until(lambda: "Node at level 1: 4 pages, 64 tokens; below it 5 pages" in page["tip"].text)
 
 
-def test_a_cut_tree_says_so(page: Page) -> None:
+def test_a_cut_tree_says_so(page: WebPage) -> None:
     note = page.driver.execute_async_script(
         "import('/page/tree.js').then((tree) => { const nodes = Array.from({ length: 240 }, () => [-1, 1, 0]);"
         " tree.drawTree(nodes, 1500); arguments[0](document.getElementById('tree-note').textContent) })"
@@ -249,7 +249,7 @@ def test_a_cut_tree_says_so(page: Page) -> None:
 
 def test_engine_troubles_are_seen(make_server: Any, driver: Any) -> None:
     server = make_server(loaded=False)
-    page = Page(driver, server.base)
+    page = WebPage(driver, server.base)
     page.until(lambda: page["down"].is_displayed())
     assert "loading" in page["down"].text and page["health"].text == "not ready"
     server.call(lambda: server.state.attach(server.llm))
@@ -264,7 +264,7 @@ def test_engine_troubles_are_seen(make_server: Any, driver: Any) -> None:
 
 def test_key_is_asked_for(make_server: Any, driver: Any) -> None:
     server = make_server(api_key="open-sesame")
-    page = Page(driver, server.base)
+    page = WebPage(driver, server.base)
     page.until(lambda: page["key-form"].is_displayed())
     assert page["health"].text == "locked"
     page["key"].send_keys("wrong", Keys.ENTER)
@@ -278,7 +278,7 @@ def test_key_is_asked_for(make_server: Any, driver: Any) -> None:
     assert "open-sesame" not in page.script("return JSON.stringify(localStorage)")
 
 
-def test_keyboard_and_labels(page: Page) -> None:
+def test_keyboard_and_labels(page: WebPage) -> None:
     page["tab-chat"].send_keys(Keys.ARROW_RIGHT)
     assert page["tab-text"].get_attribute("aria-selected") == "true"
     assert page.driver.switch_to.active_element == page["tab-text"]
@@ -291,12 +291,12 @@ def test_keyboard_and_labels(page: Page) -> None:
     assert not unnamed
 
 
-def test_nothing_comes_from_elsewhere(page: Page, server: Any) -> None:
+def test_nothing_comes_from_elsewhere(page: WebPage, server: Any) -> None:
     names = page.script("return performance.getEntriesByType('resource').map((e) => e.name)")
     assert names and all(name.startswith(server.base) for name in names)
 
 
-def test_light_and_dark(page: Page) -> None:
+def test_light_and_dark(page: WebPage) -> None:
     ground = "return getComputedStyle(document.body).backgroundColor"
     before = page.script(ground)
     page["theme"].click()
@@ -316,7 +316,7 @@ TARGETS = """
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phone(page: Page, server: Any, scheme: str) -> None:
+def test_phone(page: WebPage, server: Any, scheme: str) -> None:
     driver, server.engine.text = page.driver, "Some words.\n\n```python\n" + "x = 1 " * 60 + "\n```\n"
     page.say("A question that is long enough for two lines on a narrow screen, and then some.")
     page.idle()
@@ -345,11 +345,11 @@ def test_phone(page: Page, server: Any, scheme: str) -> None:
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
-def titles(page: Page) -> list[str]:
+def titles(page: WebPage) -> list[str]:
     return page.texts(".talk-open > span")
 
 
-def menu(page: Page, title: str, entry: str) -> None:
+def menu(page: WebPage, title: str, entry: str) -> None:
     """Choose from the menu of a conversation."""
     page.script(
         "[...document.querySelectorAll('.talk-item')].find((e) => e.innerText.includes(arguments[0]))"
@@ -360,7 +360,7 @@ def menu(page: Page, title: str, entry: str) -> None:
     next(each for each in page.all("#menu button") if each.text == entry).click()
 
 
-def test_conversations_are_kept_found_named_and_deleted(page: Page, server: Any) -> None:
+def test_conversations_are_kept_found_named_and_deleted(page: WebPage, server: Any) -> None:
     set_number(page, "max_tokens", "9")
     for text in ("The first question", "Another <b>thing</b>"):
         page["new"].click()
@@ -397,7 +397,7 @@ def test_conversations_are_kept_found_named_and_deleted(page: Page, server: Any)
     page.until(lambda: len(page.answers()) == 2)
 
 
-def test_a_conversation_is_exported(page: Page, server: Any) -> None:
+def test_a_conversation_is_exported(page: WebPage, server: Any) -> None:
     server.engine.text = "An *answer*."
     page.say("A question?")
     page.idle()
@@ -432,7 +432,7 @@ FILL = """
 """
 
 
-def test_a_long_history_is_drawn_as_it_is_scrolled_to(page: Page) -> None:
+def test_a_long_history_is_drawn_as_it_is_scrolled_to(page: WebPage) -> None:
     page.driver.execute_async_script(FILL)
     page.driver.refresh()
     page.until(lambda: titles(page) == ["Long"])
@@ -451,7 +451,7 @@ def test_a_long_history_is_drawn_as_it_is_scrolled_to(page: Page) -> None:
     page.until(lambda: any("1234" in each for each in page.texts(".talk-open small")))
 
 
-def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, server: Any) -> None:
+def test_an_answer_goes_on_while_another_conversation_is_shown(page: WebPage, server: Any) -> None:
     server.engine.delay_s = 0.01
     set_number(page, "max_tokens", "80")
     page.say("Slow")
@@ -465,7 +465,7 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, serve
     assert "80 tokens" in page.all(".stats")[0].text
 
 
-def test_a_browser_that_keeps_nothing_still_talks(page: Page, server: Any) -> None:
+def test_a_browser_that_keeps_nothing_still_talks(page: WebPage, server: Any) -> None:
     source = "Object.defineProperty(window, 'indexedDB', { value: { open() { throw new Error('private'); } } })"
     added = page.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": source})
     try:
@@ -479,7 +479,7 @@ def test_a_browser_that_keeps_nothing_still_talks(page: Page, server: Any) -> No
         page.driver.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
 
 
-def test_keys_of_the_input(page: Page, server: Any) -> None:
+def test_keys_of_the_input(page: WebPage, server: Any) -> None:
     set_number(page, "max_tokens", "5")
     page["input"].send_keys("one", Keys.SHIFT, Keys.ENTER)
     page["input"].send_keys("two")
@@ -491,7 +491,7 @@ def test_keys_of_the_input(page: Page, server: Any) -> None:
     page.until(lambda: page["empty"].is_displayed())
 
 
-def test_a_screen_reader_hears_the_answer_once(page: Page, server: Any) -> None:
+def test_a_screen_reader_hears_the_answer_once(page: WebPage, server: Any) -> None:
     server.engine.text = "First sentence. Second one. **Third**, which is the last"
     server.engine.delay_s = 0.005
     page.say("Hello")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from quire.cli.options_page import PAGE, SECTIONS, options_page
+from quire.cli.options_document import DOCUMENT, SECTIONS, options_document
 from quire.config.options import describe
 
 
 def test_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == options_page(), "run: python -m quire.cli.options_page"
+    assert DOCUMENT.read_text() == options_document(), "run: python -m quire.cli.options_document"
 
 
 def test_every_option_has_a_meaning() -> None:

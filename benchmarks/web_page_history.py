@@ -1,4 +1,4 @@
-"""How quick the page is with a long history, in Chromium: `python benchmarks/page_history.py http://127.0.0.1:8000`.
+"""How quick the web page is with a long history, in Chromium: `python benchmarks/web_page_history.py http://127.0.0.1:8000`.
 
 Puts one conversation of 2,000 messages and 200 short ones into the browser's archive and measures in the
 page: until its end is drawn after a reload, opening it from the list, the frame after a key in the input, one more
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from page_pictures import open_browser
 from selenium.webdriver.support.ui import WebDriverWait
+from web_page_pictures import open_browser
 
 ROUNDS = 10
 FILL = """

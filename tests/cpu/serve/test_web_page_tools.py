@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from page_browser import Page, browser, opened_page
 from selenium.webdriver.common.keys import Keys
 from serve_fakes import TEMPLATE
+from web_page_browser import WebPage, browser, opened_web_page
 
 CALLING = TEMPLATE + '{# <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call> #}'
 TOOL = {"name": "get_weather", "description": "<b>Weather</b>", "parameters": {"type": "object", "properties": {}}}
@@ -25,19 +25,19 @@ def driver() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(server: Any, driver: Any) -> Iterator[Page]:
-    yield from opened_page(server, driver)
+def page(server: Any, driver: Any) -> Iterator[WebPage]:
+    yield from opened_web_page(server, driver)
 
 
 @pytest.fixture
-def calling(make_server: Any, driver: Any) -> Iterator[tuple[Page, Any]]:
+def calling(make_server: Any, driver: Any) -> Iterator[tuple[WebPage, Any]]:
     """The page of a model whose chat template has tools."""
     server = make_server(engine_options={"template": CALLING}, starter_prompts=["One?", "<i>Two</i>?"])
-    for page in opened_page(server, driver):
+    for page in opened_web_page(server, driver):
         yield page, server
 
 
-def give_tools(page: Page, text: str) -> None:
+def give_tools(page: WebPage, text: str) -> None:
     page["attach"].click()
     page.until(lambda: page["menu"].is_displayed())
     page.all("#menu button")[2].click()
@@ -47,7 +47,7 @@ def give_tools(page: Page, text: str) -> None:
     page.all("#tools .main")[0].click()
 
 
-def test_what_a_model_has_not_is_said(page: Page) -> None:
+def test_what_a_model_has_not_is_said(page: WebPage) -> None:
     page["attach"].click()
     page.until(lambda: page["menu"].is_displayed())
     labels = ["Text file\nits text goes into the message", "Image\nfake takes no images"]
@@ -67,7 +67,7 @@ def test_what_a_model_has_not_is_said(page: Page) -> None:
     assert not page["tools-given"].is_displayed() and page.answers(), "tools of another model are not sent to this one"
 
 
-def test_an_image_is_refused_and_a_dropped_text_is_taken(page: Page) -> None:
+def test_an_image_is_refused_and_a_dropped_text_is_taken(page: WebPage) -> None:
     drop = """
         const carried = new DataTransfer();
         carried.items.add(new File(arguments[0], arguments[1], { type: arguments[2] }));
@@ -82,7 +82,7 @@ def test_an_image_is_refused_and_a_dropped_text_is_taken(page: Page) -> None:
     page.until(lambda: "more.txt:\n```\nmore\n```" in page["input"].get_property("value"))
 
 
-def test_questions_come_from_the_server(calling: tuple[Page, Any]) -> None:
+def test_questions_come_from_the_server(calling: tuple[WebPage, Any]) -> None:
     page, server = calling
     assert page.texts("#starters button") == ["One?", "<i>Two</i>?"]
     page.all("#starters button")[1].click()
@@ -95,14 +95,14 @@ def test_questions_come_from_the_server(calling: tuple[Page, Any]) -> None:
     ("text", "reason"),
     [("[{", "This is no JSON"), ("{}", "A list is needed"), ('[{"name": "a b"}]', 'Tool 1 needs a "name"')],
 )
-def test_tools_that_are_none_are_refused(calling: tuple[Page, Any], text: str, reason: str) -> None:
+def test_tools_that_are_none_are_refused(calling: tuple[WebPage, Any], text: str, reason: str) -> None:
     page, _ = calling
     give_tools(page, text)
     page.until(lambda: reason in page["tools-error"].text)
     assert page["tools"].is_displayed() and not page["tools-given"].is_displayed()
 
 
-def test_a_call_is_folded_and_answered_by_a_person(calling: tuple[Page, Any]) -> None:
+def test_a_call_is_folded_and_answered_by_a_person(calling: tuple[WebPage, Any]) -> None:
     page, server = calling
     give_tools(page, json.dumps([TOOL]))
     page.until(lambda: page["tools-given"].text == "1 tool" and not page["tools"].is_displayed())
@@ -140,7 +140,7 @@ def test_a_call_is_folded_and_answered_by_a_person(calling: tuple[Page, Any]) ->
     assert "tool:rain\ntool:sun\n" in prompt and prompt.endswith("assistant:Rain and sun.\nuser:Thanks\n")
 
 
-def test_a_call_that_was_cut_off_is_not_sent_back(calling: tuple[Page, Any]) -> None:
+def test_a_call_that_was_cut_off_is_not_sent_back(calling: tuple[WebPage, Any]) -> None:
     page, server = calling
     give_tools(page, json.dumps([TOOL]))
     server.engine.text = "So.\n" + '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ro'

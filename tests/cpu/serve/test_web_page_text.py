@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from page_browser import Page, browser, opened_page
 from selenium.webdriver.common.by import By
 from serve_fakes import TEMPLATE
+from web_page_browser import WebPage, browser, opened_web_page
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,8 @@ def driver() -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(server: Any, driver: Any) -> Iterator[Page]:
-    yield from opened_page(server, driver)
+def page(server: Any, driver: Any) -> Iterator[WebPage]:
+    yield from opened_web_page(server, driver)
 
 
 HOSTILE = """<img src=x onerror="window.hit=1"> **bold** <script>window.hit=1</script></script> <b onclick=x>b</b>
@@ -45,7 +45,7 @@ x = '<b>' </code></pre><img src=x onerror="window.hit=1">
 """
 
 
-def test_hostile_text_is_only_text(page: Page, server: Any) -> None:
+def test_hostile_text_is_only_text(page: WebPage, server: Any) -> None:
     server.engine.text = HOSTILE
     page.say("<b>me</b>")
     page.idle()
@@ -64,7 +64,7 @@ def test_hostile_text_is_only_text(page: Page, server: Any) -> None:
     assert page.script("return window.hit") is None
 
 
-def test_the_page_cannot_make_nodes_from_a_text(page: Page) -> None:
+def test_the_page_cannot_make_nodes_from_a_text(page: WebPage) -> None:
     """The browser itself refuses HTML that did not pass the sanitiser, whatever a later change of the page does."""
     refused = "try { document.body.innerHTML = '<b>x</b>'; return false } catch (error) { return error.name }"
     assert page.script(refused) == "TypeError"
@@ -94,7 +94,7 @@ It costs \\(a_1 * b_2\\).
 """
 
 
-def test_markdown_is_shown(page: Page, server: Any) -> None:
+def test_markdown_is_shown(page: WebPage, server: Any) -> None:
     server.engine.text, server.engine.tokens_a_step = MARKDOWN, 5
     page.say("Hello")
     page.idle()
@@ -124,7 +124,7 @@ $$\int_0^1 x\,dx$$
 """
 
 
-def test_formulas_are_typeset(page: Page, server: Any) -> None:
+def test_formulas_are_typeset(page: WebPage, server: Any) -> None:
     server.engine.text, server.engine.tokens_a_step = MATHS, 3
     page.say("Hello")
     page.idle()
@@ -158,7 +158,7 @@ $$\color{red;background:url(//example.org/x)} x \textcolor{url(//example.org/y)}
 ENDLESS_MATHS = f"${'{' * 3000}x{'}' * 3000}$ ${'x' * 20_000}$\n\nThe end $1+1$"
 
 
-def test_hostile_formulas_do_no_harm(page: Page, server: Any) -> None:
+def test_hostile_formulas_do_no_harm(page: WebPage, server: Any) -> None:
     """What cannot be read stays as it was written; nothing is run, loaded, or drawn outside of its answer."""
     server.engine.text, server.engine.tokens_a_step = HOSTILE_MATHS + ENDLESS_MATHS, 50
     page.say("Hello")
@@ -184,7 +184,7 @@ THINKING = TEMPLATE + "{# <think></think> #}"
 
 def test_reasoning_is_folded_while_it_streams(make_server: Any, driver: Any) -> None:
     server = make_server(engine_options={"template": THINKING})
-    page = Page(driver, server.base)
+    page = WebPage(driver, server.base)
     page.until(lambda: page["health"].text == "ready")
     server.engine.delay_s = 0.01
     server.engine.text = "<think>" + "Is it *two*? <img src=x> " * 6 + "</think>\n\nIt is two."
@@ -203,7 +203,7 @@ def test_reasoning_is_folded_while_it_streams(make_server: Any, driver: Any) -> 
     assert "assistant:It is two.\n" in sent, "reasoning is not sent back"
 
 
-def test_a_very_long_answer_stays_quick(page: Page, server: Any) -> None:
+def test_a_very_long_answer_stays_quick(page: WebPage, server: Any) -> None:
     """Only the block that grows is made again: earlier paragraphs stay the same nodes."""
     server.engine.text = "A paragraph with **words** in it.\n\n" * 60 + "The last one goes on " * 30
     server.engine.tokens_a_step, server.engine.delay_s = 20, 0.01
@@ -228,7 +228,7 @@ GROWN = """
 """
 
 
-def test_a_text_that_grew_is_the_text_as_a_whole(page: Page) -> None:
+def test_a_text_that_grew_is_the_text_as_a_whole(page: WebPage) -> None:
     text = (
         MARKDOWN * 3
         + "\nA [late][one] link, \\[x\n\n+ y\\] and\r\n\r\n> a quotation\n\n[one]: https://example.org/late\n"
