@@ -42,11 +42,11 @@ template <class T> void rotate_row(const QuireRotate& a, const QuireStep& s, int
     }
     const int64_t page = s.page_table[s.slots[i] * s.table_stride + s.positions[i] / a.page_size];
     const int64_t offset = s.positions[i] % a.page_size;
-    const CellWriter<T> writer{d, a.int8_keys != 0};
+    const EntryWriter<T> writer{d, a.int8_keys != 0};
     for (int64_t h = 0; h < n_kv; h++) {
-        const int64_t cell = ((page * n_kv + h) * a.page_size + offset) * writer.bytes();
-        writer.write(heads + (n_q + h) * d, (char*)a.k_pages + cell);
-        writer.write(heads + (n_q + n_kv + h) * d, (char*)a.v_pages + cell);
+        const int64_t entry = ((page * n_kv + h) * a.page_size + offset) * writer.bytes();
+        writer.write(heads + (n_q + h) * d, (char*)a.k_pages + entry);
+        writer.write(heads + (n_q + n_kv + h) * d, (char*)a.v_pages + entry);
     }
 }
 

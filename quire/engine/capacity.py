@@ -21,7 +21,7 @@ logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INT8_SCALE_BYTES = 4
-"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.cell`)."""
+"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.entry`)."""
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
 CPU_SHARE = 0.25

@@ -89,9 +89,9 @@ def _qkv(setting: Setting, shape: RowShape, n: int) -> Arguments:
     qkv = setting.randn(n, (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim)
     q_norm, k_norm = (setting.randn(shape.head_dim) for _ in range(2))
     n_pages = 2 + n // PAGE
-    cells = PAGE + torch.randperm((n_pages - 1) * PAGE)[:n].to(setting.device)
+    cache_locs = PAGE + torch.randperm((n_pages - 1) * PAGE)[:n].to(setting.device)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    return qkv, q_norm, k_norm, EPS, positions, cos_sin, *_pages(setting, shape, n_pages), cells
+    return qkv, q_norm, k_norm, EPS, positions, cos_sin, *_pages(setting, shape, n_pages), cache_locs
 
 
 def _copy(setting: Setting, shape: RowShape, n: int) -> Arguments:

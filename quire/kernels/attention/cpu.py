@@ -1,5 +1,5 @@
 """Attention on CPU: the native library for float32, bfloat16 and float16, with keys and values of that type
-or in cells of 8 bits (kernels.kvstore.cell); hooks are compiled into one of their own.
+or in entries of 8 bits (kernels.kvstore.entry); hooks are compiled into one of their own.
 
 Owns the cutting of spans into tiles of tokens and the call into C. Invariant: no cut changes a bit of the output
 (csrc/cpu/attention.cpp). Shared prefixes of a plan are not used: each span reads its keys itself.

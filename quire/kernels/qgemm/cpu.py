@@ -73,7 +73,7 @@ def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
         return weights.pack(weight, scheme, unit)
     weight = weight.detach() if weight.stride(1) == 1 else weight.detach().contiguous()
     n, k = weight.shape
-    packed = weights.empty(scheme, n, k, unit, rounding.BOOK if form.bits == 4 else ())
+    packed = weights.empty(scheme, n, k, unit, rounding.CODEBOOK if form.bits == 4 else ())
     call = _Pack(
         weight.data_ptr(), packed.data.data_ptr(), packed.scales.data_ptr(), *weight.shape, weight.stride(0),
         native.DTYPES[weight.dtype], form.bits, form.group, torch.get_num_threads(), unit,

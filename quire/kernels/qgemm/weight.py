@@ -112,7 +112,7 @@ def packed_bytes(scheme: str, n: int, k: int) -> int:
 def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
     """See op.py; weight: finite. unit: for scales of groups."""
     form = SCHEMES[scheme]
-    table = rounding.BOOK if form.bits == 4 else ()
+    table = rounding.CODEBOOK if form.bits == 4 else ()
     n, k = weight.shape
     packed = empty(scheme, n, k, unit if form.group else 1.0, table)
     n_rows = max(1, PIECE_VALUES // weight.shape[1] // TILE) * TILE

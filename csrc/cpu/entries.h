@@ -1,6 +1,6 @@
-// A cell: the keys, or the values, of one token and head as a page holds them. Of a floating type they are head_dim
+// An entry: the keys, or the values, of one token and head as a page holds them. Of a floating type they are head_dim
 // numbers; of 8 bits head_dim integers and then their float32 scale, at any alignment: number = integer * scale.
-// Python's side: quire/kernels/kvstore/cell.py.
+// Python's side: quire/kernels/kvstore/entry.py.
 #pragma once
 #include "simd.h"
 
@@ -22,9 +22,9 @@ QUIRE_INLINE vf load(const q8* p) {
 #endif
 }
 
-QUIRE_INLINE float scale_of(const q8* cell, int d) {
+QUIRE_INLINE float scale_of(const q8* entry, int d) {
     float scale;
-    memcpy(&scale, cell + d, SCALE_BYTES);
+    memcpy(&scale, entry + d, SCALE_BYTES);
     return scale;
 }
 
