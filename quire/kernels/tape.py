@@ -20,7 +20,7 @@ from quire.kernels.attention.cpu import MAX_HEAD_DIM, TILE_ROWS, native_args
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm import PackedWeight
 from quire.kernels.qgemm import cpu as products
-from quire.kernels.sample.cpu import Choosing
+from quire.kernels.sample.cpu import NativeChoice
 from quire.kernels.sample.draw import INVERSE, UNIFORM
 
 EMBED, LINEAR, ROTATE, ATTEND, TAKE = range(5)
@@ -94,7 +94,7 @@ class Tape:
         self._ops: list[_Op] = []
         self._kept: list[Any] = [tokens, page_table]
         """What the operations point into."""
-        self._matrices: list[products.Matrix] = []
+        self._matrices: list[products.NativeMatrix] = []
         """Of the products, in the order of a step."""
         self._array: Any = None
         self._heads = (n_q_heads, n_kv_heads, d)
@@ -123,7 +123,7 @@ class Tape:
         matrix = products.matrix(packed, bias)
         self._link(matrix)
         weight, eps = (None, 0.0) if norm is None else norm
-        call = products.Call(
+        call = products.NativeLinear(
             ctypes.addressof(matrix), x.data_ptr(), None if weight is None else weight.data_ptr(), out.data_ptr(),
             0, x.stride(0), out.stride(0), eps, native.DTYPES[x.dtype], then, 0,
         )  # fmt: skip
@@ -183,13 +183,13 @@ class Tape:
         """
         token_ids, status = np.empty(len(step[-1]), np.int32), np.empty(len(step[-1]), np.uint8)
         lines, line_bytes = _address(controls), controls.strides[0]
-        choice = Choosing(
+        choice = NativeChoice(
             logits.data_ptr(), lines + UNIFORM * line_bytes, lines + INVERSE * line_bytes, None,
             _address(token_ids), _address(status), logits.stride(0), logits.shape[1],
         )  # fmt: skip
         return self._call(choice, *step, controls, token_ids, status), token_ids, status
 
-    def _call(self, choice: Choosing | None, *arrays: np.ndarray) -> TapeCall:
+    def _call(self, choice: NativeChoice | None, *arrays: np.ndarray) -> TapeCall:
         """arrays: those of `run`, and what else is to be kept."""
         step = _Step.from_buffer_copy(self._step)
         step.slots, step.positions, step.q_indptr = map(_address, arrays[:3])
@@ -200,7 +200,7 @@ class Tape:
             self._array = (_Op * len(self._ops))(*self._ops)
         return TapeCall(self._array, step, (choice, *arrays))
 
-    def _link(self, matrix: products.Matrix) -> None:
+    def _link(self, matrix: products.NativeMatrix) -> None:
         """Each matrix names the one of the next product, the last one the first of the next step."""
         if self._matrices:
             self._matrices[-1].next = ctypes.addressof(matrix)

@@ -95,7 +95,7 @@ class Block:
         )
         return tuple(norm for norm in found if norm is not None)
 
-    def kernels(self) -> list[gemm.Layer]:
+    def kernels(self) -> list[gemm.LinearShape]:
         """The products as they are called, for `gemm.build`."""
         fused = self.spec.ffn.gated and self.spec.ffn.activation is Activation.SILU
         adds = self.spec.placement not in (Placement.AFTER, Placement.BOTH) and self.spec.residual_scale == 1.0

@@ -83,10 +83,10 @@ class Linear:
 
     def kernel(
         self, *, norm: bool = False, silu_mul: bool = False, residual: bool = False, wide: bool = False
-    ) -> gemm.Layer:
+    ) -> gemm.LinearShape:
         """What `gemm.build` needs to know, before packing; the arguments say what its calls have around the product."""
         n, k = self.weight.shape
-        return gemm.Layer(n, k, norm, silu_mul, residual, self.bias is not None, wide)
+        return gemm.LinearShape(n, k, norm, silu_mul, residual, self.bias is not None, wide)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """The parameters of projection `index`, by their kind in the checkpoint: contiguous views to copy into."""

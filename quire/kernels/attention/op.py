@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.kernels.attention import bounds, select
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, Mirrored, PlanBuffers, SharedPrefix, Spans
+from quire.kernels.attention.plan import AttnPlan, AttnSpans, Heads, Layout, Mirrored, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import entry
 
@@ -53,7 +53,7 @@ def plan(
     if blocks is not None and len(blocks) != 2:
         raise ValueError(f"blocks is a pair (indptr, indices), not {len(blocks)} values")
     lists = map(_int32, blocks) if blocks is not None else (None, None)
-    spans = Spans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *lists)
+    spans = AttnSpans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *lists)
     seen = variant or Variant(1.0)
     bare = AttnPlan(
         Layout.PAGED if blocks is None else Layout.SPARSE,
@@ -92,7 +92,7 @@ def plan_ragged(
     """
     bounds = _int32(kv_indptr)
     seen = variant or Variant(1.0)
-    spans = Spans(_int32(q_indptr), np.diff(bounds), bounds[:-1].copy())
+    spans = AttnSpans(_int32(q_indptr), np.diff(bounds), bounds[:-1].copy())
     heads = Heads(n_q_heads, n_kv_heads, head_dim)
     bare = AttnPlan(Layout.RAGGED, heads, 1, spans, None, seen.causal, seen.window, seen.n_first)
     _check_spans(bare)

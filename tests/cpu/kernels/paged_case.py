@@ -12,7 +12,7 @@ import torch
 from quire.kernels.attention import expression as ex
 from quire.kernels.attention import op, reference, variants
 from quire.kernels.attention.expression import Expr, Operand, as_float, tanh, where
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
+from quire.kernels.attention.plan import AttnPlan, AttnSpans, Heads, Layout, SharedPrefix
 from quire.kernels.attention.variant import COORDINATES, Params, Site, Variant
 from quire.kernels.kvstore import entry
 
@@ -151,7 +151,7 @@ class PagedCase:
     def bare_plan(self, variant: Variant | None = None, **options: object) -> AttnPlan:
         """The plan without a work list."""
         sparse = (self.block_indptr, self.blocks) if self.layout is Layout.SPARSE else (None, None)
-        spans = Spans(self.q_indptr, self.kv_lens, self.kv_at, *sparse)
+        spans = AttnSpans(self.q_indptr, self.kv_lens, self.kv_at, *sparse)
         if variant is not None:
             options.update(causal=variant.causal, window=variant.window, n_first=variant.n_first)
         options.setdefault("shared", self.shared)

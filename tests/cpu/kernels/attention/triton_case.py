@@ -14,7 +14,7 @@ import torch
 
 from quire.kernels.attention import variants
 from quire.kernels.attention.expression import as_float, rotate_half
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, Spans
+from quire.kernels.attention.plan import AttnPlan, AttnSpans, Heads, Layout
 from quire.kernels.attention.variant import Variant
 
 NAN = float("nan")
@@ -119,7 +119,7 @@ class Case:
     def plan(self) -> AttnPlan:
         """With lines cut at random."""
         sparse = self.layout is Layout.SPARSE
-        spans = Spans(
+        spans = AttnSpans(
             self.q_indptr,
             self.kv_lens,
             self.kv_at,
