@@ -1,4 +1,4 @@
-"""The loop in which the wings meet: schedule, submit, wait for the step before, commit.
+"""The loop in which control and compute meet: schedule, submit, wait for the step before, commit.
 
 Owns the steps in flight. Does not own policy (`control`), tensors (`compute`), text or sockets.
 Invariants: results are committed in the order in which their plans were made; whatever a step raises ends every
