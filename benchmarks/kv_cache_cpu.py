@@ -24,9 +24,9 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.models.decoder import Decoder
 from quire.compute.quant import SCHEMES
 from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.fused_step import FusedDecoder
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tape import StepTape
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
 from quire.core.plan import Spans
@@ -64,7 +64,7 @@ class Decode:
         order = np.random.default_rng(0).permutation(n_seqs * n_each).reshape(n_seqs, n_each)
         tables.pages[:n_seqs, :n_each] = torch.from_numpy(1 + order)
         limits = {"max_rows": n_seqs, "max_num_seqs": n_seqs, "vocab_limit": model.arch.vocab_size}
-        self.tape = StepTape(device, model, self.pool, tables, **limits)
+        self.fused = FusedDecoder(device, model, self.pool, tables, **limits)
         spans = Spans()
         for slot in range(n_seqs):
             spans.add(slot, context - 1, 1, True)
@@ -74,7 +74,7 @@ class Decode:
     def seconds(self) -> float:
         """One step."""
         start_s = time.perf_counter()
-        self.tape.run(self.batch)
+        self.fused.run(self.batch)
         return time.perf_counter() - start_s
 
 

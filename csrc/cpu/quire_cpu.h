@@ -139,9 +139,9 @@ struct QuireChoice {
 QUIRE_API void quire_choose(const QuireChoice* args);
 
 // --- a step of a whole model in one call -------------------------------------------------------------------------
-// A tape is an array of operations that Python makes once for a model (quire/kernels/tape.py). They run in order on the
-// rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows wanted and
-// written behind their rows. Counts of rows in the structs are overwritten.
+// A fused step is an array of operations that Python makes once for a model (quire/kernels/fused_step.py). They run in
+// order on the rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows
+// wanted and written behind their rows. Counts of rows in the structs are overwritten.
 enum QuireOpCode { QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4 };
 
 struct QuireOp {
@@ -184,4 +184,4 @@ struct QuireStep {
     int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;
 };
 
-QUIRE_API void quire_run_tape(const QuireOp* ops, int64_t n_ops, const QuireStep* step);
+QUIRE_API void quire_fused_step(const QuireOp* ops, int64_t n_ops, const QuireStep* step);

@@ -16,11 +16,11 @@ from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
 from quire.compute.models.decoder import Decoder
+from quire.compute.runner.fused_step import FusedDecoder, obstacle
 from quire.compute.runner.graphs import StepGraphs, decode_sizes, mixed_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tape import StepTape, obstacle
 from quire.compute.sample.sampler import Sampler
 from quire.compute.weights.footprint import Weights
 from quire.compute.weights.hub import find_checkpoint
@@ -132,8 +132,8 @@ def _executor(
         )  # fmt: skip
         with ticking("building kernels and capturing steps"):
             graphs.capture()
-    tape = _tape(limits, device, model, pool, tables, sampler.vocab_limit) if device.name == "cpu" else None
-    runner = Runner(device, model, pool, tables, sampler, graphs, tape)
+    fused = _fused_decoder(limits, device, model, pool, tables, sampler.vocab_limit) if device.name == "cpu" else None
+    runner = Runner(device, model, pool, tables, sampler, graphs, fused)
     with ticking("building kernels and running a first step"):
         runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
     return LaunchExecutor(runner) if device.name == "cuda" else ThreadExecutor(runner, runner.prepare)
@@ -175,15 +175,15 @@ def _load(config: EngineConfig, limits: EngineLimits, folder: pathlib.Path, arch
     return model
 
 
-def _tape(
+def _fused_decoder(
     limits: EngineLimits, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, vocab_limit: int
-) -> StepTape | None:
+) -> FusedDecoder | None:
     """Steps as one native call, where the kernels for it are there."""
     reason = obstacle(model)
     if reason is not None:
         logger.warning("steps run operation by operation, bound by Python where the model is small: %s", reason)
         return None
-    return StepTape(
+    return FusedDecoder(
         device, model, pool, tables, vocab_limit=vocab_limit,
         max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs,
     )  # fmt: skip

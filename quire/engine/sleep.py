@@ -68,7 +68,7 @@ class SleepMode(Generic[Model]):
             self._model = None
         elif self._model is not None:
             self._model.leave_device()
-        gc.collect()  # runners, tapes and graphs know each other
+        gc.collect()  # runners, fused steps and graphs know each other
         self._release()
         logger.info("asleep at level %d, in %.2f s", level, time.perf_counter() - start_s)
 

@@ -54,7 +54,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_linear": [_P],
     "quire_pack": [_P],
     "quire_choose": [_P],
-    "quire_run_tape": [_P, _L, _P],
+    "quire_fused_step": [_P, _L, _P],
     "quire_store_kv": [_I, _I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
 _RESULTS = {"quire_interface": _L, "quire_enable": _L}

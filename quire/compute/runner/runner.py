@@ -18,10 +18,10 @@ import torch
 from quire.compute.device.device import Device, Download
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
+from quire.compute.runner.fused_step import FusedDecoder, ReadyStep
 from quire.compute.runner.graphs import Bodies, StepGraphs
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
-from quire.compute.runner.tape import ReadyStep, StepTape
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler, sift
 from quire.core.errors import EngineError
@@ -159,7 +159,7 @@ class Runner:
         tables: SlotTables,
         sampler: Sampler,
         graphs: StepGraphs | None = None,
-        tape: StepTape | None = None,
+        fused: FusedDecoder | None = None,
     ) -> None:
         self._device = device
         self._model = model
@@ -167,7 +167,7 @@ class Runner:
         self._tables = tables
         self._sampler = sampler
         self._graphs = graphs
-        self._tape = tape
+        self._fused = fused
         self._opened: dict[int, SlotOpen] = {}
         self._with_prompt: set[int] = set()
         """Open slots that want logprobs of their prompt, or its states."""
@@ -189,7 +189,7 @@ class Runner:
         Steps before it may be computing, so nothing that they see may change: the plan opens and closes no slot, and
         what earlier plans open is open. New pages come behind what those steps see.
         """
-        if self._tape is None or plan.masked or plan.copies or self._wants_prompt(plan):
+        if self._fused is None or plan.masked or plan.copies or self._wants_prompt(plan):
             return None
         start_s = time.perf_counter()
         batch = flatten(plan.spans)
@@ -197,12 +197,12 @@ class Runner:
         if controls is None:
             return None
         self._tables.append(plan.pages)
-        return ReadyStep(plan, batch, *self._tape.choosing(batch, controls), time.perf_counter() - start_s)
+        return ReadyStep(plan, batch, *self._fused.choosing(batch, controls), time.perf_counter() - start_s)
 
     def _forward(self, plan: StepPlan, batch: FlatBatch, writes: PageWrites) -> Forward:
         """By the fastest way that can run this step: one native call, captured graphs, or kernel by kernel."""
-        if self._tape is not None and not self._wants_prompt(plan):
-            return self._play(self._tape, plan, batch)
+        if self._fused is not None and not self._wants_prompt(plan):
+            return self._run_fused(self._fused, plan, batch)
         cells = self._tables.cells(batch.row_slots, batch.row_positions)
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
         if self._graphs is not None:
@@ -261,12 +261,12 @@ class Runner:
         self._pool.copy(plan.copies)
         return self._tables.append(plan.pages)
 
-    def _play(self, tape: StepTape, plan: StepPlan, batch: FlatBatch) -> Forward:
+    def _run_fused(self, fused: FusedDecoder, plan: StepPlan, batch: FlatBatch) -> Forward:
         """The step in one native call, with the choice of tokens where that is plain."""
         controls = self._plain_controls(plan, batch)
         if controls is None:
-            return Forward(None, tape.run(batch), [], None)
-        call, choice = tape.choosing(batch, controls)
+            return Forward(None, fused.run(batch), [], None)
+        call, choice = fused.choosing(batch, controls)
         call.run()
         return Forward(Sampled(choice.token_ids, choice.status, None), None, [], None)
 

@@ -1,7 +1,8 @@
 """A step of a whole model on the CPU in one native call: operations recorded once, run for any rows.
 
-Owns the structs that csrc/cpu/tape.cpp reads and the tensors that they point into. Does not own the data flow of a
-model (`compute/runner/tape.py`), nor arithmetic: each operation is the one of `qgemm`, `norm`, `qkv` and `attention`.
+Owns the structs that csrc/cpu/fused_step.cpp reads and the tensors that they point into. Does not own the data flow of
+a model (`compute/runner/fused_step.py`), nor arithmetic: each operation is the one of `qgemm`, `norm`, `qkv` and
+`attention`.
 Invariant: a run has the bits of the same operations called one by one.
 """
 
@@ -60,13 +61,13 @@ class _Step(ctypes.Structure):
     )
 
 
-class TapeCall:
-    """A step of a tape of which nothing is left to do but the native call."""
+class FusedStepCall:
+    """A fused step of which nothing is left to do but the native call."""
 
     __slots__ = ("_array", "_function", "_kept", "_step")
 
     def __init__(self, array: Any, step: _Step, kept: tuple[Any, ...]) -> None:
-        self._function = native.required().quire_run_tape
+        self._function = native.required().quire_fused_step
         self._array, self._step, self._kept = array, step, kept
 
     def run(self) -> None:
@@ -82,7 +83,7 @@ class TapeCall:
         self._step.n_threads = torch.get_num_threads()
 
 
-class Tape:
+class FusedStep:
     """Operations on tensors of `max_rows` rows, in the order in which they are added.
 
     tokens: int32 [n_slots, width], page_table: int32 [n_slots, max_pages]; `run` reads both, and writes new tokens.
@@ -174,11 +175,11 @@ class Tape:
 
     def choosing(
         self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray
-    ) -> tuple[TapeCall, np.ndarray, np.ndarray]:
+    ) -> tuple[FusedStepCall, np.ndarray, np.ndarray]:
         """A call that does `run` and finds a token for each row wanted, written behind its row; and where it will put
         them: ids int32 and status uint8 [n_wanted].
 
-        logits: float32 [>= n_wanted, width], which the tape fills. controls: as in `kernels.sample.choose_by`, of rows
+        logits: float32 [>= n_wanted, width], which the call fills. controls: as in `kernels.sample.choose_by`, of rows
         that are not truncated. step: arguments of `run`.
         """
         token_ids, status = np.empty(len(step[-1]), np.int32), np.empty(len(step[-1]), np.uint8)
@@ -189,7 +190,7 @@ class Tape:
         )  # fmt: skip
         return self._call(choice, *step, controls, token_ids, status), token_ids, status
 
-    def _call(self, choice: NativeChoice | None, *arrays: np.ndarray) -> TapeCall:
+    def _call(self, choice: NativeChoice | None, *arrays: np.ndarray) -> FusedStepCall:
         """arrays: those of `run`, and what else is to be kept."""
         step = _Step.from_buffer_copy(self._step)
         step.slots, step.positions, step.q_indptr = map(_address, arrays[:3])
@@ -198,7 +199,7 @@ class Tape:
         step.choice, step.n_threads = None if choice is None else ctypes.addressof(choice), torch.get_num_threads()
         if self._array is None:
             self._array = (_Op * len(self._ops))(*self._ops)
-        return TapeCall(self._array, step, (choice, *arrays))
+        return FusedStepCall(self._array, step, (choice, *arrays))
 
     def _link(self, matrix: products.NativeMatrix) -> None:
         """Each matrix names the one of the next product, the last one the first of the next step."""
@@ -218,7 +219,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def obstacle(dtype: torch.dtype, head_dim: int) -> str | None:
-    """Why steps of a model cannot run on a tape here, or None."""
+    """Why steps of a model cannot run as fused steps here, or None."""
     if native.library() is None:
         return native.explain()
     if dtype not in native.DTYPES:

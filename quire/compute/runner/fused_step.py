@@ -1,4 +1,4 @@
-"""Steps of a decoder on the CPU as one native call: the data flow of `Decoder` recorded on a `kernels.tape.Tape`.
+"""Steps of a decoder on the CPU as one native call: the data flow of `Decoder` as a `kernels.fused_step.FusedStep`.
 
 Owns the memory of a step's rows, and steps that wait for their turn. Does not own weights, pages nor tables, to which
 it only points: they must stay.
@@ -21,7 +21,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import sift
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult, StepTimings
-from quire.kernels import tape
+from quire.kernels import fused_step
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm.cpu import ADD, NOTHING, SILU_MUL, WIDEN
 from quire.kernels.sample import Choice
@@ -35,10 +35,10 @@ def obstacle(model: Decoder) -> str | None:
         return "its layers are not RMS norm, attention, RMS norm and SwiGLU"
     if not all(block.attention.variant.built_in for block in model.blocks):
         return "its attention has hooks"
-    return tape.obstacle(model.dtype, model.arch.head_dim)
+    return fused_step.obstacle(model.dtype, model.arch.head_dim)
 
 
-class StepTape:
+class FusedDecoder:
     """Steps of up to `max_rows` rows and `max_num_seqs` sampled ones. There must be no obstacle."""
 
     def __init__(
@@ -63,10 +63,10 @@ class StepTape:
         self._y, self._inner = rows(first.q_size), rows(arch.ffn_size)
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, :vocab_limit]
-        self._tape = tape.Tape(
+        self._fused = fused_step.FusedStep(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
-        self._tape.embed(model.embed.weight, self._x)
+        self._fused.embed(model.embed.weight, self._x)
         for block in model.blocks:
             self._record(block, is_last=block is model.blocks[-1])
         self._linear(self._x, model.head, self._logits, norm=model.norm.pair, then=WIDEN)
@@ -76,15 +76,15 @@ class StepTape:
         k, v = self._pool.k[attention.layer], self._pool.v[attention.layer]
         assert block.attention_norm is not None and block.ffn_norm is not None
         self._linear(self._x, attention.qkv, self._qkv, norm=block.attention_norm.pair)
-        self._tape.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v)
+        self._fused.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v)
         q, out = (
             x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim))  # type: ignore[no-untyped-call]
             for x in (self._qkv, self._y)
         )
-        self._tape.attend(q, k, v, attention.variant, out)
+        self._fused.attend(q, k, v, attention.variant, out)
         if is_last:
-            self._tape.take(self._x)
-            self._tape.take(self._y)
+            self._fused.take(self._x)
+            self._fused.take(self._y)
         self._linear(self._y, attention.out, self._x, then=ADD)
         self._linear(self._x, block.up, self._inner, norm=block.ffn_norm.pair, then=SILU_MUL)
         self._linear(self._inner, block.down, self._x, then=ADD)
@@ -93,24 +93,26 @@ class StepTape:
         self, x: torch.Tensor, linear: Linear, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
     ) -> None:
         assert isinstance(linear.product, PackedProduct)
-        self._tape.linear(x, linear.product.packed, linear.bias, out, norm=norm, then=then)
+        self._fused.linear(x, linear.product.packed, linear.bias, out, norm=norm, then=then)
 
     def run(self, batch: FlatBatch) -> torch.Tensor:
         """Logits float32 [m, vocab_size] of the batch's m sampled rows, overwritten by the next run."""
-        self._tape.run(*_arrays(batch))
+        self._fused.run(*_arrays(batch))
         return self._logits[: len(batch.sampled_rows)]
 
-    def choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[tape.TapeCall, Choice]:
+    def choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[fused_step.FusedStepCall, Choice]:
         """A call that runs the step, and the tokens of its sampled rows: there, and in the token table, after the call.
         controls: see `Sampler.controls`."""
-        call, token_ids, status = self._tape.choosing(self._allowed, controls, *_arrays(batch))
+        call, token_ids, status = self._fused.choosing(self._allowed, controls, *_arrays(batch))
         return call, Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
 
 
 class ReadyStep:
     """A step of which nothing is left to do but its native call."""
 
-    def __init__(self, plan: StepPlan, batch: FlatBatch, call: tape.TapeCall, choice: Choice, host_s: float) -> None:
+    def __init__(
+        self, plan: StepPlan, batch: FlatBatch, call: fused_step.FusedStepCall, choice: Choice, host_s: float
+    ) -> None:
         self._step, self._slots, self._call, self._choice, self._host_s = (
             plan.step, batch.sampled_slots, call, choice, host_s
         )  # fmt: skip
@@ -132,7 +134,7 @@ class ReadyStep:
 
 
 def _arrays(batch: FlatBatch) -> tuple[np.ndarray, ...]:
-    """A batch as `kernels.tape.Tape.run` takes it."""
+    """A batch as `kernels.fused_step.FusedStep.run` takes it."""
     return (
         batch.row_slots, batch.row_positions, batch.q_indptr, batch.kv_lens, batch.span_slots, batch.sampled_rows
     )  # fmt: skip

@@ -1,4 +1,4 @@
-// A step of a whole model: the operations of a tape, one after another, each on all threads.
+// A step of a whole model in one call: its operations one after another, each on all threads.
 //
 // Owns no arithmetic: operations are those that Python calls one by one, so both ways give the same bits.
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Running {
     int64_t n_rows;  // all, or those wanted after TAKE
 };
 
-// Python may change it while the step runs (TapeCall.spread): each operation reads it once, whichever value that is.
+// Python may change it while the step runs (FusedStepCall.spread): each operation reads it once, whichever value that is.
 int32_t n_threads_now(const QuireStep& step) { return __atomic_load_n(&step.n_threads, __ATOMIC_RELAXED); }
 
 void embed(const QuireEmbed& a, const Running& now) {
@@ -125,7 +125,7 @@ int32_t cut(const QuireStep& s, int32_t* tiles, int64_t* work) {
 }  // namespace
 }  // namespace quire
 
-void quire_run_tape(const QuireOp* ops, int64_t n_ops, const QuireStep* step) {
+void quire_fused_step(const QuireOp* ops, int64_t n_ops, const QuireStep* step) {
     using namespace quire;
     const QuireStep& s = *step;
     const int64_t most_tiles = s.n_rows / s.tile_tokens + s.n_spans;

@@ -1,4 +1,4 @@
-"""A step on the tape against the same step operation by operation: the same bits, for any mix of spans."""
+"""A fused step against the same step operation by operation: the same bits, for any mix of spans."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quant import SCHEMES
-from quire.compute.runner import tape
+from quire.compute.runner import fused_step
 from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.fused_step import FusedDecoder
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tape import StepTape
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans
@@ -113,9 +113,9 @@ def test_the_same_bits(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = make_model(read_arch(tmp_path), dtype, quantization)
-    assert tape.obstacle(model) is None
+    assert fused_step.obstacle(model) is None
     expected, recorded = Side(model, kv_dtype), Side(model, kv_dtype)
-    steps = StepTape(
+    steps = FusedDecoder(
         recorded.device, model, recorded.pool, recorded.tables, vocab_limit=190, max_rows=160, max_num_seqs=4
     )
     for spans in STEPS:
@@ -131,8 +131,8 @@ def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:
     model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
     apart, together = Side(model), Side(model)
     sizes = {"vocab_limit": 190, "max_rows": 160, "max_num_seqs": 4}
-    logits_of = StepTape(apart.device, model, apart.pool, apart.tables, **sizes)
-    tokens_of = StepTape(together.device, model, together.pool, together.tables, **sizes)
+    logits_of = FusedDecoder(apart.device, model, apart.pool, apart.tables, **sizes)
+    tokens_of = FusedDecoder(together.device, model, together.pool, together.tables, **sizes)
     for spans in STEPS:
         batch, m = together.batch(spans)[0], sum(span[3] for span in spans)
         controls = Draw(
@@ -158,7 +158,7 @@ def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
     found = []
     for n_ahead in (1, 4):
         side = Side(model)
-        steps = StepTape(side.device, model, side.pool, side.tables, vocab_limit=190, max_rows=160, max_num_seqs=4)
+        steps = FusedDecoder(side.device, model, side.pool, side.tables, vocab_limit=190, max_rows=160, max_num_seqs=4)
         steps.run(side.batch([(0, 0, 37, True), (1, 0, 50, True)])[0])
         plans = [[(0, 37 + i, 1, True), (1, 50 + i, 1, True)] for i in range(8)]
         tokens = []
@@ -176,4 +176,4 @@ def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
 def test_an_unpacked_model_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN2))
     model = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
-    assert "packed" in (tape.obstacle(model) or "")
+    assert "packed" in (fused_step.obstacle(model) or "")
