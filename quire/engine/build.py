@@ -17,7 +17,7 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.fused_step import FusedDecoder, obstacle
-from quire.compute.runner.graphs import StepGraphs, decode_sizes, mixed_sizes
+from quire.compute.runner.graphs import GraphRunner, decode_sizes, mixed_sizes
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
@@ -126,7 +126,7 @@ def _executor(
             model.build_kernels(limits.max_num_batched_tokens)
     graphs = None
     if isinstance(device, cuda.CudaDevice) and has_graphs:
-        graphs = StepGraphs(
+        graphs = GraphRunner(
             device, model, pool, tables, vocab_limit=sampler.vocab_limit,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
         )  # fmt: skip

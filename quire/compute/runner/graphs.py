@@ -1,4 +1,5 @@
-"""Captured steps: the body (tokens to states) by number of rows, the tail (states to new tokens) by sampled rows.
+"""CUDA graphs of a step: the forward (tokens to states) by number of rows, sampling (states to new tokens) by sampled
+rows.
 
 Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches.
 Invariants: a replay's rows equal the eager step's; padding rows attend to nothing, write to page 0 and the spare slot.
@@ -60,7 +61,7 @@ def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
 
 
 @dataclasses.dataclass(slots=True)
-class Bodies:
+class ForwardGraphs:
     """Captured forwards of one kind of step, and the attention buffers they share."""
 
     sizes: list[int]
@@ -72,8 +73,8 @@ class Bodies:
         return next(size for size in self.sizes if size >= n_rows)
 
 
-class StepGraphs:
-    """Decode bodies for steps of one row a span, mixed bodies for any other step of few enough rows, and tails."""
+class GraphRunner:
+    """Decode forwards for steps of one row a span, mixed forwards for other steps of few enough rows, and sampling."""
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class StepGraphs:
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._vocab_limit = vocab_limit
-        self._tail_sizes = decode_sizes(max_num_seqs)
+        self._sampling_sizes = decode_sizes(max_num_seqs)
         mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         n_rows = max(max_num_seqs, mixed[-1])
         self._staging = device.staging(STAGING_BYTES)
@@ -98,14 +99,14 @@ class StepGraphs:
         self._mask_lines = self._staging.section((max_num_seqs,), torch.int32)
         self._rows = self._staging.section((N_ROW_LINES, n_rows), torch.int64)
         lists = self._staging.rest(torch.int32)
-        self._decode = Bodies(self._tail_sizes, self._buffers(lists, max_num_seqs))
-        self._mixed = Bodies(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
+        self._decode = ForwardGraphs(self._sampling_sizes, self._buffers(lists, max_num_seqs))
+        self._mixed = ForwardGraphs(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
         self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
-        self._tails: dict[int, Callable[[], None]] = {}
+        self._sampling_graphs: dict[int, Callable[[], None]] = {}
 
     def _buffers(self, lists: Mirrored, max_num_seqs: int, mixed_rows: int = 0) -> PlanBuffers:
         """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared."""
@@ -120,17 +121,17 @@ class StepGraphs:
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
         start_s = time.perf_counter()
-        for bodies in (self._decode, self._mixed):
-            for size in reversed(bodies.sizes):
-                bodies.replays[size] = self._capture_body(size, bodies.buffers)
-        for size in reversed(self._tail_sizes):
-            self._tails[size] = self._capture_tail(size)
+        for forwards in (self._decode, self._mixed):
+            for size in reversed(forwards.sizes):
+                forwards.replays[size] = self._capture_forward(size, forwards.buffers)
+        for size in reversed(self._sampling_sizes):
+            self._sampling_graphs[size] = self._capture_sampling(size)
         n_decode, n_mixed, took_s = len(self._decode.sizes), len(self._mixed.sizes), time.perf_counter() - start_s
-        logger.info("graphs: %d decode, %d mixed, %d tails captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
+        logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
 
-    def bodies_for(
+    def forwards_for(
         self, batch: FlatBatch, writes: PageWrites, shared: Sequence[SharedPrefix], *, is_settled: bool
-    ) -> Bodies | None:
+    ) -> ForwardGraphs | None:
         """The graphs that can run this step at its best, or None if it is better off without.
 
         is_settled: no sequence sees keys that this step stores for another one.
@@ -147,7 +148,7 @@ class StepGraphs:
 
     def run(
         self,
-        bodies: Bodies,
+        forwards: ForwardGraphs,
         batch: FlatBatch,
         cells: np.ndarray,
         writes: PageWrites,
@@ -159,14 +160,14 @@ class StepGraphs:
         controls: float64 [N_CONTROLS, m] of the m sampled rows, if `choose` is to follow.
         """
         n_rows = len(batch.row_slots)
-        size = bodies.bucket(n_rows)
+        size = forwards.bucket(n_rows)
         self._staging.begin()
         self._fill_rows(size, batch, cells, writes)
-        self._plan(bodies.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, shared)
+        self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, shared)
         if controls is not None and len(batch.sampled_rows):
             self._fill_sampled(self._decode.bucket(len(batch.sampled_rows)), batch, controls)
         self._staging.send()
-        bodies.replays[size]()
+        forwards.replays[size]()
         return self._hidden[:n_rows]
 
     def choose(self, batch: FlatBatch, bits: np.ndarray | None = None) -> Choice:
@@ -178,7 +179,7 @@ class StepGraphs:
             target = self._mask_bits[: len(bits), :n_words]
             target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
         if n_sampled:
-            self._tails[self._decode.bucket(n_sampled)]()
+            self._sampling_graphs[self._decode.bucket(n_sampled)]()
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
 
     def _fill_rows(self, size: int, batch: FlatBatch, cells: np.ndarray, writes: PageWrites) -> None:
@@ -214,12 +215,12 @@ class StepGraphs:
             self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared, settled=settled
         )
 
-    def _capture_body(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
+    def _capture_forward(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
         slots, positions, cells, page_at, page = self._rows.device[:, :size]
         self._staging.begin()
         self._rows.host[:, :size] = 0
         self._rows.filled(self._rows.host.size)
-        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._tail_sizes[-1]))), cells)
+        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1]))), cells)
         self._staging.send()
 
         def forward() -> None:
@@ -229,7 +230,7 @@ class StepGraphs:
 
         return self._device.capture(forward)
 
-    def _capture_tail(self, size: int) -> Callable[[], None]:
+    def _capture_sampling(self, size: int) -> Callable[[], None]:
         rows, slots, positions = self._sampled.device[:, :size]
         controls, logits = self._controls.device[:, :size], self._logits[:size]
         choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])

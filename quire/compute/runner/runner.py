@@ -19,7 +19,7 @@ from quire.compute.device.device import Device, Download
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
 from quire.compute.runner.fused_step import FusedDecoder, ReadyStep
-from quire.compute.runner.graphs import Bodies, StepGraphs
+from quire.compute.runner.graphs import ForwardGraphs, GraphRunner
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
@@ -71,7 +71,7 @@ class Forward:
     logits: torch.Tensor | None
     prompt: list[PromptRows]
     pooled: PooledRows | None
-    captured: StepGraphs | None = None
+    captured: GraphRunner | None = None
     """Which graphs will choose the tokens from their own states, once there are masks."""
 
 
@@ -158,7 +158,7 @@ class Runner:
         pool: KVPool,
         tables: SlotTables,
         sampler: Sampler,
-        graphs: StepGraphs | None = None,
+        graphs: GraphRunner | None = None,
         fused: FusedDecoder | None = None,
     ) -> None:
         self._device = device
@@ -207,9 +207,9 @@ class Runner:
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
         if self._graphs is not None:
             # only a sequence that enters may have been given pages that this very step fills
-            bodies = self._graphs.bodies_for(batch, writes, shared, is_settled=not plan.opened)
-            if bodies is not None:
-                return self._replay(self._graphs, bodies, plan, batch, cells, writes, shared)
+            forwards = self._graphs.forwards_for(batch, writes, shared, is_settled=not plan.opened)
+            if forwards is not None:
+                return self._replay(self._graphs, forwards, plan, batch, cells, writes, shared)
         return self._run(plan, batch, cells, writes, shared)
 
     @torch.inference_mode()
@@ -279,8 +279,8 @@ class Runner:
 
     def _replay(
         self,
-        graphs: StepGraphs,
-        bodies: Bodies,
+        graphs: GraphRunner,
+        forwards: ForwardGraphs,
         plan: StepPlan,
         batch: FlatBatch,
         cells: np.ndarray,
@@ -291,7 +291,7 @@ class Runner:
         slots, positions = batch.sampled_slots, batch.sampled_positions
         is_plain = self._sampler.is_plain(slots, positions)
         controls = self._sampler.controls(slots, positions) if is_plain else None
-        hidden = graphs.run(bodies, batch, cells, writes, shared, controls)
+        hidden = graphs.run(forwards, batch, cells, writes, shared, controls)
         prompt, pooled = self._prompt_logprobs(plan, batch, hidden), self._pooled(plan, batch, hidden)
         if is_plain and plan.masked:
             return Forward(None, None, prompt, pooled, graphs)
