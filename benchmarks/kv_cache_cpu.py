@@ -23,7 +23,7 @@ from quire.bench.shape import FOLDER
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.models.decoder import Decoder
 from quire.compute.quant import SCHEMES
-from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.batch_builder import FlatBatch, build_batch
 from quire.compute.runner.fused_step import FusedDecoder
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
@@ -68,7 +68,7 @@ class Decode:
         spans = Spans()
         for slot in range(n_seqs):
             spans.add(slot, context - 1, 1, True)
-        self.batch: FlatBatch = flatten(spans)
+        self.batch: FlatBatch = build_batch(spans)
         self.n_bytes = model.n_bytes + n_seqs * context * self.pool.bytes_per_token
 
     def seconds(self) -> float:

@@ -15,10 +15,10 @@ from quire.compute.layers.block import Block
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder
 from quire.compute.quant import PackedProduct
-from quire.compute.runner.batch import FlatBatch
+from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
-from quire.compute.sample.sampler import sift
+from quire.compute.sample.sampler import split_faults
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import fused_step
@@ -129,7 +129,7 @@ class ReadyStep:
     def result(self) -> StepResult:
         """What was computed, as plain values."""
         token_ids, statuses = self._choice.token_ids.tolist(), self._choice.status.tolist()
-        tokens, n_new, faults = sift(token_ids, statuses, self._slots)
+        tokens, n_new, faults = split_faults(token_ids, statuses, self._slots)
         return StepResult(self._step, tokens, n_new, faults=faults, timings=StepTimings(self._host_s))
 
 

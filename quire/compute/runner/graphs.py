@@ -18,7 +18,7 @@ import torch
 
 from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.batch import FlatBatch
+from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.config.arch import ModelArch

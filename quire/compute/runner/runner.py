@@ -17,13 +17,13 @@ import torch
 
 from quire.compute.device.device import Device, Download
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.batch import FlatBatch, flatten, shared_spans
+from quire.compute.runner.batch_builder import FlatBatch, build_batch, shared_spans
 from quire.compute.runner.fused_step import FusedDecoder, ReadyStep
 from quire.compute.runner.graphs import ForwardGraphs, GraphRunner
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
-from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler, sift
+from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler, split_faults
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.request import Pooling
@@ -103,7 +103,7 @@ class LaunchedStep:
         if self._forward.pooled is not None:
             pooled, faults = self._forward.pooled.read(rest.pop(), self._plan.spans.slots)
         logprobs, prompt = self._fetched.read(rest)
-        tokens, n_new, more_faults = sift(token_ids.tolist(), status.tolist(), self._batch.sampled_slots)
+        tokens, n_new, more_faults = split_faults(token_ids.tolist(), status.tolist(), self._batch.sampled_slots)
         kept = list(itertools.accumulate(n_new))
         return StepResult(
             step=self._plan.step,
@@ -177,7 +177,7 @@ class Runner:
         """Queue one step on the device."""
         start_s = time.perf_counter()
         writes = self._apply(plan)
-        batch = flatten(plan.spans, plan.masked)
+        batch = build_batch(plan.spans, plan.masked)
         step = LaunchedStep(self, plan, batch, self._forward(plan, batch, writes), start_s)
         if not plan.masked:
             step.mask(None)
@@ -192,7 +192,7 @@ class Runner:
         if self._fused is None or plan.masked or plan.copies or self._wants_prompt(plan):
             return None
         start_s = time.perf_counter()
-        batch = flatten(plan.spans)
+        batch = build_batch(plan.spans)
         controls = self._plain_controls(plan, batch)
         if controls is None:
             return None

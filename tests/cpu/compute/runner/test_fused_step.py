@@ -14,7 +14,7 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.quant import SCHEMES
 from quire.compute.runner import fused_step
-from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.batch_builder import FlatBatch, build_batch
 from quire.compute.runner.fused_step import FusedDecoder
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
@@ -83,7 +83,7 @@ class Side:
         plan = Spans()
         for span in spans:
             plan.add(*span)
-        batch = flatten(plan)
+        batch = build_batch(plan)
         return batch, self.tables.cells(batch.row_slots, batch.row_positions)
 
 

@@ -35,7 +35,7 @@ class FlatBatch:
     """int32 [m]: the line of the step's masks that holds for a sampled row, or -1."""
 
 
-def flatten(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
+def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
     """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens. masked: spans that have a mask."""
     slots = np.array(spans.slots, np.int64)
     starts = np.array(spans.starts, np.int64)
