@@ -33,8 +33,8 @@ logger = logging.getLogger("quire.engine")
 
 STAGING_BYTES: Final = 8 << 20
 N_ROW_LINES, N_SAMPLED_LINES = 5, 3
-"""Of a row: slot, position, cell, and one new entry of the page table (where, page). Of a sampled row: row, slot,
-position."""
+"""Of a row: slot, position, cache location, and one new entry of the page table (where, page). Of a sampled row: row,
+slot, position."""
 MAX_MIXED_ROWS: Final = 2048
 HIDDEN_FLOPS: Final = 7e12
 """Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
@@ -150,7 +150,7 @@ class GraphRunner:
         self,
         forwards: ForwardGraphs,
         batch: FlatBatch,
-        cells: np.ndarray,
+        cache_locs: np.ndarray,
         writes: PageWrites,
         shared: Sequence[SharedPrefix],
         controls: np.ndarray | None,
@@ -162,7 +162,7 @@ class GraphRunner:
         n_rows = len(batch.row_slots)
         size = forwards.bucket(n_rows)
         self._staging.begin()
-        self._fill_rows(size, batch, cells, writes)
+        self._fill_rows(size, batch, cache_locs, writes)
         self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, shared)
         if controls is not None and len(batch.sampled_rows):
             self._fill_sampled(self._decode.bucket(len(batch.sampled_rows)), batch, controls)
@@ -182,11 +182,11 @@ class GraphRunner:
             self._sampling_graphs[self._decode.bucket(n_sampled)]()
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
 
-    def _fill_rows(self, size: int, batch: FlatBatch, cells: np.ndarray, writes: PageWrites) -> None:
+    def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes = len(batch.row_slots), len(writes.at)
         rows = self._rows.host
         rows[:3, n_rows:size] = 0
-        rows[0, :n_rows], rows[1, :n_rows], rows[2, :n_rows] = batch.row_slots, batch.row_positions, cells
+        rows[0, :n_rows], rows[1, :n_rows], rows[2, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
         rows[3, :n_writes], rows[4, :n_writes] = writes.at, writes.values
         rows[3, n_writes:size], rows[4, n_writes:size] = self._tables.spare_slot * self._tables.pages.shape[1], 0
         self._rows.filled(rows.size)
@@ -216,11 +216,11 @@ class GraphRunner:
         )
 
     def _capture_forward(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
-        slots, positions, cells, page_at, page = self._rows.device[:, :size]
+        slots, positions, cache_locs, page_at, page = self._rows.device[:, :size]
         self._staging.begin()
         self._rows.host[:, :size] = 0
         self._rows.filled(self._rows.host.size)
-        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1]))), cells)
+        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1]))), cache_locs)
         self._staging.send()
 
         def forward() -> None:

@@ -52,8 +52,8 @@ class PagedContext:
 
     pool: KVPool
     plan: AttnPlan
-    cells: torch.Tensor
-    """int64 [n_rows]: cell of each row's K and V."""
+    cache_locs: torch.Tensor
+    """int64 [n_rows]: where each row's K and V are written, page * page_size + offset."""
 
     def store(
         self,
@@ -67,7 +67,7 @@ class PagedContext:
     ) -> torch.Tensor:
         """See `Context`."""
         pages = self.pool.k[layer], self.pool.v[layer]
-        return rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, *pages, self.cells)
+        return rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, *pages, self.cache_locs)
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""

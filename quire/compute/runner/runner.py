@@ -203,14 +203,14 @@ class Runner:
         """By the fastest way that can run this step: one native call, captured graphs, or kernel by kernel."""
         if self._fused is not None and not self._wants_prompt(plan):
             return self._run_fused(self._fused, plan, batch)
-        cells = self._tables.cells(batch.row_slots, batch.row_positions)
+        cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         shared = shared_spans(batch, plan.shared_prefixes, self._tables.page_size)
         if self._graphs is not None:
             # only a sequence that enters may have been given pages that this very step fills
             forwards = self._graphs.forwards_for(batch, writes, shared, is_settled=not plan.opened)
             if forwards is not None:
-                return self._replay(self._graphs, forwards, plan, batch, cells, writes, shared)
-        return self._run(plan, batch, cells, writes, shared)
+                return self._replay(self._graphs, forwards, plan, batch, cache_locs, writes, shared)
+        return self._run(plan, batch, cache_locs, writes, shared)
 
     @torch.inference_mode()
     def choose(
@@ -283,7 +283,7 @@ class Runner:
         forwards: ForwardGraphs,
         plan: StepPlan,
         batch: FlatBatch,
-        cells: np.ndarray,
+        cache_locs: np.ndarray,
         writes: PageWrites,
         shared: list[SharedPrefix],
     ) -> Forward:
@@ -291,7 +291,7 @@ class Runner:
         slots, positions = batch.sampled_slots, batch.sampled_positions
         is_plain = self._sampler.is_plain(slots, positions)
         controls = self._sampler.controls(slots, positions) if is_plain else None
-        hidden = graphs.run(forwards, batch, cells, writes, shared, controls)
+        hidden = graphs.run(forwards, batch, cache_locs, writes, shared, controls)
         prompt, pooled = self._prompt_logprobs(plan, batch, hidden), self._pooled(plan, batch, hidden)
         if is_plain and plan.masked:
             return Forward(None, None, prompt, pooled, graphs)
@@ -304,13 +304,13 @@ class Runner:
         self,
         plan: StepPlan,
         batch: FlatBatch,
-        cells: np.ndarray,
+        cache_locs: np.ndarray,
         writes: PageWrites,
         shared: list[SharedPrefix],
     ) -> Forward:
         """The step kernel by kernel."""
         self._tables.write(writes)
-        rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
+        rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cache_locs]))
         attn_plan = plan_attention(
             self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=shared
         )

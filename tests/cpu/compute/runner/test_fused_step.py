@@ -84,14 +84,14 @@ class Side:
         for span in spans:
             plan.add(*span)
         batch = build_batch(plan)
-        return batch, self.tables.cells(batch.row_slots, batch.row_positions)
+        return batch, self.tables.cache_locs(batch.row_slots, batch.row_positions)
 
 
 def by_operations(model: Decoder, side: Side, spans: list[tuple[int, int, int, bool]]) -> torch.Tensor:
-    batch, cells = side.batch(spans)
+    batch, cache_locs = side.batch(spans)
     plan = plan_attention(side.pool, side.tables, batch.kv_lens, batch.span_slots, batch.q_indptr)
     slots, positions = torch.from_numpy(batch.row_slots), torch.from_numpy(batch.row_positions)
-    context = PagedContext(side.pool, plan, torch.from_numpy(cells))
+    context = PagedContext(side.pool, plan, torch.from_numpy(cache_locs))
     hidden = model.forward(side.tables.tokens[slots, positions], positions, context)
     return model.logits(hidden[torch.from_numpy(batch.sampled_rows)])
 
