@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
-from quire.compute.layers.block import Block
+from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder
 from quire.compute.quant import PackedProduct
@@ -33,7 +33,7 @@ def obstacle(model: Decoder) -> str | None:
         return "its matrices are not packed for the native kernels"
     if not model.is_plain:
         return "its layers are not RMS norm, attention, RMS norm and SwiGLU"
-    if not all(block.attention.variant.built_in for block in model.blocks):
+    if not all(layer.attention.variant.built_in for layer in model.layers):
         return "its attention has hooks"
     return fused_step.obstacle(model.dtype, model.arch.head_dim)
 
@@ -67,15 +67,15 @@ class FusedDecoder:
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
         self._fused.embed(model.embed.weight, self._x)
-        for block in model.blocks:
-            self._record(block, is_last=block is model.blocks[-1])
+        for layer in model.layers:
+            self._record(layer, is_last=layer is model.layers[-1])
         self._linear(self._x, model.head, self._logits, norm=model.norm.pair, then=WIDEN)
 
-    def _record(self, block: Block, *, is_last: bool) -> None:
-        attention = block.attention
+    def _record(self, layer: DecoderLayer, *, is_last: bool) -> None:
+        attention = layer.attention
         k, v = self._pool.k[attention.layer], self._pool.v[attention.layer]
-        assert block.attention_norm is not None and block.ffn_norm is not None
-        self._linear(self._x, attention.qkv, self._qkv, norm=block.attention_norm.pair)
+        assert layer.attention_norm is not None and layer.ffn_norm is not None
+        self._linear(self._x, attention.qkv, self._qkv, norm=layer.attention_norm.pair)
         self._fused.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v)
         q, out = (
             x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim))  # type: ignore[no-untyped-call]
@@ -86,8 +86,8 @@ class FusedDecoder:
             self._fused.take(self._x)
             self._fused.take(self._y)
         self._linear(self._y, attention.out, self._x, then=ADD)
-        self._linear(self._x, block.up, self._inner, norm=block.ffn_norm.pair, then=SILU_MUL)
-        self._linear(self._inner, block.down, self._x, then=ADD)
+        self._linear(self._x, layer.up, self._inner, norm=layer.ffn_norm.pair, then=SILU_MUL)
+        self._linear(self._inner, layer.down, self._x, then=ADD)
 
     def _linear(
         self, x: torch.Tensor, linear: Linear, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING

@@ -18,7 +18,7 @@ from quire.kernels import gemm
 from quire.kernels.act import activate
 
 
-class Block:
+class DecoderLayer:
     """Adds what attention and feed-forward make of the residual stream to it."""
 
     def __init__(
