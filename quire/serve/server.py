@@ -59,7 +59,7 @@ def run(engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, .
     except ConfigError as error:
         return fail(error, EXIT_BAD_OPTIONS)
     if server.api_processes > 1:
-        return _run_fleet(engine, server, listener, engine_command)
+        return _run_api_processes(engine, server, listener, engine_command)
     return run_service(Service(server, listener, lambda: AsyncLLM.create(engine, engine_command)))
 
 
@@ -74,7 +74,7 @@ def run_service(service: Service) -> int:
     return EXIT_FORCED
 
 
-def _run_fleet(
+def _run_api_processes(
     engine: EngineConfig, server: ServerConfig, listener: socket.socket, engine_command: tuple[str, ...]
 ) -> int:
     """`listener` has shown that the port is ours; from now on it is shared, and held by a socket that never listens."""
