@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from quire.kernels.attention.schedule import work
-from quire.kernels.attention.schedule.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
+from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Heads, Layout, SharedPrefix
 from quire.kernels.attention.schedule.tiles import cut
 
 N_CTAS = 132
@@ -32,7 +32,7 @@ MAX_LARGE = 192
 
 
 def plan_of(lengths: np.ndarray, kv_lens: np.ndarray, **options: object) -> AttnPlan:
-    spans = Spans(
+    spans = AttnSpans(
         np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
         kv_lens.astype(np.int32),
         np.arange(len(kv_lens), dtype=np.int32),

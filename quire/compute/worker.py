@@ -34,7 +34,7 @@ from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import NOT_ROUNDED, Limits
+from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
@@ -85,7 +85,7 @@ class Worker:
     def __init__(
         self,
         config: EngineConfig,
-        limits: Limits,
+        limits: EngineLimits,
         folder: pathlib.Path,
         arch: ModelArch,
         platform: Platform,

@@ -1,7 +1,7 @@
 """`Seq`: one of the `n` sequences of a request: its tokens, its pages and how far it has come.
 
 Owns the order `cached <= computed <= planned <= limit` and the legal changes of state, checked where they change by
-raised exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`roster.py`).
+raised exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`live_seqs.py`).
 
     tokens   |--- prompt (prompt_len) ---|--- outputs ---|
     K/V      |-- cached --|-- computed --|-- planned --|............| limit = prompt_len + max_tokens - 1

@@ -43,11 +43,11 @@ PROCESS_IMPORTS = {
         "logs": "the log of a server's processes is set up alike",
         "garbage": "the collector of a server's processes is set up alike",
     },
-    "quire/serve/fleet.py": {
+    "quire/serve/api_processes.py": {
         "supervisor": "starts the engine process for several API processes",
         "child": "starts the API processes as the engine is started",
     },
-    "quire/serve/worker.py": {"child": "reads the first line that its parent process wrote"},
+    "quire/serve/api_process.py": {"child": "reads the first line that its parent process wrote"},
 }
 """Modules of processes and what more of the engine they import, with the reason."""
 

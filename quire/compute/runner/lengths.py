@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.compute.draft.drafter import Drafter
 from quire.compute.runner.tables import SlotTables
-from quire.compute.sample.sampler import sift
+from quire.compute.sample.sampler import split_faults
 from quire.core.plan import Spans, StepPlan
 from quire.core.result import Fault
 
@@ -31,12 +31,12 @@ class Kept:
     rows: list[int]
     """The rows that have them, and those that failed first."""
 
-    def sift(
+    def split_faults(
         self, token_ids: list[int], statuses: list[int], slots: np.ndarray
     ) -> tuple[list[int], list[int], list[Fault], dict[int, int]]:
-        """As `sampler.sift` of all sampled rows, with the number of tokens up to each row that counts."""
+        """As `sampler.split_faults` of all sampled rows, with the number of tokens up to each row that counts."""
         ids, codes = [token_ids[row] for row in self.rows], [statuses[row] for row in self.rows]
-        tokens, each, faults = sift(ids, codes, slots[self.rows])
+        tokens, each, faults = split_faults(ids, codes, slots[self.rows])
         return tokens, self.n_new, faults, dict(zip(self.rows, itertools.accumulate(each), strict=True))
 
 

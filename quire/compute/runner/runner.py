@@ -17,13 +17,13 @@ import torch
 from quire.compute.device.device import Download
 from quire.compute.forward.fused import FusedForward, ReadyStep
 from quire.compute.forward.strategy import Forward
-from quire.compute.runner.batch import flatten, shared_spans
+from quire.compute.runner.batch_builder import build_batch, shared_spans
 from quire.compute.runner.lengths import Kept, SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import NO_WRITES, PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
-from quire.compute.sample.sampler import sift
+from quire.compute.sample.sampler import split_faults
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
@@ -64,10 +64,10 @@ class LaunchedStep:
         logprobs, prompt = self._fetched.read(rest)
         ids, statuses, slots = token_ids.tolist(), status.tolist(), self._step.batch.sampled_slots
         if self._kept is None:
-            tokens, n_new, more_faults = sift(ids, statuses, slots)
-            last = list(itertools.accumulate(n_new))
+            tokens, n_new, more_faults = split_faults(ids, statuses, slots)
+            last: list[int] | dict[int, int] = list(itertools.accumulate(n_new))
         else:
-            tokens, n_new, more_faults, last = self._kept.sift(ids, statuses, slots)
+            tokens, n_new, more_faults, last = self._kept.split_faults(ids, statuses, slots)
         return StepResult(
             step=plan.step,
             tokens=tokens,
@@ -144,7 +144,7 @@ class Runner:
             self.tail.close(0)
 
     def _step(self, plan: StepPlan, writes: PageWrites) -> Step:
-        batch = flatten(plan.spans, plan.masked)
+        batch = build_batch(plan.spans, plan.masked)
         shared = shared_spans(batch, plan.shared_prefixes, self.tables.page_size)
         return Step(plan, batch, writes, shared, self.tail.wants_all(plan))
 

@@ -41,9 +41,9 @@ def drafts_behind_the_end_count(patch: Patch) -> None:
 
 
 def drafts_go_beyond_the_limit(patch: Patch) -> None:
-    def fitting(live: Any, draft: Any, seq: Seq, most: int) -> int:
+    def fitting(live: Any, builder: Any, seq: Seq, most: int) -> int:
         limit, seq.limit = seq.limit, seq.limit + most
-        n_drafts = real(live, draft, seq, most)
+        n_drafts = real(live, builder, seq, most)
         seq.limit = limit
         return n_drafts
 
@@ -52,7 +52,7 @@ def drafts_go_beyond_the_limit(patch: Patch) -> None:
 
 
 def drafts_need_no_pages(patch: Patch) -> None:
-    patch.setattr(drafting, "_fitting", lambda live, draft, seq, most: min(most, seq.limit - seq.planned - 1))
+    patch.setattr(drafting, "_fitting", lambda live, builder, seq, most: min(most, seq.limit - seq.planned - 1))
 
 
 BUGS = [

@@ -1,5 +1,5 @@
 """Attention on CPU: the native library for float32, bfloat16 and float16, with keys and values of that type
-or in cells of 8 bits (kernels.kvstore.cell); hooks are compiled into one of their own.
+or in entries of 8 bits (kernels.kvstore.entry); hooks are compiled into one of their own.
 
 Owns the call into C. Does not own the tiles (work.py) nor what a variant is compiled to (hooks.py).
 """

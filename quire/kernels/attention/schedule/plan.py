@@ -49,7 +49,7 @@ class SharedPrefix:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class AttnSpans:
     """The rows and keys of a step, on the host. A span may have no rows; SPARSE spans may share a slot."""
 
     q_indptr: np.ndarray
@@ -106,7 +106,7 @@ class AttnPlan:
     heads: Heads
     page_size: int
     """Tokens of a page; 1 for RAGGED."""
-    spans: Spans
+    spans: AttnSpans
     page_table: torch.Tensor | None
     """int32 [n_slots, max_pages], on the device; read when `run` executes. None for RAGGED."""
     causal: bool = True

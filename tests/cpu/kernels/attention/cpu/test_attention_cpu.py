@@ -354,7 +354,7 @@ def test_obstacles_name_the_value(change: dict[str, object], message: str) -> No
     assert message in cpu.obstacle(case.plan(), Variant(1.0), case.q.dtype, case.k.dtype)
 
 
-def test_cells_of_8_bits_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_8_bits_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch path attends to them too, and says that it runs."""
     case = PagedCase([(130, 20), (40, 1)], 16, 2, 3, 64, torch.bfloat16, kv_dtype=torch.int8)
     plan, variant = case.plan(), Variant(case.scale)

@@ -13,7 +13,7 @@ import torch
 from quire.kernels.attention.schedule import decode as short_way
 from quire.kernels.attention.schedule import large, stream, work
 from quire.kernels.attention.schedule.pieces import WorkList
-from quire.kernels.attention.schedule.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
+from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Heads, Layout, SharedPrefix
 from quire.kernels.attention.schedule.tiles import cut, cut_any, large_tokens_of, small_rows_of
 
 Range = tuple[int, int]
@@ -30,7 +30,7 @@ class Meeting:
 
 def plan_of(lengths: list[int], kv_lens: list[int], heads: Heads, **options: object) -> AttnPlan:
     """Pages of 16 tokens, spans in falling slots."""
-    spans = Spans(
+    spans = AttnSpans(
         np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
         np.array(kv_lens, np.int32),
         np.arange(len(lengths), dtype=np.int32)[::-1].copy(),

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quire.kernels.attention.schedule.plan import AttnPlan, Heads, Layout, Spans
+from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Heads, Layout
 from quire.kernels.attention.variant import Variant, variants
 from quire.kernels.attention.variant.expression import as_float, rotate_half
 
@@ -118,7 +118,7 @@ class Case:
     def plan(self) -> AttnPlan:
         """With lines cut at random."""
         sparse = self.layout is Layout.SPARSE
-        spans = Spans(
+        spans = AttnSpans(
             self.q_indptr,
             self.kv_lens,
             self.kv_at,

@@ -16,7 +16,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from quire.kernels.attention import reference
-from quire.kernels.attention.schedule.plan import AttnPlan, Heads, Layout, Spans
+from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Heads, Layout
 from quire.kernels.attention.variant import Variant, variants
 from quire.kernels.attention.variant.expression import as_float, exp, tanh, where
 
@@ -39,7 +39,7 @@ def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def solve(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, variant: Variant) -> tuple[torch.Tensor, torch.Tensor]:
     """The reference's out [n, n_q_heads, d] and lse [n, n_q_heads]."""
     heads = Heads(q.shape[1], k.shape[1], q.shape[2])
-    spans = Spans(np.array([0, len(q)], np.int32), np.array([len(k)], np.int32), np.array([0], np.int32))
+    spans = AttnSpans(np.array([0, len(q)], np.int32), np.array([len(k)], np.int32), np.array([0], np.int32))
     out, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype)
     reference.run(q, k, v, AttnPlan(Layout.RAGGED, heads, 1, spans, None), variant, out, lse)
     return out, lse
@@ -279,7 +279,7 @@ def test_streaming_llm_drops_pages_of_the_middle() -> None:
         Layout.PAGED,
         Heads(N_Q_HEADS, N_KV_HEADS, DIM),
         page_size,
-        Spans(np.array([0, 1], np.int32), np.array([n], np.int32), np.array([0], np.int32)),
+        AttnSpans(np.array([0, 1], np.int32), np.array([n], np.int32), np.array([0], np.int32)),
         page_table,
     )
     out = torch.empty_like(q[-1:])
