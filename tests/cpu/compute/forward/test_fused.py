@@ -1,4 +1,4 @@
-"""A step in one native call against the same step operation by operation: the same bits, for any mix of spans."""
+"""A fused step against the same step operation by operation: the same bits, for any mix of spans."""
 
 from __future__ import annotations
 
