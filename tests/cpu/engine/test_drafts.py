@@ -17,7 +17,8 @@ from quire.compute.worker import Allocation
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import MonotonicClock
-from quire.core.events import FinishReason, Submit
+from quire.core.commands import Submit
+from quire.core.events import FinishReason
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.core import EngineCore
