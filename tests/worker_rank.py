@@ -12,7 +12,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.gloo import GlooComm
-from quire.compute.platform import platform_of
+from quire.compute.platform import Platform, platform_of
 from quire.compute.worker import Allocation, Worker
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
@@ -31,14 +31,17 @@ MASK = (0).to_bytes(12, "little") + (0b1010).to_bytes(4, "little")
 """Of 128 tokens: 97 and 99 may be chosen."""
 
 
-def make_worker(folder: pathlib.Path, comm: Comm | None = None, **options: Any) -> Worker:
-    """Random weights of a fixed seed, one thread."""
+def make_worker(
+    folder: pathlib.Path, comm: Comm | None = None, platform: Platform | None = None, **options: Any
+) -> Worker:
+    """Random weights of a fixed seed, one thread; platform: None for the CPU."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     config = EngineConfig(
         device="cpu", num_threads=1, load_format="dummy", block_size=8, max_num_seqs=4, max_num_batched_tokens=64,
         **options,
     )  # fmt: skip
-    arch, platform = read_arch(folder), platform_of(config)
+    arch = read_arch(folder)
+    platform = platform_of(config) if platform is None else platform
     return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm)
 
 
