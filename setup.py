@@ -19,7 +19,9 @@ from setuptools.command.build_py import build_py
 from setuptools.modified import newer_group
 
 FOLDER = "csrc/cpu"
-SOURCES = ["attention.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
+SOURCES = [
+    "attention.cpp", "fused_step.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "threads.cpp"
+]
 with open(f"{FOLDER}/build.json") as table:
     BUILD = json.load(table)
 with open(f"{FOLDER}/quire_cpu.h", "rb") as header:

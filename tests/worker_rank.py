@@ -12,6 +12,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.gloo import GlooComm
+from quire.compute.draft.drafter import Drafter
 from quire.compute.platform import Platform, platform_of
 from quire.compute.worker import Allocation, Worker
 from quire.config.engine import EngineConfig
@@ -32,7 +33,11 @@ MASK = (0).to_bytes(12, "little") + (0b1010).to_bytes(4, "little")
 
 
 def make_worker(
-    folder: pathlib.Path, comm: Comm | None = None, platform: Platform | None = None, **options: Any
+    folder: pathlib.Path,
+    comm: Comm | None = None,
+    drafter: Drafter | None = None,
+    platform: Platform | None = None,
+    **options: Any,
 ) -> Worker:
     """Random weights of a fixed seed, one thread; platform: None for the CPU."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
@@ -42,7 +47,7 @@ def make_worker(
     )  # fmt: skip
     arch = read_arch(folder)
     platform = platform_of(config) if platform is None else platform
-    return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm)
+    return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter)
 
 
 def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:

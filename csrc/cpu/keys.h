@@ -38,7 +38,7 @@ class KeyList {
     // Find elements first .. first + KEYS - 1; those at or beyond `end` are not valid.
     template <bool POSITIONS, class T>
     void locate(
-        const QuireAttnArgs& a, int64_t head, int32_t first, int32_t end, const T* zeros, Block<T>& to) const {
+        const QuireAttnArgs& a, int64_t head, int32_t first, int32_t end, const T* zeros, KeyBlock<T>& to) const {
         const int32_t last = first + KEYS < end ? first + KEYS : end;
         const int64_t k_token = a.k_token, v_token = a.v_token;
         for (int32_t t = first; t < last;) {

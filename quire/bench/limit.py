@@ -19,7 +19,7 @@ MEANINGS = {
 }
 RATES = ("output_tokens_per_second",)
 """Figures that are better when higher."""
-Limits = dict[str, dict[str, float]]
+LimitShares = dict[str, dict[str, float]]
 """Figure → limit, attained, share."""
 
 
@@ -29,7 +29,7 @@ def step_limits_s(cost: CostModel, records: Iterable[StepRecord]) -> list[float]
 
 
 def compared(figure: str, limit: float, attained: float) -> dict[str, float]:
-    """One entry of `Limits`."""
+    """One entry of `LimitShares`."""
     share = attained / limit if figure in RATES else limit / attained
     return {"limit": limit, "attained": attained, "share": share}
 

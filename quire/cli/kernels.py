@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from quire.bench.kernels.paged import Batch
-    from quire.kernels.attention.plan import AttnPlan
+    from quire.kernels.attention.schedule.plan import AttnPlan
     from quire.kernels.attention.variant import Variant
 
 EXAMPLE_SPANS = ((700, 700), (4096, 1), (1500, 1), (300, 1), (9, 1))
@@ -117,7 +117,7 @@ def attention_lines(options: ExplainOptions) -> Iterator[str]:
     from quire.bench.kernels.session import DTYPES
     from quire.bench.kernels.variants import NAMED, SHORT, example
     from quire.kernels import catalog
-    from quire.kernels.attention.plan import Heads
+    from quire.kernels.attention.schedule.plan import Heads
 
     if options.variant not in NAMED | SHORT:
         hint = did_you_mean(options.variant, NAMED | SHORT)
@@ -151,7 +151,8 @@ def _obstacles(
     plan: AttnPlan, variant: Variant, dtype: torch.dtype, device: str, no_gpu: str | None
 ) -> dict[str, str | None]:
     """Implementation → why it cannot run this, here or, where there is no GPU, on any; the best first."""
-    from quire.kernels.attention import hopper, select
+    from quire.kernels.attention import select
+    from quire.kernels.attention.hopper import launcher as hopper
 
     if not no_gpu:
         return select.obstacles(plan, variant, device, dtype, dtype)
@@ -179,7 +180,8 @@ def _choice_lines(found: dict[str, str | None], no_gpu: str | None) -> Iterator[
 
 def _source_lines(variant: Variant, dtype: torch.dtype, found: dict[str, str | None]) -> Iterator[str]:
     """What each implementation that can run this compiles for the variant."""
-    from quire.kernels.attention import cpu_hooks, cuda_hooks
+    from quire.kernels.attention.cpu import hooks as cpu_hooks
+    from quire.kernels.attention.hopper import hooks as hopper_hooks
 
     if variant.built_in:
         yield from _title("Generated source")
@@ -191,14 +193,14 @@ def _source_lines(variant: Variant, dtype: torch.dtype, found: dict[str, str | N
         yield cpu_hooks.header(variant.program, dtype, dtype).rstrip()
     if "hopper" in able:
         yield from _title("CUDA C++ (hopper)")
-        yield cuda_hooks.header(variant.program).rstrip()
+        yield hopper_hooks.header(variant.program).rstrip()
     if "triton" in able:
         yield from _title("Triton")
         yield _triton_source(variant).rstrip()
 
 
 def _triton_source(variant: Variant) -> str:
-    from quire.kernels.attention import triton_hooks
+    from quire.kernels.attention.triton import hooks as triton_hooks
 
     return triton_hooks.source(variant.program)
 
@@ -210,15 +212,15 @@ def _plan_lines(batch: Batch, plan: AttnPlan, device: str) -> Iterator[str]:
     if device == "cpu":
         yield f"{len(plan.work.tiles)} tiles of rows, the most expensive first; threads take them in turn."
         return
-    from quire.kernels.attention import tiles, work
+    from quire.kernels.attention.schedule import tiles, work
 
-    n_workers = plan.work.n_workers if hasattr(plan.work, "n_workers") else work.N_WORKERS
-    cut = tiles.cut(plan, n_workers)
+    n_ctas = plan.work.n_ctas if hasattr(plan.work, "n_ctas") else work.N_CTAS
+    cut = tiles.cut(plan, n_ctas)
     busy = int((cut.queue[1:] > cut.queue[:-1]).sum())
     n_sequences = sum(length == 1 for _, length in batch.spans)
     yield (
-        f"{len(cut.small)} small lines of work for {busy} of {n_workers} workers: {n_sequences} decoding sequences x "
-        f"{batch.heads.n_kv_heads} KV heads, cut where a worker's share ends."
+        f"{len(cut.small)} small lines of work for {busy} of {n_ctas} CTAs: {n_sequences} decoding sequences x "
+        f"{batch.heads.n_kv_heads} KV heads, cut where a CTA's share ends."
     )
     yield f"{len(cut.large)} large lines, each for all {batch.heads.n_kv_heads} KV heads, by falling cost."
     yield (

@@ -23,7 +23,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import Limits
+from quire.config.resolve import EngineLimits
 from quire.core import host
 from quire.core.ticker import ticking
 from quire.kernels import native
@@ -74,11 +74,11 @@ class Platform(Protocol):
         """Its memory now."""
         ...
 
-    def captured(self, arch: ModelArch, limits: Limits) -> Captured:
+    def captured(self, arch: ModelArch, limits: EngineLimits) -> Captured:
         """What `forwards` will capture."""
         ...
 
-    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: Limits) -> Forwards:
+    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """The strategies for a loaded model, its kernels built."""
         ...
 
@@ -104,11 +104,11 @@ class CpuPlatform:
             own_bytes=host.resident_bytes(),
         )  # fmt: skip
 
-    def captured(self, arch: ModelArch, limits: Limits) -> Captured:
+    def captured(self, arch: ModelArch, limits: EngineLimits) -> Captured:
         """Nothing."""
         return Captured()
 
-    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: Limits) -> Forwards:
+    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """One native call where the kernels for it are there, else kernel by kernel."""
         eager, reason = EagerForward(self.device, model, pool, tables), obstacle(model)
         if reason is not None:
@@ -142,14 +142,14 @@ class CudaPlatform:
         """The GPU's own memory."""
         return Room(self.device.total_bytes(), self.device.free_bytes(), is_main=False)
 
-    def captured(self, arch: ModelArch, limits: Limits) -> Captured:
+    def captured(self, arch: ModelArch, limits: EngineLimits) -> Captured:
         """Decode steps by sequences, and the largest of the others."""
         if not self._captures:
             return Captured()
         mixed = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)
         return Captured(tuple(decode_sizes(limits.max_num_seqs)), mixed[-1])
 
-    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: Limits) -> Forwards:
+    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """Captured steps, then kernel by kernel."""
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)

@@ -20,9 +20,11 @@ import msgspec
 import torch
 
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
+from quire.compute.draft.drafter import Drafter
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Captured, Platform
+from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import LaunchedStep, Runner
 from quire.compute.runner.tables import SlotTables
@@ -32,7 +34,7 @@ from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import NOT_ROUNDED, Limits
+from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
@@ -83,16 +85,19 @@ class Worker:
     def __init__(
         self,
         config: EngineConfig,
-        limits: Limits,
+        limits: EngineLimits,
         folder: pathlib.Path,
         arch: ModelArch,
         platform: Platform,
         comm: Comm | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """folder: a checkpoint of `arch`; comm: None for the only rank. Takes no memory."""
+        """folder: a checkpoint of `arch`; comm: None for the only rank; drafter: None where nothing is drafted.
+        Takes no memory."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
+        self._drafter = drafter
         self.room: Final = platform.room()
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
@@ -230,7 +235,8 @@ class Worker:
         )
         tail = Tail(device, model, tables, sampler)
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
-        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead)
+        lengths = None if self._drafter is None else SlotLengths(tables, self._drafter)
+        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner

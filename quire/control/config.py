@@ -33,6 +33,8 @@ class SchedulerConfig:
     """Shortest common prefix of decoding sequences that a plan mentions in `shared_prefixes`; 0: none is mentioned."""
     max_num_waiting: int = 8192
     """Most waiting sequences (each of a request's `n` counts); a request beyond is refused with QueueFull."""
+    num_speculative_tokens: int = 0
+    """Most drafts that a span verifies behind the token of a decoding sequence."""
     pace: Pace | None = None
     """Bounds the prompt tokens of a step in which sequences decode; None: only the step's token budget does."""
 
@@ -45,6 +47,7 @@ class SchedulerConfig:
             ("max_model_len", 2),
             ("long_prefill_token_threshold", 0),
             ("min_shared_tokens", 0),
+            ("num_speculative_tokens", 0),
             ("pipeline_depth", 1),
             ("max_num_waiting", 1),
         ):

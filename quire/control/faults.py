@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.control.draft import StepDraft
+from quire.control.live_seqs import LiveSeqs
 from quire.control.node import Node
-from quire.control.roster import Roster
+from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq, SeqState
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code, Failure
@@ -28,42 +28,43 @@ NO_TOKEN = "No token is left to choose: grammar, allowed_token_ids, bad_words an
 BROKEN = "the model could not produce a token for this sequence"
 
 
-def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResult, deltas: list[SeqDelta]) -> None:
+def end_faulted(live: LiveSeqs, in_flight: Iterable[PlanBuilder], result: StepResult, deltas: list[SeqDelta]) -> None:
     """Apply the rule to each fault of a verified result, whose step is the oldest in flight; appends error deltas."""
-    drafts = list(in_flight)
-    spans = drafts[0].plan.spans
+    builders = list(in_flight)
+    spans = builders[0].plan.spans
     for fault in result.faults:
         row = spans.slots.index(fault.slot)
-        seq = drafts[0].seqs[row]
+        seq = builders[0].seqs[row]
+        start = min(spans.starts[row], len(seq.tokens) - 1)  # drafts that were rejected let it begin before
         if result.step > seq.ignore_through:
             failure = Failure(fault.code, NO_TOKEN if fault.code is Code.EMPTY_MASK else BROKEN)
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
-            roster.end(seq, FinishReason.ERROR, trusted=False)
+            live.end(seq, FinishReason.ERROR, trusted=False)
         is_late = fault.code in FOUND_LATE
-        _distrust(roster, drafts, seq, 0 if is_late else spans.starts[row] // roster.config.page_size)
+        _distrust(live, builders, seq, 0 if is_late else start // live.config.page_size)
 
 
-def _distrust(roster: Roster, drafts: list[StepDraft], origin: Seq, first_bad: int) -> None:
+def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_bad: int) -> None:
     """Detach what `origin` wrote from page index `first_bad` on, and send its readers back."""
-    tree, bad_pages, bad_nodes = roster.cache.tree, set[int](), set[Node]()
+    tree, bad_pages, bad_nodes = live.cache.tree, set[int](), set[Node]()
     if first_bad == 0 and origin.copied_page:
         bad_pages.add(origin.copied_page)
-    suspects = {seq for draft in drafts for seq in draft.seqs}.union(roster.running) - {origin}
+    suspects = {seq for builder in builders for seq in builder.seqs}.union(live.running) - {origin}
     tainted, fresh = [origin], [(origin, first_bad)]
     while fresh:
         seq, index = fresh.pop()
         bad_pages.update(_table(seq)[index:])
-        top = _published(roster, seq, index, bad_nodes)
+        top = _published(live, seq, index, bad_nodes)
         if top is not None:
             bad_nodes.update(tree.subtree(top))
             bad_pages.update(page for node in bad_nodes for page in node.pages)
-        found = [(other, _first_tainted(other, bad_pages, bad_nodes, roster.config.page_size)) for other in suspects]
+        found = [(other, _first_tainted(other, bad_pages, bad_nodes, live.config.page_size)) for other in suspects]
         fresh += [(other, index) for other, index in found if index is not None]
         tainted += [other for other, index in found if index is not None]
         suspects.difference_update(tainted)
     for seq in tainted:
         if seq.state is SeqState.RUNNING:
-            roster.preempt(seq, trusted=False)
+            live.preempt(seq, trusted=False)
         elif seq.state is SeqState.WAITING:
             seq.ignore_through = seq.last_step
         seq.left_pages, seq.copied_page = [], 0  # its spans in flight are void, and others may get these pages
@@ -87,13 +88,13 @@ def _first_tainted(seq: Seq, bad_pages: set[int], bad_nodes: set[Node], page_siz
     return len(table) if seq.node in bad_nodes else None
 
 
-def _published(roster: Roster, seq: Seq, first_bad: int, known: set[Node]) -> Node | None:
+def _published(live: LiveSeqs, seq: Seq, first_bad: int, known: set[Node]) -> Node | None:
     """The topmost part of the tree that holds pages of `seq` from index `first_bad` on, cut to begin there.
 
     None if there is none, or if it is inside the `known` nodes.
     """
-    tree, table, salt = roster.cache.tree, _table(seq), seq.request.cache_salt
-    found = tree.match(salt, seq.tokens, len(table) * roster.config.page_size)
+    tree, table, salt = live.cache.tree, _table(seq), seq.request.cache_salt
+    found = tree.match(salt, seq.tokens, len(table) * live.config.page_size)
     for index in range(first_bad, len(found.pages)):
         page = found.pages[index]
         if page == table[index]:

@@ -1,10 +1,12 @@
 """`Seq`: one of the `n` sequences of a request: its tokens, its pages and how far it has come.
 
 Owns the order `cached <= computed <= planned <= limit` and the legal changes of state, checked where they change by
-raised exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`roster.py`).
+raised exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`live_seqs.py`).
 
     tokens   |--- prompt (prompt_len) ---|--- outputs ---|
     K/V      |-- cached --|-- computed --|-- planned --|............| limit = prompt_len + max_tokens - 1
+
+While drafts are in flight `planned` is an upper bound: what a result rejects is taken off.
 """
 
 from __future__ import annotations
@@ -186,6 +188,19 @@ class Seq:
         self.planned += length
         self.last_step = step
         self.check()
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether its steps may verify drafts."""
+        return not (self.is_masked or self.wants_more)
+
+    def advance(self, start: int, length: int, n_rejected: int) -> None:
+        """A span of `length` tokens, planned to begin at `start` or before, is computed; drafts of it were rejected."""
+        end = self.computed + length
+        if self.computed > start or end > self.planned:
+            raise InvariantError(f"computed {self.computed} to {end} of {self.planned} planned tokens, from {start}")
+        self.computed = end - n_rejected
+        self.planned -= n_rejected
 
     def check(self) -> None:
         """InvariantError unless cached <= computed <= planned <= limit and the pages hold what is planned."""

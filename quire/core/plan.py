@@ -78,9 +78,10 @@ class Spans(msgspec.Struct, array_like=True):
 
     slots: list[int] = []
     starts: list[int] = []
+    """Where drafts of the slot are in flight, an upper bound: the device knows how many it kept, and begins there."""
     lengths: list[int] = []
     n_drafts: list[int] = []
-    """Trailing tokens of the span that are unverified drafts."""
+    """Trailing tokens of the span that are unverified drafts, which the device has made."""
     wants: list[bool] = []
     """True: sample the token that follows the span's last token."""
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from quire.config.engine import EngineConfig
+from quire.core.commands import Cancel, Command, ResetPrefixCache, Sleep, WakeUp
 from quire.core.errors import (
     EngineAsleep,
     EngineDead,
@@ -27,8 +28,6 @@ from quire.core.errors import (
     shown,
 )
 from quire.core.events import (
-    Cancel,
-    Command,
     Done,
     EngineReady,
     EngineStats,
@@ -36,21 +35,18 @@ from quire.core.events import (
     Explained,
     Explanation,
     FinishReason,
-    ResetPrefixCache,
-    Sleep,
     StepOutputs,
-    WakeUp,
 )
 from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.frontend import Frontend, load_beside
-from quire.engine.intake import Checked, Intake, Prompt
+from quire.engine.input_processor import Checked, InputProcessor, Prompt
 from quire.engine.link import EngineLink
-from quire.engine.outflow import OpenRequest
+from quire.engine.output_processor import OpenRequest
 from quire.engine.questions import Questions
-from quire.engine.replay import Replay
+from quire.engine.recovery import Recovery
 from quire.engine.sleep import ASLEEP, check_sleep, check_wake
 from quire.engine.stream import OpenStreams, RequestStream
 from quire.engine.supervisor import ENGINE_COMMAND, EngineSupervisor
@@ -66,12 +62,12 @@ CLIENT_BITS = 40
 CUT = "this process did not read what the engine sent, which has cancelled its requests: send the request again"
 
 
-async def _encoded(intake: Intake, prompt: Prompt) -> list[int]:
+async def _encoded(input_processor: InputProcessor, prompt: Prompt) -> list[int]:
     """Its token ids, checked; those of a long prompt off the event loop."""
     is_text = isinstance(prompt, str)
     if isinstance(prompt, str | list) and len(prompt) > (LONG_PROMPT_CHARS if is_text else LONG_PROMPT_IDS):
-        return await asyncio.to_thread(intake.encode, prompt)
-    return intake.encode(prompt)
+        return await asyncio.to_thread(input_processor.encode, prompt)
+    return input_processor.encode(prompt)
 
 
 class AsyncLLM:
@@ -90,11 +86,11 @@ class AsyncLLM:
         self.max_model_len = frontend.ready.max_model_len
         self.logits_width = frontend.ready.logits_width
         numbers = itertools.count(client_index << CLIENT_BITS)
-        self._intake = dataclasses.replace(frontend.intake, counter=numbers)
+        self._input_processor = dataclasses.replace(frontend.input_processor, counter=numbers)
         self._client = client
         self._supervisor = supervisor
-        self._replay = Replay(self._intake.clock, client.send, self._fail)
-        self._replay.quarantine.learn(frontend.ready.ends)
+        self._recovery = Recovery(self._input_processor.clock, client.send, self._fail)
+        self._recovery.quarantine.learn(frontend.ready.ends)
         self._streams = OpenStreams()
         self._questions = Questions(client.send)
         self._engine = frontend.ready.engine
@@ -159,9 +155,9 @@ class AsyncLLM:
         if not isinstance(request_id, str | None) or request_id == "":
             raise InvalidParameter("request_id", request_id, "a non-empty string, or None")
         self._check_admission(request_id)
-        token_ids = await _encoded(self._intake, prompt)
+        token_ids = await _encoded(self._input_processor, prompt)
         checked = checked or await self.check(params)
-        request = self._intake.request(
+        request = self._input_processor.request(
             prompt, params, priority=priority, cache_salt=cache_salt, pooling=pooling,
             checked=checked, token_ids=token_ids,
         )  # fmt: skip
@@ -169,11 +165,11 @@ class AsyncLLM:
         request.label = request_id or ""
         self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
-        opened = OpenRequest(request, text, self.tokenizer, self._intake.clock, request_id)
+        opened = OpenRequest(request, text, self.tokenizer, self._input_processor.clock, request_id)
         stream = RequestStream(opened, self.abort_stream)
         self._streams.add(stream)
         try:
-            await self._replay.begin(stream)
+            await self._recovery.begin(stream)
         except (EngineError, RequestError):
             self._streams.forget(stream)
             raise
@@ -182,8 +178,8 @@ class AsyncLLM:
     async def check(self, params: SamplingParams) -> Checked:
         """Check parameters once for many prompts. Raises what `submit` raises because of them."""
         if params.bad_words or params.structured_outputs is not None:
-            return await asyncio.to_thread(self._intake.check, params)
-        return self._intake.check(params)
+            return await asyncio.to_thread(self._input_processor.check, params)
+        return self._input_processor.check(params)
 
     async def generate(
         self,
@@ -326,7 +322,7 @@ class AsyncLLM:
         final = await supervisor.verdict() if supervisor is not None else None
         if final is not None:
             raise EngineDead(final)
-        self._replay.fail_delivered(self._streams.all())
+        self._recovery.fail_delivered(self._streams.all())
         waiting = asyncio.ensure_future(self._client.wait_ready())
         tasks: list[asyncio.Future[Any]] = [waiting]
         if supervisor is not None:
@@ -340,7 +336,7 @@ class AsyncLLM:
             for task in tasks:
                 task.cancel()
         before, self._engine = self._engine, ready.engine
-        await self._replay.run_again(self._streams.all(), before, ready)
+        await self._recovery.run_again(self._streams.all(), before, ready)
         self._is_recovering = False
 
     def _hear(self, event: Event) -> None:
@@ -363,7 +359,7 @@ class AsyncLLM:
             if command is not None:
                 commands.append(command)
             if stream.trial is not None:
-                self._replay.follow(stream)
+                self._recovery.follow(stream)
             if stream.opened.finished:
                 self._streams.forget(stream)
         return commands

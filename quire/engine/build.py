@@ -15,7 +15,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.model import read_arch
-from quire.config.resolve import NOT_ROUNDED, Limits, resolve
+from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
@@ -27,12 +27,12 @@ from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
-from quire.engine.fit import Case, check_fit
+from quire.engine.fit import FitCase, check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
-from quire.engine.sleep import Residence
+from quire.engine.sleep import SleepMode
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 from quire.planner.pace import Pace, pace_for
@@ -58,7 +58,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     limits = resolve(config, arch, platform.name, is_server=is_server)
     worker = Worker(config, limits, folder, arch, platform)
     captured = worker.captured
-    case = Case(
+    case = FitCase(
         config, limits, arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
         rounds=platform.rounds, rounds_kv=platform.rounds_kv,
     )  # fmt: skip
@@ -77,7 +77,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         structured.start()
     core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace)
     if config.enable_sleep_mode:
-        core.residence = Residence(worker, _executor)
+        core.sleep_mode = SleepMode(worker, _executor)
     return core, _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
 
 
@@ -91,7 +91,7 @@ def _executor(worker: Worker) -> Executor:
     return LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
 
 
-def _pace(limits: Limits, arch: ModelArch, hardware: str, weight_itemsize: float) -> Pace | None:
+def _pace(limits: EngineLimits, arch: ModelArch, hardware: str, weight_itemsize: float) -> Pace | None:
     """The bound on prompts beside decodes, if there is one."""
     if not limits.max_stall_factor:
         return None
@@ -138,7 +138,7 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
 
 def _assemble(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     executor: Executor,
     clock: Clock,
     n_pages: int,
@@ -168,7 +168,7 @@ def _assemble(
 
 
 def _ready(
-    config: EngineConfig, limits: Limits, arch: ModelArch, device: str, n_pages: int, weight_bytes: int = 0
+    config: EngineConfig, limits: EngineLimits, arch: ModelArch, device: str, n_pages: int, weight_bytes: int = 0
 ) -> EngineReady:
     """What clients need to know."""
     weights = limits.dtype if config.quantization in NOT_ROUNDED else str(config.quantization)

@@ -11,7 +11,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import Limits
+from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.memory import MemoryEquation, Room
@@ -20,7 +20,7 @@ logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INT8_SCALE_BYTES = 4
-"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.cell`)."""
+"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.entry`)."""
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
 MAIN_SHARE = 0.25
@@ -30,7 +30,7 @@ for, but not more than all slots at full length can fill."""
 
 def equation(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     arch: ModelArch,
     weights_bytes: int = 0,
     graph_sizes: tuple[int, ...] = (),
@@ -54,21 +54,21 @@ def equation(
     )
 
 
-def kv_itemsize(limits: Limits, arch: ModelArch) -> float:
+def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
     """Bytes a number in the KV cache, scales counted in."""
     return 1 + INT8_SCALE_BYTES / arch.head_dim if limits.kv_dtype == "int8" else ITEMSIZES[limits.kv_dtype]
 
 
 def size_pool(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     arch: ModelArch,
     room: Room,
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     weights_bytes: int = 0,
     others_bytes: int = 0,
-) -> tuple[int, Limits]:
+) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
     room: with the weights loaded. weights_bytes: what they take; of a device's own memory what is in use counts instead

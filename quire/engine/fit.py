@@ -17,7 +17,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import NOT_ROUNDED, Limits
+from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.failure import Code
 from quire.core.units import format_bytes, parse_bytes
@@ -53,11 +53,11 @@ class SizesOf(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Case:
+class FitCase:
     """One set of options, to be compared with the room."""
 
     config: EngineConfig
-    limits: Limits
+    limits: EngineLimits
     arch: ModelArch
     room: Room
     sizes_of: SizesOf
@@ -69,10 +69,10 @@ class Case:
     rounds_kv: bool = False
     """Whether the cache can be."""
 
-    def change(self, **options: object) -> Case:
+    def change(self, **options: object) -> FitCase:
         """The same with other options."""
         config = msgspec.structs.replace(self.config, **options)
-        known = {name: value for name, value in options.items() if name in Limits.__struct_fields__}
+        known = {name: value for name, value in options.items() if name in EngineLimits.__struct_fields__}
         if "kv_cache_dtype" in options:
             known["kv_dtype"] = options["kv_cache_dtype"]
         elif "dtype" in options and self.limits.kv_dtype != "int8":
@@ -136,14 +136,14 @@ class Case:
         return self.needed_bytes <= self.available_bytes and self.fits_address_space
 
 
-def check_fit(case: Case) -> None:
+def check_fit(case: FitCase) -> None:
     """Raises ConfigError with the table, one term a line, and what would fit."""
     if case.room.total_bytes <= 0 or case.fits:
         return
     raise ConfigError("\n".join([*_table(case), *_cures(case)]), code=Code.DOES_NOT_FIT)
 
 
-def _table(case: Case) -> list[str]:
+def _table(case: FitCase) -> list[str]:
     sizes, config = case.sizes, case.config
     scheme = case.limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
     if config.num_gpu_blocks_override or config.kv_cache_memory_bytes:
@@ -173,11 +173,11 @@ def _table(case: Case) -> list[str]:
 Row = tuple[str, int, str]
 
 
-def _spaces(case: Case) -> list[Row]:
+def _spaces(case: FitCase) -> list[Row]:
     return [("available", case.room.address_bytes, "address space left under the limit on it, ulimit -v")]
 
 
-def _available(case: Case) -> list[Row]:
+def _available(case: FitCase) -> list[Row]:
     room = case.room
     if case.room.is_main:
         swap = f", swap of {format_bytes(room.swap_bytes)} counted in" if room.swap_bytes else ""
@@ -191,7 +191,7 @@ def _available(case: Case) -> list[Row]:
     return [("available", max(0, case.available_bytes), note), ("held by others", room.used_bytes, held)]
 
 
-def _cures(case: Case) -> list[str]:
+def _cures(case: FitCase) -> list[str]:
     found = [f"  {flag}{f'  ({note})' if note else ''}" for flag, note in _that_fit(case)]
     if found:
         return ["what would fit, each alone:", *found]
@@ -203,7 +203,7 @@ def _cures(case: Case) -> list[str]:
     ]
 
 
-def _smaller(case: Case) -> Iterator[Case]:
+def _smaller(case: FitCase) -> Iterator[FitCase]:
     """Schemes that this device takes and that make the weights smaller."""
     if case.rounds:
         for name in ROUNDED:
@@ -212,7 +212,7 @@ def _smaller(case: Case) -> Iterator[Case]:
                 yield changed
 
 
-def _that_fit(case: Case) -> Iterator[tuple[str, str]]:
+def _that_fit(case: FitCase) -> Iterator[tuple[str, str]]:
     """(flag with its value, note)."""
     config, limits = case.config, case.limits
     for changed in _smaller(case):
@@ -235,7 +235,7 @@ def _that_fit(case: Case) -> Iterator[tuple[str, str]]:
             yield f"--gpu-memory-utilization {share:g}", "if nothing else needs that memory"
 
 
-def _smaller_pool(case: Case) -> Iterator[tuple[str, str]]:
+def _smaller_pool(case: FitCase) -> Iterator[tuple[str, str]]:
     """Less room for keys and values: a smaller pool where one was asked for, else a shorter context."""
     space = min(case.available_bytes, case.room.address_bytes) - case.sizes.held_bytes - case.working_bytes
     n_pages = space // case.page_bytes

@@ -41,21 +41,21 @@ class Sleeper(Protocol):
 W = TypeVar("W", bound=Sleeper)
 
 
-class Residence(Generic[W]):
+class SleepMode(Generic[W]):
     """The worker of an engine, and how an executor is made over it."""
 
     def __init__(self, worker: W, make: Callable[[W], Executor]) -> None:
         self._worker, self._make = worker, make
         self.is_asleep = False
 
-    def leave(self, level: int) -> None:
+    def sleep(self, level: int) -> None:
         """Give memory up. Nothing else may hold the executor any more. Deeper sleep may follow on level 1."""
         self.is_asleep = True
         start_s = time.perf_counter()
         self._worker.sleep(level)
         logger.info("asleep at level %d, in %.2f s", level, time.perf_counter() - start_s)
 
-    def enter(self) -> Executor:
+    def wake_up(self) -> Executor:
         """Take memory again. SleepFailed, with the reason, if it cannot be had: nothing is held then but what was."""
         start_s, level = time.perf_counter(), 1 if self._worker.is_loaded else 2
         try:
@@ -67,7 +67,7 @@ class Residence(Generic[W]):
             self.is_asleep = False
             logger.info("awake, in %.2f s", time.perf_counter() - start_s)
             return executor
-        self.leave(level)
+        self.sleep(level)
         raise SleepFailed(f"the engine cannot wake up: {reason}. It sleeps on; free memory and wake it again")
 
 

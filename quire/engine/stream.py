@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from quire.core.commands import Command, Trial
 from quire.core.errors import QuireError, error_of
-from quire.core.events import Command, FinishReason, SeqDelta, Trial
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind
-from quire.engine.outflow import OpenRequest, PartBuffer
+from quire.engine.output_processor import OpenRequest, PartBuffer
 
 REFUSALS = frozenset(
     {

@@ -47,7 +47,7 @@ def hopper_obstacle() -> str | None:
     """Why the CUDA C++ kernels cannot run here, or None."""
     found = cuda_obstacle()
     if found is None:
-        found = importlib.import_module("quire.kernels.attention.hopper").machine_obstacle()
+        found = importlib.import_module("quire.kernels.attention.hopper.launcher").machine_obstacle()
     return found
 
 

@@ -26,8 +26,8 @@ GRAPH_PARTS = 2 * 256
 """Partial results of a query head group that a captured decode keeps: two for each cut, one cut for each block of the
 grid, at most as many as any GPU of today has multiprocessors."""
 GRAPH_OWN_BYTES = 6 << 20
-"""A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its body,
-its tail and a mixed one."""
+"""A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its
+forward, its sampling and a mixed one."""
 MIN_PAGES = 2
 """The dummy page and one for a sequence."""
 

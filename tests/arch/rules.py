@@ -43,11 +43,11 @@ PROCESS_IMPORTS = {
         "logs": "the log of a server's processes is set up alike",
         "garbage": "the collector of a server's processes is set up alike",
     },
-    "quire/serve/fleet.py": {
+    "quire/serve/api_processes.py": {
         "supervisor": "starts the engine process for several API processes",
         "child": "starts the API processes as the engine is started",
     },
-    "quire/serve/worker.py": {"child": "reads the first line that its parent process wrote"},
+    "quire/serve/api_process.py": {"child": "reads the first line that its parent process wrote"},
 }
 """Modules of processes and what more of the engine they import, with the reason."""
 
@@ -199,7 +199,7 @@ def forbidden_statement(project: Project) -> Iterator[Finding]:
 
 
 def _may_use_cuda(name: str) -> bool:
-    launchers = ("triton", "hopper", "attention/work.py")
+    launchers = ("triton", "hopper", "attention/schedule/work.py")
     in_launcher = name.startswith("quire/kernels/") and any(part in name for part in launchers)
     return name == "quire/compute/device/cuda.py" or in_launcher
 

@@ -30,9 +30,9 @@ class Poison:
 
     def unowned(self) -> None:
         """Pages that no sequence and no cache owns, page 0, and the rows of free slots."""
-        roster = self._core.scheduler.roster
-        refs = roster.cache.pool.refs
-        self._apply([page for page, count in enumerate(refs) if not count], list(roster.free_slots))
+        live = self._core.scheduler.live
+        refs = live.cache.pool.refs
+        self._apply([page for page, count in enumerate(refs) if not count], list(live.free_slots))
 
     def write(self, page: int, value: float) -> None:
         """Overwrite one page, owned or not: for tests of the judge."""

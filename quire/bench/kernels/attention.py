@@ -18,7 +18,7 @@ from quire.bench.kernels.timing import Call
 from quire.bench.kernels.variants import example
 from quire.kernels import catalog
 from quire.kernels.attention import op, select
-from quire.kernels.attention.plan import AttnPlan, Heads
+from quire.kernels.attention.schedule.plan import AttnPlan, Heads
 from quire.kernels.attention.variant import Variant
 
 QWEN = Heads(16, 8, 128)

@@ -15,8 +15,7 @@ from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
 from quire.kernels import catalog
-from quire.kernels.attention import variants
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant import Variant, variants
 from quire.kernels.flash import reference
 
 BACKWARD_FLOPS = 2.5

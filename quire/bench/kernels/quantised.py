@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
-from quire.bench.kernels.linear import LAYERS, Layer
+from quire.bench.kernels.linear import LAYERS, LinearCase
 from quire.kernels import catalog
 from quire.kernels.qgemm import SCHEMES, PackedWeight, pack, reference
 
@@ -43,11 +43,11 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
                 yield Check(op, scheme, implementation.name, error, reference.TOLERANCE[setting.dtype])
 
 
-def _weight(layer: Layer, setting: Setting) -> torch.Tensor:
+def _weight(layer: LinearCase, setting: Setting) -> torch.Tensor:
     return setting.randn(layer.n, layer.k).mul_(layer.k**-0.5)
 
 
-def _contenders(scheme: str, layer: Layer, m: int, setting: Setting) -> Iterable[Contender]:
+def _contenders(scheme: str, layer: LinearCase, m: int, setting: Setting) -> Iterable[Contender]:
     n_copies = setting.timer.n_copies(SCHEMES[scheme].bytes_per_weight * layer.n * layer.k)
     weights = [_weight(layer, setting) for _ in range(n_copies)]
     packed: list[PackedWeight] = [pack(weight, scheme) for weight in weights]
@@ -62,7 +62,7 @@ def _contenders(scheme: str, layer: Layer, m: int, setting: Setting) -> Iterable
 
 def _error(scheme: str, setting: Setting, module: str) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
-    packed = pack(_weight(Layer(200, 330), setting), scheme)
+    packed = pack(_weight(LinearCase(200, 330), setting), scheme)
     x, bias = setting.randn(7, 330), setting.randn(200)
     expected = reference.exact(x, packed, bias)
     got = importlib.import_module(module).linear(x, packed, bias).double()

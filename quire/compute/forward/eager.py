@@ -20,9 +20,9 @@ class EagerForward:
     def run(self, step: Step) -> States:
         """States of all rows where they are wanted, else of the sampled ones: the last layer ends with these."""
         batch = step.batch
-        cells = self._tables.cells(batch.row_slots, batch.row_positions)
+        cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         self._tables.write(step.writes)
-        rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cells]))
+        rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cache_locs]))
         attn_plan = plan_attention(
             self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared
         )

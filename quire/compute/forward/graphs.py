@@ -1,7 +1,8 @@
-"""Captured steps: the body (tokens to states) by number of rows, the tail (states to new tokens) by sampled rows.
+"""CUDA graphs of a step: the forward (tokens to states) by number of rows, sampling (states to new tokens) by sampled
+rows.
 
 Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches.
-Does not own what a tail does (`runner/tail`).
+Does not own what sampling does (`runner/tail`).
 Invariants: a replay's rows equal the eager step's; padding rows attend to nothing, write to page 0 and the spare slot.
 """
 
@@ -19,7 +20,7 @@ import torch
 
 from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.batch import FlatBatch
+from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
@@ -27,8 +28,8 @@ from quire.compute.runner.tail import Tail
 from quire.config.arch import ModelArch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
-from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.attention.schedule.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
 from quire.planner.shape import layer_weights
 
@@ -36,8 +37,8 @@ logger = logging.getLogger("quire.engine")
 
 STAGING_BYTES: Final = 8 << 20
 N_ROW_LINES, N_SAMPLED_LINES = 5, 3
-"""Of a row: slot, position, cell, and one new entry of the page table (where, page). Of a sampled row: row, slot,
-position."""
+"""Of a row: slot, position, cache location, and one new entry of the page table (where, page). Of a sampled row: row,
+slot, position."""
 MAX_MIXED_ROWS: Final = 2048
 HIDDEN_FLOPS: Final = 7e12
 """Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
@@ -64,7 +65,7 @@ def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
 
 
 @dataclasses.dataclass(slots=True)
-class Bodies:
+class ForwardGraphs:
     """Captured forwards of one kind of step, and the attention buffers they share."""
 
     sizes: list[int]
@@ -77,7 +78,7 @@ class Bodies:
 
 
 class GraphForward:
-    """Decode bodies for steps of one row a span, mixed bodies for any other step of few enough rows, and tails."""
+    """Decode forwards for steps of one row a span, mixed forwards for other steps of few enough rows, and sampling."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class GraphForward:
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._tail = tail
-        self._tail_sizes = decode_sizes(max_num_seqs)
+        self._sampling_sizes = decode_sizes(max_num_seqs)
         mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         n_rows = max(max_num_seqs, mixed[-1])
         self._staging = device.staging(STAGING_BYTES)
@@ -102,14 +103,14 @@ class GraphForward:
         self._mask_lines = self._staging.section((max_num_seqs,), torch.int32)
         self._rows = self._staging.section((N_ROW_LINES, n_rows), torch.int64)
         lists = self._staging.rest(torch.int32)
-        self._decode = Bodies(self._tail_sizes, self._buffers(lists, max_num_seqs))
-        self._mixed = Bodies(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
+        self._decode = ForwardGraphs(self._sampling_sizes, self._buffers(lists, max_num_seqs))
+        self._mixed = ForwardGraphs(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
         self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
-        self._tails: dict[int, Callable[[], None]] = {}
+        self._sampling_graphs: dict[int, Callable[[], None]] = {}
 
     def _buffers(self, lists: Mirrored, max_num_seqs: int, mixed_rows: int = 0) -> PlanBuffers:
         """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared."""
@@ -124,36 +125,36 @@ class GraphForward:
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
         start_s = time.perf_counter()
-        for bodies in (self._decode, self._mixed):
-            for size in reversed(bodies.sizes):
-                bodies.replays[size] = self._capture_body(size, bodies.buffers)
-        for size in reversed(self._tail_sizes):
-            self._tails[size] = self._capture_tail(size)
+        for forwards in (self._decode, self._mixed):
+            for size in reversed(forwards.sizes):
+                forwards.replays[size] = self._capture_forward(size, forwards.buffers)
+        for size in reversed(self._sampling_sizes):
+            self._sampling_graphs[size] = self._capture_sampling(size)
         n_decode, n_mixed, took_s = len(self._decode.sizes), len(self._mixed.sizes), time.perf_counter() - start_s
-        logger.info("graphs: %d decode, %d mixed, %d tails captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
+        logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
 
     def run(self, step: Step) -> States | None:
-        """Replay the step's body; None where the step is better off without. States may end in a tail, if all sampled
-        rows are plain."""
-        bodies = self._bodies_for(step)
-        if bodies is None:
+        """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
+        sampled rows are plain."""
+        forwards = self._forwards_for(step)
+        if forwards is None:
             return None
         batch = step.batch
-        cells = self._tables.cells(batch.row_slots, batch.row_positions)
+        cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         controls = self._tail.controls(step)
         n_rows = len(batch.row_slots)
-        size = bodies.bucket(n_rows)
+        size = forwards.bucket(n_rows)
         self._staging.begin()
-        self._fill_rows(size, batch, cells, step.writes)
-        self._plan(bodies.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
+        self._fill_rows(size, batch, cache_locs, step.writes)
+        self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
         if controls is not None and len(batch.sampled_rows):
             self._fill_sampled(self._decode.bucket(len(batch.sampled_rows)), batch, controls)
         self._staging.send()
-        bodies.replays[size]()
+        forwards.replays[size]()
         choose = None if controls is None else functools.partial(self._choose, len(batch.sampled_rows))
         return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
-    def _bodies_for(self, step: Step) -> Bodies | None:
+    def _forwards_for(self, step: Step) -> ForwardGraphs | None:
         """The graphs that can run this step at its best, or None."""
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
         saved_bytes = sum((len(one.spans) - 1) * one.n_keys for one in step.shared) * self._pool.bytes_per_token
@@ -168,20 +169,20 @@ class GraphForward:
         return None
 
     def _choose(self, n_sampled: int, bits: np.ndarray | None) -> Choice:
-        """The tail of the step that ran last: see `States.choose`."""
+        """Sampling of the step that ran last: see `States.choose`."""
         if bits is not None:
             n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
             target = self._mask_bits[: len(bits), :n_words]
             target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
         if n_sampled:
-            self._tails[self._decode.bucket(n_sampled)]()
+            self._sampling_graphs[self._decode.bucket(n_sampled)]()
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
 
-    def _fill_rows(self, size: int, batch: FlatBatch, cells: np.ndarray, writes: PageWrites) -> None:
+    def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes = len(batch.row_slots), len(writes.at)
         rows = self._rows.host
         rows[:3, n_rows:size] = 0
-        rows[0, :n_rows], rows[1, :n_rows], rows[2, :n_rows] = batch.row_slots, batch.row_positions, cells
+        rows[0, :n_rows], rows[1, :n_rows], rows[2, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
         rows[3, :n_writes], rows[4, :n_writes] = writes.at, writes.values
         rows[3, n_writes:size], rows[4, n_writes:size] = self._tables.spare_slot * self._tables.pages.shape[1], 0
         self._rows.filled(rows.size)
@@ -210,12 +211,12 @@ class GraphForward:
             self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared, settled=settled
         )
 
-    def _capture_body(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
-        slots, positions, cells, page_at, page = self._rows.device[:, :size]
+    def _capture_forward(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
+        slots, positions, cache_locs, page_at, page = self._rows.device[:, :size]
         self._staging.begin()
         self._rows.host[:, :size] = 0
         self._rows.filled(self._rows.host.size)
-        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._tail_sizes[-1]))), cells)
+        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1]))), cache_locs)
         self._staging.send()
 
         def forward() -> None:
@@ -225,7 +226,7 @@ class GraphForward:
 
         return self._device.capture(forward)
 
-    def _capture_tail(self, size: int) -> Callable[[], None]:
+    def _capture_sampling(self, size: int) -> Callable[[], None]:
         rows, slots, positions = self._sampled.device[:, :size]
         controls, logits = self._controls.device[:, :size], self._logits[:size]
         choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])

@@ -15,7 +15,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.schemes.choice import Schemes
 from quire.config.layers import AttentionSpec, NormKind, QKNormScope
 from quire.config.parameters import LayerParameters
-from quire.kernels.attention import Variant, variants
+from quire.kernels.attention.variant import Variant, variants
 
 
 class Attention:

@@ -15,9 +15,9 @@ from quire.compute.schemes.plain import PlainProduct
 from quire.compute.schemes.scheme import Product
 from quire.config.parameters import Matrix
 from quire.kernels import gemm
+from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm.cpu import NOTHING
-from quire.kernels.tape import Tape
 
 Make = Callable[..., torch.Tensor]
 """`make(*shape)`: an uninitialised tensor of the model's dtype, where the model lives."""
@@ -60,18 +60,18 @@ class Linear:
         return self.product(x, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
 
     def record(
-        self, tape: Tape, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
+        self, fused: FusedStep, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
     ) -> None:
-        """The packed product as the next operation of `tape`, on the rows of `x` and into those of `out`."""
+        """The packed product as the next operation of `fused`, on the rows of `x` and into those of `out`."""
         assert isinstance(self.product, PackedProduct)
-        self.product.record(tape, x, self.bias, out, norm=norm, then=then)
+        self.product.record(fused, x, self.bias, out, norm=norm, then=then)
 
     def kernel(
         self, *, norm: bool = False, silu_mul: bool = False, residual: bool = False, wide: bool = False
-    ) -> gemm.Layer:
+    ) -> gemm.LinearShape:
         """What `gemm.build` needs to know; the arguments say what its calls have around the product."""
         n, k = self.matrix.n_out, self.matrix.n_in
-        return gemm.Layer(n, k, norm, silu_mul, residual, self.bias is not None, wide)
+        return gemm.LinearShape(n, k, norm, silu_mul, residual, self.bias is not None, wide)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """The parameters of projection `index` that are still to be filled, by their kind in the checkpoint: contiguous

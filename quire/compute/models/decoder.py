@@ -1,7 +1,7 @@
 """A decoder built from its description: embedding, layers, final norm and head over one flat batch of tokens.
 
-Owns what stands around the layers, and all parameters by name. Does not own the data flow of a layer (`layers/block`),
-the KV cache (`Context`), where tensors live (`make`), nor loading. No family is named here.
+Owns what stands around the layers, and all parameters by name. Does not own the data flow of a layer
+(`layers/decoder_layer`), the KV cache (`Context`), where tensors live (`make`), nor loading. No family is named here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from quire.compute.layers.block import Block
 from quire.compute.layers.context import Context
+from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
@@ -36,8 +36,8 @@ class Decoder:
         self._device = next(iter(tables.values())).device
         self.embed = Embedding(make, EMBEDDING, arch.vocab_size, arch.hidden_size)
         self.positions = Embedding(make, POSITIONS, arch.n_positions, arch.hidden_size) if arch.n_positions else None
-        self.blocks = [
-            Block(
+        self.layers = [
+            DecoderLayer(
                 spec, layer_parameters(spec, arch.hidden_size, layer), layer, make, schemes,
                 self.tables[spec.mixer.rope],
             )
@@ -66,9 +66,9 @@ class Decoder:
             x.mul_(self.arch.embedding_scale)
         if self.positions is not None:
             x.add_(self.positions(positions + self.arch.first_position))
-        for block in self.blocks[:-1]:
-            x = block(x, positions, context)
-        return self.blocks[-1](x, positions, context, wanted)
+        for layer in self.layers[:-1]:
+            x = layer(x, positions, context)
+        return self.layers[-1](x, positions, context, wanted)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, or `out`, which takes them in
@@ -87,7 +87,7 @@ class Decoder:
     def build_kernels(self, max_rows: int) -> None:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
         has_norm = self.norm.pair is not None
-        layers = {kernel: None for block in self.blocks for kernel in block.kernels()}
+        layers = {kernel: None for layer in self.layers for kernel in layer.kernels()}
         layers |= {self.head.kernel(norm=has_norm, wide=wide): None for wide in (False, True)}
         gemm.build(layers, self.dtype, self.embed.weight.device, max_rows)
 
@@ -97,10 +97,10 @@ class Decoder:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is embedding, plain layers (see `Block.is_plain`), RMS norm and head, and nothing else."""
+        """Whether a step is embedding, plain layers (`DecoderLayer.is_plain`), RMS norm and head, and nothing else."""
         arch = self.arch
         scaled = arch.embedding_scale != 1.0 or arch.logits_scale != 1.0 or arch.logits_soft_cap or arch.n_positions
-        return all(block.is_plain for block in self.blocks) and not scaled and self.norm.pair is not None
+        return all(layer.is_plain for layer in self.layers) and not scaled and self.norm.pair is not None
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name as in `config.parameters`, contiguous view of the parameter), before anything is finished; without the
@@ -139,11 +139,11 @@ class Decoder:
         for table in (self.embed, self.positions):
             if table is not None:
                 yield table.name, table, 0
-        for block in self.blocks:
-            for linear in block.linears:
+        for layer in self.layers:
+            for linear in layer.linears:
                 for part, (name, _) in enumerate(linear.matrix.parts):
                     yield name, linear, part
-            for norm in block.norms:
+            for norm in layer.norms:
                 for part, name in enumerate(norm.table.parts):
                     yield name, norm, part
         yield self.norm.table.name, self.norm, 0
@@ -152,14 +152,14 @@ class Decoder:
 
     def linears(self) -> Iterator[Linear]:
         """All layers that have a matrix."""
-        for block in self.blocks:
-            yield from block.linears
+        for layer in self.layers:
+            yield from layer.linears
         yield self.head
 
     def norms(self) -> Iterator[Norm]:
         """All of them."""
-        for block in self.blocks:
-            yield from block.norms
+        for layer in self.layers:
+            yield from layer.norms
         yield self.norm
 
     def _tables(self) -> list[torch.Tensor]:
@@ -185,8 +185,8 @@ class Decoder:
         tensors = [*self.tables.values(), *self._tables()]
         for linear in self.linears():
             tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
-        for block in self.blocks:
-            tensors += block.attention.variant.tensors.values()
+        for layer in self.layers:
+            tensors += layer.attention.variant.tensors.values()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)

@@ -13,19 +13,19 @@ from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
-from quire.kernels.kvstore import cell
+from quire.kernels.kvstore import entry
 from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qkv import rotate_and_store
 
 
 class KVPool:
-    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, cell] of the model's dtype, or of int8, where a cell has
-    its scale (`kernels.kvstore.cell`). Page 0 takes padding."""
+    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, entry] of the model's dtype, or of int8, where an entry
+    has its scale (`kernels.kvstore.entry`). Page 0 takes padding."""
 
     def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: Device) -> None:
-        size = cell.cell_size(arch.head_dim, dtype)
+        size = entry.entry_size(arch.head_dim, dtype)
         shape = (arch.n_layers, n_pages, arch.n_kv_heads, page_size, size)
         self.n_heads, self.head_dim = arch.n_heads, arch.head_dim
         self.k = device.zeros(shape, dtype)
@@ -52,8 +52,8 @@ class PagedContext:
 
     pool: KVPool
     plan: AttnPlan
-    cells: torch.Tensor
-    """int64 [n_rows]: cell of each row's K and V."""
+    cache_locs: torch.Tensor
+    """int64 [n_rows]: where each row's K and V are written, page * page_size + offset."""
 
     def store(
         self,
@@ -67,7 +67,7 @@ class PagedContext:
     ) -> torch.Tensor:
         """See `Context`."""
         pages = self.pool.k[layer], self.pool.v[layer]
-        return rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, *pages, self.cells)
+        return rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, *pages, self.cache_locs)
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""

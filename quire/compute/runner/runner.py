@@ -17,23 +17,27 @@ import torch
 from quire.compute.device.device import Download
 from quire.compute.forward.fused import FusedForward, ReadyStep
 from quire.compute.forward.strategy import Forward
-from quire.compute.runner.batch import flatten, shared_spans
+from quire.compute.runner.batch_builder import build_batch, shared_spans
+from quire.compute.runner.lengths import Kept, SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import NO_WRITES, PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
-from quire.compute.sample.sampler import sift
+from quire.compute.sample.sampler import split_faults
 from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
-from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.attention.schedule.tiles import small_rows_of
 
 
 class LaunchedStep:
     """A step whose work is queued on the device; the choice of its tokens too, unless the plan has `masked` spans."""
 
-    def __init__(self, tail: Tail, step: Step, states: States, start_s: float) -> None:
-        self._tail, self._step, self._start_s = tail, step, start_s
+    def __init__(
+        self, tail: Tail, step: Step, states: States, start_s: float, lengths: SlotLengths | None = None
+    ) -> None:
+        self._tail, self._step, self._start_s, self._lengths = tail, step, start_s, lengths
+        self._kept: Kept | None = None
         self._read = tail.read(step, states)
         self._download: Download | None = None
         self._host_s = time.perf_counter() - start_s
@@ -42,6 +46,9 @@ class LaunchedStep:
         """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
         start_s = time.perf_counter()
         self._fetched, self._download = self._tail.choose(self._step, self._read, masks)
+        if self._lengths is not None:
+            token_ids, status, *_ = self._download.wait()
+            self._kept = self._lengths.keep(self._step.plan.spans, token_ids.tolist(), status.tolist())
         self._host_s += time.perf_counter() - start_s
 
     def result(self) -> StepResult:
@@ -55,13 +62,17 @@ class LaunchedStep:
         if self._read.pooled is not None:
             pooled, faults = self._read.pooled.read(rest.pop(), plan.spans.slots)
         logprobs, prompt = self._fetched.read(rest)
-        tokens, n_new, more_faults = sift(token_ids.tolist(), status.tolist(), self._step.batch.sampled_slots)
-        kept = list(itertools.accumulate(n_new))
+        ids, statuses, slots = token_ids.tolist(), status.tolist(), self._step.batch.sampled_slots
+        if self._kept is None:
+            tokens, n_new, more_faults = split_faults(ids, statuses, slots)
+            last: list[int] | dict[int, int] = list(itertools.accumulate(n_new))
+        else:
+            tokens, n_new, more_faults, last = self._kept.split_faults(ids, statuses, slots)
         return StepResult(
             step=plan.step,
             tokens=tokens,
             n_new=n_new,
-            logprobs={kept[row] - 1: line for row, line in logprobs.items() if n_new[row]},
+            logprobs={last[row] - 1: line for row, line in logprobs.items() if not statuses[row]},
             prompt_logprobs=prompt,
             pooled=pooled,
             faults=faults + more_faults,
@@ -72,7 +83,8 @@ class LaunchedStep:
 class Runner:
     """The steps of one model on one device.
 
-    forwards: asked in turn, the last takes every step; ahead: one of them that can make steps ready before their turn.
+    forwards: asked in turn, the last takes every step; ahead: one of them that can make steps ready before their turn;
+    lengths: where drafts are verified.
     """
 
     def __init__(
@@ -82,28 +94,33 @@ class Runner:
         tail: Tail,
         forwards: Sequence[Forward],
         ahead: FusedForward | None = None,
+        lengths: SlotLengths | None = None,
     ) -> None:
         self.pool, self.tables, self.tail = pool, tables, tail
-        self._forwards, self._ahead = forwards, ahead
+        self._forwards, self._ahead, self._lengths = forwards, ahead, lengths
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device."""
         start_s = time.perf_counter()
-        step = self._step(plan, self._apply(plan))
+        writes = self._apply(plan)
+        if self._lengths is not None:
+            plan = self._lengths.settle(plan)
+        step = self._step(plan, writes)
         states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
-        launched = LaunchedStep(self.tail, step, states, start_s)
+        launched = LaunchedStep(self.tail, step, states, start_s, self._lengths)
         if not plan.masked:
             launched.mask(None)
         return launched
 
     def prepare(self, plan: StepPlan) -> ReadyStep | None:
-        """All of a step that can be done before its turn; None if it must be launched in its turn.
+        """All of a step that can be done before its turn; None if it must be launched in its turn, as where drafts are
+        verified: nobody knows before where its spans begin.
 
         Steps before it may be computing, so nothing that they see may change: the plan opens and closes no slot, and
         what earlier plans open is open. New pages come behind what those steps see.
         """
-        if self._ahead is None or plan.masked or plan.copies:
+        if self._ahead is None or self._lengths is not None or plan.masked or plan.copies:
             return None
         start_s = time.perf_counter()
         ready = self._ahead.ready(self._step(plan, NO_WRITES), start_s)
@@ -127,7 +144,7 @@ class Runner:
             self.tail.close(0)
 
     def _step(self, plan: StepPlan, writes: PageWrites) -> Step:
-        batch = flatten(plan.spans, plan.masked)
+        batch = build_batch(plan.spans, plan.masked)
         shared = shared_spans(batch, plan.shared_prefixes, self.tables.page_size)
         return Step(plan, batch, writes, shared, self.tail.wants_all(plan))
 
@@ -137,6 +154,8 @@ class Runner:
             self.tail.close(slot)
         for opened in plan.opened:
             self.tail.open(opened)
+            if self._lengths is not None:
+                self._lengths.open(opened.slot)
         self.tables.open(plan.opened)
         self.pool.copy(plan.copies)
         return self.tables.append(plan.pages)

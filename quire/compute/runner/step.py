@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quire.compute.runner.batch import FlatBatch
+from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.tables import PageWrites
 from quire.core.plan import StepPlan
-from quire.kernels.attention.plan import SharedPrefix
+from quire.kernels.attention.schedule.plan import SharedPrefix
 from quire.kernels.sample import Choice
 
 

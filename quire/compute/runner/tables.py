@@ -76,8 +76,8 @@ class SlotTables:
             at, values = self._device.upload(np.stack([writes.at, writes.values]))
             self.pages.view(-1)[at] = values.to(torch.int32)
 
-    def cells(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    def cache_locs(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int64 [n]: index `page * page_size + offset` of each (slot, position) in the KV pool."""
         pages = self.host_pages[slots, positions // self.page_size].astype(np.int64)
-        cells: np.ndarray = pages * self.page_size + positions % self.page_size
-        return cells
+        cache_locs: np.ndarray = pages * self.page_size + positions % self.page_size
+        return cache_locs

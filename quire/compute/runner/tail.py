@@ -22,9 +22,9 @@ from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
 from quire.core.plan import SlotOpen, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, TokenLogprobs
+from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import WIDEN
 from quire.kernels.sample import NON_FINITE, Choice, TokenMasks, choose_by
-from quire.kernels.tape import Tape
 
 PROMPT_LOGPROB_ROWS = 256
 """Rows whose logits are held at once while prompt logprobs are computed."""
@@ -163,9 +163,9 @@ class Tail:
         choose_by(logits[:, : self.vocab_limit], controls, choice, masks)
         self._tables.tokens[where] = choice.token_ids
 
-    def record(self, tape: Tape, hidden: torch.Tensor, logits: torch.Tensor) -> None:
-        """Logits of the rows of `hidden` as the last operation of `tape`, for a plain model (`Decoder.is_plain`)."""
-        self._model.head.record(tape, hidden, logits, norm=self._model.norm.pair, then=WIDEN)
+    def record(self, fused: FusedStep, hidden: torch.Tensor, logits: torch.Tensor) -> None:
+        """Logits of the rows of `hidden` as the last operation of `fused`, for a plain model (`Decoder.is_plain`)."""
+        self._model.head.record(fused, hidden, logits, norm=self._model.norm.pair, then=WIDEN)
 
     def read(self, step: Step, states: States) -> Read:
         """Queue everything that does not depend on masks, but for the choice."""

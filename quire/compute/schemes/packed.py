@@ -16,10 +16,10 @@ from quire.config.parameters import Matrix
 from quire.config.shares import Share, share
 from quire.core.errors import LoadError
 from quire.kernels import qgemm
+from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm import weight as packing
 from quire.kernels.qgemm.cpu import NOTHING
-from quire.kernels.tape import Tape
 
 GRID: Final = tuple(range(-8, 8))
 """What the 4-bit codes of Q4_0 stand for."""
@@ -52,7 +52,7 @@ class PackedProduct:
 
     def record(
         self,
-        tape: Tape,
+        fused: FusedStep,
         x: torch.Tensor,
         bias: torch.Tensor | None,
         out: torch.Tensor,
@@ -60,8 +60,8 @@ class PackedProduct:
         norm: Norm | None = None,
         then: int = NOTHING,
     ) -> None:
-        """The product as the next operation of `tape`, on the rows of `x` and into those of `out`."""
-        tape.linear(x, self.packed, bias, out, norm=norm, then=then)
+        """The product as the next operation of `fused`, on the rows of `x` and into those of `out`."""
+        fused.linear(x, self.packed, bias, out, norm=norm, then=then)
 
 
 def _stored(form: str, n: int, k: int) -> tuple[Stored, ...]:

@@ -2,8 +2,9 @@
 
 Each K/V row is a digest of the token there and of all rows before it, *read back through the page table*; the next
 token is a digest of all rows and the seed. So a wrong, stale, foreign or missing page, a missing copy or a wrong order
-changes the tokens, and `null_reference` says what they should have been. Owns no policy; has no logits, so penalties
-and biases have no meaning here. Invariant: a page that one open slot has read is not written by another.
+changes the tokens, and `null_reference` says what they should have been. Drafts are right or wrong by chance. Owns no
+policy; has no logits, so penalties and biases have no meaning here.
+Invariant: a page that one open slot has read is not written by another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PlanError(EngineError):
 class _Slot:
     """What the device keeps of an open slot."""
 
-    __slots__ = ("end", "pages", "params", "prompt_len", "tokens")
+    __slots__ = ("end", "pages", "params", "prompt_len", "rejected", "tokens")
 
     def __init__(self, opened: SlotOpen) -> None:
         self.tokens = list(opened.token_ids)
@@ -46,6 +47,20 @@ class _Slot:
         self.pages: list[int] = []
         self.end = -1
         """Tokens with K/V after its last span; -1 before its first."""
+        self.rejected: list[int] = []
+        """Drafts that its latest spans rejected, the last first: the host may not have heard of them."""
+
+    def begin(self, planned: int, depth: int) -> int:
+        """Where its next span begins, which the plan says as far as the host knows."""
+        if self.end < 0:
+            return planned
+        unheard = {sum(self.rejected[:n]) for n in range(depth)}
+        _require(planned - self.end in unheard, f"a span is planned at {planned}, the slot stands at {self.end}")
+        return self.end
+
+    def hear(self, n_rejected: int, depth: int) -> None:
+        """Its newest span rejected so many drafts."""
+        self.rejected = [n_rejected, *self.rejected][: depth - 1]
 
 
 class NullExecutor:
@@ -61,10 +76,14 @@ class NullExecutor:
         vocab_size: int,
         clock: VirtualClock,
         cost: CostModel | None = None,
+        acceptance: float = 0.0,
+        depth: int = 2,
     ) -> None:
+        """acceptance: the chance of a draft to be right. depth: steps in flight, for their host."""
         self.n_pages, self.page_size = n_pages, page_size
         self.max_num_seqs, self.max_model_len, self.vocab_size = max_num_seqs, max_model_len, vocab_size
         self._clock, self._cost = clock, cost
+        self._acceptance, self._depth = acceptance, depth
         self._rows = [bytearray(page_size * ROW_BYTES) for _ in range(n_pages)]
         self._holders: list[set[int]] = [set() for _ in range(n_pages)]
         """Open slots whose page table has the page."""
@@ -178,14 +197,21 @@ class NullExecutor:
         _require(len(set(spans.slots)) == len(spans.slots), "a slot has two spans in one step")
         n_tokens = sum(spans.lengths)
         _require(n_tokens == plan.n_tokens > 0, f"the plan says {plan.n_tokens} tokens, its spans have {n_tokens}")
-        columns = zip(spans.slots, spans.starts, spans.lengths, spans.wants, strict=True)
-        for row, (number, start, length, wants) in enumerate(columns):
+        columns = zip(spans.slots, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
+        for row, (number, start, length, wants, n_drafts) in enumerate(columns):
             _require(number in self._slots, f"span of slot {number}, which is not open")
             slot = self._slots[number]
-            code = self.fault(plan, row)
-            state = self._compute(
-                number, slot, start, length, garbage=code is not None, poisoned=self.poison(plan, row)
-            )
+            start, code, poisoned = slot.begin(start, self._depth), self.fault(plan, row), self.poison(plan, row)
+            if n_drafts:
+                _require(wants and length == 1 + n_drafts, f"slot {number} has {n_drafts} drafts in {length} tokens")
+                length = 1  # that a fault leaves of it
+                if code is None:
+                    code = self._verify(number, slot, start, n_drafts, poisoned, result)
+                    if code is not None:
+                        result.faults.append(Fault(number, code))
+                    continue
+            state = self._compute(number, slot, start, length, garbage=code is not None, poisoned=poisoned)
+            slot.hear(0, self._depth)
             if slot.params.prompt_logprobs >= 0 and start + 1 < slot.prompt_len:
                 heard = slot.tokens[start + 1 : min(start + length + 1, slot.prompt_len)]
                 n_top = slot.params.prompt_logprobs
@@ -200,6 +226,30 @@ class NullExecutor:
                 )  # fmt: skip
             if code is not None:
                 result.faults.append(Fault(number, code))
+
+    def _verify(
+        self, number: int, slot: _Slot, start: int, n_drafts: int, poisoned: bool, result: StepResult
+    ) -> Code | None:
+        """Guess `n_drafts` tokens, write K/V for all of them, and keep those that are right and one more."""
+        first, kept, is_right = len(slot.tokens), 0, True
+        for position in range(start, start + n_drafts + 1):
+            state = self._compute(number, slot, position, 1, garbage=False, poisoned=poisoned)
+            token = _choose(state, slot.params, position + 1, self.vocab_size)
+            if token is None or NON_FINITE in self._rows_of(slot, position + 1):
+                del slot.tokens[first:]
+                result.n_new.append(0)
+                return Code.EMPTY_MASK if token is None else Code.NON_FINITE_LOGITS
+            if is_right:
+                result.tokens.append(token)
+                kept += 1
+            is_right = is_right and _chance(slot.params, position) < self._acceptance
+            slot.tokens.append(token if is_right else (token + 1) % self.vocab_size)
+        del slot.tokens[first:]
+        slot.tokens += result.tokens[len(result.tokens) - kept :]
+        slot.end = start + kept
+        slot.hear(n_drafts + 1 - kept, self._depth)
+        result.n_new.append(kept)
+        return None
 
     def _pool(self, slot: _Slot, row: int, start: int, length: int, result: StepResult) -> Code | None:
         """The states of a token are its id and its position, so that sums and last ones can be told."""
@@ -291,6 +341,12 @@ def null_logprobs(token: int, n_top: int, vocab_size: int) -> TokenLogprobs:
     """The row that the null device reports for any token: made up, but a function of the token."""
     top_ids = [(token + i) % vocab_size for i in range(n_top)]
     return TokenLogprobs(-0.5 - token / vocab_size, 1, top_ids, [-0.5 - token / vocab_size - i for i in range(n_top)])
+
+
+def _chance(params: SlotParams, position: int) -> float:
+    """In [0, 1), by seed and position."""
+    digest = hashlib.blake2b(struct.pack("<QQ", params.seed, position), digest_size=4, person=b"draft").digest()
+    return int.from_bytes(digest, "little") / 2**32
 
 
 def _kv_row(state: hashlib.blake2b, token: int) -> bytes:

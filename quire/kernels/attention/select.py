@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 
 from quire.core.errors import ConfigError
-from quire.kernels.attention.plan import AttnPlan
+from quire.kernels.attention.schedule.plan import AttnPlan
 from quire.kernels.attention.variant import Variant
 
 logger = logging.getLogger("quire.kernels")
@@ -25,15 +25,8 @@ PREFERENCE = {"cuda": ("hopper", "triton"), "cpu": ("cpu", "reference")}
 
 def module(name: str) -> ModuleType:
     """An implementation: `obstacle(plan, variant, q_dtype, kv_dtype)` and `run(q, k, v, plan, variant, out, lse)`."""
-    return importlib.import_module(f"quire.kernels.attention.{name}")
-
-
-def work_module(device_type: str) -> ModuleType:
-    """What turns a plan into the device's work list: `make(plan, device)`. Raises ConfigError for another device."""
-    names = {"cuda": "work", "cpu": "cpu"}
-    if device_type not in names:
-        raise ConfigError(f"attention has no kernel for device {device_type!r}: use 'cpu' or 'cuda'")
-    return module(names[device_type])
+    place = name if name == "reference" else f"{name}.launcher"
+    return importlib.import_module(f"quire.kernels.attention.{place}")
 
 
 def choose(

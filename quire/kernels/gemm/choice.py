@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 
-from quire.kernels.gemm.plan import MAX_FEW_ROWS, MAX_NORM_ROWS, Plan, Product, plan
+from quire.kernels.gemm.plan import MAX_FEW_ROWS, MAX_NORM_ROWS, Plan, ProductShape, plan
 from quire.kernels.gemm.wide import WidePlan, wide_plan, wide_us
 
 MIN_WIDE_ROWS = 17
@@ -31,7 +31,7 @@ ACTIVATION_US, ACTIVATION_MB_US = 0.8, 4.4
 
 
 @functools.cache
-def fastest(product: Product, n_processors: int) -> Plan | WidePlan | str:
+def fastest(product: ProductShape, n_processors: int) -> Plan | WidePlan | str:
     """The plan of the fastest kernel, or why there is none: torch is faster, or a norm is better not fused."""
     found: list[tuple[float, Plan | WidePlan | str]] = []
     torch_us = torch_estimate_us(product) + (NORM_US if product.norm else 0.0)
@@ -41,7 +41,7 @@ def fastest(product: Product, n_processors: int) -> Plan | WidePlan | str:
     if product.m <= MAX_FEW_ROWS and (made := plan(product, n_processors)) is not None:
         found.append((few_us(product), made))
     if product.norm:
-        alone = Product(product.m, product.n, product.k, silu=product.silu)
+        alone = ProductShape(product.m, product.n, product.k, silu=product.silu)
         rest = fastest(alone, n_processors)
         if not isinstance(rest, str):
             found.append((NORM_US + estimate_us(alone, rest, n_processors), "a norm of its own and a kernel without"))
@@ -55,12 +55,12 @@ def fastest(product: Product, n_processors: int) -> Plan | WidePlan | str:
     return best
 
 
-def estimate_us(product: Product, made: Plan | WidePlan, n_processors: int) -> float:
+def estimate_us(product: ProductShape, made: Plan | WidePlan, n_processors: int) -> float:
     """About how long the kernel of a plan takes."""
     return wide_us(product, made, n_processors) if isinstance(made, WidePlan) else few_us(product)
 
 
-def few_us(product: Product) -> float:
+def few_us(product: ProductShape) -> float:
     """About how long the kernel for few rows takes."""
     norm_us = FUSED_NORM_MB_US * product.m * product.k * 2e-6 if product.norm and product.m <= MAX_NORM_ROWS else 0.0
     memory_us = product.n * product.k * 2e-6 / FEW_MB_US * (1.02 + 0.0008 * product.m)
@@ -68,7 +68,7 @@ def few_us(product: Product) -> float:
     return FEW_START_US + rows_us + memory_us + FEW_SPLIT_US * _split(product) + norm_us
 
 
-def torch_estimate_us(product: Product) -> float:
+def torch_estimate_us(product: ProductShape) -> float:
     """About how long torch's product takes, with the activation after it but without a norm."""
     rows = product.m if product.m <= TORCH_ROWS else math.ceil(product.m / TORCH_ROWS) * TORCH_ROWS
     memory_us = product.n * product.k * 2e-6 / (4.4 - 0.0045 * min(product.m, TORCH_ROWS))
@@ -77,5 +77,5 @@ def torch_estimate_us(product: Product) -> float:
     return TORCH_START_US + max(memory_us, multiply_us) + TORCH_SPLIT_US * _split(product) + activation_us
 
 
-def _split(product: Product) -> float:
+def _split(product: ProductShape) -> float:
     return min(product.k / product.n, MAX_SPLIT) * math.sqrt(min(1.0, product.n / LARGE_N))

@@ -17,7 +17,7 @@ import torch
 
 from quire.kernels import jit
 from quire.kernels.gemm.choice import fastest
-from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, Product
+from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import FLAGS, machine_obstacle
 
@@ -105,7 +105,7 @@ def prepare(
     return found
 
 
-def static_obstacle(product: Product, dtype: torch.dtype) -> str | None:
+def static_obstacle(product: ProductShape, dtype: torch.dtype) -> str | None:
     """Why no machine could run this with this kernel, or None."""
     if dtype not in DTYPES:
         return f"x is {dtype}: it must be bfloat16 or float16"
@@ -128,7 +128,7 @@ def _prepared(
     bias: bool,
     wide: bool,
 ) -> Launch | str:
-    product, build = Product(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
+    product, build = ProductShape(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
     found = static_obstacle(product, build.dtype) or machine_obstacle()
     if found:
         return found
@@ -147,7 +147,7 @@ def n_processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def load(product: Product, plan: Plan | WidePlan, build: Build) -> Launch:
+def load(product: ProductShape, plan: Plan | WidePlan, build: Build) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
     library = ctypes.CDLL(str(compile_variant(*variant_of(product, plan, build))))
     function = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
@@ -156,7 +156,7 @@ def load(product: Product, plan: Plan | WidePlan, build: Build) -> Launch:
     return Launch(function, plan)
 
 
-def variant_of(product: Product, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
+def variant_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
     """(source in csrc/cuda, definitions): what tells the library of a plan from others."""
     macros: dict[str, int] = {
         "SILU": product.silu,

@@ -16,9 +16,9 @@ def copy_pages(
     targets: Sequence[int],
     n_tokens: Sequence[int],
 ) -> None:
-    """Copy the first n_tokens[i] cells of page sources[i] to page targets[i], for keys and values (copy on write).
+    """Copy the first n_tokens[i] entries of page sources[i] to page targets[i], for keys and values (copy on write).
 
-    k_pages, v_pages: [n_pages, n_kv_heads, page_size, cell], of any type; what a cell is: cell.py.
+    k_pages, v_pages: [n_pages, n_kv_heads, page_size, entry], of any type; what an entry is: entry.py.
 
     The three lists have equal length; no target may be a source or appear twice.
     """

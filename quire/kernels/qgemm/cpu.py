@@ -22,7 +22,7 @@ INT8, NIBBLES, F32, BF16, F16, BYTES = range(6)
 FLOAT_FORMATS = {"float32": F32, "bfloat16": BF16, "float16": F16}
 
 
-class Matrix(ctypes.Structure):
+class NativeMatrix(ctypes.Structure):
     """QuireMatrix in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
@@ -31,7 +31,7 @@ class Matrix(ctypes.Structure):
     )  # fmt: skip
 
 
-class Call(ctypes.Structure):
+class NativeLinear(ctypes.Structure):
     """QuireLinear in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
@@ -53,14 +53,14 @@ class _Pack(ctypes.Structure):
     )  # fmt: skip
 
 
-def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> Matrix:
+def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> NativeMatrix:
     """The weight as C sees it; it points into `packed` and `bias`, which must be contiguous."""
     address = None if bias is None else bias.data_ptr()
     group, form = 0, FLOAT_FORMATS.get(packed.scheme, INT8)
     if packed.scheme in SCHEMES and SCHEMES[packed.scheme].group:
         group, form = SCHEMES[packed.scheme].group, BYTES if SCHEMES[packed.scheme].bits == 8 else NIBBLES
     table = (ctypes.c_uint8 * 16)(*(value + 128 for value in packed.table))
-    return Matrix(
+    return NativeMatrix(
         packed.data.data_ptr(), packed.scales.data_ptr(), address, None, packed.n, packed.k, form, group,
         packed.unit, table,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
         return weights.pack(weight, scheme, unit)
     weight = weight.detach() if weight.stride(1) == 1 else weight.detach().contiguous()
     n, k = weight.shape
-    packed = weights.empty(scheme, n, k, unit, rounding.BOOK if form.bits == 4 else ())
+    packed = weights.empty(scheme, n, k, unit, rounding.CODEBOOK if form.bits == 4 else ())
     call = _Pack(
         weight.data_ptr(), packed.data.data_ptr(), packed.scales.data_ptr(), *weight.shape, weight.stride(0),
         native.DTYPES[weight.dtype], form.bits, form.group, torch.get_num_threads(), unit,
@@ -107,7 +107,7 @@ def linear(
         result = x.new_empty(len(x), packed.n // 2 if silu_mul else packed.n)
     bias = None if bias is None else bias.contiguous()
     weight, eps = (None, 0.0) if norm is None else (norm[0].contiguous(), norm[1])
-    call = Call(
+    call = NativeLinear(
         ctypes.addressof(packed_matrix := matrix(packed, bias)), x.data_ptr(),
         None if weight is None else weight.data_ptr(), result.data_ptr(),
         len(x), x.stride(0), result.stride(0), eps, native.DTYPES[x.dtype], then, torch.get_num_threads(),

@@ -114,7 +114,7 @@ def empty(scheme: str, n: int, k: int, unit: float = 1.0, table: tuple[int, ...]
 def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
     """See op.py; weight: finite. unit: for scales of groups."""
     form = SCHEMES[scheme]
-    table = rounding.BOOK if form.bits == 4 else ()
+    table = rounding.CODEBOOK if form.bits == 4 else ()
     n, k = weight.shape
     packed = empty(scheme, n, k, unit if form.group else 1.0, table)
     n_rows = max(1, PIECE_VALUES // weight.shape[1] // TILE) * TILE

@@ -20,17 +20,17 @@ def rotate_and_store(
     cos_sin: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> torch.Tensor:
     """See op.py. Heads without a norm are rotated in place."""
     library = native.library()
     if library is None or qkv.dtype not in native.DTYPES or cos_sin.dtype != torch.float32:
-        return reference.rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
+        return reference.rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs)
     q, k, v = reference.split(qkv, k_pages)
     q = q if q_norm is None else norm.rms_norm(q, q_norm, eps)
     k = k if k_norm is None else norm.rms_norm(k, k_norm, eps)
     _rotate(library, q, k, positions, cos_sin)
-    _store(library, k, v, k_pages, v_pages, cells)
+    _store(library, k, v, k_pages, v_pages, cache_locs)
     return q
 
 
@@ -51,12 +51,12 @@ def _store(
     v: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> None:
     _, n_kv_heads, page_size, _ = k_pages.shape
     library.quire_store_kv(
         native.DTYPES[k.dtype], k_pages.dtype == torch.int8,
         k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1),
-        k_pages.data_ptr(), v_pages.data_ptr(), cells.data_ptr(), k.shape[0], n_kv_heads, page_size, k.shape[2],
+        k_pages.data_ptr(), v_pages.data_ptr(), cache_locs.data_ptr(), k.shape[0], n_kv_heads, page_size, k.shape[2],
         torch.get_num_threads(),
     )  # fmt: skip

@@ -27,7 +27,7 @@ _BYTE_PENALTIES = np.where(_BITS, np.float32(0), np.float32(-np.inf)).astype(np.
 """float32 [256, 8]: what each byte of a mask adds to eight logits."""
 
 
-class Choosing(ctypes.Structure):
+class NativeChoice(ctypes.Structure):
     """QuireChoice in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
@@ -48,7 +48,7 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: 
     truncated = lines[INVERSE] > 0
     truncated &= (lines[DROP] > -np.inf) | (lines[TOP_K] > 0) | (lines[TOP_P] < 1)
     floors = _floors(logits, np.arange(len(logits)), lines, truncated) if truncated.any() else None
-    call = Choosing(
+    call = NativeChoice(
         logits.data_ptr(), lines[UNIFORM].ctypes.data, lines[INVERSE].ctypes.data,
         None if floors is None else floors.ctypes.data, out.token_ids.data_ptr(), out.status.data_ptr(),
         logits.stride(0), logits.shape[1], len(logits), torch.get_num_threads(),

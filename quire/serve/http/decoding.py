@@ -1,6 +1,6 @@
 """From body bytes to a typed request. Owns the translation of msgspec's errors into 400s that name the field.
 
-Types refuse unknown fields; a body that has some is sifted (`sieve.py`) and decoded again.
+Types refuse unknown fields; a body that has some is filtered (`unknown_fields.py`) and decoded again.
 Invariants: any bytes give either a value or a Refusal; a client's value is repeated only in part, never whole.
 """
 
@@ -15,9 +15,9 @@ import msgspec
 
 from quire.core.errors import SHOWN_CHARS
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.json_scan import IdList, census, cuts, find_ids, largest_member, windows
+from quire.serve.http.json_scan import IdList, count_body, cuts, find_ids, largest_member, windows
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
-from quire.serve.http.sieve import Refused, Sieve
+from quire.serve.http.unknown_fields import Refused, UnknownFieldFilter
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
-class Decoder(Generic[T]):
+class BodyDecoder(Generic[T]):
     """Decodes JSON bodies of one type. Large ones are looked at first (`json_scan.py`)."""
 
     def __init__(self, kind: Any, ids_field: str = "", refused: Refused | None = None) -> None:
@@ -44,7 +44,7 @@ class Decoder(Generic[T]):
         be ignored."""
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._ids_field = ids_field
-        self._sieve = Sieve(kind, refused or {})
+        self._unknown_fields = UnknownFieldFilter(kind, refused or {})
 
     def decode(
         self, body: bytes | msgspec.Raw, ignored: IgnoredParams, within: str = "", most_ids: int = sys.maxsize
@@ -57,7 +57,7 @@ class Decoder(Generic[T]):
         return self._decode(body, ignored, within)
 
     def _decode_large(self, body: bytes, ignored: IgnoredParams, most_ids: int) -> T:
-        found = census(body, MAX_VALUES)
+        found = count_body(body, MAX_VALUES)
         if found.n_others > MAX_VALUES:
             raise _too_much(body, f"more than {MAX_VALUES} strings, lists, objects, booleans and nulls")
         if found.n_escapes > MAX_ESCAPES:
@@ -82,7 +82,7 @@ class Decoder(Generic[T]):
             except msgspec.ValidationError as error:
                 if not _UNKNOWN.match(str(error)):
                     raise
-            return self._decoder.decode(self._sieve.sifted(body, within, ignored))
+            return self._decoder.decode(self._unknown_fields.filtered(body, within, ignored))
         except msgspec.ValidationError as error:
             raise _explained(str(error), within) from None
         except msgspec.DecodeError as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from quire.core.errors import shown
 from quire.core.events import ModelFacts
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.ollama.input import LATEST, served_name
@@ -27,7 +27,7 @@ NEVER = "9999-12-31T23:59:59Z"
 """When the model leaves memory."""
 _QUOTES = '"""'
 _LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_SHOW: Decoder[OllamaShowRequest] = Decoder(OllamaShowRequest)
+_SHOW: BodyDecoder[OllamaShowRequest] = BodyDecoder(OllamaShowRequest)
 
 
 async def serve_ollama_version(_state: ServerState, exchange: Exchange) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.http.refusal import bad_request
-from quire.serve.http.threads import LargeTurn, WorkThreads
+from quire.serve.http.threads import LargeWorkLock, WorkThreads
 from quire.serve.openai.conversation import Conversation
 from quire.text.length import check_length
 from quire.text.tokenizer import Tokenizer
@@ -28,9 +28,9 @@ DECODE_CONTEXT = 8
 class PromptMaker:
     """Tokenizes and renders for one loaded model."""
 
-    def __init__(self, llm: AsyncLLM, turn: LargeTurn) -> None:
+    def __init__(self, llm: AsyncLLM, lock: LargeWorkLock) -> None:
         self._llm = llm
-        self._threads = WorkThreads("quire-text", turn)
+        self._threads = WorkThreads("quire-text", lock)
 
     def close(self) -> None:
         """Drop waiting work."""

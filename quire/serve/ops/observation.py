@@ -1,4 +1,4 @@
-"""What can be looked at: /health, /metrics, /version, /v1/models, /load, and /v1/engine for the page."""
+"""What can be looked at: /health, /metrics, /version, /v1/models, /load, and /v1/engine for the web page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def serve_model(state: ServerState, exchange: Exchange) -> None:
 
 
 async def serve_engine(state: ServerState, exchange: Exchange) -> None:
-    """State of the engine for the page: gauges, counters and the map of KV pages (base64, one byte a page)."""
+    """State of the engine for the web page: gauges, counters and the map of KV pages (base64, one byte a page)."""
     llm = state.llm
     stats = msgspec.to_builtins(llm.stats())
     stats["page_map"] = base64.b64encode(llm.stats().page_map).decode()

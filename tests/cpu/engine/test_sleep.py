@@ -15,7 +15,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineAsleep, InvalidParameter, SleepFailed
 from quire.core.events import EngineStats
 from quire.core.failure import Code
-from quire.engine.sleep import Residence
+from quire.engine.sleep import SleepMode
 
 OPTIONS: Any = {"num_threads": 1, "num_gpu_blocks_override": 200, "max_model_len": 512, "enable_sleep_mode": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -95,14 +95,14 @@ class Sleeper:
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_that_cannot_wake_sleeps_on(level: int) -> None:
     worker = Sleeper([MemoryError("no memory"), RuntimeError("CUDA out of memory\nmore")])
-    residence: Residence[Sleeper] = Residence(worker, lambda _: cast(Any, "executor"))
-    residence.leave(level)
+    sleep_mode: SleepMode[Sleeper] = SleepMode(worker, lambda _: cast(Any, "executor"))
+    sleep_mode.sleep(level)
     for reason in ("CUDA out of memory", "no memory"):
         with pytest.raises(SleepFailed, match=reason):
-            residence.enter()
-        assert residence.is_asleep
+            sleep_mode.wake_up()
+        assert sleep_mode.is_asleep
         assert worker.level == level and worker.is_loaded == (level == 1)
-    assert residence.enter() == "executor" and not residence.is_asleep  # type: ignore[comparison-overlap]
+    assert sleep_mode.wake_up() == "executor" and not sleep_mode.is_asleep  # type: ignore[comparison-overlap]
     assert worker.level == 0
 
 

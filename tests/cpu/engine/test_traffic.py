@@ -13,7 +13,7 @@ from traffic.checkpoint import SMALL, write_checkpoint
 from traffic.soak import CPU, Soak
 
 from quire.compute.runner import runner
-from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.batch_builder import FlatBatch, build_batch
 from quire.compute.runner.pool import KVPool
 from quire.compute.sample import penalties, slots
 from quire.control.pages import PagePool
@@ -56,7 +56,7 @@ def nothing(*_: Any, **__: Any) -> None: ...
 
 
 def one_key_too_many(spans: Any, masked: Any) -> FlatBatch:
-    batch = flatten(spans, masked)
+    batch = build_batch(spans, masked)
     batch.kv_lens += 1
     return batch
 
@@ -75,7 +75,7 @@ def all_but_one(drop: Callable[..., None]) -> Callable[..., None]:
 
 BUGS: dict[str, tuple[object, str, Callable[[Any], Any], str]] = {
     "copy on write does nothing": (KVPool, "copy", lambda _: nothing, "wrong|error"),
-    "attention reads a key too many": (runner, "flatten", lambda _: one_key_too_many, "wrong|error"),
+    "attention reads a key too many": (runner, "build_batch", lambda _: one_key_too_many, "wrong|error"),
     "penalties do nothing": (penalties, "apply", lambda _: nothing, "wrong token"),
     "seeds are ignored": (slots, "seed_key", lambda seed_key: lambda seed: seed_key(0 * seed), "wrong token"),
     "cancel does nothing": (Scheduler, "cancel", lambda _: nothing, "after its end"),
@@ -99,5 +99,5 @@ def test_a_page_with_other_contents_is_seen(llama: Checkpoint, value: float) -> 
     for _ in range(100):
         soak._arrive()
         soak.turn()
-    soak.poison.write(soak.core.scheduler.roster.running[0].pages[0], value)
+    soak.poison.write(soak.core.scheduler.live.running[0].pages[0], value)
     assert soak.run(n_steps=50, n_idle=0).faults

@@ -7,7 +7,7 @@ import sys
 from collections import deque
 
 import hypothesis.strategies as st
-from control_checks import check_contents, check_pages, check_seqs, check_stats, check_tree, live_seqs, tree_nodes
+from control_checks import check_contents, check_pages, check_seqs, check_stats, check_tree, tree_nodes, unended_seqs
 from control_model import VOCAB, Ledger
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -55,10 +55,10 @@ class FaultyDevice(NullExecutor):
 TIGHT = Pace(factor=1.5, weights_s=2.0, token_s=1.0, cached_s=0.1, pair_s=0.1, min_tokens=1)
 """Beside a few decodes it leaves prompts one to three tokens a step."""
 configs = st.builds(
-    lambda size, pages, seqs, budget, threshold, policy, caching, depth, pace: SchedulerConfig(
+    lambda size, pages, seqs, budget, threshold, policy, caching, depth, pace, drafts: SchedulerConfig(
         n_pages=pages + 1, page_size=size, max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
         long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
-        min_shared_tokens=1, pace=pace,
+        min_shared_tokens=1, pace=pace, num_speculative_tokens=drafts,
     ),
     size=st.sampled_from([1, 2, 4]),
     pages=st.integers(2, 20),
@@ -69,6 +69,7 @@ configs = st.builds(
     caching=st.sampled_from([True, True, True, False]),
     depth=st.integers(1, 3),
     pace=st.sampled_from([None, None, TIGHT]),
+    drafts=st.sampled_from([0, 0, 0, 1, 3, 6]),
 )  # fmt: skip
 
 prompts = st.builds(lambda k, tail: (BASE[:k] + tail)[:20], st.integers(1, 20), st.lists(st.integers(1, 2), max_size=3))
@@ -111,6 +112,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = FaultyDevice(
             n_pages=config.n_pages, page_size=config.page_size, max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len, vocab_size=VOCAB, clock=self.clock,
+            acceptance=0.6, depth=config.pipeline_depth,
         )  # fmt: skip
         self.ledger = Ledger()
         self.in_flight: deque[tuple[list[Seq], StepPlan, StepResult]] = deque()
@@ -180,13 +182,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         """D 20-23: everything accepted ends within a bound; then nothing is held."""
-        live = live_seqs(self.scheduler)
-        bound = 20 + sum(seq.limit + 4 for seq in live) * (len(live) + 1)
+        unended = unended_seqs(self.scheduler)
+        bound = 20 + sum(seq.limit + 4 for seq in unended) * (len(unended) + 1)
         while self.scheduler.has_work():
             bound -= 1
             assert bound > 0, "sequences do not end"
             self._turn()
-        assert not self.ledger.live() and not self.scheduler.roster.running and not self.in_flight
+        assert not self.ledger.live() and not self.scheduler.live.running and not self.in_flight
 
     # ---- what operations are made of -----------------------------------------------------------------------------
 
@@ -196,14 +198,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(live or list(self.ledger.seqs)))
 
     def _submit(self, request: Request) -> None:
-        number = self.scheduler.roster.n_submitted
+        number = self.scheduler.live.n_submitted
         request.request_id, request.seed = f"r{number}", number * 10
         total = len(request.prompt_token_ids) + request.max_tokens
         fits = total <= self.config.max_model_len and self.config.pages_for(total - 1) <= self.config.n_usable_pages
         try:
             self.scheduler.submit(request)
         except ContextLengthExceeded:
-            assert not fits and self.scheduler.roster.n_submitted == number, "a request that fits was refused"
+            assert not fits and self.scheduler.live.n_submitted == number, "a request that fits was refused"
             return
         assert fits, "a request that can never run was accepted"  # C 18
         self.ledger.add(request, number, request.priority if self.config.policy == "priority" else 0)
@@ -216,15 +218,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check()
 
     def _schedule(self) -> bool:
-        roster = self.scheduler.roster
-        before = {seq: (seq.state, seq.planned, seq.prefill_end) for seq in live_seqs(self.scheduler)}
-        pages = (list(roster.cache.pool.refs), list(roster.cache.pool._free), roster.cache.tree.n_nodes)
-        preemptions = roster.preemptions
+        live = self.scheduler.live
+        before = {seq: (seq.state, seq.planned, seq.prefill_end) for seq in unended_seqs(self.scheduler)}
+        pages = (list(live.cache.pool.refs), list(live.cache.pool._free), live.cache.tree.n_nodes)
+        preemptions = live.preemptions
         plan = self.scheduler.schedule()
         if plan is None:
             assert self.in_flight or not before, "work, nothing in flight, and no plan"  # D 20, 25
-            if roster.preemptions == preemptions:  # a sequence may give way to those whose last results are in flight
-                assert pages == (roster.cache.pool.refs, list(roster.cache.pool._free), roster.cache.tree.n_nodes)
+            if live.preemptions == preemptions:  # a sequence may give way to those whose last results are in flight
+                assert pages == (live.cache.pool.refs, list(live.cache.pool._free), live.cache.tree.n_nodes)
                 assert all(state == (seq.state, seq.planned, seq.prefill_end) for seq, state in before.items())
             return False
         seqs = list(self.scheduler.in_flight[-1].seqs)
@@ -265,10 +267,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_poison_is_gone(self, poisoned: set[int]) -> None:
         """F: non-finite K/V that was noticed is in nobody's table and not in the tree."""
-        roster = self.scheduler.roster
+        live = self.scheduler.live
         nodes = tree_nodes(self.scheduler)
         assert not poisoned.intersection(page for node in nodes for page in node.pages), "bad K/V stays in the tree"
-        for seq in roster.running:
+        for seq in live.running:
             assert not poisoned.intersection(seq.pages) and seq.copied_page not in poisoned, "a reader goes on"
 
     def _check_hints(self, plan: StepPlan) -> None:
@@ -287,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_plan(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """C 16, 19 and D 22: budgets, decode first, victims and admissions by the stated order."""
-        config, running = self.config, self.scheduler.roster.running
+        config, running = self.config, self.scheduler.live.running
         threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         assert sum(plan.spans.lengths) == plan.n_tokens <= config.max_num_batched_tokens
         self._check_pace(plan, seqs, before)
@@ -306,7 +308,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for seq in before:
             same = [orders[other] for other in admitted if other.request.terms == seq.request.terms]
             if seq.state is SeqState.WAITING and same and orders[seq] < max(same):
-                siblings = self.scheduler.roster.requests[seq.request.request_id]
+                siblings = self.scheduler.live.requests[seq.request.request_id]
                 in_prompt = [other for other in siblings if other.state is SeqState.RUNNING]
                 assert seq.request.params.n > 1 and in_prompt, "a later arrival overtook a waiting sequence"
                 assert all(other.prompt_step >= plan.step for other in in_prompt), "a sample waits though it could fork"
@@ -320,7 +322,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
         allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0))
-        assert plan.n_tokens - len(decodes) <= allowed, "prompts stall the decodes beside them"
+        n_prompt_tokens = plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts)
+        assert n_prompt_tokens <= allowed, "prompts stall the decodes beside them"
 
     @invariant()
     def check(self) -> None:

@@ -33,7 +33,7 @@ def poisoned_rig(at: tuple[int, int], **limits: object) -> Rig:
 
 
 def poisoned_pages_in_tree(rig: Rig) -> list[int]:
-    tree = rig.scheduler.roster.cache.tree
+    tree = rig.scheduler.live.cache.tree
     pages = [page for root in tree.roots.values() for node in tree.subtree(root) for page in node.pages]
     return [page for page in pages if NON_FINITE in rig.device._rows[page]]
 

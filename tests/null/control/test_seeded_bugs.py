@@ -1,7 +1,8 @@
-"""The state machine catches every bug of `bugs.py` within the examples that a usual run has."""
+"""The state machine catches every bug of `bugs.py` and `draft_bugs.py` within the examples that a usual run has."""
 
 from __future__ import annotations
 
+import draft_bugs
 import pytest
 from bugs import BUGS, Bug
 from control_machine import SchedulerMachine
@@ -11,7 +12,7 @@ from machine_settings import machine_settings
 from quire.core.errors import EngineError
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", BUGS + draft_bugs.BUGS, ids=lambda bug: bug.__name__)
 def test_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, EngineError)):

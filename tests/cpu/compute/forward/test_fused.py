@@ -1,4 +1,4 @@
-"""A step in one native call against the same step operation by operation: the same bits, for any mix of spans."""
+"""A fused step against the same step operation by operation: the same bits, for any mix of spans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.runner.batch import flatten
+from quire.compute.runner.batch_builder import build_batch
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import Step
 from quire.compute.runner.tables import NO_WRITES, SlotTables
@@ -95,7 +95,7 @@ class Side:
         plan = Spans()
         for span in spans:
             plan.add(*span)
-        return Step(StepPlan(0, plan), flatten(plan), NO_WRITES, [], wants_all=False)
+        return Step(StepPlan(0, plan), build_batch(plan), NO_WRITES, [], wants_all=False)
 
     def fused(self, model: Decoder) -> FusedForward:
         return FusedForward(self.device, model, self.pool, self.tables, self.tail, max_rows=160, max_num_seqs=4)

@@ -102,8 +102,8 @@ def rank_model(whole: Decoder, rank: int, comm: ThreadComm) -> Decoder:
             first, (_, n_rows) = share.first_rows[part], share.matrix.parts[part]
             source = source[first : first + n_rows, share.first_column : share.first_column + share.matrix.n_in]
         target.copy_(source)
-    for block in model.blocks:
-        for point in (block.attention_sum, block.ffn_sum):
+    for layer in model.layers:
+        for point in (layer.attention_sum, layer.ffn_sum):
             point.between = lambda y, z: comm.all_reduce(z)
     model.finish()
     return model
@@ -186,5 +186,5 @@ def test_a_step_in_one_native_call_has_nothing_between(tmp_path: pathlib.Path) -
     model = filled(read_arch(tmp_path))
     model.finish()
     assert obstacle(model) is None
-    model.blocks[1].ffn_sum.between = lambda y, z: z
+    model.layers[1].ffn_sum.between = lambda y, z: z
     assert "its layers are not" in (obstacle(model) or "")

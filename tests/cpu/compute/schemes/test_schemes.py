@@ -123,7 +123,7 @@ def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_
     arch = write(tmp_path, tied=tied)
     model = load(tmp_path, name)
     stored = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    for i, block in enumerate(model.blocks):
+    for i, block in enumerate(model.layers):
         at = f"model.layers.{i}."
         expected = {
             "qkv": torch.cat([stored[f"{at}self_attn.{one}_proj.weight"] for one in "qkv"]),
@@ -196,7 +196,7 @@ def test_dummy_weights_are_the_same_numbers(tmp_path: pathlib.Path) -> None:
     x = torch.randn(7, 48).bfloat16()
     close = functools.partial(torch.allclose, rtol=0.03, atol=0.02)
     assert close(plain.head(x), model.head(x))
-    assert close(plain.blocks[2].up(x).float(), model.blocks[2].up(x).float())
+    assert close(plain.layers[2].up(x).float(), model.layers[2].up(x).float())
 
 
 def test_a_matrix_with_an_infinity_is_refused(tmp_path: pathlib.Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from paged_case import PagedCase
 
-from quire.kernels.attention import op, select, variants
-from quire.kernels.attention.plan import AttnPlan, SharedPrefix
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention import op, select
+from quire.kernels.attention.schedule.plan import AttnPlan, SharedPrefix
+from quire.kernels.attention.variant import Variant, variants
 
 torch.set_num_threads(1)
 PLAIN = Variant(0.25)

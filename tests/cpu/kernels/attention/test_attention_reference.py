@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from paged_case import VARIANTS, PagedCase, random_case, worst_error
 
-from quire.kernels.attention import reference, variants
-from quire.kernels.attention.expression import where
-from quire.kernels.attention.plan import Layout, SharedPrefix
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention import reference
+from quire.kernels.attention.schedule.plan import Layout, SharedPrefix
+from quire.kernels.attention.variant import Variant, variants
+from quire.kernels.attention.variant.expression import where
 
 torch.set_num_threads(1)
 SPANS = [(40, 7), (9, 0), (33, 1), (21, 21), (1, 1)]

@@ -87,7 +87,7 @@ def test_rounds_where_the_norm_rounds(dtype: torch.dtype) -> None:
 
 
 def test_a_graph_replays_it() -> None:
-    """Captured once, it serves later rows, positions and cells that were written into the same tensors."""
+    """Captured once, it serves later rows, positions and cache locations that were written into the same tensors."""
     given, later = (arguments(Shape(16, 16, 8, 128, 128), torch.bfloat16, "cuda", seed) for seed in (0, 1))
     rotate_and_store(*given)
     graph = torch.cuda.CUDAGraph()

@@ -1,0 +1,52 @@
+"""`PlanBuilder`: a plan while it is written, then the record by which its result is understood. Owns no policy."""
+
+from __future__ import annotations
+
+from quire.control.cache import PageCache
+from quire.control.seq import NEVER, Seq
+from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StepPlan
+
+
+class PlanBuilder:
+    """`seqs[i]` is the sequence of span i of `plan`."""
+
+    __slots__ = ("budget", "is_tight", "plan", "seqs", "step")
+
+    def __init__(self, step: int, budget: int) -> None:
+        self.step = step
+        self.budget = budget
+        """Tokens that may still be added."""
+        self.is_tight = False
+        """A running sequence lacked pages: nobody is admitted in this step."""
+        self.plan = StepPlan(step, Spans())
+        self.seqs: list[Seq] = []
+
+    def span(self, seq: Seq, length: int) -> None:
+        """Compute the next `length` tokens of `seq`; it wants a token if these are the last that are known, unless it
+        wants a vector of its prompt instead."""
+        start = seq.planned
+        seq.plan(length, self.step)
+        if seq.planned >= seq.prompt_len and seq.prompt_step == NEVER:
+            seq.prompt_step = self.step
+        wants = seq.planned == seq.prefill_end and seq.request.pooling is None
+        if wants and seq.is_masked:
+            self.plan.masked.append(len(self.seqs))
+        self.plan.spans.add(seq.slot, start, length, wants)
+        self.seqs.append(seq)
+        self.budget -= length
+
+    def grow(self, cache: PageCache, seq: Seq, n: int) -> None:
+        """`n` more pages for a running sequence."""
+        if n > 0:
+            first = len(seq.pages)
+            self.plan.pages.append(PageAppend(seq.slot, first, cache.grow(seq, n)))
+
+    def open(self, seq: Seq) -> None:
+        """Announce a slot, its tokens and the pages that it starts with."""
+        self.plan.opened.append(SlotOpen(seq.slot, list(seq.tokens), seq.prompt_len, seq.params))
+        if seq.pages:
+            self.plan.pages.append(PageAppend(seq.slot, 0, list(seq.pages)))
+
+    def copy(self, source: int, target: int, n_tokens: int) -> None:
+        """Copy rows of a page that earlier plans filled."""
+        self.plan.copies.append(PageCopy(source, target, n_tokens))
