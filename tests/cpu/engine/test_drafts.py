@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import random
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "compute"))
 from worker_rank import CONFIG, make_worker
 
 from quire.compute.draft.drafter import Drafter
@@ -17,7 +20,8 @@ from quire.compute.worker import Allocation
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import MonotonicClock
-from quire.core.events import FinishReason, Submit
+from quire.core.commands import Submit
+from quire.core.events import FinishReason
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.core import EngineCore

@@ -294,9 +294,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert sum(plan.spans.lengths) == plan.n_tokens <= config.max_num_batched_tokens
         self._check_pace(plan, seqs, before)
         orders = {seq: self.ledger.seqs[seq.request.request_id, seq.index].order for seq in before}
-        for seq, start, length in zip(seqs, plan.spans.starts, plan.spans.lengths, strict=True):
+        spans = plan.spans
+        for seq, start, length, n_drafts in zip(seqs, spans.starts, spans.lengths, spans.n_drafts, strict=True):
             last = len(seq.request.prompt_token_ids) + seq.request.max_tokens - 1
-            assert length <= threshold and start + length <= last, "a span beyond the limits"
+            assert length - n_drafts <= threshold and start + length <= last, "a span beyond the limits"
+            assert n_drafts <= config.num_speculative_tokens, "more drafts than are allowed"
         preempted = [seq for seq in before if before[seq][0] is SeqState.RUNNING and seq.state is SeqState.WAITING]
         for victim in preempted:
             assert all(orders[victim] > orders[seq] for seq in running), "the wrong victim was preempted"

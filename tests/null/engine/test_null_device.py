@@ -114,7 +114,7 @@ PROMPT = [1, 2, 3, 4, 5]
 FIRST = plan(0, (0, 0, 5, True), **opened(PROMPT))
 BAD = {
     "not open": plan(1, (1, 0, 1, False)),
-    "continues at": plan(1, (0, 6, 1, False)),
+    "planned at 6": plan(1, (0, 6, 1, False)),
     "token 6": plan(1, (0, 5, 2, False)),
     "beyond its": plan(1, (0, 5, 1, True), (1, 0, 5, True), **opened(PROMPT, 1, (3,))),
     "two spans": plan(1, (0, 5, 1, True), (0, 6, 1, True)),
