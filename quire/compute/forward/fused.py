@@ -34,7 +34,7 @@ def obstacle(model: Decoder) -> str | None:
     if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
         return "its matrices are not packed for the native kernels"
     if not model.is_plain:
-        return "its layers are not RMS norm, attention, RMS norm and SwiGLU"
+        return "its layers are not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
     if not all(layer.attention.variant.built_in for layer in model.layers):
         return "its attention has hooks"
     return fused_step.obstacle(model.dtype, model.arch.head_dim)

@@ -11,6 +11,7 @@ from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Linear, Make
 from quire.compute.layers.norm import Norm
+from quire.compute.layers.residual import ResidualProduct
 from quire.compute.schemes.choice import Schemes
 from quire.config.layers import Activation, LayerSpec, Placement
 from quire.config.parameters import LayerParameters
@@ -41,6 +42,8 @@ class DecoderLayer:
                 *(parameters.ffn_norm, parameters.ffn_post_norm),
             )
         )
+        self.attention_sum = ResidualProduct(self.attention.out, self.attention_post_norm, spec.residual_scale)
+        self.ffn_sum = ResidualProduct(self.down, self.ffn_post_norm, spec.residual_scale)
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, context: Context, wanted: torch.Tensor | None = None
@@ -57,15 +60,15 @@ class DecoderLayer:
             if wanted is not None:
                 x, y, normed = x[wanted], y[wanted], normed[wanted]
             inner = self._inner(normed, None)
-            return self._add(self.down, inner, self._add(attention.out, y, x, None), None)
+            return self.ffn_sum(inner, self.attention_sum(y, x))
         y = attention(_project(attention.qkv, x, self.attention_norm), positions, context)
         if wanted is not None:
             x, y = x[wanted], y[wanted]
         if placement is Placement.PARALLEL:
             inner = self._inner(x, self.ffn_norm)
-            return self._add(self.down, inner, self._add(attention.out, y, x, None), None)
-        x = self._add(attention.out, y, x, self.attention_post_norm)
-        return self._add(self.down, self._inner(x, self.ffn_norm), x, self.ffn_post_norm)
+            return self.ffn_sum(inner, self.attention_sum(y, x))
+        x = self.attention_sum(y, x)
+        return self.ffn_sum(self._inner(x, self.ffn_norm), x)
 
     def _inner(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """What the feed-forward's last matrix takes [n, ffn size]."""
@@ -74,12 +77,10 @@ class DecoderLayer:
             return _project(self.up, x, norm, silu_mul=True)
         return activate(_project(self.up, x, norm), ffn.activation.value, gated=ffn.gated)
 
-    def _add(self, linear: Linear, y: torch.Tensor, x: torch.Tensor, post_norm: Norm | None) -> torch.Tensor:
-        """x, with the scaled and normed product added in place. The one place for sums over ranks and adapters."""
-        if post_norm is None and self.spec.residual_scale == 1.0:
-            return linear(y, residual=x)
-        z = linear(y)
-        return x.add_(z if post_norm is None else post_norm(z), alpha=self.spec.residual_scale)
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layer is norm, attention, norm and feed-forward, each product with what it takes in, no more."""
+        return self.spec.is_plain and self.attention.is_plain and self.attention_sum.adds and self.ffn_sum.adds
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -98,7 +99,6 @@ class DecoderLayer:
     def kernels(self) -> list[gemm.LinearShape]:
         """The products as they are called, for `gemm.build`."""
         fused = self.spec.ffn.gated and self.spec.ffn.activation is Activation.SILU
-        adds = self.spec.placement not in (Placement.AFTER, Placement.BOTH) and self.spec.residual_scale == 1.0
         is_shared = self.spec.placement is Placement.SHARED
 
         def takes(norm: Norm | None) -> bool:
@@ -106,9 +106,9 @@ class DecoderLayer:
 
         return [
             self.attention.qkv.kernel(norm=takes(self.attention_norm)),
-            self.attention.out.kernel(residual=adds),
+            self.attention.out.kernel(residual=self.attention_sum.adds),
             self.up.kernel(norm=takes(self.ffn_norm), silu_mul=fused),
-            self.down.kernel(residual=adds),
+            self.down.kernel(residual=self.ffn_sum.adds),
         ]
 
 

@@ -97,11 +97,10 @@ class Decoder:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is embedding, plain layers (see `LayerSpec.is_plain`), RMS norm and head, and nothing else."""
+        """Whether a step is embedding, plain layers (`DecoderLayer.is_plain`), RMS norm and head, and nothing else."""
         arch = self.arch
         scaled = arch.embedding_scale != 1.0 or arch.logits_scale != 1.0 or arch.logits_soft_cap or arch.n_positions
-        layers = all(layer.spec.is_plain and layer.attention.is_plain for layer in self.layers)
-        return layers and not scaled and self.norm.pair is not None
+        return all(layer.is_plain for layer in self.layers) and not scaled and self.norm.pair is not None
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name as in `config.parameters`, contiguous view of the parameter), before anything is finished; without the

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import worker_rank
 from worker_rank import make_worker, masks_of, plans, values
 
 from quire.compute.dist.comm import Reduction, SoloComm
@@ -86,7 +87,7 @@ def test_workers_of_one_process_share_nothing(tmp_path: pathlib.Path) -> None:
 def test_ranks_in_two_processes(tmp_path: pathlib.Path) -> None:
     """The same values make each rank; facts hold for both, and what they compute is what a rank alone does."""
     alone = run(ready(tmp_path / "alone"))
-    program, meeting_point = str(pathlib.Path(__file__).with_name("worker_rank.py")), f"file://{tmp_path}/meet"
+    program, meeting_point = worker_rank.__file__, f"file://{tmp_path}/meet"
     ranks = [
         subprocess.Popen(
             [sys.executable, program, str(rank), "2", meeting_point, str(tmp_path)],

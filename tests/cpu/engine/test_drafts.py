@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pathlib
 import random
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "compute"))
 from worker_rank import CONFIG, make_worker
 
 from quire.compute.draft.drafter import Drafter

@@ -1,26 +1,22 @@
-"""Captured steps on a device whose graphs are calls: what is staged, padded and chosen, against steps kernel by kernel.
-
-Attention plans of the device are replaced by the CPU's, so this shows the strategy and its tail, not CUDA.
-"""
+"""Captured steps on a device whose graphs are calls: what is staged, padded and chosen, against steps by kernels."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from calling_device import CallingDevice, LivePlans
 
-from quire.compute.device.cpu import CpuDevice
-from quire.compute.forward import graphs
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.graphs import GraphForward
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
+from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import Runner
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
@@ -36,69 +32,6 @@ CONFIG = {
 }  # fmt: skip
 PLAIN = SlotParams(0.9, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 5, -1, -1, {}, None, [], [], 0)
 N_SLOTS, PAGE_SIZE = 6, 8
-
-
-class Section:
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.device, self.host = memory, memory.numpy()
-
-    def filled(self, n: int) -> None: ...
-
-
-class Staging:
-    """Both sides are one memory, which is as if everything had been sent."""
-
-    def section(self, shape: tuple[int, ...], dtype: torch.dtype) -> Section:
-        return Section(torch.zeros(shape, dtype=dtype))
-
-    def rest(self, dtype: torch.dtype) -> Section:
-        return self.section((1,), dtype)
-
-    def begin(self) -> None: ...
-
-    def send(self) -> None: ...
-
-
-class CallingDevice(CpuDevice):
-    """Memory that the host does not share, and graphs that are calls."""
-
-    is_host = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n_replays = 0
-
-    def staging(self, n_bytes: int) -> Staging:
-        return Staging()
-
-    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
-        launches()
-
-        def replay() -> None:
-            self.n_replays += 1
-            launches()
-
-        return replay
-
-
-class LivePlans:
-    """Stands for fixed buffers: a captured context attends by the plan that was written last."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(graphs.attention, "plan_buffers", lambda *given, **options: object())
-        monkeypatch.setattr(graphs, "plan_attention", self.plan)
-        live = self
-
-        class Context(PagedContext):
-            def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
-                self.plan = live.last
-                return super().attend(layer, q, variant)
-
-        monkeypatch.setattr(graphs, "PagedContext", Context)
-
-    def plan(self, *given: Any, buffers: object = None, shared: Any = (), settled: bool = False) -> Any:
-        self.last = plan_attention(*given)
-        return self.last
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 from quire.compute.dist.comm import Comm, Reduction
 from quire.compute.dist.gloo import GlooComm
 from quire.compute.draft.drafter import Drafter
-from quire.compute.platform import platform_of
+from quire.compute.platform import Platform, platform_of
 from quire.compute.worker import Allocation, Worker
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
@@ -33,15 +33,20 @@ MASK = (0).to_bytes(12, "little") + (0b1010).to_bytes(4, "little")
 
 
 def make_worker(
-    folder: pathlib.Path, comm: Comm | None = None, drafter: Drafter | None = None, **options: Any
+    folder: pathlib.Path,
+    comm: Comm | None = None,
+    drafter: Drafter | None = None,
+    platform: Platform | None = None,
+    **options: Any,
 ) -> Worker:
-    """Random weights of a fixed seed, one thread."""
+    """Random weights of a fixed seed, one thread; platform: None for the CPU."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     config = EngineConfig(
         device="cpu", num_threads=1, load_format="dummy", block_size=8, max_num_seqs=4, max_num_batched_tokens=64,
         **options,
     )  # fmt: skip
-    arch, platform = read_arch(folder), platform_of(config)
+    arch = read_arch(folder)
+    platform = platform_of(config) if platform is None else platform
     return Worker(config, resolve(config, arch, platform.name), folder, arch, platform, comm, drafter)
 
 
