@@ -95,13 +95,13 @@ def test_a_killed_process_ends_only_its_own_requests(server: SeveralProcesses) -
         assert {process.pid for process, _ in streams} <= {process.pid for process in server.api_processes()}
         others = [lines for process, lines in streams if process.pid != victim.pid]
         victim.kill()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 60
         while running(server) > len(others) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         assert running(server) <= len(others), "the engine has ended the requests of the dead process"
         for lines in others:
             assert "data: [DONE]" in list(lines)
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(server.api_processes()) < N_PROCESSES and time.monotonic() < deadline_s:
         time.sleep(0.1)
     server.wait_all_ready()
@@ -137,7 +137,7 @@ def test_a_killed_engine_is_shared_again(server: SeveralProcesses) -> None:
 def test_a_taken_port_is_said_at_once(server: SeveralProcesses, start: Callable[..., Process]) -> None:
     for flags in ([], ["--api-processes", "2"]):
         process = start(*flags, port=server.port)
-        assert process.wait(15) == 2
+        assert process.wait(60) == 2
         assert "in use" in process.output()
 
 
@@ -149,7 +149,7 @@ def test_sigterm_lets_streams_of_all_processes_finish(server: SeveralProcesses) 
         server.process.send_signal(signal.SIGTERM)
         for _, lines in streams:
             assert "data: [DONE]" in list(lines)
-    assert server.wait(15) == 0
+    assert server.wait(60) == 0
     assert not any(child.is_running() for child in children)
     assert "Traceback" not in server.output()
 
@@ -175,5 +175,5 @@ def test_no_standard_output_and_a_killed_parent(flags: list[str]) -> None:
     finally:
         shape.process.kill()
         shape.process.wait()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=60)
     assert not any(child.is_running() for child in children)
