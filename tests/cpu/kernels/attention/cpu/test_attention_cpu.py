@@ -216,7 +216,7 @@ def check_bits(case: PagedCase, variant: Variant) -> None:
     outputs = []
     with pytest.MonkeyPatch.context() as patch:
         for n_threads, tile_rows in ((1, 96), (2, 96), (2, 10)):
-            patch.setattr(cpu, "TILE_ROWS", tile_rows)
+            patch.setattr(work, "TILE_ROWS", tile_rows)
             torch.set_num_threads(n_threads)
             outputs.append(answer(case, variant))
     torch.set_num_threads(1)
