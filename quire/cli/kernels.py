@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -73,8 +72,8 @@ def run_list(namespace: argparse.Namespace) -> int:
 
     for op, meaning in catalog.OPS.items():
         print(f"{op}: {meaning}")
-        for entry in (entry for entry in catalog.CATALOGUE if entry.op == op):
-            state = entry.obstacle
+        for entry in catalog.of(op):
+            state = entry.machine_obstacle()
             print(f"  {entry.name:<11}{'/'.join(entry.devices):<10}{'no: ' + state if state else 'available'}")
     print()
     for name, value in dataclasses.asdict(catalog.toolchain()).items():
@@ -100,13 +99,14 @@ def run_explain(namespace: argparse.Namespace) -> int:
 
 
 def op_lines(op: str, device: str) -> Iterator[str]:
-    """An op whose implementation depends on the device alone."""
+    """An op's implementations in order of preference: the first that takes the inputs runs."""
     from quire.kernels import catalog
 
     yield f"{op}: {catalog.OPS[op]}"
-    for entry in (entry for entry in catalog.CATALOGUE if entry.op == op and device in ("auto", *entry.devices)):
+    for entry in catalog.of(op, "" if device == "auto" else device):
         yield f"  {entry.name} ({entry.module}) on {' and '.join(entry.devices)}, needs {entry.needs}"
-        yield f"    {'cannot run here: ' + entry.obstacle if entry.obstacle else 'can run here'}"
+        obstacle = entry.machine_obstacle()
+        yield f"    {', '.join(entry.functions)}: {f'cannot run here: {obstacle}' if obstacle else 'can run here'}"
 
 
 def attention_lines(options: ExplainOptions) -> Iterator[str]:
@@ -151,16 +151,13 @@ def _obstacles(
     plan: AttnPlan, variant: Variant, dtype: torch.dtype, device: str, no_gpu: str | None
 ) -> dict[str, str | None]:
     """Implementation → why it cannot run this, here or, where there is no GPU, on any; the best first."""
-    from quire.kernels.attention import select
-    from quire.kernels.attention.hopper import launcher as hopper
+    from quire.kernels import catalog
 
-    if not no_gpu:
-        return select.obstacles(plan, variant, device, dtype, dtype)
-    found = {"hopper": hopper.static_obstacle(plan, variant, dtype, dtype), "triton": "Triton is not installed"}
-    if importlib.util.find_spec("triton") is not None:
-        bare = dataclasses.replace(plan, work=None)
-        found["triton"] = select.module("triton").obstacle(bare, variant, dtype, dtype)
-    return found
+    arguments = (plan, variant, dtype, dtype)
+    return {
+        entry.name: entry.static_obstacle(*arguments) if no_gpu else entry.obstacle(dtype, *arguments)
+        for entry in catalog.selectable("attention", "run", device)
+    }
 
 
 def _choice_lines(found: dict[str, str | None], no_gpu: str | None) -> Iterator[str]:

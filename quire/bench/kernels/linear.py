@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -91,7 +90,7 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     for name, (layer, m) in SMALL.items():
         for implementation in catalog.runnable(op, setting.device.type):
             if implementation.name != "reference":
-                error = functools.partial(_error, layer, m, setting, implementation.module)
+                error = functools.partial(_error, layer, m, setting, implementation)
                 yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
 
 
@@ -110,31 +109,31 @@ def _contenders(layer: LinearCase, m: int, setting: Setting, w_bytes: float) -> 
     copies = [_arguments(layer, m, setting) for _ in range(setting.timer.n_copies(w_bytes))]
     for implementation in catalog.runnable("gemm", setting.device.type):
         is_peer = implementation.name == "reference"
-        make = functools.partial(_calls, implementation.module, copies)
+        make = functools.partial(_calls, implementation, copies)
         yield Contender("torch" if is_peer else implementation.name, make, is_peer)
 
 
-def _calls(module: str, copies: list[Arguments]) -> list[Call]:
-    function = _function(module, copies[0])
+def _calls(implementation: catalog.Implementation, copies: list[Arguments]) -> list[Call]:
+    function = _function(implementation, copies[0])
     return [functools.partial(function, *arguments) for arguments in copies]
 
 
-def _function(module: str, arguments: Arguments) -> Callable[..., torch.Tensor]:
-    """`linear` of an implementation. Raises NotRun with the Hopper kernel's reason."""
-    found = importlib.import_module(module)
-    refused = hopper.prepare(*arguments) if found is hopper else None  # type: ignore[arg-type]
+def _function(implementation: catalog.Implementation, arguments: Arguments) -> Callable[..., torch.Tensor]:
+    """`linear` of an implementation. Raises NotRun where the Hopper kernels need more than one launch."""
+    found = implementation.load()
+    refused = hopper.prepare(*arguments, apart=False) if found is hopper else None  # type: ignore[arg-type]
     if isinstance(refused, str):
         raise NotRun(refused)
     return found.linear  # type: ignore[no-any-return]
 
 
-def _error(layer: LinearCase, m: int, setting: Setting, module: str) -> float:
+def _error(layer: LinearCase, m: int, setting: Setting, implementation: catalog.Implementation) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
     arguments = list(_arguments(layer, m, setting))
     if layer == layer.plain:
         arguments[2] = setting.randn(layer.n)
     expected = reference.linear(*(_widened(argument) for argument in arguments))  # type: ignore[arg-type]
-    got = _function(module, tuple(arguments))(*arguments).double()
+    got = _function(implementation, tuple(arguments))(*arguments).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())
 
 

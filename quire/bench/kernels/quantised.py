@@ -6,7 +6,6 @@ The limit is the time to read the packed weights: products of bytes are faster t
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -39,7 +38,7 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     for scheme in SCHEMES:
         for implementation in catalog.runnable(op, setting.device.type):
             if implementation.name != "reference":
-                error = functools.partial(_error, scheme, setting, implementation.module)
+                error = functools.partial(_error, scheme, setting, implementation)
                 yield Check(op, scheme, implementation.name, error, reference.TOLERANCE[setting.dtype])
 
 
@@ -54,16 +53,16 @@ def _contenders(scheme: str, layer: LinearCase, m: int, setting: Setting) -> Ite
     x = setting.randn(m, layer.k)
     for implementation in catalog.runnable("qgemm", setting.device.type):
         if implementation.name != "reference":
-            function = importlib.import_module(implementation.module).linear
+            function = implementation.load().linear
             calls = [functools.partial(function, x, one) for one in packed]
             yield Contender(implementation.name, functools.partial(list, calls))
     yield Contender("torch", lambda: [functools.partial(F.linear, x, weight) for weight in weights], is_peer=True)
 
 
-def _error(scheme: str, setting: Setting, module: str) -> float:
+def _error(scheme: str, setting: Setting, implementation: catalog.Implementation) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
     packed = pack(_weight(LinearCase(200, 330), setting), scheme)
     x, bias = setting.randn(7, 330), setting.randn(200)
     expected = reference.exact(x, packed, bias)
-    got = importlib.import_module(module).linear(x, packed, bias).double()
+    got = implementation.load().linear(x, packed, bias).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())

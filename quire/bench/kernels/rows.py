@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeGuard
 
@@ -158,9 +157,8 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
 def _that_have(entry: RowOp, setting: Setting) -> Iterator[tuple[str, Function]]:
     """(implementation, the function) for those of the op that can run here and have it."""
     for implementation in catalog.runnable(entry.op, setting.device.type):
-        function = getattr(importlib.import_module(implementation.module), entry.function, None)
-        if function is not None:
-            yield implementation.name, function
+        if entry.function in implementation.functions:
+            yield implementation.name, getattr(implementation.load(), entry.function)
 
 
 def _contenders(entry: RowOp, setting: Setting, shape: RowShape, n: int, read_bytes: float) -> Iterable[Contender]:

@@ -1,4 +1,4 @@
-"""Public attention: plan once a step, run once a layer. Checks what it is given; select.py picks the implementation."""
+"""Public attention: plan once a step, run once a layer. Checks what it is given; selection.py says what runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from quire.core.errors import ConfigError
-from quire.kernels.attention import bounds, select
+from quire.kernels.attention import bounds, selection
 from quire.kernels.attention.cpu import work as cpu_work
 from quire.kernels.attention.schedule import work as cuda_work
 from quire.kernels.attention.schedule.plan import (
@@ -177,7 +177,7 @@ def run(
         )
     if lse is not None:
         _check_lse(lse, q, variant)
-    select.choose(plan, variant, q.device.type, q.dtype, k.dtype).run(q, k, v, plan, variant, out, lse)
+    selection.choose(plan, variant, q.device, q.dtype, k.dtype)(q, k, v, plan, variant, out, lse)
     return out
 
 

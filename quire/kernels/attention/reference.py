@@ -20,11 +20,6 @@ MAX_LOGITS = 1 << 24
 """Rows of a span are taken in blocks of at most so many rows and logits, which bounds the memory."""
 
 
-def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
-    """There is none."""
-    return None
-
-
 def run(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.kernels import backends
+from quire.kernels.selector import select
 
 
 def copy_pages(
@@ -26,7 +26,7 @@ def copy_pages(
     if not len(sources) == len(targets) == len(n_tokens):
         raise ValueError(f"{len(sources)} sources, {len(targets)} targets and {len(n_tokens)} counts must match")
     if len(sources):
-        backends.module("kvstore", k_pages.device.type).copy_pages(k_pages, v_pages, sources, targets, n_tokens)
+        select("kvstore", "copy_pages", k_pages)(k_pages, v_pages, sources, targets, n_tokens)
 
 
 def _check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:

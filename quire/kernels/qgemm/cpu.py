@@ -1,4 +1,4 @@
-"""Packed linear layers on CPU: the native library, else the torch reference (slow; `native.explain()` says so)."""
+"""Packed linear layers on CPU, in the native library: float32, bfloat16 and float16."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import ctypes
 import torch
 
 from quire.kernels import native
-from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
-from quire.kernels.norm import rms_norm
-from quire.kernels.qgemm import reference, rounding
+from quire.kernels.qgemm import rounding
 from quire.kernels.qgemm import weight as weights
 from quire.kernels.qgemm.weight import SCHEMES, PackedWeight
 
@@ -68,8 +66,8 @@ def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> NativeMatrix:
 
 def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
     """See op.py; weight: finite. unit: for scales of groups."""
-    library, form = native.library(), SCHEMES[scheme]
-    if library is None or weight.dtype not in native.DTYPES or not form.group:
+    form = SCHEMES[scheme]
+    if not form.group:
         return weights.pack(weight, scheme, unit)
     weight = weight.detach() if weight.stride(1) == 1 else weight.detach().contiguous()
     n, k = weight.shape
@@ -79,7 +77,7 @@ def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
         native.DTYPES[weight.dtype], form.bits, form.group, torch.get_num_threads(), unit,
         (ctypes.c_float * 16)(*packed.table),
     )  # fmt: skip
-    library.quire_pack(ctypes.byref(call))
+    native.required().quire_pack(ctypes.byref(call))
     return packed
 
 
@@ -93,9 +91,6 @@ def linear(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
-    library = native.library()
-    if library is None or x.dtype not in native.DTYPES:
-        return _composed(x, packed, bias, norm, residual, silu_mul, out)
     then, result = NOTHING, out
     if silu_mul:
         then = SILU_MUL
@@ -112,23 +107,6 @@ def linear(
         None if weight is None else weight.data_ptr(), result.data_ptr(),
         len(x), x.stride(0), result.stride(0), eps, native.DTYPES[x.dtype], then, torch.get_num_threads(),
     )  # fmt: skip
-    library.quire_linear(ctypes.byref(call))
+    native.required().quire_linear(ctypes.byref(call))
     del packed_matrix
     return result
-
-
-def _composed(
-    x: torch.Tensor,
-    packed: PackedWeight,
-    bias: torch.Tensor | None,
-    norm: Norm | None,
-    residual: torch.Tensor | None,
-    silu_mul: bool,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    y = reference.linear(x if norm is None else rms_norm(x, *norm), packed, bias)
-    if silu_mul:
-        y = silu_mul_op(y)
-    if residual is not None:
-        return residual.add_(y)
-    return y if out is None else out.copy_(y)

@@ -1,4 +1,4 @@
-"""Qk-norm, rotary embedding and page writes on CPU: three functions of the native library, else the torch reference."""
+"""Qk-norm, rotary embedding and page writes on CPU: three functions of the native library."""
 
 from __future__ import annotations
 
@@ -9,6 +9,21 @@ import torch
 from quire.kernels import native
 from quire.kernels.norm import cpu as norm
 from quire.kernels.qkv import reference
+
+
+def obstacle(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cache_locs: torch.Tensor,
+) -> str | None:
+    """Why the library cannot run these arguments, or None."""
+    return None if cos_sin.dtype is torch.float32 else f"cos_sin is {cos_sin.dtype}: it must be float32"
 
 
 def rotate_and_store(
@@ -23,9 +38,7 @@ def rotate_and_store(
     cache_locs: torch.Tensor,
 ) -> torch.Tensor:
     """See op.py. Heads without a norm are rotated in place."""
-    library = native.library()
-    if library is None or qkv.dtype not in native.DTYPES or cos_sin.dtype != torch.float32:
-        return reference.rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs)
+    library = native.required()
     q, k, v = reference.split(qkv, k_pages)
     q = q if q_norm is None else norm.rms_norm(q, q_norm, eps)
     k = k if k_norm is None else norm.rms_norm(k, k_norm, eps)

@@ -7,9 +7,11 @@ import ctypes
 import torch
 
 from quire.kernels import hopper_rows
+from quire.kernels.catalog import Slower
 
 MAX_ROWS = 512
-"""Beyond these the Triton kernel is as fast or up to a quarter faster (H200, lab notes 13)."""
+MANY_ROWS = Slower(f"more than {MAX_ROWS} rows: Triton's kernel is as fast, or up to a quarter faster")
+"""Measured on an H200 (lab notes 13)."""
 
 MAX_LANES = 32
 """Threads of a head, each with two times `hopper_rows.WIDTH` dimensions."""
@@ -41,7 +43,9 @@ def obstacle(
     v_pages: torch.Tensor,
     cache_locs: torch.Tensor,
 ) -> str | None:
-    """Why this kernel cannot run on these arguments, or None. May compile it (seconds)."""
+    """Why this kernel does not run on these arguments, or None. May compile it (seconds)."""
+    if len(qkv) > MAX_ROWS:
+        return MANY_ROWS
     n_pages, _, page_size, d = k_pages.shape
     rotary = cos_sin.shape[1]
     if d % hopper_rows.WIDTH or rotary % (2 * hopper_rows.WIDTH) or d > MAX_LANES * 2 * hopper_rows.WIDTH:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels import backends
 from quire.kernels.kvstore import entry
+from quire.kernels.selector import select
 
 
 def rotate_and_store(
@@ -44,7 +44,7 @@ def rotate_and_store(
     if not (positions.is_contiguous() and cache_locs.is_contiguous() and cos_sin.is_contiguous()):
         raise ValueError("positions, cache_locs and cos_sin must be contiguous")
     arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs)
-    q: torch.Tensor = backends.choose("qkv", qkv.device.type, *arguments).rotate_and_store(*arguments)
+    q: torch.Tensor = select("qkv", "rotate_and_store", *arguments)(*arguments)
     return q
 
 

@@ -12,8 +12,8 @@ from attention.triton.triton_case import VARIANTS as BY_HAND
 from attention.triton.triton_case import Case, expected
 from paged_case import VARIANTS, PagedCase, random_case, worst_error
 
-from quire.kernels import gemm
-from quire.kernels.attention import op, reference, select
+from quire.kernels import catalog, gemm
+from quire.kernels.attention import op, reference
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout, SharedPrefix
 from quire.kernels.attention.variant import Variant
@@ -29,11 +29,11 @@ HOPPER_VARIANTS = ("causal", "window", "full", "soft_cap", "learned_sinks", "sig
 @pytest.fixture(params=["triton", "hopper"])
 def implementation(request: pytest.FixtureRequest) -> ModuleType:
     """A module with `obstacle` and `run`."""
-    module = select.module(request.param)
-    trouble = module.machine_obstacle() if request.param == "hopper" else None
+    entry = catalog.entry("attention", request.param)
+    trouble = entry.machine_obstacle() if request.param == "hopper" else None
     if trouble:
         pytest.skip(trouble)
-    return module
+    return entry.load()
 
 
 def attend(
@@ -71,14 +71,11 @@ def test_random_batches_match_float64(dtype: torch.dtype, seed: int) -> None:
     longest = 3000 if seed % 4 == 0 else 300
     dims, pages = [16, 24, 64, 80, 96, 128, 192, 256], (1, 3, 8, 16, 48, 128, 256)
     case, variant = random_case(seed, dtype, dims, longest, page_sizes=pages, device="cuda")
-    able = [
-        name
-        for name, obstacle in select.obstacles(case.plan(variant), variant, "cuda", dtype, dtype).items()
-        if not obstacle
-    ]
-    for name in able:
-        check(select.module(name), case, variant)
-    assert "triton" in able
+    listed = catalog.selectable("attention", "run", "cuda")
+    able = [entry for entry in listed if not entry.obstacle(dtype, case.plan(variant), variant, dtype, dtype)]
+    for entry in able:
+        check(entry.load(), case, variant)
+    assert "triton" in [entry.name for entry in able]
 
 
 def test_very_long_sequences(implementation: ModuleType) -> None:
@@ -108,7 +105,7 @@ def test_variants(implementation: ModuleType, name: str) -> None:
 @pytest.mark.parametrize("name", BY_HAND)
 def test_lines_cut_at_random_against_formulas_by_hand(name: str) -> None:
     """Lines that no plan would make: gathered, empty, cut at any key."""
-    triton = select.module("triton")
+    triton = catalog.entry("attention", "triton").load()
     for layout in Layout:
         for n_shared in (0, 48) if layout is Layout.PAGED else (0,):
             spans = [(130, 1), (90, 2), (300, 30), (64, 1)] if n_shared else [(130, 1), (9, 0), (300, 40), (99, 99)]
@@ -222,7 +219,7 @@ def test_nothing_waits_for_the_device(implementation: ModuleType) -> None:
 
 
 def test_fp8_keys_and_values() -> None:
-    fp8, triton = torch.float8_e4m3fn, select.module("triton")
+    fp8, triton = torch.float8_e4m3fn, catalog.entry("attention", "triton").load()
     for layout in Layout:
         case = PagedCase(
             [(900, 1), (300, 200)], 16, 2, 4, 128, torch.bfloat16, layout=layout, kv_dtype=fp8, device="cuda"
@@ -232,12 +229,12 @@ def test_fp8_keys_and_values() -> None:
 
 def test_steps_of_other_sizes_compile_nothing_new() -> None:
     """The arrays of a work list are views of one buffer: their alignment differs from step to step."""
-    triton = select.module("triton")
+    triton = catalog.entry("attention", "triton").load()
     sizes = []
     for n in (1, 2, 3, 5, 8):
         spans = [(300 + 7 * i, 1 + 40 * (i % 2)) for i in range(n + 1)]
         case = PagedCase(spans, 16, 2, 4, 64, torch.float16, device="cuda")
         attend(triton, case, case.plan(), Variant(0.1))
-        kernels = (triton.triton_kernels.small, triton.triton_kernels.large)
+        kernels = (triton.kernels.small, triton.kernels.large)
         sizes.append([sum(len(cache[0]) for cache in kernel.device_caches.values()) for kernel in kernels])
     assert sizes[0] == sizes[-1], sizes

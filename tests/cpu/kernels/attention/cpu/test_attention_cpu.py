@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from paged_case import PagedCase, combined, random_case, worst_error
 
-from quire.kernels import jit, native
-from quire.kernels.attention import op, reference, select
+from quire.kernels import catalog, jit, native
+from quire.kernels.attention import op, reference, selection
 from quire.kernels.attention.cpu import hooks as cpu_hooks
 from quire.kernels.attention.cpu import launcher as cpu
 from quire.kernels.attention.cpu import work
@@ -359,7 +359,8 @@ def test_entries_of_8_bits_without_the_library(monkeypatch: pytest.MonkeyPatch) 
     case = PagedCase([(130, 20), (40, 1)], 16, 2, 3, 64, torch.bfloat16, kv_dtype=torch.int8)
     plan, variant = case.plan(), Variant(case.scale)
     monkeypatch.setattr(native, "library", lambda: None)
-    found = select.obstacles(plan, variant, "cpu", torch.bfloat16, torch.int8)
+    listed = catalog.selectable("attention", "run", "cpu")
+    found = {one.name: one.obstacle(torch.bfloat16, plan, variant, torch.bfloat16, torch.int8) for one in listed}
     assert found == {"cpu": native.explain(), "reference": None}
     out = torch.empty_like(case.q)
     reference.run(case.q, case.k, case.v, plan, variant, out, None)
@@ -373,7 +374,7 @@ def test_without_a_compiler_the_torch_path_runs(
     variant = Variant(0.3, logits_transform=lambda logits, site, p: logits * 1.25)
     case = PagedCase([(30, 12)], 8, 2, 2, 16, torch.float32)
     plan = case.plan(variant)
-    assert select.choose(plan, variant, "cpu", case.dtype, case.dtype) is reference
+    assert selection.choose(plan, variant, torch.device("cpu"), case.dtype, case.dtype) is reference.run
     assert "slower torch path" in caplog.text
     assert "'c++'" in caplog.text
     got = op.run(case.q, case.k, case.v, plan, variant)[:12]
