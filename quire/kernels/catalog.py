@@ -125,9 +125,9 @@ OPS = {
     "flash": "dense attention with gradients",
     "gemm": "linear layer, with the norm before it and the activation or the residual after it",
     "qgemm": "linear layer with packed weights: floating, or of 8 or 4 bits",
-    "norm": "RMS norm, with and without a residual",
+    "norm": "RMS norm, with and without a residual, and LayerNorm",
     "qkv": "qk-norm, rotary embedding, and keys and values into pages",
-    "act": "SwiGLU's activation",
+    "act": "activations of the feed-forward, gated and plain",
     "kvstore": "copies pages",
     "sample": "one token from each row of logits",
 }

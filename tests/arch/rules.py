@@ -92,6 +92,29 @@ def engine_interface(project: Project) -> Iterator[Finding]:
             yield file.finding(file.tree, f"PROCESS_IMPORTS lists {module}, which is not imported")
 
 
+ATTENTION_PARTS: dict[str, set[str]] = {
+    "variant": set(),
+    "schedule": set(),
+    "cpu": {"variant", "schedule"},
+    "hopper": {"variant", "schedule"},
+    "triton": {"variant", "schedule"},
+}
+"""Folders of quire/kernels/attention, and which others each may know; what stands beside them may know all."""
+
+
+def attention_parts(project: Project) -> Iterator[Finding]:
+    """What is computed and who computes it do not know each other, nor back ends each other, nor any part the entry."""
+    for file in project.package:
+        part = file.name.removeprefix("quire/kernels/attention/").split("/")[0]
+        if not file.name.startswith(f"quire/kernels/attention/{part}/"):
+            continue
+        for name, node in project.imports(file):
+            other = name.removeprefix("quire.kernels.attention.").split(".")[0]
+            inside = name.startswith("quire.kernels.attention.")
+            if inside and other not in ATTENTION_PARTS.get(part, set()) | {part}:
+                yield file.finding(node, f"attention/{part} imports {name}")
+
+
 def import_cycle(project: Project) -> Iterator[Finding]:
     """Of what runs when modules are imported, also inside `try` and `if`."""
     modules = project.modules
@@ -294,6 +317,7 @@ RULES: dict[str, Callable[[Project], Iterator[Finding]]] = {
     "relative-import": relative_import,
     "import-direction": import_direction,
     "engine-interface": engine_interface,
+    "attention-parts": attention_parts,
     "import-cycle": import_cycle,
     "import-in-function": import_in_function,
     "import-string": import_string_constant,

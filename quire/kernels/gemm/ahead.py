@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from quire.kernels import jit
-from quire.kernels.gemm.choice import fastest
+from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper import Build, compile_variant, n_processors_of, static_obstacle, variant_of
 from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
 from quire.kernels.hopper import machine_obstacle

@@ -1,7 +1,7 @@
 """Linear layers in CUDA C++ for Hopper (csrc/cuda/gemm.cu, gemm_wide.cu), built by the JIT once for each variant.
 
 Owns which builds there are, their arguments and their launch. Does not own the kernels, their tiling (plan.py, wide.py)
-nor which is best (choice.py). Invariant: a launch allocates only its result and room for sums, and never waits, so it
+nor which is best (estimate.py). Invariant: a launch allocates only its result and room for sums, and never waits, so it
 can be captured in a CUDA graph.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from quire.kernels import jit
-from quire.kernels.gemm.choice import fastest
+from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import FLAGS, machine_obstacle

@@ -11,7 +11,7 @@ from gemm_case import Case, Inputs, error
 
 from quire.kernels import gemm, jit
 from quire.kernels.gemm import hopper, reference
-from quire.kernels.gemm.choice import fastest
+from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import MAX_BYTES, MIN_STAGES, Plan, ProductShape, chunks_of, plan, shared_bytes, tiles_of
 from quire.kernels.gemm.wide import SPLITS, WidePlan, n_tiles, wide_plan
 

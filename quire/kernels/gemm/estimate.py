@@ -1,4 +1,4 @@
-"""Which way a linear layer is likely to be fastest: the kernel for few rows, the one for many, or torch's product.
+"""How long a linear layer takes by the kernel for few rows, by the one for many, and by torch's product.
 
 Estimates are fitted to an H200 (docs/lab-notes.md, sections 10 and 12), within about a tenth of what was measured. Owns
 no tiling (plan.py, wide.py). Invariant: the choice depends on shapes only. Plain arithmetic, no torch.
