@@ -41,6 +41,8 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
                 if not seq.computed <= end <= seq.planned:
                     raise InvariantError(f"computed {seq.computed} to {end} of {seq.planned} planned tokens")
                 seq.computed = end
+                if end >= seq.returns_at:
+                    roster.cache.give_back(seq)
                 if seq.request.pooling is not None:
                     _pool(roster, seq, result.pooled.get(i), deltas)
             if all_prompt_rows and i in all_prompt_rows:

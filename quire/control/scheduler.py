@@ -95,7 +95,7 @@ class Scheduler:
                 f"prompt ({prompt_len}) plus output ({max_tokens}) is {prompt_len + max_tokens} tokens, "
                 f"the context holds {config.max_model_len}: shorten the prompt or lower max_tokens"
             )
-        n_pages = config.pages_for(prompt_len + max_tokens - 1)
+        n_pages = sum(config.pages_of(prompt_len + max_tokens - 1))
         if n_pages > config.n_usable_pages:
             raise ContextLengthExceeded(
                 f"prompt ({prompt_len}) plus output ({max_tokens}) need {n_pages} KV pages, the pool has "
@@ -142,7 +142,7 @@ class Scheduler:
         plan = draft.plan
         plan.n_tokens = sum(plan.spans.lengths)
         plan.closed, roster.closed = roster.closed, []
-        if self.config.min_shared_tokens:
+        if self.config.min_shared_tokens and roster.cache.n_full:
             min_pages = self.config.pages_for(self.config.min_shared_tokens)
             plan.shared_prefixes = shared_prefixes(draft.seqs[:n_decodes], min_pages)
         self.in_flight.append(draft)
@@ -265,6 +265,6 @@ def _plan_prompts(roster: Roster, draft: StepDraft, prompts: list[Seq]) -> None:
         if length > 0:
             length = fit_chunk(roster, draft, seq, length)
         if length > 0:
-            draft.grow(roster.cache, seq, config.pages_for(seq.planned + length) - len(seq.pages))
+            draft.grow(roster.cache, seq, config.pages_for(seq.planned + length) - seq.n_table_pages)
             draft.span(seq, length)
             roster.cache.publish(seq)

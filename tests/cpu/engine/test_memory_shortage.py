@@ -12,7 +12,7 @@ from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.executors.null import null_reference
+from quire.engine.executors.digests import null_reference
 
 
 class OutOfMemoryError(RuntimeError):

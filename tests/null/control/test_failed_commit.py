@@ -133,7 +133,7 @@ def test_a_result_that_does_not_fit_changes_nothing(case: str) -> None:
 def snapshot(scheduler: Scheduler) -> tuple[Any, ...]:
     roster = scheduler.roster
     return (
-        [(seq.state, seq.computed, seq.planned, list(seq.tokens), list(seq.pages)) for seq in roster.running],
+        [(seq.state, seq.computed, seq.planned, list(seq.tokens), [list(table) for table in seq.tables]) for seq in roster.running],
         list(roster.cache.pool.refs),
         list(roster.free_slots),
         scheduler.stats(),
