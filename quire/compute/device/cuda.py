@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -104,7 +105,7 @@ class CudaDevice:
         env.set_for_children("TRITON_CACHE_DIR", str(env.cache_folder() / "triton"))
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
-        self._graph_pool = torch.cuda.graph_pool_handle()
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def total_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.torch_device)[1]
@@ -139,9 +140,12 @@ class CudaDevice:
         with torch.cuda.stream(side):
             launches()
         torch.cuda.current_stream().wait_stream(side)
+        if not self._graphs:  # a pool ends with its last graph: after sleep the one before is no more
+            self._graph_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._graph_pool):
             launches()
+        self._graphs.add(graph)
         return graph.replay
 
     def synchronize(self) -> None:

@@ -21,7 +21,7 @@ def test_memory_comes_back_and_so_do_the_tokens(checkpoint: pathlib.Path, way: s
     root = str(pathlib.Path(quire.__file__).parents[1])
     ran = subprocess.run(
         [sys.executable, str(SLEEPER), str(checkpoint), way],
-        env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([root, *sys.path])}, capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
