@@ -102,8 +102,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         structured.start()
     core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, min_shared, pace)
     if config.enable_sleep_mode:
-        release = device.free_bytes if device.name == "cuda" else host.trim_heap
-        core.residence = Residence(model, load, make, release)
+        core.residence = Residence(model, load, make, device.release)
     return core, _ready(config, limits, arch, device.name, n_pages, model.n_bytes)
 
 

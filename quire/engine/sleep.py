@@ -9,7 +9,6 @@ graphs, native calls) is made anew at waking; the number of pages stays what it 
 from __future__ import annotations
 
 import concurrent.futures
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -46,7 +45,7 @@ class Residence(Generic[Model]):
     """The weights of an engine and the executor around them.
 
     load: reads the weights, for the device. make: pages, tables, graphs and what else is needed to run steps.
-    release: gives the device what is free already.
+    release: gives back what died; runners, tapes and graphs know each other, so it collects them first.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Residence(Generic[Model]):
         model: Model,
         load: Callable[[], Model],
         make: Callable[[Model], Executor],
-        release: Callable[[], object],
+        release: Callable[[], None],
     ) -> None:
         self._model: Model | None = model
         self._load, self._make, self._release = load, make, release
@@ -68,7 +67,6 @@ class Residence(Generic[Model]):
             self._model = None
         elif self._model is not None:
             self._model.leave_device()
-        gc.collect()  # runners, tapes and graphs know each other
         self._release()
         logger.info("asleep at level %d, in %.2f s", level, time.perf_counter() - start_s)
 

@@ -34,6 +34,10 @@ class Device(Protocol):
         """Memory that nobody uses now."""
         ...
 
+    def release(self) -> None:
+        """Give back what is kept for later work, and the memory of what died."""
+        ...
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed memory; on a host its pages are taken when they are first written."""
         ...
