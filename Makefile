@@ -5,6 +5,7 @@ BIN := .venv/bin
 export PYTHON
 
 TEST_PROCESSES ?= 2
+PYTEST_OPTIONS ?=
 CLIENTS := .venv-conformance/bin
 EXAMPLES ?= 15
 OPENAI_SCHEMA ?=
@@ -17,7 +18,7 @@ serve: .venv/serve.stamp  # PORT=8001 for another port
 test: .venv/test.stamp  # TEST_PROCESSES=8 for a larger machine
 	$(BIN)/ruff check quire tests benchmarks demo
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check quire tests benchmarks demo

@@ -5,10 +5,15 @@ They are optional: without a compiler the installation succeeds and Quire runs o
 """
 
 import copy
+import functools
 import glob
+import hashlib
+import itertools
 import json
 import os
 import platform
+import shutil
+import subprocess
 import zlib
 from collections.abc import Iterable
 
@@ -16,9 +21,10 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
-from setuptools.modified import newer_group
 
 FOLDER = "csrc/cpu"
+KEPT = "build/kernels"
+"""Libraries built earlier, each with a checksum in its name of all that it is made from."""
 SOURCES = ["attention.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
 with open(f"{FOLDER}/build.json") as table:
     BUILD = json.load(table)
@@ -50,16 +56,36 @@ class BuildNative(build_ext):
         super().run()
 
     def build_extension(self, ext: Extension) -> None:
-        """Each level in a folder of its own: the same sources give objects that must never mix. What an editable
-        installation has built here is taken as it is until a source is newer."""
-        kept = self.get_ext_filename(ext.name)
-        if os.path.exists(kept) and not newer_group([*ext.sources, *ext.depends, "setup.py"], kept):
-            self.mkpath(os.path.dirname(self.get_ext_fullpath(ext.name)))
-            self.copy_file(kept, self.get_ext_fullpath(ext.name))
-            return
-        alone = copy.copy(self)
-        alone.build_temp = os.path.join(self.build_temp, ext.name)
-        super(BuildNative, alone).build_extension(ext)
+        """Each level in a folder of its own: the same sources give objects that must never mix. What was built before
+        from the same is taken as it is: an installation and a wheel of one checkout compile a level once."""
+        place = self.get_ext_fullpath(ext.name)
+        stem = f"{KEPT}/{ext.name.rpartition('.')[2]}"
+        kept = f"{stem}.{self.checksum(ext)}.so"
+        if not os.path.exists(kept):
+            alone = copy.copy(self)
+            alone.force = True  # times of files say nothing of flags and compilers
+            alone.build_temp = os.path.join(self.build_temp, ext.name)
+            super(BuildNative, alone).build_extension(ext)
+            for older in glob.glob(f"{stem}.*"):
+                os.remove(older)
+            os.makedirs(KEPT, exist_ok=True)
+            shutil.copy(place, f"{kept}.new")
+            os.replace(f"{kept}.new", kept)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        shutil.copy(kept, place)
+
+    def checksum(self, ext: Extension) -> str:
+        """Of sources, headers and flags, of the compiler's commands and version, and of the C library."""
+        found = hashlib.sha256()
+        for name in sorted([*ext.sources, *ext.depends, "setup.py"]):
+            with open(name, "rb") as file:
+                found.update(f"{name} {hashlib.sha256(file.read()).hexdigest()} ".encode())
+        commands = {name: getattr(self.compiler, name, None) for name in sorted(self.compiler.executables)}
+        given = [itertools.takewhile(lambda word: word[0] != "-", words) for words in commands.values() if words]
+        versions = [version(program) for program in itertools.chain.from_iterable(given)]
+        system = (platform.machine(), platform.libc_ver(), platform.mac_ver()[0])
+        found.update(repr((ext.extra_compile_args, ext.extra_link_args, commands, versions, system)).encode())
+        return found.hexdigest()
 
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", "/") + ".so"
@@ -77,6 +103,15 @@ class BuildWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
+
+
+@functools.cache
+def version(command: str) -> str:
+    """What a compiler says of itself; '' of a command that is missing, which a build will name."""
+    try:
+        return subprocess.run([command, "-v"], capture_output=True, text=True, check=False).stderr
+    except OSError:
+        return ""
 
 
 def plain(words: Iterable[str], prefix: str = "") -> set[str]:

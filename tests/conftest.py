@@ -10,6 +10,7 @@ import subprocess
 import sys
 from typing import Any
 
+import hypothesis
 import pytest
 
 TEXT = [
@@ -17,6 +18,8 @@ TEXT = [
     "The quick brown fox jumps over the lazy dog. ",
     "0123456789 αβγ 漢字 🙂",
 ] * 3
+
+pytest_plugins = ["second_look"]
 
 LONGEST = (
     "test_conviction.py", "test_batch_machine.py", "test_workers.py", "test_batch_deaths.py",
@@ -36,6 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Hundreds of processes are started: each would compile all of Quire again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # How long an example or its making takes says how busy the machine is.
+    calm = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.register_profile("calm", calm)
+    hypothesis.settings.load_profile("calm")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,7 +27,7 @@ from quire.config.foreign import (
 from quire.core.errors import ConfigError, shown
 
 CONFIG_FLAG: Final = "--config"
-_LEVEL: Final = re.compile(r"(-O)(\d+)")
+_LEVEL: Final = re.compile(r"^-O(\d+)$")
 """vLLM's -O3, which is -O 3."""
 _logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def translate(words: Sequence[str], known: Collection[str]) -> list[str]:
     parts: dict[str, dict[str, Any]] = {}
     left = list(words)
     while left:
-        word = _LEVEL.sub(r"\1=\2", left.pop(0)) if _LEVEL.fullmatch(left[0]) else left.pop(0)
+        word = _LEVEL.sub(r"-O=\1", left.pop(0))
         if word == "--":
             found += [word, *left]
             break

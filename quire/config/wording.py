@@ -12,9 +12,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import msgspec
 from msgspec import inspect
 
-from quire.config.options import Option
+from quire.config.options import Option, describe
 from quire.core.errors import ConfigError, LoadError
 
 _FLAG: Final = re.compile(
@@ -25,12 +26,12 @@ _PLACEHOLDER: Final = re.compile(r"[A-Z]+")
 
 
 @contextlib.contextmanager
-def in_python(options: Mapping[str, Option]) -> Iterator[None]:
-    """Errors from inside name keyword arguments. options: name → option of what is called."""
+def in_python(options: type[msgspec.Struct]) -> Iterator[None]:
+    """Errors from inside name keyword arguments. options: what is called has these as keywords."""
     try:
         yield
     except (ConfigError, LoadError) as error:
-        message = keywords_for_flags(error.message, options)
+        message = keywords_for_flags(error.message, {option.name: option for option in describe(options)})
         if message == error.message:
             raise
         reworded = type(error)(message, param=error.param, code=error.code)

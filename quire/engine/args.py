@@ -6,7 +6,7 @@ from typing import Unpack
 
 from quire.config.engine import EngineConfig
 from quire.config.keywords import EngineOptions
-from quire.config.options import describe, keyword_options
+from quire.config.options import keyword_options
 from quire.config.wording import in_python
 
 
@@ -15,7 +15,7 @@ def EngineArgs(model: str = "", **options: Unpack[EngineOptions]) -> EngineConfi
 
     Raises ConfigError for an option that is not known or cannot be honoured, and says what to use.
     """
-    with in_python({option.name: option for option in describe(EngineConfig)}):
+    with in_python(EngineConfig):
         return keyword_options(EngineConfig, {"model": model, **options}, "EngineArgs")
 
 

@@ -16,7 +16,7 @@ import msgspec
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
 from quire.config.keywords import EngineOptions
-from quire.config.options import describe, keyword_options, keyword_signature
+from quire.config.options import keyword_options, keyword_signature
 from quire.config.wording import in_python
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.events import EngineStats
@@ -77,7 +77,7 @@ class LLM(VectorEngine):
     """
 
     def __init__(self, model: str = "", **options: Unpack[EngineOptions]) -> None:
-        with in_python({option.name: option for option in describe(EngineConfig)}):
+        with in_python(EngineConfig):
             self._load(keyword_options(EngineConfig, {"model": model, **options}, "LLM"))
 
     @classmethod

@@ -46,6 +46,7 @@ REFUSED = b"refused "
 DRAIN, FORCE = b"drain", b"force"
 """What it is told: refuse new work and leave when the rest is done; leave now."""
 EXIT_OK, EXIT_FAILED, EXIT_BAD_OPTIONS, EXIT_FORCED = 0, 1, 2, 130
+STANDS_ABOVE = "no API process can serve with these options: the reason stands above"
 
 
 class WorkerStart(msgspec.Struct):
@@ -246,7 +247,7 @@ class Fleet:
                 changed.cancel()
                 self._changed.clear()
                 if loading.done():
-                    loading.result()
+                    self._check_loaded(loading)
                 if supervisor.failure is not None:
                     return EXIT_FAILED
                 self._check_workers()
@@ -263,13 +264,20 @@ class Fleet:
         await self._serves.wait()
         print(text, flush=True)
 
+    def _check_loaded(self, loading: asyncio.Task[object]) -> None:
+        """Raise what loading the engine raised, but for a reason that an API process has given already."""
+        try:
+            loading.result()
+        except ConfigError as error:
+            raise ConfigError(STANDS_ABOVE) if error.message in self._told else error from None
+
     def _check_workers(self) -> None:
         """Raise an error when no worker can serve: all fail at their options, or each has ended too often."""
         if any(worker.is_serving or not worker.n_fruitless for worker in self._workers):
             return
         last = self._workers[-1].last_end
         if all(worker.last_code == EXIT_BAD_OPTIONS for worker in self._workers):
-            raise ConfigError("no API process can serve with these options: the reason stands above")
+            raise ConfigError(STANDS_ABOVE)
         if all(worker.n_fruitless >= MAX_FRUITLESS for worker in self._workers):
             raise EngineError(
                 f"no API process can serve: each has ended {MAX_FRUITLESS} times or more without having served; the "

@@ -211,13 +211,13 @@ class MatcherLink:
                 ended = again
 
     def _blamed(self, died: Died) -> list[int]:
-        """The sequences of the request that was worked on, if that is certain. A kill may come from outside: it takes a
-        second one."""
+        """The sequences of the request that was worked on, if that is certain. A kill may come from outside, and so may
+        an end without a last word, whose first process is gone too: it takes a second one."""
         working, compiling = MARKS.unpack_from(self._memory)
         if working == MANY or (working and compiling):
             return []
         handle = working or compiling
-        if died.signal == signal.SIGKILL and handle != self._suspect:
+        if (died.signal == signal.SIGKILL or died == Died()) and handle != self._suspect:
             self._suspect = handle
             return []
         found = self._seqs.get(handle)

@@ -35,6 +35,8 @@ SWITCHES = ("enable_thinking", "thinking")
 EFFORT = "reasoning_effort"
 """The variable of gpt-oss, and the field of a request."""
 DEFAULT_EFFORT = "medium"
+_OTHER_DEFAULTS = {"output_config.effort": "high"}
+"""Of clients that call it so."""
 _SWITCHED = {"adaptive": None, "disabled": "none", "enabled": DEFAULT_EFFORT}
 
 
@@ -114,14 +116,14 @@ def reasoning_kwargs(
     """Variables of the chat template that ask for what an effort and `thinking` say together.
 
     A 400 Refusal, which names the one at fault, for what the template cannot ask for, and where the two disagree. The
-    default effort asks for nothing where there are no efforts, and no reasoning to switch on. called: the client's name
-    of the effort.
+    client's default effort asks for nothing where there are no efforts, and no reasoning to switch on. called: the
+    client's name of the effort.
     """
     switched = None if thinking is None else _SWITCHED[thinking.type]
     if thinking is not None and switched is not None and switched not in style.efforts:
         words = {"none": "disabled", DEFAULT_EFFORT: "enabled", "low": "", "high": ""}
         raise cannot_ask("thinking", f"the type {shown(thinking.type)}", style, words, "adaptive")
-    if effort == DEFAULT_EFFORT and (switched == "none" or effort not in style.efforts):
+    if effort == _OTHER_DEFAULTS.get(called, DEFAULT_EFFORT) and (switched == "none" or effort not in style.efforts):
         ignored.note(called)
         effort = None
     if thinking and effort is not None and switched is not None and (effort == "none") != (switched == "none"):

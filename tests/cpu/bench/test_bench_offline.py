@@ -55,7 +55,7 @@ def test_throughput_is_tokens_over_the_median_time() -> None:
     options = ThroughputOptions(num_repeats=3, num_warmups=2, warmup_output_len=4)
     results, timeline = measure_throughput(engine, from_lengths([(5, 8), (7, 2)], 100, 0), 0.6, options)  # type: ignore[arg-type]
     elapsed_s = results["elapsed_time"]
-    assert isinstance(elapsed_s, float) and 0.05 <= elapsed_s < 0.5
+    assert isinstance(elapsed_s, float) and 0.05 <= elapsed_s < 5
     assert sorted(results["elapsed_times"])[1] == elapsed_s  # type: ignore[call-overload]
     assert results["output_tokens_per_second"] == pytest.approx(10 / elapsed_s)
     assert results["tokens_per_second"] == pytest.approx(22 / elapsed_s)

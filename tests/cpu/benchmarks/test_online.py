@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 SHAPE = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": 64,
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": True,
+    "max_position_embeddings": 65536, "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": True,
     "torch_dtype": "bfloat16", "vocab_size": 1024, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 SERVE = ["--load-format", "dummy", "--skip-tokenizer-init", "--device", "cpu", "--num-threads", "1"]
@@ -67,7 +67,7 @@ def command(tmp_path: pathlib.Path) -> list[str]:
     options = {
         "--model": tmp_path, "--lengths": tmp_path / "lengths.json", "--output": tmp_path / "online.json",
         "--starts": 1, "--capacity-requests": 6, "--fractions": 0.5, "--seconds": 0.5, "--stall-streams": 3,
-        "--stall-context": 8, "--stall-prompt": 600, "--stall-output": 3000, "--stall-repeats": 1,
+        "--stall-context": 8, "--stall-prompt": 600, "--stall-output": 60000, "--stall-repeats": 1,
         "--vocab-size": 1000,
     }  # fmt: skip
     words = [str(word) for pair in options.items() for word in pair]

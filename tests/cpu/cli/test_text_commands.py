@@ -47,7 +47,7 @@ def test_ctrl_c_while_text_streams_ends_with_130_and_one_line() -> None:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.decode().split("\n")[-2:] == ["quire: interrupted", ""] and b"Traceback" not in errors
 
@@ -58,7 +58,7 @@ def test_ctrl_c_while_the_model_loads_ends_with_130_and_one_line() -> None:
     assert process.stderr is not None
     assert any("torch" in line for line in process.stderr), "torch was never imported"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors and errors.splitlines()[-1] == "quire: interrupted"
 
@@ -82,7 +82,7 @@ def test_ctrl_c_in_a_terminal_stops_the_answer_and_at_the_prompt_leaves() -> Non
             if select.select([ours], [], [], 3)[0]:
                 break
         assert "quire: interrupted" in read_until(ours, "interrupted")
-        assert process.wait(timeout=30) == 130
+        assert process.wait(timeout=60) == 130
     finally:
         process.kill()
         os.close(ours)

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, QueueFull, RequestError
@@ -34,7 +35,17 @@ async def engine(folder: pathlib.Path, **options: object) -> AsyncIterator[Async
         await llm.shutdown()
 
 
-async def settled(llm: AsyncLLM, limit_s: float = 5.0) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served(checkpoint: pathlib.Path) -> AsyncIterator[AsyncLLM]:
+    """One engine for the tests that leave it as it was; each ends with `settled`."""
+    async with engine(checkpoint) as llm:
+        yield llm
+
+
+SHARED = pytest.mark.asyncio(loop_scope="module")
+
+
+async def settled(llm: AsyncLLM, limit_s: float = 60.0) -> None:
     """Wait until nothing runs and every page is free again."""
     end_s = time.monotonic() + limit_s
     while time.monotonic() < end_s:
@@ -45,47 +56,47 @@ async def settled(llm: AsyncLLM, limit_s: float = 5.0) -> None:
     raise AssertionError(f"not settled: {llm.stats()}")
 
 
-async def test_streams_equal_the_offline_engine(checkpoint: pathlib.Path, llm: LLM) -> None:
+@SHARED
+async def test_streams_equal_the_offline_engine(served: AsyncLLM, llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, output_kind=DELTA)
     expected = llm.generate(
         ["def add", "The quick"], SamplingParams(temperature=0, max_tokens=40, ignore_eos=True), use_tqdm=False
     )
-    async with engine(checkpoint) as served:
 
-        async def collect(prompt: str) -> tuple[str, list[int], str | None]:
-            text, ids, reason = "", [], None
-            async for output in served.generate(prompt, params):
-                text += output.outputs[0].text
-                ids += output.outputs[0].token_ids
-                reason = output.outputs[0].finish_reason
-            return text, ids, reason
+    async def collect(prompt: str) -> tuple[str, list[int], str | None]:
+        text, ids, reason = "", [], None
+        async for output in served.generate(prompt, params):
+            text += output.outputs[0].text
+            ids += output.outputs[0].token_ids
+            reason = output.outputs[0].finish_reason
+        return text, ids, reason
 
-        for (text, ids, reason), one in zip(
-            await asyncio.gather(collect("def add"), collect("The quick")), expected, strict=True
-        ):
-            assert (text, ids, reason) == (one.outputs[0].text, one.outputs[0].token_ids, "length")
-        await settled(served)
+    for (text, ids, reason), one in zip(
+        await asyncio.gather(collect("def add"), collect("The quick")), expected, strict=True
+    ):
+        assert (text, ids, reason) == (one.outputs[0].text, one.outputs[0].token_ids, "length")
+    await settled(served)
 
 
-async def test_cancelled_requests_leave_nothing_and_disturb_nobody(checkpoint: pathlib.Path) -> None:
+@SHARED
+async def test_cancelled_requests_leave_nothing_and_disturb_nobody(served: AsyncLLM) -> None:
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=100, ignore_eos=True, output_kind=DELTA)
-    async with engine(checkpoint) as served:
 
-        async def run(prompt: list[int], stop_after: int | None) -> list[int]:
-            ids: list[int] = []
-            stream = await served.submit(prompt, params)
-            async for output in stream:
-                ids += output.outputs[0].token_ids
-                if stop_after is not None and len(ids) >= stop_after:
-                    await stream.aclose()
-                    await stream.aclose()
-                    break
-            return ids
+    async def run(prompt: list[int], stop_after: int | None) -> list[int]:
+        ids: list[int] = []
+        stream = await served.submit(prompt, params)
+        async for output in stream:
+            ids += output.outputs[0].token_ids
+            if stop_after is not None and len(ids) >= stop_after:
+                await stream.aclose()
+                await stream.aclose()
+                break
+        return ids
 
-        quiet = await run([5, 6, 7, 8], None)
-        results = await asyncio.gather(*(run([5, 6, 7, 8], None if i % 3 == 0 else i % 7) for i in range(30)))
-        assert all(ids == quiet for i, ids in enumerate(results) if i % 3 == 0)
-        await settled(served)
+    quiet = await run([5, 6, 7, 8], None)
+    results = await asyncio.gather(*(run([5, 6, 7, 8], None if i % 3 == 0 else i % 7) for i in range(30)))
+    assert all(ids == quiet for i, ids in enumerate(results) if i % 3 == 0)
+    await settled(served)
 
 
 async def test_refusals_come_before_anything_starts(checkpoint: pathlib.Path) -> None:
@@ -95,11 +106,12 @@ async def test_refusals_come_before_anything_starts(checkpoint: pathlib.Path) ->
         with pytest.raises(RequestError, match="request_id"):
             await served.submit([1], SamplingParams(), request_id="")
         slow = SamplingParams(max_tokens=400, ignore_eos=True)
+        os.kill(served._supervisor.pid, signal.SIGSTOP)  # none ends before the last is refused
         streams = [await served.submit([1, 2], slow) for _ in range(2)]
-        await asyncio.gather(*(anext(stream) for stream in streams))
         streams.append(await served.submit([1, 2], SamplingParams(n=2, max_tokens=400, ignore_eos=True)))
         with pytest.raises(QueueFull, match="4 sequences are open"):
             await served.submit([1, 2], slow)
+        os.kill(served._supervisor.pid, signal.SIGCONT)
         for stream in streams:
             await stream.aclose()
         await settled(served)
@@ -110,53 +122,53 @@ async def test_the_engines_own_refusal_is_queue_full(checkpoint: pathlib.Path) -
     async with engine(checkpoint, max_num_waiting=2) as served:
         stream = await served.submit([1, 2], SamplingParams(n=3, max_tokens=4))
         with pytest.raises(QueueFull, match="try again later"):
-            await asyncio.wait_for(anext(stream), 10)
+            await asyncio.wait_for(anext(stream), 60)
         assert [o.finished async for o in served.generate([1, 2], SamplingParams(n=2, max_tokens=4))][-1]
 
 
-async def test_ids_are_the_callers_and_abort_takes_them(checkpoint: pathlib.Path) -> None:
+@SHARED
+async def test_ids_are_the_callers_and_abort_takes_them(served: AsyncLLM) -> None:
     params = SamplingParams(max_tokens=400, ignore_eos=True, output_kind=DELTA)
-    async with engine(checkpoint) as served:
-        stream = await served.submit([1, 2, 3], params, request_id="mine")
-        assert (await anext(stream)).request_id == "mine"
-        with pytest.raises(RequestError) as caught:
-            await served.submit([1, 2, 3], params, request_id="mine")
-        assert caught.value.code == "duplicate_request_id"
-        await served.abort("min")
-        await served.abort("mine-0")
-        assert (await anext(stream)).outputs[0].finish_reason is None
-        reading = asyncio.create_task(_collect(stream))
-        await served.abort("mine")
-        await served.abort("mine")
-        last = (await asyncio.wait_for(reading, 5))[-1]
-        assert last.finished and last.outputs[0].finish_reason == "abort"
-        with pytest.raises(StopAsyncIteration):
-            await anext(stream)
-        again = served.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True), "mine")
-        assert [o.request_id async for o in again][-1] == "mine"
-        await settled(served)
+    stream = await served.submit([1, 2, 3], params, request_id="mine")
+    assert (await anext(stream)).request_id == "mine"
+    with pytest.raises(RequestError) as caught:
+        await served.submit([1, 2, 3], params, request_id="mine")
+    assert caught.value.code == "duplicate_request_id"
+    await served.abort("min")
+    await served.abort("mine-0")
+    assert (await anext(stream)).outputs[0].finish_reason is None
+    reading = asyncio.create_task(_collect(stream))
+    await served.abort("mine")
+    await served.abort("mine")
+    last = (await asyncio.wait_for(reading, 60))[-1]
+    assert last.finished and last.outputs[0].finish_reason == "abort"
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    again = served.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True), "mine")
+    assert [o.request_id async for o in again][-1] == "mine"
+    await settled(served)
 
 
 async def _collect(stream: AsyncIterator[RequestOutput]) -> list[RequestOutput]:
     return [output async for output in stream]
 
 
-async def test_text_that_cannot_be_made_ends_one_request_alone(checkpoint: pathlib.Path) -> None:
+@SHARED
+async def test_text_that_cannot_be_made_ends_one_request_alone(served: AsyncLLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, output_kind=DELTA)
 
     def broken(token_ids: list[int], finished: bool) -> tuple[str, str | None]:
         raise ValueError("no text today")
 
-    async with engine(checkpoint) as served:
-        good, bad = [await served.submit([5, 6, 7], params) for _ in range(2)]
-        bad.opened._texts[0].feed = broken  # type: ignore[method-assign, assignment]
-        of_good, of_bad = await asyncio.wait_for(asyncio.gather(_collect(good), _collect(bad)), 20)
-        assert of_bad[-1].outputs[0].finish_reason == "error"
-        assert of_bad[-1].outputs[0].failure.code is Code.OUTPUT_FAILED
-        assert "today" not in str(of_bad[-1].outputs[0].failure)
-        assert sum(len(o.outputs[0].token_ids) for o in of_good) == 60
-        assert served.healthy() and served.failure() is None
-        await settled(served)
+    good, bad = [await served.submit([5, 6, 7], params) for _ in range(2)]
+    bad.opened._texts[0].feed = broken  # type: ignore[method-assign, assignment]
+    of_good, of_bad = await asyncio.wait_for(asyncio.gather(_collect(good), _collect(bad)), 60)
+    assert of_bad[-1].outputs[0].finish_reason == "error"
+    assert of_bad[-1].outputs[0].failure.code is Code.OUTPUT_FAILED
+    assert "today" not in str(of_bad[-1].outputs[0].failure)
+    assert sum(len(o.outputs[0].token_ids) for o in of_good) == 60
+    assert served.healthy() and served.failure() is None
+    await settled(served)
 
 
 async def test_a_reader_that_fails_fails_every_stream(checkpoint: pathlib.Path) -> None:
@@ -170,7 +182,7 @@ async def test_a_reader_that_fails_fails_every_stream(checkpoint: pathlib.Path) 
         streams[0].take = explode  # type: ignore[method-assign]
         for stream in streams:
             with pytest.raises(EngineDead, match="could not be read"):
-                await asyncio.wait_for(_collect(stream), 5)
+                await asyncio.wait_for(_collect(stream), 60)
         assert served.failure() is not None and not served.healthy()
         with pytest.raises(EngineDead):
             await served.submit([1], SamplingParams())
@@ -188,15 +200,15 @@ async def test_requests_without_a_seed_follow_the_engines(checkpoint: pathlib.Pa
     assert len(set(map(tuple, first))) == 3, "each request has its own seed"
 
 
-async def test_stop_string_ends_the_sequence_in_the_engine(checkpoint: pathlib.Path) -> None:
-    async with engine(checkpoint) as served:
-        free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-        whole = [o async for o in served.generate("def add", free)][-1].outputs[0].text
-        cut = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, stop=[whole[5:8]])
-        last = [o async for o in served.generate("def add", cut)][-1]
-        assert last.outputs[0].finish_reason == "stop"
-        assert last.outputs[0].text == whole[: whole.index(whole[5:8])]
-        await settled(served, 2.0)
+@SHARED
+async def test_stop_string_ends_the_sequence_in_the_engine(served: AsyncLLM) -> None:
+    free = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    whole = [o async for o in served.generate("def add", free)][-1].outputs[0].text
+    cut = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True, stop=[whole[5:8]])
+    last = [o async for o in served.generate("def add", cut)][-1]
+    assert last.outputs[0].finish_reason == "stop"
+    assert last.outputs[0].text == whole[: whole.index(whole[5:8])]
+    await settled(served)
 
 
 async def test_a_killed_engine_fails_open_requests_soon(checkpoint: pathlib.Path) -> None:
@@ -207,7 +219,7 @@ async def test_a_killed_engine_fails_open_requests_soon(checkpoint: pathlib.Path
         with pytest.raises(EngineDead, match="ended with SIGKILL, which the system sends when memory runs out"):
             async for _ in stream:
                 pass
-        assert time.monotonic() - start_s < 2
+        assert time.monotonic() - start_s < 20
         assert not served.healthy()
         with pytest.raises(EngineDead):
             await served.submit([1], SamplingParams())

@@ -107,7 +107,7 @@ async def test_m16_a_frontend_that_stalls_alone(checkpoint: pathlib.Path, stalle
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match=f"of {checkpoint} .* load_timeout = 0.3 s after the engine"):
         await load_beside(engine(), EngineConfig(model=str(checkpoint), chat_template="any", load_timeout=0.3))
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 20
     await release(stalled)
 
 
@@ -135,7 +135,7 @@ async def test_the_first_failure_ends_the_other(checkpoint: pathlib.Path, stalle
 async def release(stalled: threading.Event) -> None:
     """Let the thread that reads go on, and wait for its end."""
     stalled.set()
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 60
     while any(thread.name == "quire-frontend" for thread in threading.enumerate()):
         assert time.monotonic() < end_s
         await asyncio.sleep(0.02)
@@ -162,7 +162,7 @@ sys.addaudithook(stall)
         [*command, "--load-timeout", "2"], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        _, said = process.communicate(timeout=30)  # the engine has the same stderr: its end is awaited too
+        _, said = process.communicate(timeout=60)  # the engine has the same stderr: its end is awaited too
     finally:
         process.kill()
         process.wait()

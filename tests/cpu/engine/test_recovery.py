@@ -88,7 +88,7 @@ read_weights()
     began_s = time.monotonic()
     with pytest.raises(ConfigError, match=r"not loaded within load_timeout = 1 s.*file system"):
         await AsyncLLM.create(config, (str(script),))
-    assert time.monotonic() - began_s < 4
+    assert time.monotonic() - began_s < 30
     assert "in read_weights" in capfd.readouterr().err
 
 
@@ -107,7 +107,7 @@ async def test_requests_are_refused_while_there_is_no_engine() -> None:
         os.kill(llm._supervisor.pid, signal.SIGKILL)
         began_s = time.monotonic()
         while llm.healthy():
-            assert time.monotonic() - began_s < 2
+            assert time.monotonic() - began_s < 30
             await asyncio.sleep(0.01)
         with pytest.raises(EngineLost):
             await complete(llm, [5, 6])

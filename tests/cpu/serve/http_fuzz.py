@@ -153,7 +153,7 @@ def case_of(seed: int, number: int) -> Case:
 
 def deliver(case: Case, port: int, context: ssl.SSLContext) -> bytes:
     """Send a case; what comes back until the end, or for a moment where the client goes on waiting."""
-    raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+    raw = socket.create_connection(("127.0.0.1", port), timeout=60)
     connection: socket.socket = raw
     try:
         if case.secure in ("tls", "record"):

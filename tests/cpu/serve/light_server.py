@@ -72,7 +72,7 @@ class Light:
         def is_ready() -> bool:
             assert self.process.poll() is None, self.log
             with contextlib.suppress(httpx.TransportError):
-                return all(httpx.get(self.base + "/health", timeout=5).status_code == 200 for _ in range(12))
+                return all(httpx.get(self.base + "/health", timeout=30).status_code == 200 for _ in range(12))
             return False
 
         wait_for(is_ready)
@@ -113,7 +113,7 @@ class Light:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @contextlib.contextmanager

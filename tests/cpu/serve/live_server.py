@@ -42,12 +42,12 @@ class LiveServer:
 
     def start(self) -> LiveServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def stop(self) -> None:
         self._http.should_exit = self._http.force_exit = True
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -60,10 +60,10 @@ class LiveServer:
 
     def client(self, **options: Any) -> httpx.Client:
         headers = {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
-        return httpx.Client(base_url=self.base, timeout=20, headers=headers, **options)
+        return httpx.Client(base_url=self.base, timeout=60, headers=headers, **options)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     def exchange(self, data: bytes, *, half_close: bool = False) -> bytes:
         """Send raw bytes; everything that comes back until the connection closes or is silent."""

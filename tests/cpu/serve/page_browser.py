@@ -52,7 +52,7 @@ class Page:
     def all(self, selector: str) -> list[Any]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
-    def until(self, condition: Callable[[], Any], seconds: float = 20) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
         return WebDriverWait(self.driver, seconds, poll_frequency=0.03).until(lambda _: condition())
 
     def script(self, code: str, *arguments: Any) -> Any:

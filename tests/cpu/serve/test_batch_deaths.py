@@ -36,7 +36,7 @@ class Server:
         self.process: subprocess.Popen[bytes]
         # Made once: a client reads all certificates of the system.
         self._client = openai.OpenAI(
-            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=30
+            base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", max_retries=0, timeout=60
         )
         self.begin()
 
@@ -72,7 +72,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield make
     for server in made:
         server.process.kill()
-        server.process.wait(10)
+        server.process.wait(60)
 
 
 def until(look: Callable[[], Any], *servers: Server, limit_s: float = 120) -> Any:

@@ -17,7 +17,6 @@ def machine_settings(n_examples: int, *, deep: bool) -> settings:
     return settings(
         max_examples=n_examples,
         stateful_step_count=30,
-        deadline=None,
         database=None,
         derandomize=not deep,
         suppress_health_check=list(HealthCheck),

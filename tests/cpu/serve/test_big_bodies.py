@@ -95,7 +95,7 @@ def longest_wait(server: Any, path: str, body: dict[str, Any]) -> tuple[int, flo
 
     poller = threading.Thread(target=poll)
     poller.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     try:
         with server.client() as http:
             status = http.post(path, content=data, headers={"content-type": "application/json"}).status_code

@@ -97,7 +97,7 @@ def test_no_route_makes_control_tokens_of_what_is_said(name: str, shows_all: Any
     for text in ("harmless", ATTACK):
         body = {"model": "fake", **said(fields, text)}
         body["max_output_tokens" if path.endswith("responses") else "max_tokens"] = 1
-        answer = httpx.post(shows_all.base + path, json=body, timeout=20)
+        answer = httpx.post(shows_all.base + path, json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         prompts.append(shows_all.engine.submitted[-1].prompt_token_ids)
     harmless, attacked = prompts
@@ -109,7 +109,7 @@ def test_no_route_makes_control_tokens_of_what_is_said(name: str, shows_all: Any
 
 def test_counts_are_those_of_the_prompt(server: Any) -> None:
     def post(path: str, **fields: Any) -> Any:
-        return httpx.post(server.base + path, json={"model": "fake", **fields}, timeout=20).json()
+        return httpx.post(server.base + path, json={"model": "fake", **fields}, timeout=60).json()
 
     messages = [{"role": "user", "content": ATTACK}]
     usage = post("/v1/chat/completions", messages=messages, max_tokens=1)["usage"]

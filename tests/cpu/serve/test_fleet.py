@@ -95,13 +95,13 @@ def test_a_killed_worker_ends_only_its_own_requests(fleet: FleetProcess) -> None
         assert {worker.pid for worker, _ in streams} <= {worker.pid for worker in fleet.workers()}
         others = [lines for worker, lines in streams if worker.pid != victim.pid]
         victim.kill()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 60
         while running(fleet) > len(others) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         assert running(fleet) <= len(others), "the engine has ended the requests of the dead process"
         for lines in others:
             assert "data: [DONE]" in list(lines)
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(fleet.workers()) < N_WORKERS and time.monotonic() < deadline_s:
         time.sleep(0.1)
     fleet.wait_all_ready()
@@ -137,7 +137,7 @@ def test_a_killed_engine_is_shared_again(fleet: FleetProcess) -> None:
 def test_a_taken_port_is_said_at_once(fleet: FleetProcess, start: Callable[..., Process]) -> None:
     for flags in ([], ["--api-processes", "2"]):
         process = start(*flags, port=fleet.port)
-        assert process.wait(15) == 2
+        assert process.wait(60) == 2
         assert "in use" in process.output()
 
 
@@ -149,7 +149,7 @@ def test_sigterm_lets_streams_of_all_workers_finish(fleet: FleetProcess) -> None
         fleet.process.send_signal(signal.SIGTERM)
         for _, lines in streams:
             assert "data: [DONE]" in list(lines)
-    assert fleet.wait(15) == 0
+    assert fleet.wait(60) == 0
     assert not any(child.is_running() for child in children)
     assert "Traceback" not in fleet.output()
 
@@ -175,5 +175,5 @@ def test_no_standard_output_and_a_killed_parent(flags: list[str]) -> None:
     finally:
         shape.process.kill()
         shape.process.wait()
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=60)
     assert not any(child.is_running() for child in children)

@@ -33,7 +33,7 @@ def open_client(shared_server: Any) -> Any:
         yield client
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from([CHAT, TEXT]), fields=st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=4))
 def test_any_json_is_answered_or_refused(open_client: httpx.Client, path: str, fields: dict[str, Any]) -> None:
     answer = open_client.post(path, content=json.dumps({**valid(path), **fields}).encode(), headers=JSON_HEADERS)
@@ -61,7 +61,7 @@ parts = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), path=st.sampled_from(sorted(BODIES)))
 def test_any_items_and_blocks_are_answered_or_refused(open_client: httpx.Client, path: str, data: Any) -> None:
     names = st.sampled_from(BODIES[path].__struct_fields__)
@@ -72,7 +72,7 @@ def test_any_items_and_blocks_are_answered_or_refused(open_client: httpx.Client,
         check_error(answer, answer.status_code)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.binary(max_size=200)
     | st.text(max_size=100).map(str.encode)

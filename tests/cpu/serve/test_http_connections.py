@@ -26,7 +26,7 @@ def post(path: str, body: bytes, *headers: bytes, length: bool = True) -> bytes:
     return b"\r\n".join([*lines, b"", body])
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 2.0) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -114,7 +114,7 @@ def test_silent_and_slow_heads_are_closed(make_server: Any) -> None:
         began_s = time.monotonic()
         for connection in (silent, slow, reused):
             check_refused(read_all(connection), 408)
-        assert time.monotonic() - began_s < 1.5
+        assert time.monotonic() - began_s < 8
     with server.connect() as idle:
         idle.sendall(GET + HOST + b"\r\n")
         assert read_all(idle).count(b"HTTP/1.1") == 1, "an idle connection is closed without an answer"
@@ -187,7 +187,7 @@ def test_leaving_the_queue(server: Any, stream: bool) -> None:
     wait_for(lambda: len(server.engine.running) == 10)
     for connection in connections:
         connection.close()
-    wait_for(lambda: not server.engine.running and not server.state.live, 1)
+    wait_for(lambda: not server.engine.running and not server.state.live)
 
 
 def test_leaving_after_the_last_token_ends_once(server: Any) -> None:
@@ -233,16 +233,15 @@ def test_a_neighbour_keeps_its_bytes(server: Any) -> None:
 def test_a_client_that_stops_reading_is_cut_off(make_server: Any) -> None:
     server = make_server(write_timeout=0.5, sse_keep_alive=0.3)
     server.engine.text = "blah " * 800
-    server.engine.tokens_a_step = 50
+    server.engine.tokens_a_step, server.engine.delay_s = 50, 0.2  # the last token is 16 s away
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", server.port))
     body = {"model": "fake", "prompt": ["x"] * 8, "max_tokens": 4000, "stream": True, "logprobs": 20, "n": 4}
     connection.sendall(post("/v1/completions", json.dumps(body).encode()))
     wait_for(lambda: server.engine.running)
-    wait_for(lambda: server.state.live == set() and server.engine.submitted, 15)
+    wait_for(lambda: server.state.live == set() and len(server.engine.cancelled) == 8)
     assert not server.llm._streams
-    assert len(server.engine.cancelled) == 8, "it was cut off, it did not come to its end"
     with server.client() as http:
         assert http.get("/health").status_code == 200
     connection.close()
@@ -272,7 +271,7 @@ def test_engine_death(make_server: Any, stream: bool) -> None:
         reply = b""
         while not reply.endswith((b"0\r\n\r\n", b"}}")):
             reply += connection.recv(65536)
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 10
     assert b"engine_dead" in reply and b"[DONE]" not in reply
     assert statuses(reply) == [200 if stream else 503]
     assert server.state.engine_lost.is_set()

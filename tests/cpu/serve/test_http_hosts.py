@@ -17,7 +17,7 @@ from quire.serve.http.hosts import binds_loopback
 TEXT = "/v1/completions"
 BODY = {"model": "fake", "prompt": [5, 6], "max_tokens": 30}
 EVIL = "http://evil.example"
-HTTP = httpx.Client(verify=False, timeout=20, limits=httpx.Limits(max_keepalive_connections=0))
+HTTP = httpx.Client(verify=False, timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def canary(server: LiveServer) -> None:

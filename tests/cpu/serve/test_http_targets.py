@@ -33,7 +33,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 def canary(server: LiveServer) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
-    answer = httpx.post(server.base + TEXT, json=BODY, headers=headers, timeout=20)
+    answer = httpx.post(server.base + TEXT, json=BODY, headers=headers, timeout=60)
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == reply_to([5, 6])[:30]
 
 

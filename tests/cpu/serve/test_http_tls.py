@@ -67,7 +67,7 @@ def secured(server: LiveServer) -> ssl.SSLSocket:
 
 
 def canary(server: LiveServer) -> None:
-    answer = httpx.post(server.base + PATH, json=BODY, verify=context_of(server), timeout=20)
+    answer = httpx.post(server.base + PATH, json=BODY, verify=context_of(server), timeout=60)
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == reply_to([5, 6])[:30]
 
 
@@ -79,7 +79,7 @@ def handshakes(server: LiveServer) -> list[Any]:
     return [task for each in getattr(server._http, "servers", []) for task in list(each.handshakes)]
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
@@ -206,7 +206,7 @@ def test_several_processes_serve_https(certificate: dict[str, str]) -> None:
 
     def is_ready() -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return httpx.get(base + "/health", verify=context, timeout=20).status_code == 200
+            return httpx.get(base + "/health", verify=context, timeout=60).status_code == 200
         return False
 
     def listening() -> set[int]:

@@ -28,7 +28,7 @@ def write_keys(path: Path, *keys: dict[str, Any]) -> str:
 
 def ask(server: Any, key: str = "", **fields: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx.post(server.base + PATH, json={**BODY, **fields}, headers=headers, timeout=20)
+    return httpx.post(server.base + PATH, json={**BODY, **fields}, headers=headers, timeout=60)
 
 
 def canary(server: Any, key: str = "") -> None:
@@ -73,7 +73,7 @@ def test_users_share_fairly_under_labels_that_say_nothing_of_them(make_server: A
         ("/v1/completions", {"prompt": [5]}),
     ]
     for path, body in bodies:
-        answer = httpx.post(server.base + path, json={"model": "fake", **body}, timeout=20)
+        answer = httpx.post(server.base + path, json={"model": "fake", **body}, timeout=60)
         assert answer.status_code == 200, (path, answer.text)
     *ann, bob, nobody = [request.terms.user for request in server.engine.submitted]
     assert len(set(ann)) == 1 and len(ann[0]) == len(bob) == 4 and ann[0] != bob and nobody == ""
@@ -156,7 +156,7 @@ def test_health_and_metrics_are_quick_while_the_queue_is_full(make_server: Any) 
     server.engine.held = True
     with concurrent.futures.ThreadPoolExecutor(80) as pool:
         waiting = [pool.submit(ask, server) for _ in range(64)]
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 60
         while len(server.engine.submitted) < 64 and time.monotonic() < deadline_s:
             time.sleep(0.01)
         with httpx.Client(base_url=server.base) as http:

@@ -186,10 +186,11 @@ def test_errors_are_seen(page: Page, server: Any) -> None:
     page.script("document.getElementById('reset').click()")
     server.engine.fault = lambda request: True
     page.all(".again")[0].click()
+    page.until(lambda: any("The engine failed" in text for text in page.texts(".message .error")))
     page.idle()
-    assert "The engine failed" in page.all(".message .error")[-1].text
     server.engine.fault = lambda request: False
     page.all(".again")[0].click()
+    page.until(lambda: not page.all(".message .error") and [text for text in page.answers() if text])
     page.idle()
     assert not page.all(".message .error") and len(page.answers()) == 1
 

@@ -110,7 +110,7 @@ def test_thinking_and_effort_together(servers: Any) -> None:
     ):  # fmt: skip
         answer = messages(server, thinking={"type": thinking}, output_config={"effort": effort})
         assert answer.status_code == 200 and prompt_of(server) == end
-    for thinking, effort in (("disabled", "high"), ("enabled", "none")):
+    for thinking, effort in (("disabled", "low"), ("enabled", "none")):
         answer = messages(server, thinking={"type": thinking}, output_config={"effort": effort})
         assert answer.status_code == 400 and f"thinking is {thinking}" in answer.json()["error"]["message"]
     answer = messages(server, output_config={"effort": "max"})
@@ -127,9 +127,9 @@ def test_thinking_and_effort_together(servers: Any) -> None:
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
 def test_the_default_effort_asks_for_nothing(servers: Any, name: str) -> None:
-    """Alone, or where thinking is off; a strict request is told that nothing comes of it."""
+    """Anthropic's is high. Alone, or where thinking is off; a strict request is told that nothing comes of it."""
     server = servers[name]
-    alone = {"output_config": {"effort": "medium"}}
+    alone = {"output_config": {"effort": "high"}}
     assert messages(server, **alone).status_code == 200
     off = {**alone, "thinking": {"type": "disabled"}}
     answer = messages(server, **off)

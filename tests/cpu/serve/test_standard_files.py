@@ -50,7 +50,7 @@ def test_an_outlet_takes_everything_and_counts_what_it_drops(pipe: tuple[int, in
     outlet.write(b"last\n")
     assert outlet.drain(60)
     os.close(writing)
-    reader.join(10)
+    reader.join(60)
     *kept, note, last = bytes(got).splitlines(keepends=True)
     assert kept == lines[: len(kept)] and len(kept) > 2000
     assert note == b"quire: %d lines were dropped here: stderr was not read\n" % (10_000 - len(kept))

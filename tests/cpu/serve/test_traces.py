@@ -26,7 +26,7 @@ BODY = {"model": "fake", "prompt": [5, 6, 7], "max_tokens": 4}
 
 
 def ask(server: Any, path: str = "/v1/completions", headers: dict[str, str] | None = None, **fields: Any) -> Any:
-    return httpx.post(server.base + path, json={**BODY, **fields}, headers=headers, timeout=20)
+    return httpx.post(server.base + path, json={**BODY, **fields}, headers=headers, timeout=60)
 
 
 def spans_of(server: Any, exporter: InMemorySpanExporter, n: int = 1) -> list[Any]:
@@ -174,11 +174,11 @@ def test_a_bad_collector_delays_and_fails_nothing(
             began_s = time.monotonic()
             assert client.post("/v1/completions", json=BODY).status_code == 200
             slowest_s = max(slowest_s, time.monotonic() - began_s)
-    assert slowest_s < 1.0
+    assert slowest_s < 5.0
     assert len(processor._queue) == 16, "the exporter hangs, and the queue is bounded"
     began_s = time.monotonic()
     server.call(server.state.traces.close)
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 8.0
 
 
 @pytest.mark.parametrize(

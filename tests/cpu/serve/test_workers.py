@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import pathlib
@@ -14,7 +15,10 @@ import psutil
 import pytest
 from light_server import BODY, PATH, Light, light, wait_for
 
-from quire.serve.fleet import MAX_FRUITLESS
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError
+from quire.serve.config import ServerConfig
+from quire.serve.fleet import MAX_FRUITLESS, STANDS_ABOVE, Fleet
 
 
 def pids(server: Light) -> set[int]:
@@ -144,3 +148,19 @@ def test_a_reason_that_all_have_is_said_once(tmp_path: pathlib.Path) -> None:
         reasons = re.findall("^quire: error: .*/nowhere/at/all", server.log, re.MULTILINE)
         assert len(reasons) == 1, server.log
         assert server.log.strip().splitlines()[-1].startswith("quire: error: ")
+
+
+@pytest.mark.parametrize(("told", "last"), [(True, STANDS_ABOVE), (False, "no such folder")])
+def test_a_reason_that_the_engine_has_too_is_said_once(told: bool, last: str) -> None:
+    """The engine finds out after an API process has said it."""
+
+    async def refused() -> None:
+        fleet = Fleet(EngineConfig(device="null"), ServerConfig(), ())
+        if told:
+            fleet._on_refused("no such folder")
+        loading: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        loading.set_exception(ConfigError("no such folder"))
+        fleet._check_loaded(loading)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=f"^{last}$"):
+        asyncio.run(refused())

@@ -328,7 +328,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.sampled_from([LLAMA, QWEN2, QWEN3, MISTRAL]), st.dictionaries(fields, values, max_size=4))
 def test_any_values_give_an_arch_or_a_config_error(base: dict[str, Any], changes: dict[str, Any]) -> None:
     try:

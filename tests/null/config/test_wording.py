@@ -35,11 +35,11 @@ def test_flags_are_keywords(message: str, expected: str) -> None:
 
 
 def test_an_error_keeps_what_it_is() -> None:
-    with pytest.raises(ConfigError) as caught, in_python(OPTIONS):
+    with pytest.raises(ConfigError) as caught, in_python(EngineConfig):
         raise ConfigError("lower --seed 3", param="seed")
     assert (caught.value.message, caught.value.param, str(caught.value)) == ("lower seed=3", "seed", "lower seed=3")
     same = ConfigError("no flag")
-    with pytest.raises(ConfigError) as caught, in_python(OPTIONS):
+    with pytest.raises(ConfigError) as caught, in_python(EngineConfig):
         raise same
     assert caught.value is same
 

@@ -63,7 +63,7 @@ def test_a_pipe_is_written_if_somebody_reads_it(fifo: pathlib.Path) -> None:
     reader.start()
     with os.fdopen(descriptor, "wb") as file:
         file.write(b"x" * 500_000)  # more than the pipe holds: it waits for the reader
-    reader.join(10)
+    reader.join(60)
     os.close(reading)
     assert len(got) == 500_000
 

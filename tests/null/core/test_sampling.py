@@ -96,7 +96,8 @@ ATOMS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
-    st.sampled_from([10**400, -(10**5000), 2**63, 0, 1, 99, 100]),
+    st.sampled_from([10**400, 2**63, 0, 1, 99, 100]),
+    st.builds(pow, st.just(-10), st.just(5001)),  # Hypothesis could not name the number itself
     st.floats(),
     st.text(st.characters(), max_size=4),
     st.binary(max_size=3),
@@ -114,7 +115,7 @@ VALUES = st.one_of(
 NAMES = st.sampled_from([field.name for field in msgspec.structs.fields(SamplingParams)])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.dictionaries(NAMES, VALUES, max_size=3), NAMES, VALUES)
 def test_what_passes_can_cross_to_the_engine_and_the_rest_is_invalid_parameter(
     fields: dict[str, Any], later: str, value: Any

@@ -164,7 +164,7 @@ said = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
 
 @pytest.mark.parametrize("kind", ["bundled", *ALL_KINDS])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     parts=st.lists(said, min_size=1, max_size=3),
     system=said,
@@ -195,7 +195,7 @@ def test_random_mixes(kind: str, parts: list[str], system: str, answer: str, key
 
 
 @pytest.mark.parametrize("kind", ["bundled", *(kind for kind in ALL_KINDS if kind not in LOST_BY_LIBRARY[:1])])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(pieces=st.lists(st.sampled_from([piece for piece in PIECES if piece not in "\u0301\u0338"]), max_size=12))
 def test_renaming_changes_no_token(kind: str, pieces: list[str]) -> None:
     """The second tokenizer gives the ids of the first where every mark is the template's."""

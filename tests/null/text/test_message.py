@@ -88,14 +88,14 @@ def cuts(draw: st.DrawFn) -> tuple[str, list[str]]:
     return text, [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(cut=cuts(), style=st.sampled_from([None, *FORMATS]), inside=st.sampled_from([None, False, True]))
 def test_any_cut_gives_the_same_message(cut: tuple[str, list[str]], style: str | None, inside: bool | None) -> None:
     text, chunks = cut
     assert streamed(style, chunks, inside) == whole(style, text, inside)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=texts, style=st.sampled_from(sorted(FORMATS)))
 def test_nothing_but_space_and_heads_is_lost(text: str, style: str) -> None:
     message = whole(style, text)
@@ -173,10 +173,10 @@ def test_a_call_that_is_cut_is_a_call() -> None:
 )
 def test_very_many_marks_takes_linear_time(style: str, unit: str) -> None:
     text = unit * ((1_000_000 if unit == "<" else 100_000) // len(unit))
-    one, started_s = reader(style, False), time.perf_counter()
+    one, started_s = reader(style, False), time.process_time()
     kept = sum(len(piece.text) for at in range(0, len(text), 37) for piece in one.feed(text[at : at + 37]))
     kept += sum(len(piece.text) for piece in one.finish())
-    assert time.perf_counter() - started_s < 4
+    assert time.process_time() - started_s < 4
     assert kept == len(text) if one.n_calls == 0 else kept > 0
 
 

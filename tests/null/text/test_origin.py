@@ -94,7 +94,7 @@ def test_every_method_of_str_is_traced_or_gives_no_text() -> None:
 
 
 @pytest.mark.parametrize("name", [*METHODS, *WORSE])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(a=texts, b=texts, n=st.integers(0, 12))
 def test_methods_have_the_values_of_str(name: str, a: str, b: str, n: int) -> None:
     method = METHODS.get(name) or WORSE[name]
@@ -114,7 +114,7 @@ def test_changes_of_case(name: str, text: str, cut: int) -> None:
         assert set(origins_of(found)) == {blend(mixed)}, "which character grew is not followed"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(a=texts, b=texts)
 def test_forms_are_filled(a: str, b: str) -> None:
     for form, values in (("<%s|%s>", (a, b)), ("a%%%s", (a,)), ("<%(x)s|%(y)s", {"x": a, "y": b})):

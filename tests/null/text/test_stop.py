@@ -72,10 +72,10 @@ def test_examples(stops: list[str], chunks: list[str], expected: tuple[str, str]
 
 def test_many_long_stop_strings_cost_linear_time() -> None:
     matcher = StopMatcher(["a" * (1023 - i) + "b" for i in range(64)])
-    started_s = time.perf_counter()
+    started_s = time.process_time()
     for _ in range(4000):
         matcher.feed("a")
-    assert time.perf_counter() - started_s < 10, "a quadratic matcher takes minutes"
+    assert time.process_time() - started_s < 10, "a quadratic matcher takes minutes"
     assert matcher.flush() == "a" * 1023
 
 

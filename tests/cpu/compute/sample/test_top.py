@@ -25,7 +25,7 @@ def check(logits: torch.Tensor, k: int) -> None:
     assert torch.equal(ids, expected_ids) and torch.equal(values, expected_values)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), width=st.integers(1, 400), n_rows=st.integers(1, 3))
 def test_equals_sorting_with_ties(data: st.DataObject, width: int, n_rows: int) -> None:
     """Logits of few values, so that ties stand across every border."""

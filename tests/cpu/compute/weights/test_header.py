@@ -93,7 +93,7 @@ json_values = st.recursive(
 items = st.fixed_dictionaries({"dtype": json_values, "shape": json_values, "data_offsets": json_values}) | json_values
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=64) | st.builds(content, json_values) | st.builds(content, st.dictionaries(st.text(), items)))
 def test_any_bytes_give_a_header_or_a_load_error(raw: bytes) -> None:
     try:

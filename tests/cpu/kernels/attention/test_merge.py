@@ -31,7 +31,7 @@ def state_of(case: PagedCase, variant: attention.Variant, pages: np.ndarray) -> 
     return out[: case.n_rows], lse[: case.n_rows]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10**6), st.integers(1, 5))
 def test_parts_merged_are_the_whole(seed: int, n_parts: int) -> None:
     """Any partition of the pages: also parts that some rows, or all rows, see nothing of."""

@@ -131,7 +131,7 @@ def torch_module(x: torch.Tensor) -> Any:
     )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(st.integers(0, 10**9), st.integers(0, 6))
 def test_values_and_derivatives_are_those_of_torch(seed: int, depth: int) -> None:
     shape = tree(random.Random(seed), "float", depth)
