@@ -128,7 +128,8 @@ def test_neighbours_do_not_matter(demo: LLM) -> None:
     )
     taken = demo.stats().steps - steps
     assert [one.token_ids for (one,) in mixed] == [*(one.token_ids for one in alone), free.token_ids]
-    assert taken <= max(len(one.token_ids) for (one,) in mixed) + 4  # a token in every step, masked or not
+    # A token in every step, masked or not; the free one may be through before the matchers are there.
+    assert taken <= max(len(one.token_ids) for (one,) in mixed) + len(free.token_ids) + 4
 
 
 def test_samples_have_their_own_matchers(demo: LLM) -> None:
