@@ -165,8 +165,8 @@ class CudaPlatform:
         return Forwards([graphs, eager])
 
     def release(self) -> None:
-        """What torch's allocator holds."""
-        self.device.free_bytes()
+        """What torch's allocator and cuBLAS hold."""
+        self._cuda.release()
 
 
 def platform_of(config: EngineConfig) -> Platform:

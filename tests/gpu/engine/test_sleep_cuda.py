@@ -13,6 +13,8 @@ import pytest
 import quire
 
 pytestmark = pytest.mark.gpu
+CUBLAS_WORKSPACE = 33 << 20
+"""Bytes, for each thread that multiplies: waking may be another one than building."""
 SLEEPER = pathlib.Path(__file__).parent / "sleeper.py"
 
 
@@ -21,7 +23,7 @@ def test_memory_comes_back_and_so_do_the_tokens(checkpoint: pathlib.Path, way: s
     root = str(pathlib.Path(quire.__file__).parents[1])
     ran = subprocess.run(
         [sys.executable, str(SLEEPER), str(checkpoint), way],
-        env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([root, *sys.path])}, capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
@@ -30,4 +32,5 @@ def test_memory_comes_back_and_so_do_the_tokens(checkpoint: pathlib.Path, way: s
     awake, *woken = found["awake"]
     assert awake > 1 << 20
     assert all(n_bytes <= awake * 0.01 for n_bytes in found["asleep"]), found
-    assert all(abs(n_bytes - awake) <= awake * 0.01 for n_bytes in woken), found
+    assert max(woken) - min(woken) <= awake * 0.01, found
+    assert awake * 0.99 <= min(woken) <= awake * 1.01 + CUBLAS_WORKSPACE, found
