@@ -34,8 +34,11 @@ that needs `--no-loadscope-reorder`."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Ctrl-C tests need children that hear it, also when this run was started in the background with SIGINT ignored."""
+    """Tests of signals need children that hear them, also when this run was started in the background with SIGINT
+    ignored, or with nohup."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
     # Hundreds of processes are started: each would compile all of Quire again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

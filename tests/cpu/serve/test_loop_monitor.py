@@ -86,7 +86,7 @@ def test_a_thread_that_keeps_the_interpreter_without_a_core_is_no_fault(
 ) -> None:
     """The wait for it is counted, but what it lasted for want of a core is the machine's doing."""
     monkeypatch.setattr(loop_monitor, "delayed_s", lambda before, now: 60.0)
-    lists = [DATA] * 100
+    lists = [DATA] * 300
     lag = worst(watched(lambda: threading.Thread(target=lambda: sum(map(sum, lists))).start(), 3.0))
     assert lag.interpreter_s > LIMIT_S > lag.loop_s and not caplog.records
 

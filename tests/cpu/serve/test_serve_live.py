@@ -299,8 +299,21 @@ def kill_engine_in_a_stream(process: Process) -> dict[str, Any]:
     return found
 
 
-def test_killed_engine_is_started_again(start: Callable[..., Process]) -> None:
-    """The stream ends with an error; what has sent nothing runs again; new requests are refused meanwhile."""
+WAIT_WHILE = """
+import os, time
+while os.path.exists(os.environ["QUIRE_TEST_WAIT_WHILE"]) and os.getppid() != 1:
+    time.sleep(0.01)
+"""
+
+
+def test_killed_engine_is_started_again(
+    start: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream ends with an error; what has sent nothing runs again; new requests are refused meanwhile, which
+    lasts as long as the test wants."""
+    (tmp_path / "sitecustomize.py").write_text(WAIT_WHILE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    monkeypatch.setenv("QUIRE_TEST_WAIT_WHILE", str(tmp_path / "held"))
     process = start()
     process.wait_ready()
     whole = {"model": "demo", "prompt": "def add", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
@@ -309,11 +322,13 @@ def test_killed_engine_is_started_again(start: Callable[..., Process]) -> None:
         waiting = pool.submit(httpx.post, process.base + "/v1/completions", json=whole, timeout=60)
         while not waiting.done() and not httpx.get(process.base + "/v1/load").json()["num_requests_running"]:
             time.sleep(0.01)
+        (tmp_path / "held").touch()
         assert kill_engine_in_a_stream(process)["error"]["code"] == "engine_lost"
         health = httpx.get(process.base + "/health")
         assert health.status_code == 503 and health.headers["retry-after"]
         refused = httpx.post(process.base + "/v1/completions", json=whole)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_lost"
+        (tmp_path / "held").unlink()
         assert waiting.result().json()["choices"] == golden
     process.wait_ready()
     assert httpx.post(process.base + "/v1/completions", json=whole, timeout=60).json()["choices"] == golden
