@@ -82,10 +82,6 @@ class Platform(Protocol):
         """The strategies for a loaded model, its kernels built."""
         ...
 
-    def release(self) -> None:
-        """Give memory that is held but not used back to the device."""
-        ...
-
 
 class CpuPlatform:
     """The host's cores: a step is one native call where it can be."""
@@ -119,10 +115,6 @@ class CpuPlatform:
             max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs,
         )  # fmt: skip
         return Forwards([fused, eager], ahead=fused)
-
-    def release(self) -> None:
-        """What the allocator holds."""
-        host.trim_heap()
 
 
 class CudaPlatform:
@@ -163,10 +155,6 @@ class CudaPlatform:
         with ticking("building kernels and capturing steps"):
             graphs.capture()
         return Forwards([graphs, eager])
-
-    def release(self) -> None:
-        """What torch's allocator and cuBLAS hold."""
-        self._cuda.release()
 
 
 def platform_of(config: EngineConfig) -> Platform:

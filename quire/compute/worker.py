@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 import logging
 import pathlib
 import time
@@ -172,8 +171,7 @@ class Worker:
             self._model = None
         elif self._model is not None:
             self._model.leave_device()
-        gc.collect()  # runners and what they recorded or captured know each other
-        self.platform.release()
+        self.platform.device.release()
 
     def wake(self) -> None:
         """Take memory again. If that fails, `sleep` is to be called again: a part may be held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import numpy as np
@@ -33,6 +34,10 @@ class CpuDevice:
 
     def free_bytes(self) -> int:
         return min(host.free_bytes(), host.address_bytes())
+
+    def release(self) -> None:
+        gc.collect()
+        host.trim_heap()
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         # numpy asks for zeroed memory, which is mapped lazily; torch would write it all: 20 s for a pool of 6 GiB.

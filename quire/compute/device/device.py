@@ -34,6 +34,10 @@ class Device(Protocol):
         """Memory that nobody uses now."""
         ...
 
+    def release(self) -> None:
+        """Give back what is kept for later work, and what died: runners and what they recorded know each other."""
+        ...
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Zeroed memory; on a host its pages are taken when they are first written."""
         ...
