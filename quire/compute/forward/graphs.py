@@ -168,7 +168,8 @@ class GraphForward:
     def _forwards_for(self, step: Step) -> ForwardGraphs | None:
         """The graphs that can run this step at its best, or None."""
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
-        saved_bytes = sum((len(one.spans) - 1) * one.n_keys for one in step.shared) * self._pool.full_bytes_per_token
+        n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
+        saved_bytes = n_saved * self._pool.bytes_per_token
         n_writes = -(-n_writes // self._n_groups)
         is_decode = n_rows == len(step.batch.span_slots) and n_writes <= self._decode.bucket(n_rows)
         # only a sequence that enters may have been given pages that this very step fills

@@ -50,10 +50,10 @@ class KVPool:
         """Of each layer: all pages of its keys, and of its values, [n_pages, n_kv_heads, page_size, entry]."""
 
     @property
-    def full_bytes_per_token(self) -> int:
-        """K and V of one token in the layers that keep everything."""
+    def bytes_per_token(self) -> int:
+        """K and V of one token in all lanes of a page."""
         n_lanes, _, n_kv_heads, _, size = self.k.shape
-        return 2 * self.layout.n_full * n_lanes * n_kv_heads * size * self.k.element_size()
+        return 2 * n_lanes * n_kv_heads * size * self.k.element_size()
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy on write, in every lane."""
