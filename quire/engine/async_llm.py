@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -22,10 +23,8 @@ from quire.core.errors import (
     EngineError,
     EngineLost,
     InvalidParameter,
-    QueueFull,
     QuireError,
     RequestError,
-    shown,
 )
 from quire.core.events import (
     Done,
@@ -37,7 +36,6 @@ from quire.core.events import (
     FinishReason,
     StepOutputs,
 )
-from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
@@ -48,6 +46,7 @@ from quire.engine.output_processor import OpenRequest
 from quire.engine.questions import Questions
 from quire.engine.recovery import Recovery
 from quire.engine.sleep import ASLEEP, check_sleep, check_wake
+from quire.engine.speed import Speed
 from quire.engine.stream import OpenStreams, RequestStream
 from quire.engine.supervisor import ENGINE_COMMAND, EngineSupervisor
 
@@ -96,15 +95,17 @@ class AsyncLLM:
         self._engine = frontend.ready.engine
         """Number of the engine that has the open requests."""
         self._failure: str | None = None
-        self._is_recovering = False
+        self.is_recovering = False
+        """The engine was lost, and another one is being started."""
         self.n_engines_lost = 0
         self._stats = EngineStats()
+        self.speed = Speed(time.monotonic())
+        """Of generated tokens."""
         self._receiver = asyncio.create_task(self._receive(), name="quire-receiver")
 
     @classmethod
     async def create(cls, config: EngineConfig, engine_command: tuple[str, ...] = ENGINE_COMMAND) -> AsyncLLM:
         """Start an engine process and wait until it is loaded. Raises ConfigError or LoadError if it cannot be.
-
         engine_command: what Python runs instead of the engine's own module; for tests.
         """
         config.verify()
@@ -271,27 +272,15 @@ class AsyncLLM:
         self._client.close()
 
     def _check_admission(self, request_id: str | None) -> None:
-        """Refuse what cannot be taken now. Which sequences run only the engine knows: here those beyond slots and queue
-        together are certain not to fit."""
+        """Refuse what is certain not to be taken now."""
         failure = self.failure()
         if failure is not None:
             raise EngineDead(failure)
-        if self._is_recovering:
+        if self.is_recovering:
             raise EngineLost("the engine is being started again: try again later")
         if self._stats.is_asleep:
             raise EngineAsleep(ASLEEP)
-        if self._streams.named(request_id) is not None:
-            raise RequestError(
-                f"request_id = {shown(request_id)} names an open request: choose another or abort that one",
-                param="request_id",
-                code=Code.DUPLICATE_REQUEST_ID,
-            )
-        limit = self.ready.max_num_seqs + self.config.max_num_waiting
-        if self._streams.n_seqs >= limit:
-            raise QueueFull(
-                f"{self._streams.n_seqs} sequences are open, {self.ready.max_num_seqs} can run and "
-                f"{self.config.max_num_waiting} wait: try again later"
-            )
+        self._streams.check(request_id, self.ready.max_num_seqs, self.config.max_num_waiting)
 
     def _fail(self, stream: RequestStream, error: QuireError) -> None:
         self._streams.forget(stream)
@@ -301,7 +290,7 @@ class AsyncLLM:
         try:
             while True:
                 try:
-                    if self._is_recovering:
+                    if self.is_recovering:
                         await self._recover()
                     else:
                         await self._client.receive_all(self._take, self._hear)
@@ -309,7 +298,7 @@ class AsyncLLM:
                     self._questions.fail(lost)
                     self._stats = EngineStats()
                     self.n_engines_lost += 1
-                    self._is_recovering = True
+                    self.is_recovering = True
         except EngineDead as error:
             self._fail_all(error.message)
         except Exception:
@@ -337,7 +326,7 @@ class AsyncLLM:
                 task.cancel()
         before, self._engine = self._engine, ready.engine
         await self._recovery.run_again(self._streams.all(), before, ready)
-        self._is_recovering = False
+        self.is_recovering = False
 
     def _hear(self, event: Event) -> None:
         """Anything but outputs: an answer to a question or an order, or the news that what was open is cancelled."""
@@ -350,6 +339,7 @@ class AsyncLLM:
     def _take(self, outputs: StepOutputs) -> list[Command]:
         if outputs.stats is not None:
             self._stats = outputs.stats
+            self.speed.read(outputs.stats.generation_tokens, time.monotonic())
         commands: list[Command] = []
         for delta in outputs.deltas:
             stream = self._streams.get(delta.request_id)

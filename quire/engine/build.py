@@ -69,6 +69,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         facts.others_bytes,
     )  # fmt: skip
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
+    if tokenizer is not None and len(tokenizer) < arch.vocab_size:
+        logger.info("token ids %d to %d have no token: they are never chosen", len(tokenizer), arch.vocab_size - 1)
     worker.allocate(Allocation(n_pages, limits.max_model_len, None if tokenizer is None else len(tokenizer)))
     executor = _executor(worker)
     pace = _pace(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)

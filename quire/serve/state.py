@@ -32,7 +32,6 @@ from quire.serve.ops.beside import keep_going
 from quire.serve.ops.loop_monitor import LoopMonitor
 from quire.serve.ops.metrics import Metrics
 from quire.serve.ops.recorder import Recorder
-from quire.serve.ops.speed import Speed
 from quire.serve.ops.traces import Traces, open_traces
 
 T = TypeVar("T")
@@ -55,7 +54,6 @@ class ServerState:
         self.draining = False
         self.started_s = time.time()
         self.loop_monitor = LoopMonitor(self.metrics.loop.note)
-        self.speed = Speed()
         """Of generation, for /v1/load."""
         self.engine_lost = asyncio.Event()
         """Set when a request finds the engine dead."""
@@ -147,8 +145,10 @@ class ServerState:
             raise _loading()
 
     def check_healthy(self) -> None:
-        """503 unless new work is taken and the engine makes progress."""
+        """503 unless new work is taken, and an engine is there and makes progress."""
         self.check_open()
+        if self.llm.is_recovering:
+            raise unavailable("engine_lost", "The engine stopped and is being started again.")
         if not self.llm.healthy():
             raise unavailable("engine_stalled", "The engine makes no progress.")
 

@@ -59,6 +59,7 @@ async def serve_engine(state: ServerState, exchange: Exchange) -> None:
             "model": llm.model_name,
             "version": __version__,
             "healthy": llm.healthy() and not state.draining,
+            "recovering": llm.is_recovering,
             "time_s": time.monotonic(),
             "engine": msgspec.to_builtins(llm.ready),
             "default_sampling": llm.default_sampling,
@@ -81,7 +82,7 @@ async def serve_load(state: ServerState, exchange: Exchange) -> None:
             "kv_pages_total": stats.n_pages,
             "kv_pages_free": stats.n_pages_free,
             "kv_cache_usage_perc": 1.0 - stats.n_pages_free / stats.n_pages if stats.n_pages else 0.0,
-            "tokens_per_second": state.speed.tokens_per_s(stats.generation_tokens, time.monotonic()),
+            "tokens_per_second": llm.speed.tokens_per_s(time.monotonic()),
         }
     )
 

@@ -16,7 +16,7 @@ from quire.kernels import catalog, hopper, native, selector
 from quire.kernels.catalog import Implementation, Slower
 from quire.kernels.gemm import composed
 from quire.kernels.gemm import hopper as gemm_hopper
-from quire.kernels.gemm.plan import MAX_NORM_ROWS, plan
+from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape, plan
 from quire.kernels.norm import hopper as norm_hopper
 
 X = torch.zeros(3, 8)
@@ -202,7 +202,7 @@ def test_a_norm_that_cannot_be_fused_is_a_launch_of_its_own(
         assert norm is None
         return x
 
-    made = plan(gemm_hopper.Product(1, 64, 64), 132)
+    made = plan(ProductShape(1, 64, 64), 132)
     assert made is not None
     launch = gemm_hopper.Launch(lambda *arguments: 0, made)
     monkeypatch.setattr(gemm_hopper.Launch, "__call__", lambda self, *arguments: run(*arguments))
