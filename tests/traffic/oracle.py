@@ -194,7 +194,7 @@ def path_of(node: Node) -> tuple[list[int], list[int]]:
     pages: list[int] = []
     step: Node | None = node
     while step is not None:
-        ids, pages, step = step.tokens + ids, step.pages + pages, step.parent
+        ids, pages, step = step.tokens + ids, step.tables[0] + pages, step.parent
     return ids, pages
 
 

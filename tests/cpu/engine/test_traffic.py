@@ -99,5 +99,5 @@ def test_a_page_with_other_contents_is_seen(llama: Checkpoint, value: float) -> 
     for _ in range(100):
         soak._arrive()
         soak.turn()
-    soak.poison.write(soak.core.scheduler.live.running[0].pages[0], value)
+    soak.poison.write(soak.core.scheduler.live.running[0].tables[0][0], value)
     assert soak.run(n_steps=50, n_idle=0).faults
