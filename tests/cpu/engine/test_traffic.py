@@ -43,7 +43,9 @@ def test_no_wrong_token_and_nothing_leaked(llama: Checkpoint) -> None:
     assert found.verdicts.n_best > 0.999 * found.tokens and found.verdicts.n_pages > 50
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("Mistral", torch.bfloat16), ("Qwen3", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("Mistral", torch.bfloat16), ("Qwen2", torch.float32), ("Qwen3", torch.float32)]
+)
 def test_other_models_and_settings(tmp_path: pathlib.Path, family: str, dtype: torch.dtype) -> None:
     model = write_checkpoint(tmp_path, family, SMALL, dtype)
     odd = {"block_size": 4, "num_gpu_blocks_override": 300, "pipeline_depth": 3, "scheduling_policy": "priority"}
