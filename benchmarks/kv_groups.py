@@ -1,4 +1,4 @@
-"""Keys and values that sequences hold, and the time of a token, with a page table for each group of layers and with one.
+"""What sequences hold of keys and values, and the time of a token, with groups of layers and with one page table.
 
     python -m benchmarks.kv_groups --model shape:gemma-3-1b --input-len 32000 --batch-size 1 --output-len 64
 
