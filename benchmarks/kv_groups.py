@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="shape:gemma-3-1b")
     parser.add_argument("--input-len", type=int, default=32_000)
-    parser.add_argument("--output-len", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=64, help="more than steps for all prompts")
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--num-gpu-blocks-override", type=int, default=0)
