@@ -65,7 +65,7 @@ class Decode:
                 layer.copy_(entries)
         tables = SlotTables(n_seqs, context, PAGE, device)
         order = np.random.default_rng(0).permutation(n_seqs * n_each).reshape(n_seqs, n_each)
-        tables.pages[:n_seqs, :n_each] = torch.from_numpy(1 + order)
+        tables.pages[0, :n_seqs, :n_each] = torch.from_numpy(1 + order)
         tail = Tail(device, model, tables, Sampler(n_seqs, model.arch.vocab_size, device.torch_device))
         self.forward = FusedForward(device, model, self.pool, tables, tail, max_rows=n_seqs, max_num_seqs=n_seqs)
         spans = Spans()

@@ -5,6 +5,7 @@ Attention plans are replaced by the CPU's: nothing of CUDA is shown by this.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,7 @@ class Staging:
     def section(self, shape: tuple[int, ...], dtype: torch.dtype) -> Section:
         return Section(torch.zeros(shape, dtype=dtype))
 
-    def rest(self, dtype: torch.dtype) -> Section:
+    def rest(self, dtype: torch.dtype, after: int = 0) -> Section:
         return self.section((1,), dtype)
 
     def begin(self) -> None: ...
@@ -63,13 +64,13 @@ class LivePlans:
     """Stands for fixed buffers: a captured context attends by the plan that was written last."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(graphs.attention, "plan_buffers", lambda *given, **options: object())
+        monkeypatch.setattr(graphs.attention, "plan_buffers", lambda *given, **options: types.SimpleNamespace(n_ints=0))
         monkeypatch.setattr(graphs, "plan_attention", self.plan)
         live = self
 
         class Context(PagedContext):
             def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
-                self.plan = live.last
+                self.plans = live.last
                 return super().attend(layer, q, variant)
 
         monkeypatch.setattr(graphs, "PagedContext", Context)

@@ -245,7 +245,7 @@ template <class K> static void locate_first(const QuireAttnArgs& a, int64_t task
     const QuireAttnPlan& p = *a.plan;
     if (task >= (int64_t)p.n_tiles * p.n_kv_heads) return;
     const KeyList list(p, p.tiles[3 * (task / p.n_kv_heads)]);
-    list.locate<false>(a, task % p.n_kv_heads, 0, list.size(), zeros, to);
+    list.locate<false>(a, task % p.n_kv_heads, 0, Seen{list.size(), 0, 0}, zeros, to);
 }
 
 template <class E, class S, class K, class V>
@@ -257,12 +257,12 @@ static void run_tile(const QuireAttnArgs& a, int64_t task, Tile<E, S, K, V>& wor
     const KeyList list(p, span);
     const int64_t start = (int64_t)p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
     work.open(list, p.q_indptr[span] + tile[1], n_tokens, head, start);
-    const int32_t end = work.rows[work.n_rows - 1].end;
+    const Seen seen{work.rows[work.n_rows - 1].end, work.n_first, work.rows[0].lowest};
     const int32_t opening = (work.n_first + E::B - 1) / E::B, window = work.rows[0].lowest / E::B;
     const auto from = [&](int32_t b) { return b < opening || b >= window ? b : window; };  // no block between is seen
     KeyBlock<K> blocks[2];  // the one at work and the next
     const auto locate = [&](int32_t b, KeyBlock<K>& to) {
-        list.locate<needs_positions<V>>(a, head, b * E::B, end, (const K*)work.zeros, to);
+        list.locate<needs_positions<V>>(a, head, b * E::B, seen, (const K*)work.zeros, to);
     };
     int32_t b = from(0);
     locate(b, blocks[0]);

@@ -15,8 +15,8 @@ namespace {
 // What of a step is the same for every operation.
 struct Running {
     const QuireStep& step;
-    const QuireAttnPlan& plan;
-    int64_t n_rows;  // all, or those wanted after TAKE
+    QuireAttnPlan& plan;  // its page table is that of the operation
+    int64_t n_rows;       // all, or those wanted after TAKE
 };
 
 // Python may change it while the step runs (FusedStepCall.spread): each operation reads it once, whichever value that is.
@@ -30,7 +30,7 @@ void embed(const QuireEmbed& a, const Running& now) {
     }
 }
 
-template <class T> void rotate_row(const QuireRotate& a, const QuireStep& s, int64_t i) {
+template <class T> void rotate_row(const QuireRotate& a, const QuireStep& s, const int32_t* page_table, int64_t i) {
     const int d = a.head_dim, n_q = a.n_q_heads, n_kv = a.n_kv_heads;
     T* heads = (T*)a.qkv + i * (int64_t)(n_q + 2 * n_kv) * d;
     const float *cos = a.cos_sin + s.positions[i] * a.rotary, *sin = cos + a.rotary / 2;
@@ -40,7 +40,7 @@ template <class T> void rotate_row(const QuireRotate& a, const QuireStep& s, int
         if (norm != nullptr) norm_row<T>(head, nullptr, nullptr, norm, head, d, a.eps);
         rope_head(head, cos, sin, a.rotary / 2);
     }
-    const int64_t page = s.page_table[s.slots[i] * s.table_stride + s.positions[i] / a.page_size];
+    const int64_t page = page_table[s.slots[i] * s.table_stride + s.positions[i] / a.page_size];
     const int64_t offset = s.positions[i] % a.page_size;
     const EntryWriter<T> writer{d, a.int8_keys != 0};
     for (int64_t h = 0; h < n_kv; h++) {
@@ -55,7 +55,7 @@ void rotate(const QuireRotate& a, const Running& now) {
     by_dtype(a.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         parallel_for(now.n_rows, rows_a_chunk(width), n_threads_now(now.step), [&](int64_t i) {
-            rotate_row<T>(a, now.step, i);
+            rotate_row<T>(a, now.step, now.plan.page_table, i);
         });
     });
 }
@@ -67,6 +67,7 @@ void take(const QuireTake& a, const QuireStep& s) {
 }
 
 void run(const QuireOp& op, Running& now) {
+    now.plan.page_table = now.step.page_table + op.table_at;
     switch (op.code) {
         case QUIRE_EMBED: return embed(*(const QuireEmbed*)op.args, now);
         case QUIRE_ROTATE: return rotate(*(const QuireRotate*)op.args, now);
@@ -132,7 +133,7 @@ void quire_fused_step(const QuireOp* ops, int64_t n_ops, const QuireStep* step) 
     const Scratch scratch({most_tiles * 3 * (int64_t)sizeof(int32_t)}, Use::STEP);
     QuireAttnPlan plan{};
     plan.q_indptr = s.q_indptr, plan.kv_lens = s.kv_lens, plan.kv_at = s.kv_at;
-    plan.page_table = s.page_table, plan.table_stride = s.table_stride;
+    plan.table_stride = s.table_stride;
     plan.page_size = s.page_size, plan.n_q_heads = s.n_q_heads, plan.n_kv_heads = s.n_kv_heads;
     plan.head_dim = s.head_dim;
     plan.tiles = (int32_t*)scratch.piece(0);

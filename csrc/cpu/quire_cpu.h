@@ -146,7 +146,8 @@ enum QuireOpCode { QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_AT
 
 struct QuireOp {
     int64_t code;
-    void* args;  // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs or QuireTake
+    void* args;        // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs or QuireTake
+    int64_t table_at;  // ROTATE, ATTEND: entry of the step's page table at which that of the layer's group begins
 };
 
 // out [n, row_bytes] = rows of the table for the tokens of the step.
@@ -178,7 +179,7 @@ struct QuireStep {
     const int32_t *q_indptr, *kv_lens, *kv_at;     // [n_spans + 1], [n_spans], [n_spans]: as in QuireAttnPlan
     const int64_t* wanted;                         // [n_wanted], ascending rows
     int32_t* tokens;                               // [n_slots, stride]
-    const int32_t* page_table;                     // [n_slots, stride]
+    const int32_t* page_table;                     // [n_groups, n_slots, stride]
     QuireChoice* choice;
     int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted;
     int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;

@@ -33,6 +33,7 @@ from quire.compute.weights.footprint import Footprint, Weights
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.kv import KVLayout
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
@@ -76,6 +77,8 @@ class Allocation:
     """Of one sequence; at most that of the rotary tables."""
     vocab_limit: int | None = None
     """Token ids that exist; None: as many as the logits are wide."""
+    layout: KVLayout | None = None
+    """Groups of layers with page tables of their own; None: one group that keeps everything."""
 
 
 class Worker:
@@ -226,8 +229,11 @@ class Worker:
     def _make_runner(self, model: Decoder, allocation: Allocation) -> Runner:
         device, page_size = self.platform.device, self._config.block_size
         limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
-        pool = KVPool(self._arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device)
-        tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device)
+        pool = KVPool(
+            self._arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
+        )  # fmt: skip
+        n_groups = len(pool.layout.groups)
+        tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
         sampler = Sampler(
             limits.max_num_seqs, self._arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
         )

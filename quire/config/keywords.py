@@ -35,6 +35,7 @@ class EngineOptions(TypedDict, total=False):
     gpu_memory_utilization: float | None
     kv_cache_memory_bytes: str | int | None
     num_gpu_blocks_override: int | None
+    disable_hybrid_kv_cache_manager: bool | None
     enable_prefix_caching: bool | None
     scheduling_policy: Literal["fcfs", "priority"] | None
     pipeline_depth: int | None
@@ -69,7 +70,6 @@ class EngineOptions(TypedDict, total=False):
     disable_chunked_mm_input: bool | None
     disable_custom_all_reduce: bool | None
     disable_frontend_multiprocessing: bool | None
-    disable_hybrid_kv_cache_manager: bool | None
     disable_log_requests: bool | None
     disable_nccl_for_dp_synchronization: bool | None
     disable_sliding_window: bool | None

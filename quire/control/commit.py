@@ -42,6 +42,8 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
                     seq.computed = end  # most spans
                 else:
                     seq.advance(start, length, n_drafts and n_drafts + 1 - count)
+                if seq.computed >= seq.returns_at:
+                    live.cache.give_back(seq)
                 if seq.request.pooling is not None:
                     _pool(live, seq, result.pooled.get(i), deltas)
             if all_prompt_rows and i in all_prompt_rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from quire.config.kv import PLAIN, KVLayout
 from quire.core.errors import ConfigError
 from quire.planner.pace import Pace
 
@@ -17,6 +18,8 @@ class SchedulerConfig:
     """Pages of the pool, the dummy page 0 included."""
     page_size: int
     """Tokens a page holds."""
+    kv: KVLayout = PLAIN
+    """Which groups of layers have page tables of their own."""
     max_num_seqs: int
     """Slots: most sequences that run at once."""
     max_num_batched_tokens: int
@@ -68,5 +71,9 @@ class SchedulerConfig:
         return self.n_pages - 1
 
     def pages_for(self, n_tokens: int) -> int:
-        """Pages that `n_tokens` tokens of one sequence take."""
+        """Entries of a page table that `n_tokens` tokens of one sequence take."""
         return -(-n_tokens // self.page_size)
+
+    def pages_of(self, n_tokens: int) -> list[int]:
+        """Pages of each group that a sequence of `n_tokens` tokens needs at once."""
+        return self.kv.pages_of(n_tokens, self.page_size, self.pipeline_depth * (1 + self.num_speculative_tokens))

@@ -37,7 +37,8 @@ def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
 def _fitting(live: LiveSeqs, builder: PlanBuilder, seq: Seq, most: int) -> int:
     """Drafts that the sequence's end and free pages leave room for, at most `most`."""
     n_drafts = min(most, seq.limit - seq.planned - 1) if seq.can_draft else 0
-    lacking = live.config.pages_for(seq.planned + 1 + n_drafts) - len(seq.pages)
-    if 0 < lacking <= live.cache.pool.n_free - len(live.running):  # each of them may need one in this step
+    lacking = live.config.pages_for(seq.planned + 1 + n_drafts) - seq.n_table_pages
+    n_free = live.cache.pool.n_free // live.cache.n_groups
+    if 0 < lacking <= n_free - len(live.running):  # each of them may need one in this step
         builder.grow(live.cache, seq, lacking)
     return min(n_drafts, seq.room - seq.planned - 1)

@@ -54,15 +54,20 @@ def read_stats(live: LiveSeqs, counters: Counters, n_in_flight: int, age_s: floa
     """All of `EngineStats` but the page map, in time proportional to the running sequences."""
     cache, page_size = live.cache, live.config.page_size
     n_held = live.config.n_usable_pages - cache.n_available
-    n_repeats = sum([len(seq.pages) for seq in live.running]) - n_held  # shared pages are full ones
+    n_tokens = n_repeats = 0
+    for seq in live.running:
+        n_behind = sum(seq.held_from)
+        n_tokens += seq.planned * cache.n_groups - n_behind * page_size
+        n_repeats += seq.n_table_pages * cache.n_groups - n_behind
+    n_repeats -= n_held  # shared pages are full ones
     return EngineStats(
         n_running=len(live.running),
         n_waiting=len(live.waiting),
         n_pages=live.config.n_usable_pages,
         n_pages_free=cache.n_available,
-        n_pages_cached=cache.tree.n_unlocked,
+        n_pages_cached=cache.tree.n_evictable,
         n_tree_nodes=cache.tree.n_nodes,
-        n_tokens_held=sum([seq.planned for seq in live.running]) - n_repeats * page_size,
+        n_tokens_held=n_tokens - n_repeats * page_size,
         n_slots_taken=n_held * page_size,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
@@ -87,19 +92,19 @@ def tree_shape(tree: PrefixTree) -> list[tuple[int, int, int]]:
     parents: list[int] = []
     queue = [(-1, root) for root in itertools.islice(tree.roots.values(), MAX_WALKED_NODES)]
     for parent, node in queue:  # which grows behind the walk
-        if node.pages:
+        if node.n_pages:
             walked.append(node)
             parents.append(parent)
             parent = len(walked) - 1
         queue += [(parent, child) for child in itertools.islice(node.children.values(), MAX_WALKED_NODES - len(queue))]
-    weights = [len(node.pages) for node in walked]
+    weights = [node.n_pages for node in walked]
     for i in range(len(walked) - 1, -1, -1):
         if parents[i] >= 0:
             weights[parents[i]] += weights[i]
     by_weight = sorted(range(len(walked)), key=weights.__getitem__, reverse=True)  # of equal ones the parent first
     kept = sorted(by_weight[:MAX_TREE_NODES])
     place = {i: n for n, i in enumerate(kept)} | {-1: -1}
-    return [(place[parents[i]], len(walked[i].pages), walked[i].lock) for i in kept]
+    return [(place[parents[i]], walked[i].n_pages, walked[i].lock) for i in kept]
 
 
 def page_map(live: LiveSeqs) -> bytes:
@@ -113,6 +118,7 @@ def page_map(live: LiveSeqs) -> bytes:
     cells = bytearray([min(count, 1) for count in refs[::stride]])
     for seq in live.running:
         owner = seq.slot % 254 + 2
-        for page in seq.pages:
-            cells[page // stride] = owner
+        for table, first in zip(seq.tables, seq.held_from, strict=True):
+            for page in table[first:]:
+                cells[page // stride] = owner
     return bytes(cells)

@@ -73,6 +73,7 @@ class History:
                     miss, seq.miss = seq.miss, None
                     record.found.miss_position = miss.position
                     record.found.miss_wanted, record.found.miss_cached = miss.wanted, miss.cached
+                    record.found.miss_lost = miss.n_lost
 
     def chunk(self, builder: PlanBuilder, n_decodes: int) -> None:
         """The spans of a step from `n_decodes` on compute parts of prompts."""

@@ -86,9 +86,9 @@ class LiveSeqs:
         for seq in seqs:
             self.waiting.push(seq)
 
-    def admit(self, seq: Seq, pages: list[int], cached: int, copied_page: int = 0) -> None:
-        """WAITING → RUNNING with these pages, of which the first `cached` tokens hold K/V. The caller has popped it."""
-        seq.enter(self.free_slots.pop(), pages, cached, self.config.page_size, copied_page)
+    def admit(self, seq: Seq, cached: int, copied_pages: list[int]) -> None:
+        """WAITING → RUNNING with the pages it has, of which the first `cached` tokens hold K/V; it was popped."""
+        seq.enter(self.free_slots.pop(), cached, copied_pages)
         bisect.insort(self.running, seq, key=_key)
 
     def preempt(self, seq: Seq, *, trusted: bool = True) -> None:

@@ -36,16 +36,19 @@ class PlanBuilder:
         self.budget -= length
 
     def grow(self, cache: PageCache, seq: Seq, n: int) -> None:
-        """`n` more pages for a running sequence."""
+        """`n` more pages for a running sequence, in each of its tables."""
         if n > 0:
-            first = len(seq.pages)
-            self.plan.pages.append(PageAppend(seq.slot, first, cache.grow(seq, n)))
+            first = seq.n_table_pages
+            cache.grow(seq, n)
+            for group, table in enumerate(seq.tables):
+                self.plan.pages.append(PageAppend(seq.slot, first, table[first:], group))
 
     def open(self, seq: Seq) -> None:
         """Announce a slot, its tokens and the pages that it starts with."""
         self.plan.opened.append(SlotOpen(seq.slot, list(seq.tokens), seq.prompt_len, seq.params))
-        if seq.pages:
-            self.plan.pages.append(PageAppend(seq.slot, 0, list(seq.pages)))
+        for group, (table, first) in enumerate(zip(seq.tables, seq.held_from, strict=True)):
+            if len(table) > first:
+                self.plan.pages.append(PageAppend(seq.slot, first, table[first:], group))
 
     def copy(self, source: int, target: int, n_tokens: int) -> None:
         """Copy rows of a page that earlier plans filled."""

@@ -12,13 +12,16 @@ from quire.control.seq import Seq
 
 
 def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
-    """One more page for `seq`, which decodes; False if it had to give way itself.
+    """One more page in each table of `seq`, which decodes; False if it had to give way itself, or must wait.
 
-    Decoding sequences are planned in key order, so every victim comes after `seq` and has no span yet.
+    Decoding sequences are planned in key order, so every victim comes after `seq` and has no span yet. The last one
+    waits if its own steps in flight are about to leave pages behind a window.
     """
-    while live.cache.n_available == 0:
+    while live.cache.n_available < live.cache.n_groups:
         builder.is_tight = True
         victim = live.running[-1]
+        if victim is seq and seq.planned >= seq.returns_at:
+            return False
         live.preempt(victim)
         if victim is seq:
             return False
@@ -32,15 +35,15 @@ def fit_chunk(live: LiveSeqs, builder: PlanBuilder, seq: Seq, length: int) -> in
     Later sequences without a span in this plan are preempted, but only to get a first page.
     Returns 0 when `seq` must wait: the sequences that have the pages are planned in this step and so make progress.
     """
-    cache, config = live.cache, live.config
-    lacking = config.pages_for(seq.planned + length) - len(seq.pages)
-    while lacking > 0 and cache.n_available == 0:
+    cache = live.cache
+    lacking = live.config.pages_for(seq.planned + length) - seq.n_table_pages
+    while lacking > 0 and cache.n_available < cache.n_groups:
         victim = live.running[-1]
         if victim is seq or victim.last_step == builder.step:
             break
         live.preempt(victim)
         builder.is_tight = True
-    if lacking > cache.n_available:
+    if lacking * cache.n_groups > cache.n_available:
         builder.is_tight = True
-        length = min(length, (len(seq.pages) + cache.n_available) * config.page_size - seq.planned)
+        length = min(length, cache.n_fitting(seq, cache.n_available))
     return length

@@ -96,7 +96,7 @@ class Scheduler:
                 f"prompt ({prompt_len}) plus output ({max_tokens}) is {prompt_len + max_tokens} tokens, "
                 f"the context holds {config.max_model_len}: shorten the prompt or lower max_tokens"
             )
-        n_pages = config.pages_for(prompt_len + max_tokens - 1)
+        n_pages = sum(config.pages_of(prompt_len + max_tokens - 1))
         if n_pages > config.n_usable_pages:
             raise ContextLengthExceeded(
                 f"prompt ({prompt_len}) plus output ({max_tokens}) need {n_pages} KV pages, the pool has "
@@ -145,7 +145,7 @@ class Scheduler:
         plan = builder.plan
         plan.n_tokens = sum(plan.spans.lengths)
         plan.closed, live.closed = live.closed, []
-        if self.config.min_shared_tokens:
+        if self.config.min_shared_tokens and live.cache.n_full:
             min_pages = self.config.pages_for(self.config.min_shared_tokens)
             plan.shared_prefixes = shared_prefixes(builder.seqs[:n_decodes], min_pages)
         self.in_flight.append(builder)
@@ -269,6 +269,6 @@ def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> N
         if length > 0:
             length = fit_chunk(live, builder, seq, length)
         if length > 0:
-            builder.grow(live.cache, seq, config.pages_for(seq.planned + length) - len(seq.pages))
+            builder.grow(live.cache, seq, config.pages_for(seq.planned + length) - seq.n_table_pages)
             builder.span(seq, length)
             live.cache.publish(seq)

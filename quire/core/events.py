@@ -59,7 +59,7 @@ class EngineStats(msgspec.Struct):
     n_tree_nodes: int = 0
     """Nodes of the prefix tree, also those that `tree` has no room for."""
     n_tokens_held: int = 0
-    """Tokens whose K/V running sequences hold (shared ones counted once a page)."""
+    """Tokens whose K/V running sequences hold, shared ones counted once a page, each group of layers for itself."""
     n_slots_taken: int = 0
     """Token slots of the pages that running sequences hold; utilisation = held / taken."""
     steps: int = 0
@@ -141,6 +141,8 @@ class Explanation(msgspec.Struct):
     """The prompt's token there."""
     miss_cached: int | None = None
     """The cache's token there; None: the cached path ends there."""
+    miss_lost: int = 0
+    """Tokens before it that were in the cache but of no use: keys in the window of the token behind were evicted."""
     chunks: list[Chunk] = []
     n_outputs: int = 0
     n_preemptions: int = 0

@@ -54,15 +54,18 @@ class SlotOpen(msgspec.Struct, array_like=True):
 
 
 class PageAppend(msgspec.Struct, array_like=True):
-    """`page_table[slot][first_index : first_index + len(pages)] = pages`."""
+    """`page_table[group][slot][first_index : first_index + len(pages)] = pages`."""
 
     slot: int
     first_index: int
+    """Pages before the first append of a slot are behind the group's window: nobody reads them."""
     pages: list[int]
+    group: int = 0
+    """Of `KVLayout.groups`."""
 
 
 class PageCopy(msgspec.Struct, array_like=True):
-    """Copy the first `n_tokens` K/V rows of a page in every layer (copy on write), before the spans run."""
+    """Copy the first `n_tokens` K/V rows of a page in all its lanes (copy on write), before the spans run."""
 
     source: int
     target: int

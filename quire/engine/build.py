@@ -14,6 +14,7 @@ from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
+from quire.config.kv import KVLayout
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.control.config import SchedulerConfig
@@ -22,7 +23,7 @@ from quire.core.clock import Clock, MonotonicClock, VirtualClock
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
-from quire.engine.capacity import kv_itemsize, size_pool
+from quire.engine.capacity import kv_itemsize, layout_of, size_pool
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -63,7 +64,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         rounds=platform.rounds, rounds_kv=platform.rounds_kv,
     )  # fmt: skip
     check_fit(case)
-    facts = worker.load()
+    facts, layout = worker.load(), layout_of(config, limits, arch)
     n_pages, limits = size_pool(
         config, limits, arch, facts.room, captured.graph_sizes, captured.mixed_rows, facts.weights_bytes,
         facts.others_bytes,
@@ -71,13 +72,16 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     if tokenizer is not None and len(tokenizer) < arch.vocab_size:
         logger.info("token ids %d to %d have no token: they are never chosen", len(tokenizer), arch.vocab_size - 1)
-    worker.allocate(Allocation(n_pages, limits.max_model_len, None if tokenizer is None else len(tokenizer)))
+    vocab_limit = None if tokenizer is None else len(tokenizer)
+    worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout))
     executor = _executor(worker)
     pace = _pace(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
     structured = _structured_output(config, tokenizer, folder, arch, limits.max_num_seqs)
     if is_server:
         structured.start()
-    core = _assemble(config, limits, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace)
+    core = _assemble(
+        config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace
+    )  # fmt: skip
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     return core, _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
@@ -123,7 +127,9 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
     limits = resolve(config, arch, config.device, is_server=is_server)
     n_pages = config.num_gpu_blocks_override or NULL_PAGES
     clock = VirtualClock()
+    layout = layout_of(config, limits, arch)
     executor = NullExecutor(
+        windows=layout.windows,
         n_pages=n_pages,
         page_size=config.block_size,
         max_num_seqs=limits.max_num_seqs,
@@ -134,13 +140,14 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
     )
     structured = StructuredOutput(None)  # what it says means nothing anyway
     pace = _pace(limits, arch, SIMULATED, 2)
-    core = _assemble(config, limits, executor, clock, n_pages, structured, pace=pace)
+    core = _assemble(config, limits, layout, executor, clock, n_pages, structured, pace=pace)
     return core, _ready(config, limits, arch, config.device, n_pages)
 
 
 def _assemble(
     config: EngineConfig,
     limits: EngineLimits,
+    layout: KVLayout,
     executor: Executor,
     clock: Clock,
     n_pages: int,
@@ -153,6 +160,7 @@ def _assemble(
         SchedulerConfig(
             n_pages=n_pages,
             page_size=config.block_size,
+            kv=layout,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,

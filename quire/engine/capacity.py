@@ -11,6 +11,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.kv import KVLayout, kv_layout
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
@@ -50,8 +51,15 @@ def equation(
         kv_itemsize=kv_itemsize(limits, arch),
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
+        kv=layout_of(config, limits, arch),
+        in_flight=config.pipeline_depth,
         others_bytes=others_bytes,
     )
+
+
+def layout_of(config: EngineConfig, limits: EngineLimits, arch: ModelArch) -> KVLayout:
+    """The groups of layers with page tables of their own. limits: as they were asked for, before the pool was sized."""
+    return kv_layout(arch, limits.max_model_len, hybrid=not config.disable_hybrid_kv_cache_manager)
 
 
 def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
@@ -84,7 +92,7 @@ def size_pool(
         raise ConfigError(
             f"{n_pages} KV pages do not fit into {format_bytes(room.total_bytes)}:\n{terms.explain(room.total_bytes)}"
         )
-    n_tokens = (n_pages - 1) * config.block_size
+    n_tokens = terms.tokens_within(n_pages - 1)
     if min(n_tokens, limits.max_model_len) < MIN_TOKENS:
         raise ConfigError(
             f"{n_pages} KV pages of {config.block_size} tokens, one of them a dummy, and a max_model_len of "
@@ -113,7 +121,7 @@ def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:
     if config.kv_cache_memory_bytes:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
     if room.is_main:
-        sequence_pages = -(-terms.max_model_len // terms.page_size)
+        sequence_pages = terms.seq_pages(terms.max_model_len)
         useful_bytes = (1 + terms.max_num_seqs * sequence_pages) * terms.page_bytes
         asked_bytes = (1 + sequence_pages) * terms.page_bytes if config.max_model_len else 0
         free_bytes = min(room.free_bytes, room.address_bytes)

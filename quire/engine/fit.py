@@ -88,7 +88,7 @@ class FitCase:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page in all layers."""
+        """Of one page in all of its lanes."""
         return equation(self.config, self.limits, self.arch).page_bytes
 
     @property
@@ -104,8 +104,9 @@ class FitCase:
             return self.config.num_gpu_blocks_override * self.page_bytes
         if self.config.kv_cache_memory_bytes:
             return parse_bytes(self.config.kv_cache_memory_bytes)
-        n_pages = 1 - -self.config.max_model_len // self.config.block_size if self.config.max_model_len else MIN_PAGES
-        return n_pages * self.page_bytes
+        terms = equation(self.config, self.limits, self.arch)
+        n_pages = 1 + terms.seq_pages(self.config.max_model_len) if self.config.max_model_len else MIN_PAGES
+        return n_pages * terms.page_bytes
 
     @property
     def has_pool(self) -> bool:

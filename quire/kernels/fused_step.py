@@ -34,7 +34,7 @@ _P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 class _Op(ctypes.Structure):
-    _fields_ = (("code", _L), ("args", _P))
+    _fields_ = (("code", _L), ("args", _P), ("table_at", _L))
 
 
 class _Embed(ctypes.Structure):
@@ -87,14 +87,16 @@ class FusedStepCall:
 class FusedStep:
     """Operations on tensors of `max_rows` rows, in the order in which they are added.
 
-    tokens: int32 [n_slots, width], page_table: int32 [n_slots, max_pages]; `run` reads both, and writes new tokens.
+    tokens: int32 [n_slots, width], page_tables: int32 [n_groups, n_slots, max_pages]; `run` reads both, and writes new
+    tokens.
     """
 
     def __init__(
-        self, tokens: torch.Tensor, page_table: torch.Tensor, page_size: int, n_q_heads: int, n_kv_heads: int, d: int
+        self, tokens: torch.Tensor, page_tables: torch.Tensor, page_size: int, n_q_heads: int, n_kv_heads: int, d: int
     ) -> None:
         self._ops: list[_Op] = []
-        self._kept: list[Any] = [tokens, page_table]
+        self._table_stride = page_tables.stride(0)
+        self._kept: list[Any] = [tokens, page_tables]
         """What the operations point into."""
         self._matrices: list[products.NativeMatrix] = []
         """Of the products, in the order of a step."""
@@ -102,8 +104,8 @@ class FusedStep:
         self._heads = (n_q_heads, n_kv_heads, d)
         tile_tokens = max(1, TILE_ROWS * n_kv_heads // n_q_heads)
         self._step = _Step(
-            tokens=tokens.data_ptr(), page_table=page_table.data_ptr(), tokens_stride=tokens.stride(0),
-            table_stride=page_table.stride(0), page_size=page_size, n_q_heads=n_q_heads, n_kv_heads=n_kv_heads,
+            tokens=tokens.data_ptr(), page_table=page_tables.data_ptr(), tokens_stride=tokens.stride(0),
+            table_stride=page_tables.stride(1), page_size=page_size, n_q_heads=n_q_heads, n_kv_heads=n_kv_heads,
             head_dim=d, tile_tokens=tile_tokens,
         )  # fmt: skip
 
@@ -140,20 +142,27 @@ class FusedStep:
         cos_sin: torch.Tensor,
         k_pages: torch.Tensor,
         v_pages: torch.Tensor,
+        group: int = 0,
     ) -> None:
-        """As `qkv.rotate_and_store`; queries stay in `qkv`, which is contiguous."""
+        """As `qkv.rotate_and_store`; queries stay in `qkv`, which is contiguous. group: whose page table it is."""
         norms = [None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm)]
         call = _Rotate(
             qkv.data_ptr(), *norms, k_pages.data_ptr(), v_pages.data_ptr(), cos_sin.data_ptr(), *self._heads,
             cos_sin.shape[1], self._step.page_size, native.DTYPES[qkv.dtype], k_pages.dtype == torch.int8, eps,
         )  # fmt: skip
-        self._add(ROTATE, call, qkv, q_norm, k_norm, cos_sin, k_pages, v_pages)
+        self._add(ROTATE, call, qkv, q_norm, k_norm, cos_sin, k_pages, v_pages, group=group)
 
     def attend(
-        self, q: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, variant: Variant, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        variant: Variant,
+        out: torch.Tensor,
+        group: int = 0,
     ) -> None:
         """As `attention.run` for a variant without hooks. q, out: [max_rows, n_q_heads, head_dim]."""
-        self._add(ATTEND, native_args(q, k_pages, v_pages, variant, out), q, k_pages, v_pages, out)
+        self._add(ATTEND, native_args(q, k_pages, v_pages, variant, out), q, k_pages, v_pages, out, group=group)
 
     def take(self, rows: torch.Tensor) -> None:
         """Later operations see the rows wanted, which move to the front of `rows`; to be added for each tensor."""
@@ -209,8 +218,8 @@ class FusedStep:
         self._matrices.append(matrix)
         matrix.next = ctypes.addressof(self._matrices[0])
 
-    def _add(self, code: int, args: ctypes.Structure, *kept: object) -> None:
-        self._ops.append(_Op(code, ctypes.addressof(args)))
+    def _add(self, code: int, args: ctypes.Structure, *kept: object, group: int = 0) -> None:
+        self._ops.append(_Op(code, ctypes.addressof(args), group * self._table_stride))
         self._kept += [args, *kept]
 
 

@@ -16,7 +16,7 @@ def leaks(core: EngineCore, ended: Mapping[str, int], n_generated: int) -> list[
     live, stats = core.scheduler.live, core.stats()
     cache, n_usable = live.cache, core.scheduler.config.n_usable_pages
     nodes = [node for root in cache.tree.roots.values() for node in cache.tree.subtree(root)]
-    cached = sorted(page for node in nodes for page in node.pages)
+    cached = sorted(page for node in nodes for table in node.tables for page in table if page)
     owned = sorted(page for page, count in enumerate(cache.pool.refs) if count)
     opened = set(core.executor.worker.runner.tail.opened)
     checks = {

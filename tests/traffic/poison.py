@@ -50,8 +50,8 @@ class Poison:
     def _spoil(self, slots: list[int]) -> None:
         where = torch.tensor(slots, dtype=torch.int64, device=self.tables.tokens.device)
         self.tables.tokens.index_fill_(0, where, 7)  # an id that exists: padding rows of graphs look it up
-        self.tables.host_pages[slots] = 0
-        self.tables.pages.index_fill_(0, where, 0)
+        self.tables.host_pages[:, slots] = 0
+        self.tables.pages.index_fill_(1, where, 0)
 
     def _queue(self, job: Callable[[], None]) -> None:
         executor = self._core.executor

@@ -22,14 +22,14 @@ class EagerForward:
         batch = step.batch
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         self._tables.write(step.writes)
-        rows = self._device.upload(np.stack([batch.row_slots, batch.row_positions, cache_locs]))
-        attn_plan = plan_attention(
+        rows = self._device.upload(np.concatenate([[batch.row_slots, batch.row_positions], cache_locs]))
+        attn_plans = plan_attention(
             self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared
         )
         token_ids = self._tables.tokens[rows[0], rows[1]]
         n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
         sampled = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
-        context = PagedContext(self._pool, attn_plan, rows[2])
+        context = PagedContext(self._pool, attn_plans, list(rows[2:]))
         wanted = None if n_sampled == 0 or step.wants_all else sampled
         hidden = self._model.forward(token_ids, rows[1], context, wanted)
         return States(hidden, has_all=sampled is not None and wanted is None, sampled=sampled)

@@ -75,15 +75,15 @@ class FusedForward:
 
     def _record(self, layer: DecoderLayer, *, is_last: bool) -> None:
         attention = layer.attention
-        k, v = self._pool.k[attention.layer], self._pool.v[attention.layer]
+        (k, v), group = self._pool.pages_of[attention.layer], self._pool.group_of[attention.layer]
         assert layer.attention_norm is not None and layer.ffn_norm is not None
         attention.qkv.record(self._fused, self._x, self._qkv, norm=layer.attention_norm.pair)
-        self._fused.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v)
+        self._fused.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v, group)
         q, out = (
             x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim))  # type: ignore[no-untyped-call]
             for x in (self._qkv, self._y)
         )
-        self._fused.attend(q, k, v, attention.variant, out)
+        self._fused.attend(q, k, v, attention.variant, out, group)
         if is_last:
             self._fused.take(self._x)
             self._fused.take(self._y)

@@ -21,14 +21,14 @@ import torch
 from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
-from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
+from quire.compute.runner.pool import KVPool, PagedContext, plan_attention, window_kinds
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.config.arch import ModelArch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.schedule.plan import AttnPlan, Mirrored, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
 from quire.planner.shape import layer_weights
@@ -36,9 +36,9 @@ from quire.planner.shape import layer_weights
 logger = logging.getLogger("quire.engine")
 
 STAGING_BYTES: Final = 8 << 20
-N_ROW_LINES, N_SAMPLED_LINES = 5, 3
-"""Of a row: slot, position, cache location, and one new entry of the page table (where, page). Of a sampled row: row,
-slot, position."""
+N_ROW_LINES, N_SAMPLED_LINES = 2, 3
+"""Of a row: slot, position, and then for each group of layers its cache location, and one new entry of a page table
+(where, page). Of a sampled row: row, slot, position."""
 MAX_MIXED_ROWS: Final = 2048
 HIDDEN_FLOPS: Final = 7e12
 """Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
@@ -69,7 +69,8 @@ class ForwardGraphs:
     """Captured forwards of one kind of step, and the attention buffers they share."""
 
     sizes: list[int]
-    buffers: PlanBuffers
+    buffers: list[PlanBuffers]
+    """Of each kind of window."""
     replays: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
 
     def bucket(self, n_rows: int) -> int:
@@ -97,14 +98,15 @@ class GraphForward:
         self._sampling_sizes = decode_sizes(max_num_seqs)
         mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         n_rows = max(max_num_seqs, mixed[-1])
-        self._staging = device.staging(STAGING_BYTES)
+        self._staging = device.staging(STAGING_BYTES * len(window_kinds(pool.layout)))
         self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
         self._controls = self._staging.section((N_CONTROLS, max_num_seqs), torch.float64)
         self._mask_lines = self._staging.section((max_num_seqs,), torch.int32)
-        self._rows = self._staging.section((N_ROW_LINES, n_rows), torch.int64)
-        lists = self._staging.rest(torch.int32)
-        self._decode = ForwardGraphs(self._sampling_sizes, self._buffers(lists, max_num_seqs))
-        self._mixed = ForwardGraphs(mixed, self._buffers(lists, max_num_seqs, mixed[-1]))
+        self._n_groups = len(pool.layout.groups)
+        self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
+        self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
+        self._decode = ForwardGraphs(self._sampling_sizes, self._buffers(max_num_seqs))
+        self._mixed = ForwardGraphs(mixed, self._buffers(max_num_seqs, mixed[-1]))
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
@@ -112,14 +114,23 @@ class GraphForward:
         self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
         self._sampling_graphs: dict[int, Callable[[], None]] = {}
 
-    def _buffers(self, lists: Mirrored, max_num_seqs: int, mixed_rows: int = 0) -> PlanBuffers:
-        """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared."""
-        like = plan_attention(self._pool, self._tables, *_idle(1))
-        if not mixed_rows:
-            return attention.plan_buffers(like, max_num_seqs, span_tokens=1, memory=lists)
+    def _buffers(self, max_num_seqs: int, mixed_rows: int = 0) -> list[PlanBuffers]:
+        """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
+        one of both, so they have one memory; in it kinds of windows lie one behind the other."""
+        like, found, n_ints = plan_attention(self._pool, self._tables, *_idle(1))[0], list[PlanBuffers](), 0
         few = max(1, small_rows_of(like.heads.group) // like.heads.group)
         max_large = (mixed_rows + max_num_seqs) // (few + 1) + 1  # longer spans, and groups of more rows than that
-        return attention.plan_buffers(like, max_num_seqs, max_large=max_large, max_rows=mixed_rows, memory=lists)
+        for _ in window_kinds(self._pool.layout):
+            memory = self._staging.rest(torch.int32, n_ints)
+            if mixed_rows:
+                buffers = attention.plan_buffers(
+                    like, max_num_seqs, max_large=max_large, max_rows=mixed_rows, memory=memory
+                )
+            else:
+                buffers = attention.plan_buffers(like, max_num_seqs, span_tokens=1, memory=memory)
+            n_ints += buffers.n_ints
+            found.append(buffers)
+        return found
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -157,7 +168,9 @@ class GraphForward:
     def _forwards_for(self, step: Step) -> ForwardGraphs | None:
         """The graphs that can run this step at its best, or None."""
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
-        saved_bytes = sum((len(one.spans) - 1) * one.n_keys for one in step.shared) * self._pool.bytes_per_token
+        n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
+        saved_bytes = n_saved * self._pool.bytes_per_token
+        n_writes = -(-n_writes // self._n_groups)
         is_decode = n_rows == len(step.batch.span_slots) and n_writes <= self._decode.bucket(n_rows)
         # only a sequence that enters may have been given pages that this very step fills
         is_settled = not step.plan.opened
@@ -179,13 +192,18 @@ class GraphForward:
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
 
     def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
-        n_rows, n_writes = len(batch.row_slots), len(writes.at)
-        rows = self._rows.host
-        rows[:3, n_rows:size] = 0
-        rows[0, :n_rows], rows[1, :n_rows], rows[2, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
-        rows[3, :n_writes], rows[4, :n_writes] = writes.at, writes.values
-        rows[3, n_writes:size], rows[4, n_writes:size] = self._tables.spare_slot * self._tables.pages.shape[1], 0
-        self._rows.filled(rows.size)
+        n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
+        rows[:, n_rows:size] = 0
+        rows[0, :n_rows], rows[1, :n_rows], rows[2:, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
+        most = self._n_groups * size
+        entries[0, :n_writes], entries[1, :n_writes] = writes.at, writes.values
+        entries[0, n_writes:most], entries[1, n_writes:most] = self._spare_entry, 0
+        self._writes.filled(entries.size)
+
+    @property
+    def _spare_entry(self) -> int:
+        """An entry of the page tables that belongs to no sequence."""
+        return self._tables.spare_slot * self._tables.pages.shape[2]
 
     def _fill_sampled(self, size: int, batch: FlatBatch, controls: np.ndarray) -> None:
         n_sampled = len(batch.sampled_rows)
@@ -200,23 +218,26 @@ class GraphForward:
 
     def _plan(
         self,
-        buffers: PlanBuffers,
+        buffers: list[PlanBuffers],
         kv_lens: np.ndarray,
         slots: np.ndarray,
         q_indptr: np.ndarray | None = None,
         shared: Sequence[SharedPrefix] = (),
-    ) -> AttnPlan:
+    ) -> list[AttnPlan]:
         settled = buffers is self._decode.buffers
         return plan_attention(
             self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared, settled=settled
         )
 
-    def _capture_forward(self, size: int, buffers: PlanBuffers) -> Callable[[], None]:
-        slots, positions, cache_locs, page_at, page = self._rows.device[:, :size]
+    def _capture_forward(self, size: int, buffers: list[PlanBuffers]) -> Callable[[], None]:
+        slots, positions, *cache_locs = self._rows.device[:, :size]
+        page_at, page = self._writes.device[:, : self._n_groups * size]
         self._staging.begin()
         self._rows.host[:, :size] = 0
-        self._rows.filled(self._rows.host.size)
-        context = PagedContext(self._pool, self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1]))), cache_locs)
+        self._writes.host[:, : self._n_groups * size] = 0
+        self._writes.filled(self._writes.host.size)
+        plans = self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1])))
+        context = PagedContext(self._pool, plans, cache_locs)
         self._staging.send()
 
         def forward() -> None:

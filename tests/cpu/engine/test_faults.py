@@ -19,9 +19,10 @@ from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
+from quire.engine.executors.digests import null_reference
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.executors.null import NullExecutor, null_reference
+from quire.engine.executors.null import NullExecutor
 
 VOCAB = 50
 

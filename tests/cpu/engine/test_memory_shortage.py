@@ -11,9 +11,9 @@ from quire.core.commands import Submit
 from quire.core.events import FinishReason
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
+from quire.engine.executors.digests import null_reference
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.executors.null import null_reference
 
 
 class OutOfMemoryError(RuntimeError):

@@ -43,7 +43,9 @@ def test_no_wrong_token_and_nothing_leaked(llama: Checkpoint) -> None:
     assert found.verdicts.n_best > 0.999 * found.tokens and found.verdicts.n_pages > 50
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("Mistral", torch.bfloat16), ("Qwen3", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("Mistral", torch.bfloat16), ("Qwen2", torch.float32), ("Qwen3", torch.float32)]
+)
 def test_other_models_and_settings(tmp_path: pathlib.Path, family: str, dtype: torch.dtype) -> None:
     model = write_checkpoint(tmp_path, family, SMALL, dtype)
     odd = {"block_size": 4, "num_gpu_blocks_override": 300, "pipeline_depth": 3, "scheduling_policy": "priority"}
@@ -99,5 +101,5 @@ def test_a_page_with_other_contents_is_seen(llama: Checkpoint, value: float) -> 
     for _ in range(100):
         soak._arrive()
         soak.turn()
-    soak.poison.write(soak.core.scheduler.live.running[0].pages[0], value)
+    soak.poison.write(soak.core.scheduler.live.running[0].tables[0][0], value)
     assert soak.run(n_steps=50, n_idle=0).faults

@@ -33,7 +33,7 @@ def wrap(patch: Patch, owner: Any, name: str, make: Callable[[Any], Any]) -> Non
 
 
 def salt_is_ignored(patch: Patch) -> None:
-    wrap(patch, PrefixTree, "match", lambda real: lambda self, salt, tokens, n: real(self, "", tokens, n))
+    wrap(patch, PrefixTree, "path", lambda real: lambda self, salt, tokens, n: real(self, "", tokens, n))
     wrap(patch, PrefixTree, "extend", lambda real: lambda self, salt, *rest, **named: real(self, "", *rest, **named))
 
 
@@ -53,8 +53,11 @@ def fork_copies_a_row_less(patch: Patch) -> None:
 def fork_writes_the_shared_page(patch: Patch) -> None:
     def fork(self: Admission, seq: Seq, sibling: Seq) -> bool:
         self.live.waiting.pop()
-        n_pages = self.live.config.pages_for(seq.prompt_len)
-        self.live.admit(seq, self.live.cache.fork(seq, sibling, n_pages), seq.prompt_len - 1)
+        cache, n_pages = self.live.cache, self.live.config.pages_for(seq.prompt_len)
+        starts = cache.starts(seq.prompt_len - 1)
+        tables = [[0] * first + table[first:n_pages] for table, first in zip(sibling.tables, starts, strict=True)]
+        cache._begin(seq, tables, starts)
+        self.live.admit(seq, seq.prompt_len - 1, [])
         self.builder.open(seq)
         self.builder.span(seq, 1)
         self.admitted.append(seq)
@@ -85,7 +88,7 @@ def whole_prompt_is_matched(patch: Patch) -> None:
 
 def match_compares_the_first_page_of_a_node_only(patch: Patch) -> None:
     patch.setattr(
-        PrefixTree, "_common_pages", lambda self, node, tokens, depth, last: min(len(node.pages), last - depth)
+        PrefixTree, "_common_pages", lambda self, node, tokens, depth, last: min(node.n_pages, last - depth)
     )
 
 
@@ -101,7 +104,7 @@ def page_is_freed_twice(patch: Patch) -> None:
         patch,
         PageCache,
         "release",
-        lambda real: lambda self, seq, keep: (real(self, seq, keep=keep), self.pool.drop(seq.pages[-1:])),
+        lambda real: lambda self, seq, keep: (real(self, seq, keep=keep), self.pool.drop(seq.tables[0][-1:])),
     )
 
 
@@ -111,7 +114,7 @@ def unlock_is_forgotten(patch: Patch) -> None:
 
 def cancelled_in_flight_keeps_its_pages(patch: Patch) -> None:
     def release(self: PageCache, seq: Seq, *, keep: bool) -> None:
-        if not (seq.computed < seq.planned and len(seq.pages) > 1):
+        if not (seq.computed < seq.planned and seq.n_table_pages > 1):
             real(self, seq, keep=keep)
 
     real = PageCache.release
@@ -125,10 +128,11 @@ def eviction_takes_locked_leaves(patch: Patch) -> None:
 
 
 def eviction_leaks_a_page(patch: Patch) -> None:
-    def trim(self: PrefixTree, leaf: Any, n_cut: int) -> None:
-        real(self, leaf, n_cut)
+    def trim(self: PrefixTree, leaf: Any, n_cut: int) -> int:
+        n_free: int = real(self, leaf, n_cut)
         if n_cut > 1:
             self._pool.refs[self._pool._free.pop()] = 1
+        return n_free
 
     real = PrefixTree._trim
     patch.setattr(PrefixTree, "_trim", trim)
@@ -172,19 +176,22 @@ def pages_of_a_fork_enter_the_tree(patch: Patch) -> None:
     def publish(self: PageCache, seq: Seq, *, leaving: bool = False) -> None:
         n_full, first = min(seq.planned, len(seq.tokens)) // self.page_size, seq.n_tree_pages
         if self.enabled and n_full > first:
-            salt, pages = seq.request.cache_salt, seq.pages[:n_full]
-            seq.node, seq.n_tree_pages = self.tree.extend(salt, seq.node, first, seq.tokens, pages, through=leaving)
+            salt, tables = seq.request.cache_salt, seq.tables
+            seq.node, seq.n_tree_pages = self.tree.extend(
+                salt, seq.node, first, seq.tokens, tables, n_full, through=leaving
+            )
 
     patch.setattr(PageCache, "publish", publish)
 
 
 def fork_locks_the_whole_path_of_its_sibling(patch: Patch) -> None:
-    def fork(self: PageCache, seq: Seq, source: Seq, n: int) -> list[int]:
-        self.pool.share(source.pages[:n])
+    def fork(self: PageCache, seq: Seq, source: Seq, n: int) -> None:
+        starts = self.starts(seq.prompt_len - 1)
+        self._begin(seq, [[0] * at + table[at:n] for table, at in zip(source.tables, starts, strict=True)], starts)
         if source.node is not None:
-            self.tree.lock(self.tree.match(seq.request.cache_salt, source.tokens, source.n_tree_pages * self.page_size))
+            self.tree.lock(self.tree.path(seq.request.cache_salt, source.tokens, source.n_tree_pages * self.page_size))
             seq.node, seq.n_tree_pages = source.node, source.n_tree_pages
-        return source.pages[:n]
+        self.grow(seq, 1)
 
     patch.setattr(PageCache, "fork", fork)
 
@@ -229,7 +236,7 @@ def preempted_goes_to_the_back(patch: Patch) -> None:
 
 def first_is_preempted(patch: Patch) -> None:
     def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
-        while live.cache.n_available == 0:
+        while live.cache.n_available < live.cache.n_groups:
             builder.is_tight = True
             victims = [other for other in live.running if other.last_step != builder.step]
             live.preempt(victims[0])
@@ -386,7 +393,9 @@ def head_of_the_queue_never_fits(patch: Patch) -> None:
     """A full pool's worth of slack is asked of a resumed sequence: it waits for ever once it is alone."""
     wrap(
         patch, Admission, "_pages_wanted",
-        lambda real: lambda self, seq: real(self, seq) + (self.live.config.n_pages if seq.last_step >= 0 else 0),
+        lambda real: lambda self, seq, *rest: (
+            real(self, seq, *rest) + (self.live.config.n_pages if seq.last_step >= 0 else 0)
+        ),
     )  # fmt: skip
 
 

@@ -7,8 +7,18 @@ import sys
 from collections import deque
 
 import hypothesis.strategies as st
-from control_checks import check_contents, check_pages, check_seqs, check_stats, check_tree, tree_nodes, unended_seqs
-from control_model import VOCAB, Ledger
+from control_checks import (
+    check_contents,
+    check_pages,
+    check_seqs,
+    check_stats,
+    check_tree,
+    held_by,
+    pages_of,
+    tree_nodes,
+    unended_seqs,
+)
+from control_model import VOCAB, Ledger, layout_of
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.control.config import SchedulerConfig
@@ -22,7 +32,8 @@ from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Pooling, Request, Terms, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
-from quire.engine.executors.null import NON_FINITE, NullExecutor
+from quire.engine.executors.digests import NON_FINITE
+from quire.engine.executors.null import NullExecutor
 from quire.planner.pace import Pace
 
 MASK_BYTES = -(-VOCAB // 32) * 4
@@ -54,13 +65,17 @@ class FaultyDevice(NullExecutor):
 
 TIGHT = Pace(factor=1.5, weights_s=2.0, token_s=1.0, cached_s=0.1, pair_s=0.1, min_tokens=1)
 """Beside a few decodes it leaves prompts one to three tokens a step."""
+WINDOWS = [(0,), (0,), (0,), (0, 3), (0, 0, 2, 6), (5,), (1, 8)]
+"""Of groups: one that keeps everything, several, and windows alone."""
 configs = st.builds(
-    lambda size, pages, seqs, budget, threshold, policy, caching, depth, pace, drafts: SchedulerConfig(
-        n_pages=pages + 1, page_size=size, max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
+    lambda size, windows, pages, seqs, budget, threshold, policy, caching, depth, pace, drafts: SchedulerConfig(
+        n_pages=pages * len(windows) + 1, kv=layout_of(*windows), page_size=size,
+        max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
         long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
         min_shared_tokens=1, pace=pace, num_speculative_tokens=drafts,
     ),
     size=st.sampled_from([1, 2, 4]),
+    windows=st.sampled_from(WINDOWS),
     pages=st.integers(2, 20),
     seqs=st.integers(1, 5),
     budget=st.sampled_from([0, 1, 3, 8, 20]),
@@ -112,9 +127,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = FaultyDevice(
             n_pages=config.n_pages, page_size=config.page_size, max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len, vocab_size=VOCAB, clock=self.clock,
-            acceptance=0.6, depth=config.pipeline_depth,
+            acceptance=0.6, depth=config.pipeline_depth, windows=config.kv.windows,
         )  # fmt: skip
-        self.ledger = Ledger()
+        self.ledger = Ledger(config.kv.windows)
         self.in_flight: deque[tuple[list[Seq], StepPlan, StepResult]] = deque()
         self.counters: dict[str, int] = {}
 
@@ -201,7 +216,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = self.scheduler.live.n_submitted
         request.request_id, request.seed = f"r{number}", number * 10
         total = len(request.prompt_token_ids) + request.max_tokens
-        fits = total <= self.config.max_model_len and self.config.pages_for(total - 1) <= self.config.n_usable_pages
+        n_pages = sum(self.config.pages_of(total - 1))
+        fits = total <= self.config.max_model_len and n_pages <= self.config.n_usable_pages
         try:
             self.scheduler.submit(request)
         except ContextLengthExceeded:
@@ -255,7 +271,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             for row in rows
             if seqs[row].state is not SeqState.ENDED and plan.step > seqs[row].ignore_through
         }
-        read = {page for row in rows for page in (seqs[row].pages or seqs[row].left_pages)}
+        tables = [table for row in rows for table in (seqs[row].tables or seqs[row].left_tables)]
+        read = {page for table in tables for page in table if page}
         poisoned = {page for page in read if self.device.is_poisoned(page)}
         deltas: list[SeqDelta] = self.scheduler.commit(result)
         self._check_poison_is_gone(poisoned)
@@ -263,15 +280,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.ledger.hear(delta, may_fail=(delta.request_id, delta.index) in must_fail)
         sent_back = {(seq.request.request_id, seq.index) for seq in seqs if seq.ignore_through >= plan.step}
         assert all(self.ledger.seqs[name].ended or name in sent_back for name in must_fail), "a fault had no effect"
-        assert not must_fail or any(self.ledger.seqs[name].ended for name in must_fail), "a fault ended nobody"
+        if len(must_fail) == len(rows) > 0:  # the fault of one that has ended may send those back who fail with it
+            assert any(self.ledger.seqs[name].ended for name in must_fail), "a fault ended nobody"
 
     def _check_poison_is_gone(self, poisoned: set[int]) -> None:
         """F: non-finite K/V that was noticed is in nobody's table and not in the tree."""
         live = self.scheduler.live
         nodes = tree_nodes(self.scheduler)
-        assert not poisoned.intersection(page for node in nodes for page in node.pages), "bad K/V stays in the tree"
+        assert not poisoned.intersection(page for node in nodes for page in pages_of(node)), "bad K/V stays in the tree"
         for seq in live.running:
-            assert not poisoned.intersection(seq.pages) and seq.copied_page not in poisoned, "a reader goes on"
+            assert not poisoned.intersection(held_by(seq) + seq.copied_pages), "a reader goes on"
 
     def _check_hints(self, plan: StepPlan) -> None:
         """Pages that a hint calls shared are the same in the tables of that step, and planned before its end."""
@@ -281,11 +299,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         named = [slot for slots, _ in plan.shared_prefixes for slot in slots]
         assert len(set(named)) == len(named), "a sequence is in two groups"
         for slots, n_pages in plan.shared_prefixes:
-            shared = {tuple(self.device._slots[slot].pages[:n_pages]) for slot in slots}
-            assert len(slots) > 1 and len(shared) == 1 and len(shared.pop()) == n_pages, (
+            n_full = self.config.kv.n_full
+            shared = {tuple(page for table in self._kept(slot) for page in table[:n_pages]) for slot in slots}
+            assert len(slots) > 1 and len(shared) == 1 and len(shared.pop()) == n_pages * n_full, (
                 "other pages than the hint says"
             )
             assert all(n_pages * self.config.page_size <= end_of[slot] for slot in slots), "pages that are not full"
+
+    def _kept(self, slot: int) -> list[list[int]]:
+        """Its tables of groups without a window, as the device has them."""
+        return self.device._slots[slot].tables[: self.config.kv.n_full]
 
     def _check_plan(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """C 16, 19 and D 22: budgets, decode first, victims and admissions by the stated order."""
@@ -304,7 +327,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert all(orders[victim] > orders[seq] for seq in running), "the wrong victim was preempted"
         for seq, (state, start, prefill_end) in before.items():
             if state is SeqState.RUNNING and seq not in preempted and prefill_end <= start < seq.limit:
-                assert seq in seqs, "a decoding sequence was left out of a step"
+                waits = seq is running[-1] and seq.planned >= seq.returns_at
+                assert seq in seqs or waits, "a decoding sequence was left out of a step"
         admitted = [seq for seq in seqs if before[seq][0] is SeqState.WAITING]
         assert not (preempted and admitted), "a step that preempts admits"
         for seq in before:
@@ -313,7 +337,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 siblings = self.scheduler.live.requests[seq.request.request_id]
                 in_prompt = [other for other in siblings if other.state is SeqState.RUNNING]
                 assert seq.request.params.n > 1 and in_prompt, "a later arrival overtook a waiting sequence"
-                assert all(other.prompt_step >= plan.step for other in in_prompt), "a sample waits though it could fork"
+                forks = [other for other in in_prompt if self.scheduler.live.cache.can_fork(seq, other)]
+                assert all(other.prompt_step >= plan.step for other in forks), "a sample waits though it could fork"
 
     def _check_pace(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """Beside decodes prompts take at most as many tokens as the pace allows at the longest context among them."""

@@ -11,7 +11,8 @@ from quire.control.slot_params import slot_params
 from quire.core.clock import VirtualClock
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
-from quire.engine.executors.null import NullExecutor, null_reference
+from quire.engine.executors.digests import null_reference
+from quire.engine.executors.null import NullExecutor
 
 VOCAB = 1000
 

@@ -133,7 +133,10 @@ def test_a_result_that_does_not_fit_changes_nothing(case: str) -> None:
 def snapshot(scheduler: Scheduler) -> tuple[Any, ...]:
     live = scheduler.live
     return (
-        [(seq.state, seq.computed, seq.planned, list(seq.tokens), list(seq.pages)) for seq in live.running],
+        [
+            (seq.state, seq.computed, seq.planned, list(seq.tokens), [list(table) for table in seq.tables])
+            for seq in live.running
+        ],
         list(live.cache.pool.refs),
         list(live.free_slots),
         scheduler.stats(),

@@ -17,7 +17,8 @@ from quire.core.plan import StepPlan
 from quire.core.request import Pooling, Request, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
-from quire.engine.executors.null import NullExecutor, null_reference
+from quire.engine.executors.digests import null_reference
+from quire.engine.executors.null import NullExecutor
 from quire.planner.pace import Pace
 
 VOCAB = 100
@@ -41,6 +42,7 @@ class Rig:
             max_model_len=self.config.max_model_len,
             vocab_size=VOCAB,
             clock=self.clock,
+            windows=self.config.kv.windows,
         )
         self.results: deque[StepResult] = deque()
         self.said: dict[tuple[str, int], list[int]] = {}
@@ -361,7 +363,7 @@ def test_stats_of_a_large_pool_stay_small() -> None:
     rig.turn()
     stats = rig.scheduler.stats()
     assert len(stats.page_map) <= 4096 and max(stats.page_map) == 2
-    held = {page // 3 for seq in rig.scheduler.live.running for page in seq.pages}
+    held = {page // 3 for seq in rig.scheduler.live.running for page in seq.tables[0]}
     assert {i for i, cell in enumerate(stats.page_map) if cell > 1} == held
     assert stats.n_tokens_held == 100 and stats.n_slots_taken == 100
 

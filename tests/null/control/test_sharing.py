@@ -32,7 +32,7 @@ def test_sequences_with_a_common_prefix_are_one_group() -> None:
     plan = decode_step(one)
     slots = {f"a{i}": plan.spans.slots[i] for i in range(4)}
     assert plan.shared_prefixes == [(sorted(slots.values()), 10)]
-    pages = {seq.slot: seq.pages for seq in one.scheduler.live.running}
+    pages = {seq.slot: seq.tables[0] for seq in one.scheduler.live.running}
     assert len({tuple(pages[slot][:10]) for slot in slots.values()}) == 1
 
 

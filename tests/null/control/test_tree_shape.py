@@ -64,5 +64,5 @@ def test_a_cut_keeps_the_heaviest() -> None:
 def test_of_a_huge_tree_the_part_nearest_to_the_root_is_weighed() -> None:
     tree = PrefixTree(PagePool(MAX_WALKED_NODES + 60), 1)
     for i in range(MAX_WALKED_NODES + 40):
-        tree.roots.setdefault("", Node(None, "", [], [], 0)).children[str(i).encode()] = Node(None, "", [i], [i], i)
+        tree.roots.setdefault("", Node(None, "", [], [[]], 0)).children[str(i).encode()] = Node(None, "", [i], [[i]], i)
     assert len(tree_shape(tree)) == MAX_TREE_NODES

@@ -10,7 +10,8 @@ from quire.config.model import parse_arch
 from quire.core.clock import VirtualClock
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, Spans, StepPlan
 from quire.core.result import StepResult
-from quire.engine.executors.null import NullExecutor, PlanError, null_reference
+from quire.engine.executors.digests import null_reference
+from quire.engine.executors.null import NullExecutor, PlanError
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 

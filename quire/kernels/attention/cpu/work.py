@@ -38,6 +38,12 @@ class CpuWork:
     tiles: np.ndarray
     """int32 [n_tiles, 3]: span, first token inside the span, number of tokens; most expensive first."""
 
+    def on(self, page_table: torch.Tensor) -> CpuWork:
+        """See `AttnPlan.on`."""
+        native = _NativePlan.from_buffer_copy(self.native)
+        native.page_table = page_table.data_ptr()
+        return CpuWork(native, self.tiles)
+
 
 def make(plan: AttnPlan, device: torch.device | None = None) -> CpuWork:
     """The plan's work: its spans cut into tiles. `plan` must outlive it."""

@@ -1,4 +1,4 @@
-"""The commonest step, cut with few calls: one row a span over pages, all keys up to it, nothing shared.
+"""The commonest step, cut with few calls: one row a span over pages, all keys of its window, nothing shared.
 
 The result is what tiles.py's `cut_any` gives, in less than half of its time at small batches. Owns no decision: where
 keys are cut is stream.py's.
@@ -26,7 +26,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 
 def fits(plan: AttnPlan, shares: bool) -> bool:
     """Whether the step is such a step. shares: shared prefixes are read together where that pays."""
-    if plan.layout is not Layout.PAGED or plan.window or plan.batch_invariant or not plan.causal:
+    if plan.layout is not Layout.PAGED or plan.n_first or plan.batch_invariant or not plan.causal:
         return False
     n_spans = len(plan.spans.kv_lens)
     indptr = plan.spans.q_indptr
@@ -37,19 +37,21 @@ def fits(plan: AttnPlan, shares: bool) -> bool:
 
 def cut(plan: AttnPlan, n_ctas: int) -> WorkList:
     """The work of a step that `fits`; the query heads of a KV head fit a small line."""
-    n_keys, n_heads, group = plan.spans.kv_lens, plan.heads.n_kv_heads, plan.heads.group
-    cuts = stream.cuts(n_keys, n_heads, n_ctas)
+    ends, n_heads, group = plan.spans.kv_lens, plan.heads.n_kv_heads, plan.heads.group
+    first = np.maximum(ends - plan.window, 0) // stream.KEYS * stream.KEYS if plan.window else np.zeros_like(ends)
+    cuts = stream.cuts(ends - first, n_heads, n_ctas)
     n_cuts = len(cuts.tile)
     at = cuts.tile + np.arange(1, n_cuts + 1)  # lines that begin at a cut
-    begins = np.zeros(len(n_keys) * n_heads + n_cuts, bool)
+    begins = np.zeros(len(ends) * n_heads + n_cuts, bool)
     begins[at] = True
     span, head = np.divmod(np.arange(len(begins), dtype=np.int32) - np.cumsum(begins, dtype=np.int32), n_heads)
 
-    tiles = np.zeros((len(n_keys), FIELDS), np.int32)
-    tiles[:, ROW] = np.arange(len(n_keys))
+    tiles = np.zeros((len(ends), FIELDS), np.int32)
+    tiles[:, ROW] = np.arange(len(ends))
     tiles[:, N_TOKENS] = 1
-    tiles[:, POSITION] = n_keys - 1
-    tiles[:, END] = n_keys
+    tiles[:, POSITION] = ends - 1
+    tiles[:, BEGIN] = first
+    tiles[:, END] = ends
     tiles[:, KV_AT] = plan.spans.kv_at * np.int32(plan.paged_table.stride(0))
     tiles[:, PARTIAL] = -1
     lines = tiles.take(span, axis=0)
@@ -66,8 +68,8 @@ def _split(
     """Sets the keys and the partial results of lines that begin or end at a cut, in place; (merges, parts)."""
     if not len(at):
         return np.zeros((0, 4), np.int32), np.zeros(0, np.int32)
-    lines[at, BEGIN] = offset
-    lines[at - 1, END] = offset
+    lines[at, BEGIN] += offset
+    lines[at - 1, END] = lines[at, BEGIN]
     partial = begins.copy()
     partial[at - 1] = True
     chosen = partial.nonzero()[0]

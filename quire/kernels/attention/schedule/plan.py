@@ -94,6 +94,9 @@ class Mirrored(Protocol):
 class PlanBuffers(Protocol):
     """Device memory with fixed addresses that holds one step's work after another (for CUDA graphs)."""
 
+    n_ints: int
+    """Integers that they take at the start of their memory."""
+
     def fill(self, plan: AttnPlan) -> Any:
         """Overwrite with this plan's work, in stream order; raises ValueError when it does not fit."""
 
@@ -120,6 +123,17 @@ class AttnPlan:
     """Keys below a span's first row may be read while the kernel launched just before `run` still runs."""
     work: Any = None
     """The device's own work list (schedule/work.py, cpu/work.py)."""
+
+    def on(self, page_table: torch.Tensor) -> AttnPlan:
+        """The same work over other pages. page_table: of the same shape, on the same device; runs of both plans share
+        memory for partial results. Raises ValueError for a table of another shape or on another device."""
+        table = self.paged_table
+        if page_table.shape != table.shape or page_table.device != table.device or not page_table.is_contiguous():
+            raise ValueError(
+                f"a plan over a page table {tuple(table.shape)} on {table.device} cannot take one of "
+                f"{tuple(page_table.shape)} on {page_table.device}"
+            )
+        return dataclasses.replace(self, page_table=page_table, work=self.work.on(page_table))
 
     @property
     def n_rows(self) -> int:

@@ -60,6 +60,10 @@ class CudaWork:
     n_tokens_large: int
     """Most tokens of a large line."""
 
+    def on(self, page_table: torch.Tensor) -> CudaWork:
+        """See `AttnPlan.on`: lines say at which entry of a page table they begin, whichever it is."""
+        return self
+
 
 def make(plan: AttnPlan, device: torch.device | None = None, n_ctas: int = 0) -> CudaWork:
     """Cut a plan and send it to a device (None: where its page table is). n_ctas: 0 asks the device."""
@@ -134,12 +138,12 @@ class Buffers:
             "parts": n_parts,
         }
         self._sizes = {name: sizes[name] for name in ARRAYS}
-        self._n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
+        self.n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
         self._n_partial_rows = n_parts * heads.group
-        self._memory = memory or _OwnMemory(self._n_ints, device)
-        if len(self._memory.device) < self._n_ints:
+        self._memory = memory or _OwnMemory(self.n_ints, device)
+        if len(self._memory.device) < self.n_ints:
             raise ValueError(
-                f"{self._limits} need {self._n_ints} integers, the memory holds {len(self._memory.device)}"
+                f"{self._limits} need {self.n_ints} integers, the memory holds {len(self._memory.device)}"
             )
         rows = _rows_of(self._line_tokens * heads.group)
         ticket = torch.zeros(1, dtype=torch.int32, device=device)

@@ -204,7 +204,8 @@ def test_ctas_have_equal_shares(seed: int) -> None:
 def test_the_short_way_for_decode_gives_the_same_work(seed: int) -> None:
     rng = np.random.default_rng(seed)
     kv_lens = (rng.pareto(1, int(rng.integers(1, 300))) * 10 ** rng.integers(1, 4) + 1).clip(max=70_000).astype(int)
-    plan = decode(kv_lens.tolist(), int(rng.choice([1, 2, 8])))
+    window = int(rng.choice([1, 64, 100, 4096])) if seed % 2 else 0
+    plan = decode(kv_lens.tolist(), int(rng.choice([1, 2, 8])), window=window)
     assert short_way.fits(plan, shares=True)
     short, wanted = cut(plan, 132), cut_any(plan, 132)
     for name in (field.name for field in dataclasses.fields(WorkList)):
@@ -214,7 +215,7 @@ def test_the_short_way_for_decode_gives_the_same_work(seed: int) -> None:
 def test_the_short_way_is_for_whole_rows_of_pages_only() -> None:
     assert not short_way.fits(plan_of([1, 0, 2], [5, 5, 5], Heads(8, 2, 64)), shares=True)
     assert not short_way.fits(plan_of([], [], Heads(8, 2, 64)), shares=True)
-    for options in ({"window": 3}, {"causal": False}, {"batch_invariant": True}):
+    for options in ({"window": 3, "n_first": 1}, {"causal": False}, {"batch_invariant": True}):
         assert not short_way.fits(decode([700, 30], **options), shares=True), options
     shared = decode([700, 300], shared=[SharedPrefix([0, 1], 128)])
     assert short_way.fits(shared, shares=False) and not short_way.fits(shared, shares=True)
