@@ -230,6 +230,7 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """Sent once after loading."""
 
     max_model_len: int
+    """Tokens of the longest sequence: the pool holds its keys."""
     n_pages: int
     page_size: int
     logits_width: int

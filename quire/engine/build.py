@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import pathlib
 
+import msgspec
+
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
@@ -128,6 +130,8 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
     n_pages = config.num_gpu_blocks_override or NULL_PAGES
     clock = VirtualClock()
     layout = layout_of(config, limits, arch)
+    n_held = layout.tokens_within(n_pages - 1, config.block_size, config.pipeline_depth)
+    limits = msgspec.structs.replace(limits, max_model_len=min(limits.max_model_len, n_held + 1))
     executor = NullExecutor(
         windows=layout.windows,
         n_pages=n_pages,

@@ -250,6 +250,6 @@ def _smaller_pool(case: FitCase) -> Iterator[tuple[str, str]]:
         if space >= MIB and case.change(kv_cache_memory_bytes=size).fits:
             yield f"--kv-cache-memory-bytes {size}", ""
     elif case.config.max_model_len:
-        n_tokens = (n_pages - 1) * case.config.block_size
+        n_tokens = equation(case.config, case.limits, case.arch).tokens_within(n_pages - 1)
         if SHORTEST <= n_tokens < case.config.max_model_len and case.change(max_model_len=n_tokens).fits:
             yield f"--max-model-len {n_tokens}", ""

@@ -129,8 +129,7 @@ class InputProcessor:
         The scheduler checks the same sum again: only here can max_tokens = None be resolved and the refusal name the
         caller's parameter, and only there does the check also bind clients that write to the engine's socket.
         """
-        pool_len = (self.ready.n_pages - 1) * self.ready.page_size + 1
-        limit = min(self.ready.max_model_len, pool_len)
+        limit = self.ready.max_model_len
         room = limit - prompt_len
         wanted = params.max_tokens if params.max_tokens is not None else max(room, 1)
         if room < 1:

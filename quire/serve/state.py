@@ -84,7 +84,7 @@ class ServerState:
             max_logprobs=llm.config.max_logprobs,
             max_sequences=self.config.max_prompts,
             max_logprob_cells=self.config.max_logprob_cells,
-            max_len=min(llm.max_model_len, (llm.ready.n_pages - 1) * llm.ready.page_size + 1),
+            max_len=llm.max_model_len,
             has_priorities=llm.config.scheduling_policy == "priority",
             defaults=llm.default_sampling,
         )
