@@ -63,7 +63,9 @@ async def serve_ollama_show(state: ServerState, exchange: Exchange) -> None:
         raise bad_request("model is missing.", "model", "missing_required_parameter")
     name = served_name(given, state.limits.model_names)
     if name not in state.limits.model_names:
-        raise Refusal(404, f"The model {shown(given)} does not exist here.", param="model", code="model_not_found")
+        names = ", ".join(state.limits.model_names)
+        message = f"The model {shown(given)} does not exist here. This server has: {names}."
+        raise Refusal(404, message, param="model", code="model_not_found")
     llm, facts = state.llm, state.llm.ready.model
     family = facts.family
     template = None if llm.chat_template is None else llm.chat_template.sources.get("default")

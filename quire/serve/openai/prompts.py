@@ -39,7 +39,7 @@ class PromptMaker:
     async def encode(
         self, texts: list[str], *, add_special_tokens: bool, param: str, most: int | None = None
     ) -> list[list[int]]:
-        """Token ids of texts, each at most `most` tokens long (None: the context's length).
+        """Token ids of texts, each at most `most` tokens long (None: what the context holds, less one for an answer).
 
         Raises Refusal without a tokenizer, ContextLengthExceeded when a text is too long, or QueueFull when texts pile
         up.
@@ -50,7 +50,7 @@ class PromptMaker:
         for text in texts:
             check_length(len(text), self._llm.max_model_len, param)
 
-        limit = self._llm.max_model_len if most is None else most
+        limit = self._llm.max_model_len - 1 if most is None else most
 
         def work() -> list[list[int]]:
             try:

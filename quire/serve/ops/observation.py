@@ -45,7 +45,9 @@ async def serve_model(state: ServerState, exchange: Exchange) -> None:
     """One model by name."""
     name = urllib.parse.unquote(exchange.scope["path_params"]["model"])
     if name not in state.limits.model_names:
-        raise Refusal(404, f"The model {shown(name)} does not exist here.", param="model", code="model_not_found")
+        names = ", ".join(state.limits.model_names)
+        message = f"The model {shown(name)} does not exist here. This server has: {names}."
+        raise Refusal(404, message, param="model", code="model_not_found")
     await exchange.respond_json(_model(state, name))
 
 
