@@ -43,10 +43,10 @@ conformance: .venv/serve.stamp .venv-conformance/stamp  # 3 GB of clients in all
 	@packaging/setup .venv bench,test
 	@touch $@
 
-docs: .venv-docs/stamp  # the pages of docs/ as a site in build/site; fails at a broken link
+docs: .venv-docs/stamp  # docs/ as a site in build/site; fails at a broken link
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
-docs-version: .venv-docs/stamp  # VERSION=1.2: this version's pages into the branch gh-pages, which is not pushed here
+docs-version: .venv-docs/stamp  # VERSION=1.2: this version's site into the branch gh-pages, which is not pushed here
 	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(VERSION) latest
 	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike set-default latest
 

@@ -25,7 +25,9 @@ from setuptools.command.build_py import build_py
 FOLDER = "csrc/cpu"
 KEPT = "build/kernels"
 """Libraries built earlier, each with a checksum in its name of all that it is made from."""
-SOURCES = ["attention.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "tape.cpp", "threads.cpp"]
+SOURCES = [
+    "attention.cpp", "fused_step.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "rows.cpp", "sample.cpp", "threads.cpp"
+]
 with open(f"{FOLDER}/build.json") as table:
     BUILD = json.load(table)
 with open(f"{FOLDER}/quire_cpu.h", "rb") as header:

@@ -133,8 +133,8 @@ class Server:
             time.sleep(0.1)
         time.sleep(1.0)  # the other processes
         main = psutil.Process(self.process.pid)
-        workers = [child for child in main.children() if any("worker" in word for word in child.cmdline())]
-        self.api = workers or [main]
+        processes = [child for child in main.children() if any("api_process" in word for word in child.cmdline())]
+        self.api = processes or [main]
 
     def cpu_s(self) -> float:
         """CPU seconds that the API processes have used."""

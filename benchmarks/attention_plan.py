@@ -2,7 +2,7 @@
 
     python benchmarks/attention_plan.py [--reps 500] [--out benchmarks/results/attention_plan.json]
 
-Prints one JSON line with commit, hardware and command, microseconds. 132 workers, 32 query heads on 8 KV heads, pages
+Prints one JSON line with commit, hardware and command, microseconds. 132 CTAs, 32 query heads on 8 KV heads, pages
 of 16 tokens. cut: the lists; upload: and their concatenation; make: and the tensors and views; fill: into fixed
 buffers. The device is the CPU: copies to a GPU are not in it.
 """
@@ -23,16 +23,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quire.kernels.attention import work
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
-from quire.kernels.attention.tiles import cut
+from quire.kernels.attention.schedule import work
+from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Heads, Layout, SharedPrefix
+from quire.kernels.attention.schedule.tiles import cut
 
-N_WORKERS = 132
+N_CTAS = 132
 MAX_LARGE = 192
 
 
 def plan_of(lengths: np.ndarray, kv_lens: np.ndarray, **options: object) -> AttnPlan:
-    spans = Spans(
+    spans = AttnSpans(
         np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
         kv_lens.astype(np.int32),
         np.arange(len(kv_lens), dtype=np.int32),
@@ -75,21 +75,21 @@ def timed(act: Callable[[], object], n: int) -> dict[str, float]:
 
 
 def upload(plan: AttnPlan) -> np.ndarray:
-    made = cut(plan, N_WORKERS)
+    made = cut(plan, N_CTAS)
     return np.concatenate([getattr(made, name).reshape(-1) for name in work.ARRAYS])
 
 
 def measure(plan: AttnPlan, n: int) -> dict[str, object]:
-    made = cut(plan, N_WORKERS)
-    buffers = work.Buffers(plan, 256, MAX_LARGE, N_WORKERS, span_tokens=1, max_rows=max(256, plan.n_rows))
+    made = cut(plan, N_CTAS)
+    buffers = work.Buffers(plan, 256, MAX_LARGE, N_CTAS, span_tokens=1, max_rows=max(256, plan.n_rows))
     return {
         "small": len(made.small),
         "large": len(made.large),
         "merges": len(made.merges),
         "bytes": upload(plan).nbytes,
-        "cut": timed(lambda: cut(plan, N_WORKERS), n),
+        "cut": timed(lambda: cut(plan, N_CTAS), n),
         "upload": timed(lambda: upload(plan), n),
-        "make": timed(lambda: work.make(plan, n_workers=N_WORKERS), n),
+        "make": timed(lambda: work.make(plan, n_ctas=N_CTAS), n),
         "fill": timed(lambda: buffers.fill(plan), n),
     }
 

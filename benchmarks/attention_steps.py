@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from quire.kernels import attention
-from quire.kernels.attention import hopper
+from quire.kernels.attention.hopper import launcher as hopper
 from quire.kernels.attention.op import plan_buffers
-from quire.kernels.attention.plan import AttnPlan, SharedPrefix
-from quire.kernels.attention.tiles import small_rows_of
+from quire.kernels.attention.schedule.plan import AttnPlan, SharedPrefix
+from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.attention.variant import Variant
 
 PAGE_SIZE, N_Q_HEADS, N_KV_HEADS, HEAD_DIM = 16, 32, 8, 128

@@ -2,9 +2,9 @@
 
     python -m benchmarks.kv_cache_cpu --batch 1 8 --context 8192
 
-Dummy weights of a bundled shape, pages of random cells in random order, each sequence with pages of its own; the step
+Dummy weights of a bundled shape, pages of random entries in random order, each sequence with pages of its own; the step
 is the engine's native call without sampling. Milliseconds are medians of alternating steps; GB/s counts the weights and
-the cells that the step must read.
+the entries that the step must read.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from quire.bench.machine import n_cores
 from quire.bench.report import build_report, write_report
 from quire.bench.shape import FOLDER
 from quire.compute.device.cpu import CpuDevice
+from quire.compute.forward.fused import FusedForward
 from quire.compute.models.decoder import Decoder
-from quire.compute.quant import SCHEMES
-from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.batch_builder import build_batch
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.tape import StepTape
+from quire.compute.runner.step import Step
+from quire.compute.runner.tables import NO_WRITES, SlotTables
+from quire.compute.runner.tail import Tail
+from quire.compute.sample import Sampler
+from quire.compute.schemes.choice import SCHEMES
 from quire.compute.weights.loader import load_model
 from quire.config.model import read_arch
-from quire.core.plan import Spans
-from quire.kernels.kvstore import cell
+from quire.core.plan import Spans, StepPlan
+from quire.kernels.kvstore import entry
 
 RESULT = pathlib.Path(__file__).with_name("results") / "kv_cache_cpu.json"
 PAGE = 16
@@ -55,26 +58,26 @@ class Decode:
     def __init__(self, model: Decoder, kv_dtype: torch.dtype, n_seqs: int, context: int, device: CpuDevice) -> None:
         n_each = -(-context // PAGE)
         self.pool = KVPool(model.arch, 1 + n_seqs * n_each, PAGE, kv_dtype, device)
-        cells = torch.randn(*self.pool.k.shape[1:4], model.arch.head_dim, dtype=torch.bfloat16)
-        cells = cell.encode(cells) if kv_dtype == torch.int8 else cells
+        entries = torch.randn(*self.pool.k.shape[1:4], model.arch.head_dim, dtype=torch.bfloat16)
+        entries = entry.encode(entries) if kv_dtype == torch.int8 else entries
         for layers in (self.pool.k, self.pool.v):
             for layer in layers:
-                layer.copy_(cells)
+                layer.copy_(entries)
         tables = SlotTables(n_seqs, context, PAGE, device)
         order = np.random.default_rng(0).permutation(n_seqs * n_each).reshape(n_seqs, n_each)
-        tables.pages[:n_seqs, :n_each] = torch.from_numpy(1 + order)
-        limits = {"max_rows": n_seqs, "max_num_seqs": n_seqs, "vocab_limit": model.arch.vocab_size}
-        self.tape = StepTape(device, model, self.pool, tables, **limits)
+        tables.pages[0, :n_seqs, :n_each] = torch.from_numpy(1 + order)
+        tail = Tail(device, model, tables, Sampler(n_seqs, model.arch.vocab_size, device.torch_device))
+        self.forward = FusedForward(device, model, self.pool, tables, tail, max_rows=n_seqs, max_num_seqs=n_seqs)
         spans = Spans()
         for slot in range(n_seqs):
             spans.add(slot, context - 1, 1, True)
-        self.batch: FlatBatch = flatten(spans)
+        self.step = Step(StepPlan(0, spans), build_batch(spans), NO_WRITES, [], wants_all=False)
         self.n_bytes = model.n_bytes + n_seqs * context * self.pool.bytes_per_token
 
     def seconds(self) -> float:
         """One step."""
         start_s = time.perf_counter()
-        self.tape.run(self.batch)
+        self.forward.run(self.step)
         return time.perf_counter() - start_s
 
 

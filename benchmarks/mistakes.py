@@ -23,10 +23,10 @@ from collections.abc import Callable
 from quire.bench.shape import FOLDER
 from quire.compute.weights.hub import find_checkpoint
 
-PAGE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "mistakes.md"
+DOCUMENT = pathlib.Path(__file__).resolve().parents[1] / "docs" / "mistakes.md"
 LIMIT_S = 300
 WIDTH = 110
-"""Longer lines are wrapped on the page, as a terminal would."""
+"""Longer lines are wrapped in the document, as a terminal would."""
 LOG_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (INFO|WARNING|ERROR) |^quire: starting ")
 Prepare = Callable[[pathlib.Path], object]
 
@@ -112,7 +112,8 @@ def gemma_gguf(folder: pathlib.Path) -> None:
 
 def without_kernels(folder: pathlib.Path) -> None:
     """The package as an installation without its compiled kernels has it; it goes before the checkout."""
-    shutil.copytree(PAGE.parents[1] / "quire", folder / "quire", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(DOCUMENT.parents[1] / "quire", folder / "quire", ignore=ignored)
 
 
 ONE = ("--prompt", "Hello", "--max-tokens", "1")
@@ -189,7 +190,7 @@ def run(mistake: Mistake) -> tuple[str, int]:
     with tempfile.TemporaryDirectory() as name:
         mistake.prepare(pathlib.Path(name))
         environment = dict(os.environ) | dict(mistake.variables)
-        environment["PYTHONPATH"] = str(PAGE.parents[1])
+        environment["PYTHONPATH"] = str(DOCUMENT.parents[1])
         done = subprocess.run(
             [sys.executable, "-m", "quire", *mistake.words], cwd=name, env=environment, timeout=LIMIT_S,
             capture_output=True, text=True, check=False, input=mistake.typed,
@@ -197,15 +198,15 @@ def run(mistake: Mistake) -> tuple[str, int]:
         lines = [line for line in done.stderr.splitlines() if not LOG_LINE.match(line)]
         if not lines:
             lines = [line for line in done.stdout.splitlines() if "cpu kernels" in line]
-        text = "\n".join(lines).replace(name + "/", "").replace(str(PAGE.parents[1]), "…")
+        text = "\n".join(lines).replace(name + "/", "").replace(str(DOCUMENT.parents[1]), "…")
         return text, done.returncode
 
 
-def page(results: list[tuple[str, int]]) -> str:
+def document(results: list[tuple[str, int]]) -> str:
     """The document."""
     parts = [
         "# Twenty mistakes",
-        "Each is from a run, long lines wrapped; `python -m benchmarks.mistakes` makes this page again.\n"
+        "Each is from a run, long lines wrapped; `python -m benchmarks.mistakes` makes this document again.\n"
         "Figures of memory are those of the machine on which it ran.\n"
         "Exit code 2 means options or checkpoint, 1 the rest.",
     ]
@@ -218,12 +219,12 @@ def page(results: list[tuple[str, int]]) -> str:
 
 
 def main() -> None:
-    """Make every mistake and write the page."""
+    """Make every mistake and write the document."""
     results = []
     for mistake in MISTAKES:
         results.append(run(mistake))
         print(f"{results[-1][1]}  {mistake.title}\n{results[-1][0]}\n", flush=True)
-    PAGE.write_text(page(results))
+    DOCUMENT.write_text(document(results))
 
 
 if __name__ == "__main__":

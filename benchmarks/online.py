@@ -26,7 +26,7 @@ import uvloop
 
 from benchmarks.online_plot import draw
 from benchmarks.served import Server, free_port, served
-from quire.bench.client import CompletionsClient, RequestTrace, first_model, open_session
+from quire.bench.client import ClientTrace, CompletionsClient, first_model, open_session
 from quire.bench.datasets import BenchRequest, from_lengths, random_tokens, read_lengths
 from quire.bench.loadgen import arrival_offsets_s, run_load
 from quire.bench.report import build_report, write_report
@@ -112,7 +112,7 @@ class Bench:
         """Gaps between the tokens of running streams before and during the prefill of long prompts, one at a time."""
         args = self.args
         shape = [(args.stall_context, args.stall_output)] * args.stall_streams
-        traces = [RequestTrace() for _ in shape]
+        traces = [ClientTrace() for _ in shape]
         requests = from_lengths(shape, args.vocab_size, f"{args.seed}/streams")(0)
         pairs = zip(requests, traces, strict=True)
         streams = [asyncio.create_task(self.client.complete(one, None, trace)) for one, trace in pairs]
@@ -134,11 +134,11 @@ class Bench:
         return stall_summary(rows, args.stall_streams)
 
 
-def _all_beyond(traces: Sequence[RequestTrace], time_s: float) -> bool:
+def _all_beyond(traces: Sequence[ClientTrace], time_s: float) -> bool:
     return all(trace.chunk_times_s[-1] > time_s for trace in traces)
 
 
-async def _until(streams: Sequence[asyncio.Task[RequestTrace]], is_reached: Callable[[], bool]) -> None:
+async def _until(streams: Sequence[asyncio.Task[ClientTrace]], is_reached: Callable[[], bool]) -> None:
     """Wait until `is_reached()`. EngineError if a stream ends before: it had too few tokens to generate."""
     while not is_reached():
         ended = next((stream for stream in streams if stream.done()), None)
@@ -147,13 +147,13 @@ async def _until(streams: Sequence[asyncio.Task[RequestTrace]], is_reached: Call
         await asyncio.sleep(POLL_S)
 
 
-def gaps(trace: RequestTrace) -> Iterator[tuple[float, float]]:
+def gaps(trace: ClientTrace) -> Iterator[tuple[float, float]]:
     """(begin, end) of each gap of a stream; chunks that were read together count as one."""
     times_s = sorted(set(trace.chunk_times_s))
     return itertools.pairwise(times_s)
 
 
-def stall_row(traces: Sequence[RequestTrace], settled_s: float, prompt: RequestTrace) -> dict[str, object]:
+def stall_row(traces: Sequence[ClientTrace], settled_s: float, prompt: ClientTrace) -> dict[str, object]:
     """Gaps (ms) in the time before a long prompt, and those that overlap the time until its first token."""
     begin_s, end_s = prompt.start_s, prompt.chunk_times_s[0]
     pairs = [pair for trace in traces for pair in gaps(trace)]

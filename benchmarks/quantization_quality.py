@@ -72,16 +72,16 @@ class Prefill:
         self.model = model
         self.pool = KVPool(model.arch, n_pages, PAGE, kv_dtype, device)
         self.tables = SlotTables(1, length, PAGE, device)
-        self.tables.pages[0, : n_pages - 1] = torch.arange(1, n_pages)
+        self.tables.pages[0, 0, : n_pages - 1] = torch.arange(1, n_pages)
 
     @torch.inference_mode()
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """ids: int64 [1, n] → float32 [1, n, vocab]."""
         n = ids.shape[1]
         bounds = np.array([0, n], dtype=np.int32)
-        plan = plan_attention(self.pool, self.tables, bounds[1:], np.zeros(1, dtype=np.int32), bounds)
+        plans = plan_attention(self.pool, self.tables, bounds[1:], np.zeros(1, dtype=np.int32), bounds)
         positions = torch.arange(n)
-        context = PagedContext(self.pool, plan, positions + PAGE)  # the sequence's pages follow the dummy page
+        context = PagedContext(self.pool, plans, [positions + PAGE])  # the sequence's pages follow the dummy page
         return self.model.logits(self.model.forward(ids[0], positions, context))[None]
 
 

@@ -92,8 +92,8 @@ class Soak:
         """(engine, API processes)."""
         main = psutil.Process(self.process.pid)
         children = {child: " ".join(child.cmdline()) for child in main.children()}
-        workers = [child for child, command in children.items() if "worker" in command]
-        return next(child for child, command in children.items() if "engine" in command), workers or [main]
+        processes = [child for child, command in children.items() if "api_process" in command]
+        return next(child for child, command in children.items() if "engine" in command), processes or [main]
 
     def sample(self) -> None:
         """Note memory and descriptors, unless a process is missing."""

@@ -3,7 +3,7 @@
     pip download vllm==0.26.0 --no-deps --only-binary :all: -d /tmp/vllm
     python benchmarks/vllm_names.py /tmp/vllm/vllm-*.whl
 
-Writes `benchmarks/vllm_names.json`, from which `benchmarks/vllm_page.py` makes docs/vllm.md. Only names are kept.
+Writes `benchmarks/vllm_names.json`, from which `benchmarks/vllm_document.py` makes docs/vllm.md. Only names are kept.
 """
 
 from __future__ import annotations

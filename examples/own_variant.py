@@ -10,7 +10,7 @@ import torch
 
 from quire.kernels import attention
 from quire.kernels.attention import reference
-from quire.kernels.attention.expression import as_float, log
+from quire.kernels.attention.variant.expression import as_float, log
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 n_heads, head_dim = 4, 64

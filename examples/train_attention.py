@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quire.kernels.attention import Variant
-from quire.kernels.attention.expression import tanh
+from quire.kernels.attention.variant.expression import tanh
 from quire.kernels.flash import flash_attention
 
 N_VALUES, WIDTH, N_HEADS, N_KV_HEADS, HEAD_DIM, BATCH = 16, 64, 2, 1, 32, 16

@@ -1,6 +1,6 @@
 """A hook of mkdocs: links from docs/ to other files of the repository become their paths, which must exist.
 
-The pages are read in the repository as well, where such links lead somewhere; on the site there is nothing behind them.
+The documents are read in the repository too, where such links lead somewhere; on the site nothing is behind them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FENCE = re.compile(r"(^```.*?^```)", re.M | re.S)
 
 
 def without_links_outside(markdown: str, source: pathlib.Path) -> str:
-    """`markdown` of the page `source` with its links out of docs/ as code; FileNotFoundError if one leads nowhere."""
+    """`markdown` of document `source`, its links out of docs/ as code; FileNotFoundError if one leads nowhere."""
 
     def replaced(match: re.Match[str]) -> str:
         text, link = match.groups()

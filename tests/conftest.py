@@ -22,10 +22,10 @@ TEXT = [
 pytest_plugins = ["second_look"]
 
 LONGEST = (
-    "test_conviction.py", "test_batch_machine.py", "test_workers.py", "test_batch_deaths.py",
+    "test_conviction.py", "test_batch_machine.py", "test_api_process_ends.py", "test_batch_deaths.py",
     "test_attention_triton.py", "test_conditions.py", "test_seeded_bugs.py", "test_signals.py", "test_traffic.py",
-    "test_fleet.py", "test_async_llm.py", "test_serve_live.py", "test_http_hostile.py", "test_sample_triton.py",
-    "test_marks.py", "test_flash.py", "test_families.py", "test_page_browser.py", "test_constrained.py",
+    "test_api_processes.py", "test_async_llm.py", "test_serve_live.py", "test_http_hostile.py", "test_sample_triton.py",
+    "test_marks.py", "test_flash.py", "test_families.py", "test_web_page.py", "test_constrained.py",
     "test_standard_files.py", "test_http_pipelines.py", "test_examples.py", "test_footprint.py",
     "test_structured_output.py",
 )  # fmt: skip

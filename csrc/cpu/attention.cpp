@@ -68,7 +68,7 @@ template <class E, class S, class K, class V> struct Tile {
     typename E::Panels panels;
     float *acc, *spare;    // [rows, padded d]; spare: one for each row and at least B, only where hooks need it
     float *keys, *values;  // staged: [B, padded d]
-    const void* zeros;     // a cell
+    const void* zeros;     // an entry
     Row* rows;
     Query* query;
     int n_rows = 0;
@@ -138,9 +138,9 @@ template <class E, class S, class K, class V> struct Tile {
     bool few() const { return !E::PANELS_ONLY && n_rows <= E::R && d % W == 0; }
 
     // Fold one block of keys, the first of them number `first`, into the rows that see any of it.
-    void fold(int32_t first, const Block<K>& block, const Block<K>& next) {
+    void fold(int32_t first, const KeyBlock<K>& block, const KeyBlock<K>& next) {
         if constexpr (STAGED) {
-            Block<float> staged;
+            KeyBlock<float> staged;
             stage(block, next, staged);
             fold_block(first, staged, staged);
         } else {
@@ -149,7 +149,7 @@ template <class E, class S, class K, class V> struct Tile {
     }
 
     // Convert and transform the keys and values of a block.
-    void stage(const Block<K>& block, const Block<K>& next, Block<float>& to) {
+    void stage(const KeyBlock<K>& block, const KeyBlock<K>& next, KeyBlock<float>& to) {
         for (int i = 0; i < d; i += W)
             for (int j = 0; j < E::B; j += W) prefetch(next, j, i);
         Site site{0, 0, 0, (int32_t)head, 0, 0.f};
@@ -182,7 +182,7 @@ template <class E, class S, class K, class V> struct Tile {
     }
 
     // The next block is asked for while this one is computed, line by line: a burst would fill the miss buffers.
-    void fold_block(int32_t first, const Block<T>& block, const Block<T>& next) {
+    void fold_block(int32_t first, const KeyBlock<T>& block, const KeyBlock<T>& next) {
         const int n_keys = block.n;
         alignas(64) float s[E::R * E::B];
         alignas(64) typename E::Weight weights[E::R * E::WEIGHTS];
@@ -241,11 +241,11 @@ template <class E, class S, class K, class V> struct Tile {
 };
 
 // Where the keys and values lie that task number `task` begins with, if there is such a task.
-template <class K> static void locate_first(const QuireAttnArgs& a, int64_t task, const K* zeros, Block<K>& to) {
+template <class K> static void locate_first(const QuireAttnArgs& a, int64_t task, const K* zeros, KeyBlock<K>& to) {
     const QuireAttnPlan& p = *a.plan;
     if (task >= (int64_t)p.n_tiles * p.n_kv_heads) return;
     const KeyList list(p, p.tiles[3 * (task / p.n_kv_heads)]);
-    list.locate<false>(a, task % p.n_kv_heads, 0, list.size(), zeros, to);
+    list.locate<false>(a, task % p.n_kv_heads, 0, Seen{list.size(), 0, 0}, zeros, to);
 }
 
 template <class E, class S, class K, class V>
@@ -257,19 +257,19 @@ static void run_tile(const QuireAttnArgs& a, int64_t task, Tile<E, S, K, V>& wor
     const KeyList list(p, span);
     const int64_t start = (int64_t)p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
     work.open(list, p.q_indptr[span] + tile[1], n_tokens, head, start);
-    const int32_t end = work.rows[work.n_rows - 1].end;
+    const Seen seen{work.rows[work.n_rows - 1].end, work.n_first, work.rows[0].lowest};
     const int32_t opening = (work.n_first + E::B - 1) / E::B, window = work.rows[0].lowest / E::B;
     const auto from = [&](int32_t b) { return b < opening || b >= window ? b : window; };  // no block between is seen
-    Block<K> blocks[2];  // the one at work and the next
-    const auto locate = [&](int32_t b, Block<K>& to) {
-        list.locate<needs_positions<V>>(a, head, b * E::B, end, (const K*)work.zeros, to);
+    KeyBlock<K> blocks[2];  // the one at work and the next
+    const auto locate = [&](int32_t b, KeyBlock<K>& to) {
+        list.locate<needs_positions<V>>(a, head, b * E::B, seen, (const K*)work.zeros, to);
     };
     int32_t b = from(0);
     locate(b, blocks[0]);
     bool more = blocks[0].n > 0;
     for (int turn = 0; more; turn ^= 1) {
         const int32_t after = from(b + 1);
-        Block<K>& next = blocks[turn ^ 1];
+        KeyBlock<K>& next = blocks[turn ^ 1];
         locate(after, next);
         more = next.n > 0;
         if (!more) locate_first(a, task + a.n_threads, (const K*)work.zeros, next);  // likely this thread's next task

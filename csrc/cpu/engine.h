@@ -5,13 +5,13 @@
 // They lay a block of B keys out as panels: keys transposed (lanes are keys), values as rows (lanes are dimensions).
 // Tiles of few rows (decode) skip the panels. AmxEngine has a panel of values for every tile, and reads keys where they
 // lie. Each score is one chain over d in one lane, each output one chain over keys in one lane (or sums of integers,
-// which have no order): the same whatever the number of rows, with or without panels. The scales of cells (cells.h) are
-// applied by the caller to scores, and to weights in put_weights.
+// which have no order): the same whatever the number of rows, with or without panels. The scales of entries (entries.h)
+// are applied by the caller to scores, and to weights in put_weights.
 // Pointers to keys and values beyond the valid ones lead to a row of zeros.
 #pragma once
 #include <cstdlib>
 
-#include "cells.h"
+#include "entries.h"
 
 namespace quire {
 
@@ -26,14 +26,14 @@ constexpr int KEYS = 32, COLUMNS = 2, ROWS = 4;
 QUIRE_INLINE int padded(int d) { return (d + W - 1) / W * W; }  // dimensions, in whole vectors
 
 // Addresses of the keys and values of one block; beyond the n valid ones they lead to zeros.
-template <class T> struct Block {
+template <class T> struct KeyBlock {
     const T *keys[KEYS], *values[KEYS];
     int32_t positions[KEYS];  // for hooks; beyond the n valid ones that of the last
     int n;
 };
 
 // Ask for the cache line at dimension i of W keys and values from j on.
-template <class T> QUIRE_INLINE void prefetch(const Block<T>& block, int j, int i) {
+template <class T> QUIRE_INLINE void prefetch(const KeyBlock<T>& block, int j, int i) {
     if (i * sizeof(T) % 64 != 0) return;  // a step may be less than a cache line
 #pragma GCC unroll 16
     for (int r = j; r < j + W; r++) {
@@ -137,7 +137,7 @@ template <class Element> struct WideEngine : VectorEngine {
         for (int i = 0; i < d; i += W) store(to + i, i + W <= d ? load(from + i) : load_some(from + i, d - i));
     }
 
-    static void pack(const Panels& p, const Block<T>& block, const Block<T>& next, int d) {
+    static void pack(const Panels& p, const KeyBlock<T>& block, const KeyBlock<T>& next, int d) {
         for (int j = 0; j < B; j += W)
             for (int i = 0; i < d; i += W) {
                 vf rows[W];
@@ -169,7 +169,8 @@ template <class Element> struct WideEngine : VectorEngine {
     }
 
     // The same scores for few rows, without panels: a block of keys is transposed in registers.
-    static void scores_of_few(int n_rows, const float* q, const Block<T>& block, const Block<T>& next, int d, float* s) {
+    static void scores_of_few(
+        int n_rows, const float* q, const KeyBlock<T>& block, const KeyBlock<T>& next, int d, float* s) {
         const int stride = padded(d);
         by_count<R>(n_rows, [&](auto rows) {
             constexpr int N = decltype(rows)::value;

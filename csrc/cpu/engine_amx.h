@@ -43,7 +43,7 @@ struct AmxEngine : Bf16Engine {
         }
     }
 
-    static void pack(const Panels& p, const Block<T>& block, const Block<T>& next, int d) {
+    static void pack(const Panels& p, const KeyBlock<T>& block, const KeyBlock<T>& next, int d) {
         for (int g = 0; g < GROUPS; g++)
             if (g * R < block.n) p.keys[g] = find_keys(block, g * R, d, p.copy + g * R * pairs(d));
         for (int j = 0; j < B; j += W)
@@ -55,7 +55,7 @@ struct AmxEngine : Bf16Engine {
     }
 
     // 16 keys from j on, if need be as a copy.
-    static Keys find_keys(const Block<T>& block, int j, int d, uint32_t* copy) {
+    static Keys find_keys(const KeyBlock<T>& block, int j, int d, uint32_t* copy) {
         const T* const* keys = block.keys + j;
         const int64_t apart = keys[1] - keys[0];
         bool equal = d % DIMENSIONS == 0 && j + R <= block.n;

@@ -70,7 +70,7 @@ struct Bf16Engine : VectorEngine {
                          : ((vu)load_some(even, live) >> 16) | (vu)load_some(odd, live);
     }
 
-    static void pack(const Panels& p, const Block<T>& block, const Block<T>& next, int d) {
+    static void pack(const Panels& p, const KeyBlock<T>& block, const KeyBlock<T>& next, int d) {
         for (int j = 0; j < B; j += W)
             for (int i = 0; i < d; i += 2 * W) {
                 vf rows[W];
@@ -102,7 +102,8 @@ struct Bf16Engine : VectorEngine {
     }
 
     // The same scores for few rows, without panels: a block of keys is transposed in registers.
-    static void scores_of_few(int n_rows, const bf16* q, const Block<T>& block, const Block<T>& next, int d, float* s) {
+    static void scores_of_few(
+        int n_rows, const bf16* q, const KeyBlock<T>& block, const KeyBlock<T>& next, int d, float* s) {
         const int stride = 2 * pairs(d);
         by_count<R>(n_rows, [&](auto rows) {
             constexpr int N = decltype(rows)::value;

@@ -1,9 +1,9 @@
 // Int8Engine: queries and weights rounded to 16 bits, times keys and values of 8 bits, summed as integers. AVX-512
-// only; elsewhere, and for float32, WideEngine<q8> takes such cells.
+// only; elsewhere, and for float32, WideEngine<q8> takes such entries.
 //
 // A query has one scale a row (largest magnitude / 32767), the weights of a row one a block of keys, so what is lost is
-// far below the rounding of the cells themselves. Sums are exact (512 * 127 * 32767 < 2^31): no order of additions can
-// change a bit, so few rows are summed across lanes, without a transpose, and many rows through panels.
+// far below the rounding of the entries. Sums are exact (512 * 127 * 32767 < 2^31): no order of additions can change a
+// bit, so few rows are summed across lanes, without a transpose, and many rows through panels.
 // Panels hold pairs of 16 bits: keys as [d / 2, B], values as [B / 2, d], as in Bf16Engine.
 #pragma once
 #include "engine.h"
@@ -96,7 +96,7 @@ struct Int8Engine : VectorEngine {
         return (vu)_mm512_cvtepi8_epi16(_mm256_inserti128_si256(low, _mm_unpackhi_epi8(a, b), 1));
     }
 
-    static void pack(const Panels& p, const Block<T>& block, const Block<T>& next, int d) {
+    static void pack(const Panels& p, const KeyBlock<T>& block, const KeyBlock<T>& next, int d) {
         for (int j = 0; j < B; j += W)
             for (int i = 0; i < d; i += 2 * W) {
                 vf rows[W];
@@ -132,7 +132,7 @@ struct Int8Engine : VectorEngine {
 
     // The same scores for few rows, without panels: a sum across lanes for each row and key.
     static void scores_of_few(
-        int n_rows, const Query* q, const Block<T>& block, const Block<T>& next, int d, float* s) {
+        int n_rows, const Query* q, const KeyBlock<T>& block, const KeyBlock<T>& next, int d, float* s) {
         const int stride = query_size(d);
         by_count<R>(n_rows, [&](auto rows) {
             constexpr int N = decltype(rows)::value;
@@ -163,7 +163,7 @@ struct Int8Engine : VectorEngine {
         });
     }
 
-    QUIRE_INLINE void prefetch_four(const Block<T>& block, int j, int i) {
+    QUIRE_INLINE void prefetch_four(const KeyBlock<T>& block, int j, int i) {
 #pragma GCC unroll 4
         for (int r = j; r < j + 4; r++) {
             __builtin_prefetch(block.keys[r] + i, 0, 2);

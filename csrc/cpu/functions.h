@@ -1,4 +1,4 @@
-// What expressions of a variant are made of on the CPU (quire/kernels/attention/lower.py, target C).
+// What expressions of a variant are made of on the CPU (quire/kernels/attention/variant/lowering.py, target C).
 //
 // A value is a scalar or W lanes of it: float or vf, int32_t or vi, bool or vi of 0 and -1. Each function takes any mix
 // and gives lanes if one argument has lanes. Invariant: a lane's result depends on that lane alone.

@@ -1,12 +1,19 @@
 // The keys of a span as one list, whatever the layout: where element t lies, and which part of the list a row sees.
 // Positions ascend along the list, so what a row sees of it are ranges of elements.
 #pragma once
+#include <algorithm>
+
 #include "engine.h"
 #include "quire_cpu.h"
 
 namespace quire {
 
 enum Layout { PAGED = 0, RAGGED = 1, SPARSE = 2 };
+
+// The elements that some row of a tile sees: 0 .. end, without gap_begin .. gap_end.
+struct Seen {
+    int32_t end, gap_begin, gap_end;
+};
 
 class KeyList {
   public:
@@ -35,10 +42,12 @@ class KeyList {
 
     int32_t size() const { return below(kv_len); }
 
-    // Find elements first .. first + KEYS - 1; those at or beyond `end` are not valid.
+    // Find elements first .. first + KEYS - 1; those at or beyond seen.end are not valid, those of the gap are zeros:
+    // behind its window a sequence has no pages, and what lies there may be anything.
     template <bool POSITIONS, class T>
     void locate(
-        const QuireAttnArgs& a, int64_t head, int32_t first, int32_t end, const T* zeros, Block<T>& to) const {
+        const QuireAttnArgs& a, int64_t head, int32_t first, Seen seen, const T* zeros, KeyBlock<T>& to) const {
+        const int32_t end = seen.end;
         const int32_t last = first + KEYS < end ? first + KEYS : end;
         const int64_t k_token = a.k_token, v_token = a.v_token;
         for (int32_t t = first; t < last;) {
@@ -65,6 +74,8 @@ class KeyList {
             }
             t += n;
         }
+        for (int32_t t = std::max(first, seen.gap_begin); t < std::min(last, seen.gap_end); t++)
+            to.keys[t - first] = to.values[t - first] = zeros;
         to.n = last > first ? last - first : 0;
         for (int j = to.n; j < KEYS; j++) {
             to.keys[j] = to.values[j] = zeros;

@@ -226,17 +226,17 @@ int64_t cut(int64_t n, int64_t task_bytes, int64_t n_rows, int n_threads, int32_
 }
 
 // Announce the matrices that follow.
-void announce_next(const QuireMatrix& w) {
-    Ahead ahead[MOST_AHEAD];
+void prefetch_next(const QuireMatrix& w) {
+    PrefetchRange ahead[MOST_RANGES];
     int n = 0;
     int64_t left = AHEAD_OF_STEP;
-    for (const QuireMatrix* next = w.next; next != nullptr && n + 2 <= MOST_AHEAD && left > 0; next = next->next) {
+    for (const QuireMatrix* next = w.next; next != nullptr && n + 2 <= MOST_RANGES && left > 0; next = next->next) {
         const int64_t n_tiles = (next->n + TILE - 1) / TILE, bytes = n_tiles * tile_bytes(*next);
         ahead[n++] = {next->data, bytes < left ? bytes : left};
         left -= bytes;
         if (has_groups(*next)) ahead[n++] = {next->scales, n_tiles * TILE * groups_of(*next) * (int64_t)sizeof(f16)};
     }
-    announce(ahead, n);
+    announce_prefetch(ahead, n);
 }
 
 template <class T> void run(const QuireLinear& a) {
@@ -268,7 +268,7 @@ template <class T> void run(const QuireLinear& a) {
     const Scratch bounds_memory({(n_tasks + 1) * (int64_t)sizeof(int32_t)}, Use::BOUNDS);
     int32_t* bounds = (int32_t*)bounds_memory.piece(0);
     const int64_t n_ranges = cut(n_tasks, paired * tile_bytes(w), a.m / n_parts, a.n_threads, bounds);
-    if (a.n_threads > 1) announce_next(w);
+    if (a.n_threads > 1) prefetch_next(w);
     parallel_for(n_ranges, 1, a.n_threads, [&](int64_t range) {
         for (int64_t task = bounds[range]; task < bounds[range + 1]; task++) {
             const int64_t part = task / n_tiles, first = part_begin(part), tile = task % n_tiles;

@@ -31,10 +31,10 @@ struct Choices {
     }
 };
 
-struct Book {
+struct Codebook {
     Choices values, bounds;  // bounds[i]: half way from value i - 1 to value i
 
-    explicit Book(const float* table) {
+    explicit Codebook(const float* table) {
         for (int i = 0; i < 16; i++) {
             values.values[i] = table[i];
             bounds.values[i] = i > 0 ? (table[i - 1] + table[i]) / 2 : 0.f;
@@ -42,11 +42,11 @@ struct Book {
     }
 
     // Index of the value nearest to u, the lower one half way between two.
-    QUIRE_INLINE vi nearest(const Book& book, vf u) {
+    QUIRE_INLINE vi nearest(const Codebook& codebook, vf u) {
         vi index = vi{};
         UNROLL for (int step = 8; step > 0; step /= 2) {
             const vi next = index + step;
-            index = u > Choices::at(book.bounds, next) ? next : index;
+            index = u > Choices::at(codebook.bounds, next) ? next : index;
         }
         return index;
     }
@@ -76,14 +76,14 @@ vf largest(const vf* values, int64_t group) {
 QUIRE_INLINE vf inverse(vf x) { return x == 0.f ? vf{} : 1.f / x; }
 
 // The scale for the first `count` values that leaves the least squared error of those tried.
-vf best_scale(const vf* values, int64_t count, const Book& book) {
+vf best_scale(const vf* values, int64_t count, const Codebook& codebook) {
     const vf big = largest(values, count);
     vf best = vf{}, least_error = set1(__builtin_inff());
     const auto attempt = [&](vf ratio) {  // of the scale to the largest value
         const vf factor = inverse(big * ratio);
         vf error = vf{};
         for (int64_t k = 0; k < count; k++) {
-            const vf u = values[k] * factor, wrong = u - Choices::at(book.values, Book::nearest(book, u));
+            const vf u = values[k] * factor, wrong = u - Choices::at(codebook.values, Codebook::nearest(codebook, u));
             error = fma(wrong, wrong, error);
         }
         error *= ratio * ratio;
@@ -91,7 +91,7 @@ vf best_scale(const vf* values, int64_t count, const Book& book) {
         best = better ? ratio : best, least_error = better ? error : least_error;
     };
     for (int end = 0; end < 16; end += 15)
-        for (const float factor : FACTORS) attempt(set1(factor / book.values.values[end]));
+        for (const float factor : FACTORS) attempt(set1(factor / codebook.values.values[end]));
     for (const float step : STEPS) {
         const vf from = best;
         attempt(from * (1.f + step));
@@ -120,11 +120,13 @@ void pack_bytes(const QuirePack& a, const vf* values, f16* scales, char* to) {
     }
 }
 
-void pack_nibbles(const QuirePack& a, const vf* values, int64_t count, const Book& book, f16* scales, char* to) {
-    const vf factor = inverse(store_scales(a, best_scale(values, count, book), scales));
+void pack_nibbles(
+    const QuirePack& a, const vf* values, int64_t count, const Codebook& codebook, f16* scales, char* to) {
+    const vf factor = inverse(store_scales(a, best_scale(values, count, codebook), scales));
     for (int64_t k = 0; k < a.group; k += 8, to += LINE_BYTES) {
         vi line = vi{};
-        for (int i = 0; i < 8; i++) line |= Book::nearest(book, values[k + i] * factor) << (i % 4 * 8 + i / 4 * 4);
+        for (int i = 0; i < 8; i++)
+            line |= Codebook::nearest(codebook, values[k + i] * factor) << (i % 4 * 8 + i / 4 * 4);
         store_bits(to, line);
     }
 }
@@ -132,7 +134,7 @@ void pack_nibbles(const QuirePack& a, const vf* values, int64_t count, const Boo
 template <class T> void pack(const QuirePack& a) {
     const int64_t n_groups = (a.k + a.group - 1) / a.group, n_tiles = (a.n + TILE - 1) / TILE;
     const int64_t group_bytes = TILE * a.group * a.bits / 8;
-    const Book book(a.table);
+    const Codebook codebook(a.table);
     parallel_for(n_tiles * n_groups, 16, a.n_threads, [&](int64_t task) {
         vf values[MOST_GROUP];
         const int64_t k = task % n_groups * a.group, count = a.k - k < a.group ? a.k - k : a.group;
@@ -140,7 +142,7 @@ template <class T> void pack(const QuirePack& a) {
             load_group<T>(a, task / n_groups * TILE + c, k, values);
             f16* scales = (f16*)a.scales + task * TILE + c;
             char* to = (char*)a.data + task * group_bytes + c * 4;
-            a.bits == 8 ? pack_bytes(a, values, scales, to) : pack_nibbles(a, values, count, book, scales, to);
+            a.bits == 8 ? pack_bytes(a, values, scales, to) : pack_nibbles(a, values, count, codebook, scales, to);
         }
     });
 }

@@ -1,4 +1,4 @@
-// The variant without hooks, and the form of a generated one (quire/kernels/attention/cpu_hooks.py), which is included
+// The variant without hooks, and the form of a generated one (quire/kernels/attention/cpu/hooks.py), which is included
 // before everything else and defines QUIRE_VARIANT. Hooks that are absent need no function. With lanes over keys:
 //   vf logits(vf x, const Site&, vi k_pos, const QuireAttnArgs&)    x = scale * q.k in natural units
 //   vi mask(const Site&, vi k_pos, const QuireAttnArgs&)            0 or -1

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-#include "bell.h"
+#include "event_count.h"
 #include "quire_cpu.h"
 #include "threads.h"
 #if defined(__unix__) || defined(__APPLE__)
@@ -50,10 +50,10 @@ void relax() {
 
 // What was announced, and how much of it has been asked for. Threads may see parts of two announcements at once: a
 // wrong prefetch is harmless.
-class Outlook {
+class Prefetcher {
   public:
-    void set(const Ahead* ahead, int n) {
-        for (int i = 0; i < MOST_AHEAD; i++) {
+    void set(const PrefetchRange* ahead, int n) {
+        for (int i = 0; i < MOST_RANGES; i++) {
             const char* data = i < n ? (const char*)ahead[i].data : nullptr;
             ends[i].store(data, std::memory_order_relaxed);
             at[i].store(data, std::memory_order_relaxed);
@@ -62,8 +62,8 @@ class Outlook {
     }
 
     // Ask for the next piece, into an L2 cache; false if there is none.
-    bool ask() {
-        for (int i = 0; i < MOST_AHEAD; i++) {
+    bool prefetch_piece() {
+        for (int i = 0; i < MOST_RANGES; i++) {
             if (at[i].load(std::memory_order_relaxed) >= ends[i].load(std::memory_order_relaxed)) continue;
             const char* piece = at[i].fetch_add(PIECE, std::memory_order_relaxed);
             for (int64_t line = 0; line < PIECE; line += 64) __builtin_prefetch(piece + line, 0, 2);
@@ -74,12 +74,12 @@ class Outlook {
 
   private:
     static constexpr int64_t PIECE = 1024;
-    std::atomic<const char*> at[MOST_AHEAD]{}, ends[MOST_AHEAD]{};
+    std::atomic<const char*> at[MOST_RANGES]{}, ends[MOST_RANGES]{};
 };
 
 class Pool {
   public:
-    Outlook outlook;
+    Prefetcher prefetcher;
 
     void run(Body body, const void* data, int64_t n_items, int64_t chunk, int n_threads) {
         const int64_t n_chunks = (n_items + chunk - 1) / chunk;
@@ -90,7 +90,7 @@ class Pool {
         if (begun < alone_until) {
             body(data, 0, n_items);
         } else {
-            hire(n_threads - 1);
+            start_workers(n_threads - 1);
             open(begun, body, data, n_items, chunk, n_chunks, n_threads - 1);
             const int64_t n_own = work(0);
             finish(begun, n_own);
@@ -115,7 +115,7 @@ class Pool {
         const uint64_t loop = (tickets.load(std::memory_order_relaxed) >> 32) + 1;
         tickets.store(loop << 32 | (uint64_t)n_chunks, std::memory_order_release);
         // Whoever sleeps again so soon after a call has no core, or found nothing: a call costs a system call.
-        if (doorbell.ring(begun - called > CALL_EVERY_NS)) called = begun;
+        if (work_posted.notify(begun - called > CALL_EVERY_NS)) called = begun;
     }
 
     // Claim and run chunks until none is left; returns how many. index: 0 the caller, 1 .. the workers.
@@ -135,7 +135,7 @@ class Pool {
             const int64_t first = (all - (int64_t)(ticket & COUNT)) * size;
             f(of, first, first + size < items ? first + size : items);
             n_done++;
-            if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1 && index > 0) all_done.ring();
+            if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1 && index > 0) all_done.notify();
         }
     }
 
@@ -146,8 +146,8 @@ class Pool {
         int64_t now = waiting;
         while (pending.load(std::memory_order_acquire) != 0) {
             if (now - waiting > CALLER_SPIN_NS) {
-                const uint32_t seen = all_done.look();
-                if (pending.load(std::memory_order_acquire) != 0) all_done.sleep(seen);
+                const uint32_t seen = all_done.value();
+                if (pending.load(std::memory_order_acquire) != 0) all_done.wait(seen);
             } else {
                 pass();
             }
@@ -166,7 +166,7 @@ class Pool {
 
     // A moment of waiting; true if it was of use.
     bool pass() {
-        if (outlook.ask()) return true;
+        if (prefetcher.prefetch_piece()) return true;
         for (int i = 0; i < 8; i++) relax();
         return false;
     }
@@ -187,13 +187,13 @@ class Pool {
 
     void serve(int index) {
         for (;;) {
-            const uint32_t seen = doorbell.look();
-            if (!spin(index)) doorbell.sleep(seen);
+            const uint32_t seen = work_posted.value();
+            if (!spin(index)) work_posted.wait(seen);
         }
     }
 
     // Threads that are not there yet; a forked child has none of its parent's.
-    void hire(int n) {
+    void start_workers(int n) {
 #if defined(__unix__) || defined(__APPLE__)
         const int64_t process = getpid();
         if (process != owner) n_workers = 0, owner = process;
@@ -223,8 +223,8 @@ class Pool {
     std::atomic<const void*> data{nullptr};
     std::atomic<int64_t> n_items{0}, chunk{1}, n_chunks_in_all{0};
     std::atomic<int> most_workers{0};
-    alignas(64) Bell doorbell;
-    alignas(64) Bell all_done;
+    alignas(64) EventCount work_posted;
+    alignas(64) EventCount all_done;
     std::atomic<bool> taken{false};
     int n_workers = 0;
     int64_t owner = 0, alone_until = 0, alone_ns = 0, called = 0;
@@ -238,7 +238,7 @@ Pool& pool() {
 
 }  // namespace
 
-void announce(const Ahead* ahead, int n) { pool().outlook.set(ahead, n); }
+void announce_prefetch(const PrefetchRange* ahead, int n) { pool().prefetcher.set(ahead, n); }
 
 }  // namespace quire
 

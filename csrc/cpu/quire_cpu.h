@@ -24,7 +24,7 @@ QUIRE_API int64_t quire_enable();
 
 constexpr int QUIRE_MAX_PARAMS = 8;
 
-// One step's attention work, the same for every layer. Spans: quire/kernels/attention/plan.py.
+// One step's attention work, the same for every layer. Spans: quire/kernels/attention/schedule/plan.py.
 struct QuireAttnPlan {
     const int32_t* q_indptr;      // [n_spans + 1]
     const int32_t* kv_lens;       // [n_spans]
@@ -40,9 +40,9 @@ struct QuireAttnPlan {
 };
 
 // Attention of q [n, n_q_heads, head_dim] to k and v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows
-// [n_keys, n_kv_heads, head_dim] of q's type, or, with int8_keys, of cells of 8 bits (cells.h), then with strides in
+// [n_keys, n_kv_heads, head_dim] of q's type, or, with int8_keys, entries of 8 bits (entries.h), then with strides in
 // bytes. out [n, n_q_heads, head_dim] is contiguous; lse float32 [n, n_q_heads] (natural logarithm of the sum of
-// weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant.py.
+// weights) may be null. Keys a row sees: see Variant in quire/kernels/attention/variant/definition.py.
 struct QuireAttnArgs {
     const QuireAttnPlan* plan;
     const void *q, *k, *v;
@@ -73,10 +73,10 @@ QUIRE_API void quire_rope(
 // out[i, :] = silu(x[i, :f]) * x[i, f:].
 QUIRE_API void quire_silu_mul(int dtype, const void* x, int64_t x_row, void* out, int64_t n, int64_t f, int n_threads);
 
-// Copy k and v rows of head_dim numbers into their cells, which are of the same type or have 8 bits.
+// Copy k and v rows of head_dim numbers into their entries, which are of the same type or have 8 bits.
 QUIRE_API void quire_store_kv(
     int dtype, int int8_keys, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row,
-    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size,
+    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cache_locs, int64_t n, int n_kv_heads, int page_size,
     int head_dim, int n_threads);
 
 // A matrix [n, k] packed for products. Layouts of data and scales: quire/kernels/qgemm/weight.py.
@@ -139,14 +139,15 @@ struct QuireChoice {
 QUIRE_API void quire_choose(const QuireChoice* args);
 
 // --- a step of a whole model in one call -------------------------------------------------------------------------
-// A tape is an array of operations that Python makes once for a model (quire/kernels/tape.py). They run in order on the
-// rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows wanted and
-// written behind their rows. Counts of rows in the structs are overwritten.
+// A fused step is an array of operations that Python makes once for a model (quire/kernels/fused_step.py). They run in
+// order on the rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows
+// wanted and written behind their rows. Counts of rows in the structs are overwritten.
 enum QuireOpCode { QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4 };
 
 struct QuireOp {
     int64_t code;
-    void* args;  // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs or QuireTake
+    void* args;        // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs or QuireTake
+    int64_t table_at;  // ROTATE, ATTEND: entry of the step's page table at which that of the layer's group begins
 };
 
 // out [n, row_bytes] = rows of the table for the tokens of the step.
@@ -157,7 +158,7 @@ struct QuireEmbed {
 };
 
 // Norm (where there are weights) and rotate q and k of qkv [n, (n_q_heads + 2 n_kv_heads) * head_dim] in place; write k
-// and v to the step's cells of pages [n_pages, n_kv_heads, page_size, cell].
+// and v to the step's entries of pages [n_pages, n_kv_heads, page_size, entry].
 struct QuireRotate {
     void* qkv;
     const void *q_norm, *k_norm;
@@ -178,10 +179,10 @@ struct QuireStep {
     const int32_t *q_indptr, *kv_lens, *kv_at;     // [n_spans + 1], [n_spans], [n_spans]: as in QuireAttnPlan
     const int64_t* wanted;                         // [n_wanted], ascending rows
     int32_t* tokens;                               // [n_slots, stride]
-    const int32_t* page_table;                     // [n_slots, stride]
+    const int32_t* page_table;                     // [n_groups, n_slots, stride]
     QuireChoice* choice;
     int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted;
     int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;
 };
 
-QUIRE_API void quire_run_tape(const QuireOp* ops, int64_t n_ops, const QuireStep* step);
+QUIRE_API void quire_fused_step(const QuireOp* ops, int64_t n_ops, const QuireStep* step);

@@ -47,17 +47,17 @@ void quire_silu_mul(int dtype, const void* x, int64_t x_row, void* out, int64_t 
 
 void quire_store_kv(
     int dtype, int int8_keys, const void* k, int64_t k_row, int64_t k_head, const void* v, int64_t v_row,
-    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cells, int64_t n, int n_kv_heads, int page_size, int head_dim,
-    int n_threads) {
+    int64_t v_head, void* k_pages, void* v_pages, const int64_t* cache_locs, int64_t n, int n_kv_heads, int page_size,
+    int head_dim, int n_threads) {
     by_dtype(dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        const CellWriter<T> writer{head_dim, int8_keys != 0};
+        const EntryWriter<T> writer{head_dim, int8_keys != 0};
         parallel_for(n, rows_a_chunk((int64_t)n_kv_heads * head_dim), n_threads, [&](int64_t i) {
-            const int64_t page = cells[i] / page_size, offset = cells[i] % page_size;
+            const int64_t page = cache_locs[i] / page_size, offset = cache_locs[i] % page_size;
             for (int64_t h = 0; h < n_kv_heads; h++) {
-                const int64_t cell = ((page * n_kv_heads + h) * page_size + offset) * writer.bytes();
-                writer.write((const T*)k + i * k_row + h * k_head, (char*)k_pages + cell);
-                writer.write((const T*)v + i * v_row + h * v_head, (char*)v_pages + cell);
+                const int64_t entry = ((page * n_kv_heads + h) * page_size + offset) * writer.bytes();
+                writer.write((const T*)k + i * k_row + h * k_head, (char*)k_pages + entry);
+                writer.write((const T*)v + i * v_row + h * v_head, (char*)v_pages + entry);
             }
         });
     });

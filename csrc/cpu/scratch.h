@@ -29,20 +29,20 @@ class Scratch {
 
     // Lives until the thread ends; grows, never shrinks.
     static char* buffer(int64_t bytes, int use) {
-        struct Block {
+        struct Buffer {
             char* raw = nullptr;
             int64_t size = 0;
-            ~Block() { free(raw); }
+            ~Buffer() { free(raw); }
         };
-        static thread_local Block blocks[6];
-        Block& block = blocks[use];
-        if (block.size < bytes) {
-            free(block.raw);
-            block.raw = (char*)malloc(bytes + 64);
-            if (block.raw == nullptr) __builtin_trap();
-            block.size = bytes;
+        static thread_local Buffer buffers[6];
+        Buffer& one = buffers[use];
+        if (one.size < bytes) {
+            free(one.raw);
+            one.raw = (char*)malloc(bytes + 64);
+            if (one.raw == nullptr) __builtin_trap();
+            one.size = bytes;
         }
-        return (char*)(((uintptr_t)block.raw + 63) & ~(uintptr_t)63);
+        return (char*)(((uintptr_t)one.raw + 63) & ~(uintptr_t)63);
     }
 
     int64_t offsets[MOST];

@@ -26,7 +26,7 @@ template <class E> struct Scales {
     static constexpr bool SOME = has_scales<typename E::T>;
     alignas(64) float keys[SOME ? E::B : 1], values[SOME ? E::B : 1];
 
-    Scales(const Block<typename E::T>& block, int d) {
+    Scales(const KeyBlock<typename E::T>& block, int d) {
         if constexpr (SOME)
             for (int j = 0; j < E::B; j++) {
                 keys[j] = scale_of(block.keys[j], d);

@@ -22,12 +22,12 @@ template <class F> void parallel_for(int64_t n_items, int64_t chunk, int n_threa
 }
 
 // Memory that will be read soon. Threads of the pool that wait ask for it meanwhile, so that memory does not rest; these
-// are prefetches only. Replaces what was announced before; at most MOST_AHEAD.
-struct Ahead {
+// are prefetches only. Replaces what was announced before; at most MOST_RANGES.
+struct PrefetchRange {
     const void* data;
     int64_t bytes;
 };
-constexpr int MOST_AHEAD = 4;
-void announce(const Ahead* ahead, int n);
+constexpr int MOST_RANGES = 4;
+void announce_prefetch(const PrefetchRange* ahead, int n);
 
 }  // namespace quire

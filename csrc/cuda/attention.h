@@ -1,10 +1,11 @@
-// The interface of the CUDA attention kernels: plain C, filled by quire/kernels/attention/hopper.py through ctypes.
+// The interface of the CUDA attention kernels: plain C, filled by quire/kernels/attention/hopper/launcher.py through
+// ctypes.
 //
-// Work is a list of lines that the host has planned (quire/kernels/attention/tiles.py). A line is a tile: tokens of one
-// span, or gathered from several spans, times the query heads of one KV head (packed row = token * group + head of the
-// group), against a range of keys. Small lines (few packed rows: decode) are handed to workers, a worker is one block
-// of the persistent grid; large lines (up to 128 packed rows: prefill, shared prefixes) form a queue, dear ones first,
-// and each is computed for every KV head.
+// Work is a list of lines that the host has planned (quire/kernels/attention/schedule/tiles.py). A line is a tile:
+// tokens of one span, or gathered from several spans, times the query heads of one KV head (packed row = token * group +
+// head of the group), against a range of keys. Small lines (few packed rows: decode) are handed to the CTAs of a
+// persistent grid, one a multiprocessor; large lines (up to 128 packed rows: prefill, shared prefixes) form a queue,
+// dear ones first, and each is computed for every KV head.
 // Keys are counted by their index in the list of keys of the tile's sequence. Strides count elements.
 #pragma once
 #include <cstdint>
@@ -38,7 +39,7 @@ struct QuireAttnArgs {
     void* out;                  // [n, n_q_heads, head_dim], contiguous
     float* lse;                 // [n, n_q_heads], natural logarithm, or null
     const QuireTile *small_lines, *large_lines;  // null: none. Small lines are launched first, and nothing between
-    const int32_t* queue;       // [n_workers + 1]: worker w runs small lines queue[w] .. queue[w + 1] - 1, in order
+    const int32_t* queue;       // [n_ctas + 1]: CTA c runs small lines queue[c] .. queue[c + 1] - 1, in order
     const int32_t* rows;        // [.., 2], see QuireTile::gathered
     const int32_t* pages;       // flat page table
     const int32_t* blocks;      // block-sparse: page of the sequence (position / page_size) of each entry, ascending
@@ -50,7 +51,7 @@ struct QuireAttnArgs {
     int64_t q_row, q_head;      // strides
     int64_t k_page, k_head, k_token, v_page, v_head, v_token;  // ragged: k_page is unused
     int64_t n_pages;            // ragged: number of rows of k and v
-    int32_t n_workers, n_large, n_merges;  // grid sizes; lines and merges beyond the real ones have n_tokens / n_parts 0
+    int32_t n_ctas, n_large, n_merges;  // grid sizes; lines and merges beyond the real ones have n_tokens / n_parts 0
     int32_t page_size, n_q_heads, n_kv_heads, head_dim;
     int32_t window, n_first;    // sliding window (0: none), and leading positions that stay visible beside it
     int32_t settled;            // 1: keys below the first token of a tile were stored before the previous grid began

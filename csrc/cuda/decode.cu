@@ -1,12 +1,12 @@
 // Attention of small lines (decode: few packed rows against many keys), bound by memory. Hopper, sm_90a.
 //
-// One block per worker. A producer warp reads the page table ahead of time and keeps a ring of stages full by tensor
-// copies, across the borders of lines; consumer warps share a stage by keys (and by rows beyond 16). Each computes
-// S^T = K Q^T and O^T += V^T P^T with keys in the long side of the matrix instruction, so that few rows waste little,
-// under its own running maximum, which moves only when a score passes it by 2^8. At the end of a line the consumers
-// leave their sums in shared memory and go on; writer warps add them in a fixed order and bring q of the next line
-// meanwhile, so that a line of few keys costs little beyond its keys. A second kernel contracts the parts of lines that
-// were split.
+// A persistent grid, one CTA a multiprocessor. A producer warp reads the page table ahead of time and keeps a ring of
+// stages full by tensor copies, across the borders of lines; consumer warps share a stage by keys (and by rows beyond
+// 16). Each computes S^T = K Q^T and O^T += V^T P^T with keys in the long side of the matrix instruction, so that few
+// rows waste little, under its own running maximum, which moves only when a score passes it by 2^8. At the end of a
+// line the consumers leave their sums in shared memory and go on; writer warps add them in a fixed order and bring q of
+// the next line meanwhile, so that a line of few keys costs little beyond its keys. A second kernel contracts the parts
+// of lines that were split.
 //
 // Compiled for one variant (see plain_variant.h), with QUIRE_HEAD_DIM 64, 96, 128, 192 or 256, QUIRE_BF16 0 or 1,
 // QUIRE_ROWS 8, 16, 32 or 64 (most packed rows of a line) and QUIRE_LAYOUT 0 paged, 1 ragged, 2 block-sparse.
@@ -116,9 +116,9 @@ cudaError_t allow_shared_memory() {  // once for each device
 
 extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
-    if (!fits(*args) || args->n_workers < 0) return cudaErrorInvalidValue;
+    if (!fits(*args) || args->n_ctas < 0) return cudaErrorInvalidValue;
     if (LAYOUT != RAGGED && (args->page_size < 8 || args->page_size % 8 != 0)) return cudaErrorInvalidValue;
-    if (args->n_workers == 0) return cudaSuccess;
+    if (args->n_ctas == 0) return cudaSuccess;
     const BoxShape shape{LAYOUT == RAGGED ? KEYS : std::gcd(args->page_size, KEYS),
                          MAY_PACK && args->k_token == DIM && args->v_token == DIM};
     CUtensorMap k_map, v_map;
@@ -127,14 +127,14 @@ extern "C" int quire_attention_small(const QuireAttnArgs* args, void* stream) {
         error = encode_side(&v_map, args->v, args->v_page, args->v_head, args->v_token, *args, shape);
     if (error == cudaSuccess) error = allow_shared_memory();
     if (error != cudaSuccess) return error;
-    return launch(small_lines_kernel, args->n_workers, BLOCK_THREADS, SHARED_BYTES, stream, *args, k_map, v_map, shape);
+    return launch(small_lines_kernel, args->n_ctas, BLOCK_THREADS, SHARED_BYTES, stream, *args, k_map, v_map, shape);
 }
 
 extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
     if (!fits(*args) || args->n_merges < 0) return cudaErrorInvalidValue;
     if (args->n_merges == 0) return cudaSuccess;
-    if (args->n_merges <= FEW_MERGES * args->n_workers)
+    if (args->n_merges <= FEW_MERGES * args->n_ctas)
         return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
-    return launch(merge_cells_kernel, CELL_BLOCKS * args->n_workers, CELL_THREADS, 0, stream, *args);
+    return launch(merge_cells_kernel, CELL_BLOCKS * args->n_ctas, CELL_THREADS, 0, stream, *args);
 }

@@ -1,4 +1,5 @@
-// What expressions of a variant are made of on CUDA (quire/kernels/attention/lower.py, target C). One element each.
+// What expressions of a variant are made of on CUDA (quire/kernels/attention/variant/lowering.py, target C). One element
+// each.
 // exp, log, tanh, sigmoid and division use the special-function unit: relative error about 2^-21, tanh 2^-11.
 #pragma once
 

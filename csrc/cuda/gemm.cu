@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(THREADS) gemm(const __grid_constant__ CUtensor
                                                 const __grid_constant__ CUtensorMap x_map,
                                                 const __grid_constant__ QuireGemmArgs args) {
     extern __shared__ __align__(1024) char shared[];
-    const Block block(args, shared);
+    const GemmBlock block(args, shared);
     if (threadIdx.x == WORKERS) prefetch_map(&w_map);
     block.init();
     let_next_grid_start();

@@ -87,12 +87,12 @@ struct Place {  // of a tile
     int row, token;  // first of y
 };
 
-struct Block {
+struct WideBlock {
     const QuireWideArgs& a;
     uint32_t base;
     int slice, team, n_row_tiles, n_tiles, first_unit, n_units, n_passes, n_items;
 
-    __device__ Block(const QuireWideArgs& args, char* shared) : a(args), base(shared_address(shared)) {
+    __device__ WideBlock(const QuireWideArgs& args, char* shared) : a(args), base(shared_address(shared)) {
         const int units = a.k / CHUNK;
         slice = blockIdx.x % SPLIT, team = blockIdx.x / SPLIT;
         n_row_tiles = (n_out() + TILE_ROWS - 1) / TILE_ROWS;
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(THREADS, 1) gemm_wide(const __grid_constant__ 
                                                         const __grid_constant__ CUtensorMap y_map,
                                                         const __grid_constant__ QuireWideArgs args) {
     extern __shared__ __align__(1024) char shared[];
-    const Block block(args, shared);
+    const WideBlock block(args, shared);
     if (threadIdx.x == WORKERS) prefetch_map(&w_map), prefetch_map(&x_map);
     block.init();
     let_next_grid_start();

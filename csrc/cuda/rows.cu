@@ -24,7 +24,7 @@ struct QuireRotateArgs {       // _Args in quire/kernels/qkv/hopper.py
     const void *q_norm, *k_norm;          // null: there is none
     const void* positions;     // int32, or int64 if wide_positions
     const float* cos_sin;      // [n_positions, 2 half]
-    const int64_t* cells;
+    const int64_t* cache_locs;
     void *q, *k_pages, *v_pages;
     int64_t qkv_row;
     int32_t n_rows, n_q_heads, n_kv_heads, d, half, page_size, n_positions, wide_positions;
@@ -222,12 +222,12 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t from = row * args.qkv_row + static_cast<int64_t>(head) * args.d;
     const Cell first_cell = load_cell(args.qkv, from + first, has_first);
     const Cell second_cell = load_cell(args.qkv, from + second, has_second);
-    const uint32_t cell = is_live ? static_cast<const volatile int64_t*>(args.cells)[row] : 0;
+    const uint32_t cache_loc = is_live ? static_cast<const volatile int64_t*>(args.cache_locs)[row] : 0;
     if (turned) {
         const int64_t position = load_position(args, row);
         if (position != guess) load_turn(turn, args, position, first);
     }
-    const uint32_t page = cell / args.page_size, offset = cell - page * args.page_size;
+    const uint32_t page = cache_loc / args.page_size, offset = cache_loc - page * args.page_size;
 
     float a[WIDTH], b[WIDTH];
     widen(a, first_cell);

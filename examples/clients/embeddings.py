@@ -8,7 +8,8 @@ import os
 
 from openai import OpenAI
 
-client = OpenAI(base_url=os.environ.get("QUIRE_URL", "http://127.0.0.1:8000") + "/v1", api_key="none")
+url = os.environ.get("QUIRE_URL", "http://127.0.0.1:8000") + "/v1"
+client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
 model = client.models.list().data[0].id
 texts = ["def read_file(path):", "def write_file(path, text):", "What is 23 + 45?"]
 vectors = [item.embedding for item in client.embeddings.create(model=model, input=texts).data]

@@ -9,7 +9,8 @@ from langchain_openai import ChatOpenAI
 from pydantic import BaseModel, Field
 
 url = os.environ.get("QUIRE_URL", "http://127.0.0.1:8000") + "/v1"
-model = ChatOpenAI(base_url=url, api_key="none", model=os.environ.get("MODEL", "demo"), temperature=0, max_tokens=100)
+key = os.environ.get("OPENAI_API_KEY", "none")
+model = ChatOpenAI(base_url=url, api_key=key, model=os.environ.get("MODEL", "demo"), temperature=0, max_tokens=100)
 answer = ""
 for chunk in model.stream("What is 23 + 45?"):
     answer += chunk.text

@@ -8,7 +8,8 @@ import os
 
 from openai import OpenAI
 
-client = OpenAI(base_url=os.environ.get("QUIRE_URL", "http://127.0.0.1:8000") + "/v1", api_key="none")
+url = os.environ.get("QUIRE_URL", "http://127.0.0.1:8000") + "/v1"
+client = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "none"))
 model = client.models.list().data[0].id
 
 

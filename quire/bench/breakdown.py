@@ -26,7 +26,7 @@ KINDS = (
 """Kind → names of its kernels, the first match counts: ours in CUDA (by the type of their arguments) and Triton, those
 of cuBLAS and other libraries, and torch's operators and ours on a CPU. Whatever matches nothing is `OTHER`."""
 OTHER, GAPS, OTHER_HOST = "other kernels", "gaps", "other"
-WHOLE, WHOLE_NAME = "native step", "quire_run_tape"
+WHOLE, WHOLE_NAME = "native step", "quire_fused_step"
 """A CPU's step in one native call, which no profiler looks into; a part only where there is one."""
 PHASES = (
     ("schedule", "schedule_s", "submit_s"),

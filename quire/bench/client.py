@@ -23,7 +23,7 @@ POLL_S = 0.5
 
 
 @dataclasses.dataclass(slots=True)
-class RequestTrace:
+class ClientTrace:
     """What the client saw of one request. A failed one has `error` and does not count in latencies."""
 
     n_input: int = 0
@@ -94,14 +94,14 @@ class CompletionsClient:
     fields: dict[str, object]
 
     async def complete(
-        self, request: BenchRequest, scheduled_s: float | None = None, trace: RequestTrace | None = None
-    ) -> RequestTrace:
+        self, request: BenchRequest, scheduled_s: float | None = None, trace: ClientTrace | None = None
+    ) -> ClientTrace:
         """Run one request to its end; failures are put into the trace, not raised.
 
         trace: an unused one to write to, for a caller who reads it while the request runs.
         """
         body = msgspec.json.encode(self._payload(request))
-        trace = trace or RequestTrace()
+        trace = trace or ClientTrace()
         trace.n_input, trace.start_s = len(request.prompt_token_ids), time.perf_counter()
         trace.scheduled_s = trace.start_s if scheduled_s is None else scheduled_s
         try:
@@ -126,7 +126,7 @@ class CompletionsClient:
         }
 
 
-async def _read_stream(response: aiohttp.ClientResponse, trace: RequestTrace) -> None:
+async def _read_stream(response: aiohttp.ClientResponse, trace: ClientTrace) -> None:
     """Note the time of each chunk with a choice; a stream without [DONE] was cut off and is an error."""
     parser = EventParser()
     ended = False

@@ -14,10 +14,10 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from quire.bench.client import RequestTrace
+from quire.bench.client import ClientTrace
 from quire.bench.datasets import BenchRequest
 
-Send = Callable[[BenchRequest, float], Awaitable[RequestTrace]]
+Send = Callable[[BenchRequest, float], Awaitable[ClientTrace]]
 """(request, scheduled time) → trace."""
 
 
@@ -40,12 +40,12 @@ async def run_load(
     offsets_s: Sequence[float],
     max_concurrency: int = 0,
     on_done: Callable[[], object] = lambda: None,
-) -> tuple[list[RequestTrace], float]:
+) -> tuple[list[ClientTrace], float]:
     """Send every request at its time; returns their traces in order and the seconds until the last was answered."""
     gate = asyncio.Semaphore(max_concurrency) if max_concurrency else contextlib.nullcontext()
     begin_s = time.perf_counter()
 
-    async def one(request: BenchRequest, due_s: float) -> RequestTrace:
+    async def one(request: BenchRequest, due_s: float) -> ClientTrace:
         async with gate:
             trace = await send(request, due_s)
         on_done()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from quire.bench.datasets import WARM_UP, BenchRequest, Dataset, from_lengths
-from quire.bench.limit import Limits, compared
+from quire.bench.limit import LimitShares, compared
 from quire.bench.options import LatencyOptions, ThroughputOptions
 from quire.bench.summary import summary
 from quire.bench.timeline import Timeline
@@ -169,7 +169,7 @@ def _latency_row(case: LatencyCase, runs: Sequence[TimedRun]) -> dict[str, objec
     }
 
 
-def _latency_limits(view: View, case: LatencyCase, runs: Sequence[TimedRun]) -> Limits:
+def _latency_limits(view: View, case: LatencyCase, runs: Sequence[TimedRun]) -> LimitShares:
     """Medians over the iterations: decode step, time until all requests have their first token, whole batch."""
     found: dict[str, list[tuple[float, float]]] = {"decode_step_ms": [], "first_token_ms": [], "latency_ms": []}
     for run in runs:

@@ -35,7 +35,7 @@ def write_plot(path: str, timeline: Timeline, title: str) -> None:
         if path.endswith(".png"):
             _write_png(path, shown_rows, title)
         else:
-            write_output(path, _page(shown_rows, title))
+            write_output(path, _html(shown_rows, title))
     except OSError as error:
         raise ConfigError(f"--plot {shown(path)} cannot be written: {error.strerror}") from None
 
@@ -63,7 +63,7 @@ def _write_png(path: str, timeline: Timeline, title: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _page(timeline: Timeline, title: str) -> str:
+def _html(timeline: Timeline, title: str) -> str:
     lower = [(timeline.n_tokens, GREEN, timeline.unit)]
     if any(timeline.n_prefill_tokens):
         lower.append((timeline.n_prefill_tokens, ORANGE, "of these, prefill"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from quire.bench.client import CompletionsClient, RequestTrace, first_model, open_session
+from quire.bench.client import ClientTrace, CompletionsClient, first_model, open_session
 from quire.bench.datasets import WARM_UP
 from quire.bench.loadgen import arrival_offsets_s, run_load
 from quire.bench.options import ServeBenchOptions
@@ -24,7 +24,7 @@ LIMITED = ("ttft", "tpot", "e2el")
 class ServingRun:
     """All traces of a timed run, in request order."""
 
-    traces: list[RequestTrace]
+    traces: list[ClientTrace]
     duration_s: float
     model: str
 
@@ -68,7 +68,7 @@ async def measure_serving(options: ServeBenchOptions) -> ServingRun:
 
 
 def serving_metrics(
-    traces: Sequence[RequestTrace],
+    traces: Sequence[ClientTrace],
     duration_s: float,
     percentiles: Sequence[float] = PERCENTILES,
     goodput: dict[str, float] | None = None,
@@ -105,7 +105,7 @@ def serving_metrics(
     return result
 
 
-def _meets(trace: RequestTrace, limits_ms: dict[str, float]) -> bool:
+def _meets(trace: ClientTrace, limits_ms: dict[str, float]) -> bool:
     """True if the request is within every limit; one token has no TPOT and meets any."""
     measured = {"ttft": trace.ttft_s, "tpot": trace.tpot_s or 0.0, "e2el": trace.e2el_s}
     return all(1000 * measured[name] <= limit_ms for name, limit_ms in limits_ms.items())

@@ -21,7 +21,7 @@ from quire.bench.trace import write_trace
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.resolve import NOT_ROUNDED, resolve
-from quire.engine.build import TORCH_DTYPES, make_device
+from quire.engine.build import device_of
 from quire.engine.capacity import kv_itemsize
 from quire.engine.core import StepRecord
 from quire.kernels.qgemm import SCHEMES
@@ -33,11 +33,10 @@ class View:
 
     def __init__(self, config: EngineConfig, arch: ModelArch) -> None:
         """config: on a real device. Sets the number of threads, as the engine will."""
-        device = make_device(config)
-        limits = resolve(config, arch, device.name)
-        dtype = TORCH_DTYPES[limits.dtype]
-        self._device = device.name
-        self._timer = timer(device.name)
+        self._device = device_of(config)
+        limits = resolve(config, arch, self._device)
+        dtype = getattr(torch, limits.dtype)
+        self._timer = timer(self._device)
         self._dtypes = [dtype] if config.quantization in NOT_ROUNDED else [dtype, torch.int8]
         quantized = SCHEMES.get(config.quantization)
         itemsize = dtype.itemsize if quantized is None else quantized.bytes_per_weight

@@ -1,6 +1,6 @@
 """`quire chat [MODEL]`: a conversation in the terminal, streamed, with history; piped standard input works too.
 
-Owns the loop and its slash commands. Invariant: what the model sees is `Conversation.messages` and nothing else.
+Owns the loop and its slash commands. Invariant: what the model sees is `ChatHistory.messages` and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMMANDS = ("/help", "/clear", "/system", "/exit")
 
 
 @dataclasses.dataclass(slots=True)
-class Conversation:
+class ChatHistory:
     """The system message, if any, and the turns so far."""
 
     system: str = ""
@@ -71,7 +71,7 @@ def run(namespace: argparse.Namespace) -> int:
         def answer(messages: list[Message]) -> Iterator[RequestOutput]:
             return llm.stream(llm.render_chat(messages), params)
 
-        converse(lines, stoppable(answer) if interactive else answer, sys.stdout, Conversation(namespace.system))
+        converse(lines, stoppable(answer) if interactive else answer, sys.stdout, ChatHistory(namespace.system))
     finally:
         llm.shutdown()
     return 0
@@ -102,7 +102,7 @@ def stoppable(answer: Answer) -> Answer:
     return stopping
 
 
-def converse(lines: Iterator[str], answer: Answer, target: TextIO, conversation: Conversation) -> None:
+def converse(lines: Iterator[str], answer: Answer, target: TextIO, conversation: ChatHistory) -> None:
     """Answer each line; a refused message is reported and forgotten, the conversation goes on."""
     for line in lines:
         text = line.strip()
@@ -122,7 +122,7 @@ def converse(lines: Iterator[str], answer: Answer, target: TextIO, conversation:
         conversation.turns.append({"role": "assistant", "content": reply})
 
 
-def obey(text: str, conversation: Conversation, target: TextIO) -> bool:
+def obey(text: str, conversation: ChatHistory, target: TextIO) -> bool:
     """Carry out a slash command; False when it ends the conversation."""
     command, _, rest = text.partition(" ")
     if command == "/exit":

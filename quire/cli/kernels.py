@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from quire.bench.kernels.paged import Batch
-    from quire.kernels.attention.plan import AttnPlan
+    from quire.kernels.attention.schedule.plan import AttnPlan
     from quire.kernels.attention.variant import Variant
 
 EXAMPLE_SPANS = ((700, 700), (4096, 1), (1500, 1), (300, 1), (9, 1))
@@ -73,8 +72,8 @@ def run_list(namespace: argparse.Namespace) -> int:
 
     for op, meaning in catalog.OPS.items():
         print(f"{op}: {meaning}")
-        for entry in (entry for entry in catalog.CATALOGUE if entry.op == op):
-            state = entry.obstacle
+        for entry in catalog.of(op):
+            state = entry.machine_obstacle()
             print(f"  {entry.name:<11}{'/'.join(entry.devices):<10}{'no: ' + state if state else 'available'}")
     print()
     for name, value in dataclasses.asdict(catalog.toolchain()).items():
@@ -100,13 +99,14 @@ def run_explain(namespace: argparse.Namespace) -> int:
 
 
 def op_lines(op: str, device: str) -> Iterator[str]:
-    """An op whose implementation depends on the device alone."""
+    """An op's implementations in order of preference: the first that takes the inputs runs."""
     from quire.kernels import catalog
 
     yield f"{op}: {catalog.OPS[op]}"
-    for entry in (entry for entry in catalog.CATALOGUE if entry.op == op and device in ("auto", *entry.devices)):
+    for entry in catalog.of(op, "" if device == "auto" else device):
         yield f"  {entry.name} ({entry.module}) on {' and '.join(entry.devices)}, needs {entry.needs}"
-        yield f"    {'cannot run here: ' + entry.obstacle if entry.obstacle else 'can run here'}"
+        obstacle = entry.machine_obstacle()
+        yield f"    {', '.join(entry.functions)}: {f'cannot run here: {obstacle}' if obstacle else 'can run here'}"
 
 
 def attention_lines(options: ExplainOptions) -> Iterator[str]:
@@ -117,7 +117,7 @@ def attention_lines(options: ExplainOptions) -> Iterator[str]:
     from quire.bench.kernels.session import DTYPES
     from quire.bench.kernels.variants import NAMED, SHORT, example
     from quire.kernels import catalog
-    from quire.kernels.attention.plan import Heads
+    from quire.kernels.attention.schedule.plan import Heads
 
     if options.variant not in NAMED | SHORT:
         hint = did_you_mean(options.variant, NAMED | SHORT)
@@ -151,15 +151,13 @@ def _obstacles(
     plan: AttnPlan, variant: Variant, dtype: torch.dtype, device: str, no_gpu: str | None
 ) -> dict[str, str | None]:
     """Implementation → why it cannot run this, here or, where there is no GPU, on any; the best first."""
-    from quire.kernels.attention import hopper, select
+    from quire.kernels import catalog
 
-    if not no_gpu:
-        return select.obstacles(plan, variant, device, dtype, dtype)
-    found = {"hopper": hopper.static_obstacle(plan, variant, dtype, dtype), "triton": "Triton is not installed"}
-    if importlib.util.find_spec("triton") is not None:
-        bare = dataclasses.replace(plan, work=None)
-        found["triton"] = select.module("triton").obstacle(bare, variant, dtype, dtype)
-    return found
+    arguments = (plan, variant, dtype, dtype)
+    return {
+        entry.name: entry.static_obstacle(*arguments) if no_gpu else entry.obstacle(dtype, *arguments)
+        for entry in catalog.selectable("attention", "run", device)
+    }
 
 
 def _choice_lines(found: dict[str, str | None], no_gpu: str | None) -> Iterator[str]:
@@ -179,7 +177,8 @@ def _choice_lines(found: dict[str, str | None], no_gpu: str | None) -> Iterator[
 
 def _source_lines(variant: Variant, dtype: torch.dtype, found: dict[str, str | None]) -> Iterator[str]:
     """What each implementation that can run this compiles for the variant."""
-    from quire.kernels.attention import cpu_hooks, cuda_hooks
+    from quire.kernels.attention.cpu import hooks as cpu_hooks
+    from quire.kernels.attention.hopper import hooks as hopper_hooks
 
     if variant.built_in:
         yield from _title("Generated source")
@@ -191,14 +190,14 @@ def _source_lines(variant: Variant, dtype: torch.dtype, found: dict[str, str | N
         yield cpu_hooks.header(variant.program, dtype, dtype).rstrip()
     if "hopper" in able:
         yield from _title("CUDA C++ (hopper)")
-        yield cuda_hooks.header(variant.program).rstrip()
+        yield hopper_hooks.header(variant.program).rstrip()
     if "triton" in able:
         yield from _title("Triton")
         yield _triton_source(variant).rstrip()
 
 
 def _triton_source(variant: Variant) -> str:
-    from quire.kernels.attention import triton_hooks
+    from quire.kernels.attention.triton import hooks as triton_hooks
 
     return triton_hooks.source(variant.program)
 
@@ -210,15 +209,15 @@ def _plan_lines(batch: Batch, plan: AttnPlan, device: str) -> Iterator[str]:
     if device == "cpu":
         yield f"{len(plan.work.tiles)} tiles of rows, the most expensive first; threads take them in turn."
         return
-    from quire.kernels.attention import tiles, work
+    from quire.kernels.attention.schedule import tiles, work
 
-    n_workers = plan.work.n_workers if hasattr(plan.work, "n_workers") else work.N_WORKERS
-    cut = tiles.cut(plan, n_workers)
+    n_ctas = plan.work.n_ctas if hasattr(plan.work, "n_ctas") else work.N_CTAS
+    cut = tiles.cut(plan, n_ctas)
     busy = int((cut.queue[1:] > cut.queue[:-1]).sum())
     n_sequences = sum(length == 1 for _, length in batch.spans)
     yield (
-        f"{len(cut.small)} small lines of work for {busy} of {n_workers} workers: {n_sequences} decoding sequences x "
-        f"{batch.heads.n_kv_heads} KV heads, cut where a worker's share ends."
+        f"{len(cut.small)} small lines of work for {busy} of {n_ctas} CTAs: {n_sequences} decoding sequences x "
+        f"{batch.heads.n_kv_heads} KV heads, cut where a CTA's share ends."
     )
     yield f"{len(cut.large)} large lines, each for all {batch.heads.n_kv_heads} KV heads, by falling cost."
     yield (

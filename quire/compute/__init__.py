@@ -1,1 +1,1 @@
-"""The wing that runs: device, layers, weights, models, sampling, runner. Owns tensors; owns no policy."""
+"""The half that runs: device, layers, weights, models, sampling, runner. Owns tensors; owns no policy."""

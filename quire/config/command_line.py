@@ -21,7 +21,7 @@ from quire.config.foreign import (
     SHORT_FLAGS,
     SHORT_FLAGS_OF_PARTS,
     Foreign,
-    Shape,
+    OptionShape,
     State,
 )
 from quire.core.errors import ConfigError, shown
@@ -86,7 +86,7 @@ def _foreign(written: str, flag: str, value: list[str] | None, left: list[str]) 
         option = None
     elif option is None and name.startswith("no_"):
         option, given = FOREIGN.get(name[3:]), False
-    if option is None or (not given and option.shape is not Shape.SWITCH):
+    if option is None or (not given and option.shape is not OptionShape.SWITCH):
         if written in LLAMA_HINTS:
             raise ConfigError(f"{written} is known in llama.cpp, not in Quire: {LLAMA_HINTS[written]}")
         return [written if value is None else f"{written}={value[0]}"]
@@ -102,14 +102,14 @@ def _foreign(written: str, flag: str, value: list[str] | None, left: list[str]) 
 
 def _values(option: Foreign, given: bool, value: list[str] | None, left: list[str]) -> list[str]:
     """What was given for `option`, taken from the words that follow it."""
-    if option.shape is Shape.SWITCH:
+    if option.shape is OptionShape.SWITCH:
         return value or ["true" if given else "false"]
     if value is not None:
         return value
     if option.state is State.REFUSED:  # whoever forgot the value is told that the option is none here
         return [left.pop(0)] if left and not left[0].startswith("--") else ["true"]
     taken = [_value_of(dashed(option.name), left)]
-    while option.shape is Shape.LIST and left and not left[0].startswith("-"):
+    while option.shape is OptionShape.LIST and left and not left[0].startswith("-"):
         taken.append(left.pop(0))
     return taken
 

@@ -174,6 +174,9 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = ""
     num_gpu_blocks_override: Annotated[int, _doc("Exact number of KV pages; 0 computes it.", ge=0)] = 0
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool, _doc("Keep keys and values behind sliding windows too: all layers share one page table.")
+    ] = False
     enable_prefix_caching: Annotated[bool, _doc("Share the pages of equal prefixes between requests.")] = True
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"], _doc("fcfs: order of arrival; priority: lower `priority` first, then arrival.")
@@ -233,6 +236,11 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             " do: whoever writes the message can then end it and speak as the system."
         ),
     ] = False
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether there is to be no model: every plan takes its time and gives made-up tokens."""
+        return self.device == "null"
 
     def verify(self) -> None:
         """Check values that need no model; raises ConfigError naming the field, the value and the limit."""

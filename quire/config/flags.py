@@ -1,4 +1,4 @@
-"""Command-line flags made from an options struct: spelling, help, value checks, and the options page of the docs.
+"""Command-line flags made from an options struct: spelling, help, value checks, and docs/options.md.
 
 Owns how a field becomes a flag. Does not own the options (`config/engine.py`, ...) nor the commands (`cli/`).
 Invariants: a flag that was not given leaves the struct's own default; a bad value or an unknown flag exits with 2

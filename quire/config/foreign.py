@@ -31,7 +31,7 @@ class State(enum.Enum):
 
 
 @enum.unique
-class Shape(enum.Enum):
+class OptionShape(enum.Enum):
     """How an option is written on the command line."""
 
     VALUE = ""
@@ -46,7 +46,7 @@ class Foreign(NamedTuple):
     name: str
     """vLLM's, with underscores."""
     state: State
-    shape: Shape = Shape.VALUE
+    shape: OptionShape = OptionShape.VALUE
     values: tuple[str, ...] = ()
     """Those that are taken, of SAME."""
     because: str = ""
@@ -60,8 +60,8 @@ class Foreign(NamedTuple):
 
     def takes_parts(self) -> bool:
         """Whether its value can be a JSON object, and so be given by parts: --speculative-config.method ngram."""
-        is_single = self.shape is Shape.VALUE and self.state in (State.REFUSED, State.NO_EFFECT)
-        return is_single or self.shape is Shape.OBJECT
+        is_single = self.shape is OptionShape.VALUE and self.state in (State.REFUSED, State.NO_EFFECT)
+        return is_single or self.shape is OptionShape.OBJECT
 
     def _objection(self, value: object) -> str:
         text = str(value).strip().lower()
@@ -72,7 +72,7 @@ class Foreign(NamedTuple):
         if self.state is State.REFUSED:
             return f"{self.name} is known in vLLM, not in Quire: {self.instead}"
         told = "" if text in ("true", "false") else f" = {shown(value)}"
-        taken = "" if self.shape is Shape.SWITCH else f" (it takes {' or '.join(self.values)})"
+        taken = "" if self.shape is OptionShape.SWITCH else f" (it takes {' or '.join(self.values)})"
         return f"{self.name}{told} is known in vLLM, not in Quire, where {self.because}{taken}: {self.instead}"
 
     def _on_values(self) -> tuple[str, ...]:
@@ -102,8 +102,8 @@ def _is_among(text: str, values: tuple[str, ...]) -> bool:
     return any(value.replace(".", "").isdigit() and float(value) == number for value in values)
 
 
-def _names(names: str) -> list[tuple[str, Shape]]:
-    return [(name.rstrip("!*{"), Shape(name[len(name.rstrip("!*{")) :])) for name in names.split()]
+def _names(names: str) -> list[tuple[str, OptionShape]]:
+    return [(name.rstrip("!*{"), OptionShape(name[len(name.rstrip("!*{")) :])) for name in names.split()]
 
 
 def _all() -> dict[str, Foreign]:

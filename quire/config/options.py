@@ -33,7 +33,7 @@ _POWERS: Final = {"k": 1, "m": 2, "g": 3}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One field of an options struct, ready to become a flag or a row of the options page."""
+    """One field of an options struct, ready to become a flag or a row of docs/options.md."""
 
     name: str
     kind: inspect.Type

@@ -1,11 +1,13 @@
-"""The parameters of a decoder, derived from its description: names, shapes, and which are one matrix in memory.
+"""The parameters of a decoder, derived from its description: names, shapes, how they are cut, and which are one matrix.
 
 Owns the names that checkpoints of Llama have, which Quire uses for all (a family maps its own to them). Does not own
-what a matrix is stored as (`compute/quant`). Everything that counts, loads or fills parameters reads them from here.
+what a matrix is stored as (`compute/schemes`), nor what a rank's part of it is (`shares`). Everything that counts,
+loads or fills parameters reads them from here.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
@@ -24,8 +26,20 @@ HEAD: Final = "lm_head"
 LAYER: Final = "model.layers.{}."
 
 
+@enum.unique
+class Cut(enum.Enum):
+    """How a matrix is divided among ranks (Shoeybi et al. 2019, "Megatron-LM", section 3)."""
+
+    REPLICATED = "replicated"
+    """Every rank has all of it."""
+    COLUMN = "column"
+    """Outputs are divided: each rank makes its own, of the whole input. (Columns of the transposed matrix.)"""
+    ROW = "row"
+    """Inputs are divided: each rank makes a term of every output, to be summed over ranks."""
+
+
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
-    """Projections of one input, under one another in one matrix."""
+    """Projections of one input, under one another in one matrix [n_out, n_in]."""
 
     n_in: int
     parts: tuple[tuple[str, int], ...]
@@ -33,6 +47,14 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     whole: str = ""
     """Name under which a checkpoint may hold all of them as one."""
+    cut: Cut = Cut.REPLICATED
+    unit: int = 1
+    """Outputs of a part (`Cut.COLUMN`) or inputs (`Cut.ROW`) that stay together: those of a head."""
+
+    @property
+    def name(self) -> str:
+        """Of its first part."""
+        return self.parts[0][0]
 
     @property
     def n_out(self) -> int:
@@ -100,13 +122,19 @@ def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerPara
     qkv = tuple((f"{at}self_attn.{name}_proj", rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)))
     ups = ("gate", "up") if ffn.gated else ("up",)
     return LayerParameters(
-        qkv=Matrix(n_in=hidden_size, parts=qkv, bias=mixer.qkv_bias, whole=at + "self_attn.qkv_proj"),
-        out=Matrix(n_in=q_rows, parts=((at + "self_attn.o_proj", hidden_size),), bias=mixer.o_bias),
+        qkv=Matrix(
+            n_in=hidden_size, parts=qkv, bias=mixer.qkv_bias, whole=at + "self_attn.qkv_proj", cut=Cut.COLUMN,
+            unit=mixer.head_dim,
+        ),
+        out=Matrix(
+            n_in=q_rows, parts=((at + "self_attn.o_proj", hidden_size),), bias=mixer.o_bias, cut=Cut.ROW,
+            unit=mixer.head_dim,
+        ),
         up=Matrix(
             n_in=hidden_size, parts=tuple((f"{at}mlp.{name}_proj", ffn.size) for name in ups), bias=ffn.bias,
-            whole=at + "mlp.gate_up_proj" if ffn.gated else "",
+            whole=at + "mlp.gate_up_proj" if ffn.gated else "", cut=Cut.COLUMN,
         ),
-        down=Matrix(n_in=ffn.size, parts=((at + "mlp.down_proj", hidden_size),), bias=ffn.bias),
+        down=Matrix(n_in=ffn.size, parts=((at + "mlp.down_proj", hidden_size),), bias=ffn.bias, cut=Cut.ROW),
         attention_norm=norm("input_layernorm") if before else None,
         attention_post_norm=norm("attention_post_norm") if after else None,
         ffn_norm=norm("post_attention_layernorm") if own_ffn_norm else None,
@@ -140,7 +168,14 @@ def final_norm(arch: ModelArch) -> NormTable:
 
 def head(arch: ModelArch) -> Matrix:
     """The output head, which is the embedding where these are tied."""
-    return Matrix(n_in=arch.hidden_size, parts=((HEAD, arch.vocab_size),), bias=arch.head_bias)
+    return Matrix(n_in=arch.hidden_size, parts=((HEAD, arch.vocab_size),), bias=arch.head_bias, cut=Cut.COLUMN)
+
+
+def matrices(arch: ModelArch) -> Iterator[Matrix]:
+    """All of them in the order of computing, the head last, tied or not."""
+    for layer, spec in enumerate(arch.layers):
+        yield from layer_parameters(spec, arch.hidden_size, layer).matrices
+    yield head(arch)
 
 
 def shapes(arch: ModelArch) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -12,7 +12,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError
 
 
-class Limits(msgspec.Struct, frozen=True):
+class EngineLimits(msgspec.Struct, frozen=True):
     """What one engine may do at once."""
 
     dtype: str
@@ -35,7 +35,7 @@ DEFAULT_STALL_FACTOR = {"cuda": 1.75, "cpu": 0.0, "null": 0.0}
 """Of a server (docs/decisions/0006). On a CPU the estimate is too rough to be a default."""
 
 
-def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bool = False) -> Limits:
+def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bool = False) -> EngineLimits:
     """Limits for 'cuda', 'cpu' or 'null'. Raises ConfigError where an option exceeds what the model can do.
 
     is_server: latency counts as well as throughput.
@@ -53,7 +53,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         )
     max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
     dtype = arch.dtype if config.dtype == "auto" else config.dtype
-    return Limits(
+    return EngineLimits(
         dtype=dtype,
         kv_dtype=_kv_dtype(config.kv_cache_dtype, dtype, device),
         max_model_len=config.max_model_len or arch.max_position,

@@ -1,7 +1,7 @@
 """vLLM's options (0.26, some of older versions) that are none here, and llama.cpp's flags: what to do instead.
 
 Data alone; `config/foreign.py` reads it. An option of ours with the same name wins over its row here.
-docs/vllm.md is made from this and from vLLM's own list (`benchmarks/vllm_page.py`), of which none may be missing.
+docs/vllm.md is made from this and from vLLM's own list (`benchmarks/vllm_document.py`), of which none may be missing.
 A name that ends in ! is a switch on the command line, one that ends in * takes several values, one that ends in { a
 JSON object, whose values are judged one by one.
 """
@@ -87,8 +87,7 @@ SAME: Final = (
          "leave it out"),
     Same("disable_custom_all_reduce! disable_nccl_for_dp_synchronization!", "true false",
          "one device has nothing to reduce", "leave it out"),
-    Same("disable_hybrid_kv_cache_manager! disable_chunked_mm_input!", "true false", "there is one kind of page",
-         "leave it out"),
+    Same("disable_chunked_mm_input!", "true false", "prompts are text", "leave it out"),
     Same("async_scheduling!", "true", "steps are planned while others run", "--pipeline-depth 1"),
     Same("stream_interval", "1", "a stream sends each token as it comes", "leave it out"),
     Same("num_scheduler_steps", "1", "each step is planned by itself", "leave it out"),
@@ -138,7 +137,7 @@ NO_EFFECT: Final = (
     Group("numa_bind! numa_bind_nodes* numa_bind_cpus*", "bind the process with numactl"),
     Group("kv_cache_metrics! kv_cache_metrics_sample cudagraph_metrics! enable_mfu_metrics!"
           " enable_logging_iteration_details! show_hidden_metrics_for_version jit_monitor_mode jit_monitor_verbose!"
-          " collect_detailed_traces* enable_mm_processor_stats!", "/metrics and the page have what is measured"),
+          " collect_detailed_traces* enable_mm_processor_stats!", "/metrics and the web page have what is measured"),
     Group("max_log_len disable_access_log_for_endpoints", "contents are never logged, requests only by --access-log"),
     Group("distributed_timeout_seconds cpu_distributed_timeout_seconds", "there is one process that computes"),
     Group("guided_decoding_backend guided_decoding_disable_fallback!", "constrained output is made by llguidance"),

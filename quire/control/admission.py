@@ -9,8 +9,8 @@ sibling is computing their prompt waits for the next step, with a slot and pages
 from __future__ import annotations
 
 from quire.control.cache import NO_MATCH
-from quire.control.draft import StepDraft
-from quire.control.roster import Roster
+from quire.control.live_seqs import LiveSeqs
+from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq, SeqState
 
 
@@ -22,53 +22,60 @@ class Admission:
     """
 
     def __init__(
-        self, roster: Roster, draft: StepDraft, committed: int, prompts: list[Seq], n_seqs: int | None = None
+        self, live: LiveSeqs, builder: PlanBuilder, committed: int, prompts: list[Seq], n_seqs: int | None = None
     ) -> None:
-        self.roster = roster
-        self.draft = draft
+        self.live = live
+        self.builder = builder
         self.committed = committed
         self.admitted: list[Seq] = []
-        config = roster.config
-        self.claimed_pages = sum(config.pages_for(seq.prefill_end) - len(seq.pages) for seq in prompts)
+        self.claimed_pages = sum([live.cache.needed(seq.prefill_end, seq.tables, seq.held_from) for seq in prompts])
         """Pages that running prompts and deferred siblings will take soon."""
-        self.claimed_slots = 0 if n_seqs is None else config.max_num_seqs - n_seqs
+        self.claimed_slots = 0 if n_seqs is None else live.config.max_num_seqs - n_seqs
 
     def run(self) -> None:
         """Admit until tokens, slots or pages run out or the queue's head must wait."""
-        roster, draft = self.roster, self.draft
+        live, builder = self.live, self.builder
         deferred: list[Seq] = []
-        while draft.budget > 0 and len(roster.free_slots) > self.claimed_slots:
-            seq = roster.waiting.peek()
+        while builder.budget > 0 and len(live.free_slots) > self.claimed_slots:
+            seq = live.waiting.peek()
             if seq is None or seq.last_step > self.committed:  # its tokens in flight are not known yet
                 break
             sibling = self._sibling(seq)
-            if sibling is not None and sibling.prompt_step >= draft.step:
+            if sibling is not None and sibling.prompt_step >= builder.step:
                 if not self._defer(seq):
                     break
-                deferred.append(roster.waiting.pop())
+                deferred.append(live.waiting.pop())
             elif not (self._admit(seq) if sibling is None else self._fork(seq, sibling)):
                 break
         for seq in deferred:
-            roster.waiting.push(seq, returned=True)
+            live.waiting.push(seq, returned=True)
 
     def _sibling(self, seq: Seq) -> Seq | None:
         """The running sequence of the same request that has the most of the prompt, for a sample that has not begun."""
         if seq.request.params.n == 1 or len(seq.tokens) > seq.prompt_len:
             return None
-        siblings = self.roster.requests[seq.request.request_id]
-        running = [other for other in siblings if other.state is SeqState.RUNNING]
+        siblings = self.live.requests[seq.request.request_id]
+        can_fork = self.live.cache.can_fork
+        running = [other for other in siblings if other.state is SeqState.RUNNING and can_fork(seq, other)]
         return min(running, key=lambda other: other.prompt_step, default=None)
 
-    def _pages_wanted(self, seq: Seq) -> int:
-        """Pages for the known tokens and one more; preempted ones ask for a page of slack for each running sequence."""
-        wanted = self.roster.config.pages_for(min(len(seq.tokens) + 1, seq.limit))
-        return wanted + (len(self.roster.running) if seq.last_step >= 0 else 0)
+    def _pages_wanted(self, seq: Seq, n_shared: int, starts: list[int]) -> int:
+        """Pages for the known tokens and one more, beside those from `starts` to `n_shared` of each table; preempted
+        ones ask for slack, the pages that each running sequence takes next."""
+        cache = self.live.cache
+        needs = self.live.config.pages_of(min(len(seq.tokens) + 1, seq.limit))
+        wanted = sum([max(0, need - n_shared + first) for need, first in zip(needs, starts, strict=True)])
+        return wanted + (len(self.live.running) * cache.n_groups if seq.last_step >= 0 else 0)
+
+    def _pages_of_fork(self, seq: Seq) -> int:
+        """Pages wanted beside the full ones of the prompt that a sibling has."""
+        cached = seq.prompt_len - 1
+        return self._pages_wanted(seq, cached // self.live.config.page_size, self.live.cache.starts(cached))
 
     def _defer(self, seq: Seq) -> bool:
         """Set a slot and pages aside for a sample that can fork in the next step; False if they are not there."""
-        n_shared = (seq.prompt_len - 1) // self.roster.config.page_size
-        wanted = self._pages_wanted(seq) - n_shared
-        if wanted > self.roster.cache.n_available - self.claimed_pages:
+        wanted = self._pages_of_fork(seq)
+        if wanted > self.live.cache.n_available - self.claimed_pages:
             return False
         self.claimed_pages += wanted
         self.claimed_slots += 1
@@ -76,23 +83,25 @@ class Admission:
 
     def _admit(self, seq: Seq) -> bool:
         """Enter with what the tree has of its tokens, and a first chunk of the rest."""
-        roster, draft, config = self.roster, self.draft, self.roster.config
-        cache = roster.cache
+        live, builder, config = self.live, self.builder, self.live.config
+        cache = live.cache
         found = NO_MATCH if seq.needs_every_row else cache.match(seq)
+        cached = found.n_pages * config.page_size
         available = cache.n_available - found.n_unlocked - self.claimed_pages
-        if self._pages_wanted(seq) - len(found.pages) > available:
+        if self._pages_wanted(seq, found.n_pages, cache.starts(cached)) > available:
             return False
-        roster.waiting.pop()
+        live.waiting.pop()
         if seq.request.label and seq.n_admissions == 0 and cache.enabled:
             seq.miss = cache.tree.explain(seq.request.cache_salt, seq.tokens)
-        cached = len(found.pages) * config.page_size
-        roster.admit(seq, cache.hold(seq, found), cached)
-        length = min(len(seq.tokens) - cached, draft.budget, config.long_prefill_token_threshold or draft.budget)
-        cache.grow(seq, config.pages_for(cached + length) - len(seq.pages))
-        draft.open(seq)
-        draft.span(seq, length)
+        cache.hold(seq, found)
+        live.admit(seq, cached, [])
+        length = min(len(seq.tokens) - cached, builder.budget, config.long_prefill_token_threshold or builder.budget)
+        length = min(length, cache.n_fitting(seq, available))
+        cache.grow(seq, config.pages_for(cached + length) - found.n_pages)
+        builder.open(seq)
+        builder.span(seq, length)
         cache.publish(seq)
-        self.claimed_pages += config.pages_for(seq.prefill_end) - len(seq.pages)
+        self.claimed_pages += cache.needed(seq.prefill_end, seq.tables, seq.held_from)
         self.admitted.append(seq)
         return True
 
@@ -101,19 +110,19 @@ class Admission:
 
         Share its full pages, copy the rows of the partial one (copy on write), recompute the last prompt token only.
         """
-        roster, draft, config = self.roster, self.draft, self.roster.config
+        live, builder, config = self.live, self.builder, self.live.config
         cached = seq.prompt_len - 1
         n_shared, n_rows = divmod(cached, config.page_size)
-        if self._pages_wanted(seq) - n_shared > roster.cache.n_available - self.claimed_pages:
+        if self._pages_of_fork(seq) > live.cache.n_available - self.claimed_pages:
             return False
-        roster.waiting.pop()
-        pages = roster.cache.fork(seq, sibling, n_shared)
-        source = sibling.pages[n_shared] if n_rows else 0
-        roster.admit(seq, pages + roster.cache.take(1), cached, source)
-        if n_rows:
-            draft.copy(source, seq.pages[n_shared], n_rows)
-        draft.open(seq)
-        draft.span(seq, 1)
-        roster.cache.publish(seq)
+        live.waiting.pop()
+        live.cache.fork(seq, sibling, n_shared)
+        sources = [table[n_shared] for table in sibling.tables] if n_rows else []
+        live.admit(seq, cached, sources)
+        for source, table in zip(sources, seq.tables, strict=False):
+            builder.copy(source, table[n_shared], n_rows)
+        builder.open(seq)
+        builder.span(seq, 1)
+        live.cache.publish(seq)
         self.admitted.append(seq)
         return True

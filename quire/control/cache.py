@@ -1,16 +1,18 @@
 """Pool and prefix tree as one thing: the pages that a sequence can take, find and leave behind.
 
-Owns the page side of a sequence (pages, node, room, n_tree_pages). Does not decide who gets pages.
+Owns the page side of a sequence (tables, held_from, room, node, n_tree_pages). Does not decide who gets pages.
 Invariants: a page is available when it is free or cached without a holder; a request for more than that is refused
-before anything changes.
+before anything changes; all groups of layers have tables of one length; a page behind its group's window, as seen from
+the first token that is not computed, is held by no sequence.
 """
 
 from __future__ import annotations
 
+from quire.config.kv import first_page
 from quire.control.config import SchedulerConfig
 from quire.control.node import Match
 from quire.control.pages import PageError, PagePool
-from quire.control.seq import Seq
+from quire.control.seq import NEVER, Seq
 from quire.control.tree import PrefixTree
 
 NO_MATCH = Match(None, 0, [], 0)
@@ -22,18 +24,21 @@ class PageCache:
     def __init__(self, config: SchedulerConfig) -> None:
         self.page_size = config.page_size
         self.enabled = config.enable_prefix_caching
+        self.windows = config.kv.windows
+        self.n_groups, self.n_full = len(self.windows), config.kv.n_full
         self.pool = PagePool(config.n_pages)
-        self.tree = PrefixTree(self.pool, config.page_size)
+        self.tree = PrefixTree(self.pool, config.page_size, self.windows)
+        self._config = config
 
     @property
     def n_available(self) -> int:
         """Pages that can be taken now: free, or in the tree with no holder."""
-        return self.pool.n_free + self.tree.n_unlocked
+        return self.pool.n_free + self.tree.n_evictable
 
     def take(self, n: int) -> list[int]:
         """`n` fresh pages, evicting as needed; PageError, and no change, if fewer are available."""
         lacking = n - self.pool.n_free
-        if lacking > self.tree.n_unlocked:
+        if lacking > self.tree.n_evictable:
             raise PageError(f"{n} pages wanted, {self.n_available} are available: check before taking")
         if lacking > 0:
             self.tree.evict(lacking)
@@ -41,15 +46,34 @@ class PageCache:
 
     def forget(self) -> bool:
         """Free every page of the tree that has no holder; True if the tree is empty then."""
-        self.tree.evict(self.tree.n_unlocked)
+        self.tree.evict(self.tree.n_evictable)
         return not self.tree.n_pages
 
-    def grow(self, seq: Seq, n: int) -> list[int]:
-        """`n` fresh pages at the end of a sequence's table."""
-        pages = self.take(n)
-        seq.pages += pages
+    # ---- counting ------------------------------------------------------------------------------------------------
+
+    def needed(self, n_tokens: int, tables: list[list[int]], held_from: list[int]) -> int:
+        """Pages that whoever has these tables must still take to come to `n_tokens` tokens, at least."""
+        needs = self._config.pages_of(n_tokens)
+        return sum([
+            max(0, need - len(table) + first) for need, table, first in zip(needs, tables, held_from, strict=True)
+        ])  # fmt: skip
+
+    def starts(self, n_tokens: int) -> list[int]:
+        """The first page that token number `n_tokens` sees in each group."""
+        return [first_page(window, n_tokens, self.page_size) for window in self.windows]
+
+    def n_fitting(self, seq: Seq, n_available: int) -> int:
+        """Tokens that `seq` has room for with so many pages more, beyond those that are planned."""
+        return (len(seq.tables[0]) + n_available // self.n_groups) * self.page_size - seq.planned
+
+    # ---- taking and finding --------------------------------------------------------------------------------------
+
+    def grow(self, seq: Seq, n: int) -> None:
+        """`n` fresh pages at the end of each table of a sequence."""
+        pages = self.take(n * self.n_groups)
+        for group, table in enumerate(seq.tables):
+            table += pages[group * n : (group + 1) * n]
         seq.room += n * self.page_size
-        return pages
 
     def match(self, seq: Seq) -> Match:
         """The cached prefix of a waiting sequence, at least one token short of all: that one's logits are needed."""
@@ -57,21 +81,41 @@ class PageCache:
             return NO_MATCH
         return self.tree.match(seq.request.cache_salt, seq.tokens, len(seq.tokens) - 1)
 
-    def hold(self, seq: Seq, found: Match) -> list[int]:
-        """Lock a match for `seq` and share its pages; returns them. The sequence takes them over by `Seq.enter`."""
+    def hold(self, seq: Seq, found: Match) -> None:
+        """Lock a match for `seq` and share its pages: it begins with them."""
         node = self.tree.lock(found)
-        self.pool.share(found.pages)
-        seq.node, seq.n_tree_pages = node, len(found.pages)
-        return list(found.pages)
+        tables = [list(table) for table in found.tables] or [[] for _ in self.windows]
+        self._begin(seq, tables, self.starts(found.n_pages * self.page_size))
+        seq.node, seq.n_tree_pages = node, found.n_pages
 
-    def fork(self, seq: Seq, source: Seq, n: int) -> list[int]:
-        """Share the first `n` pages of a running sibling, and lock those that are in the tree; returns them."""
-        pages = source.pages[:n]
-        self.pool.share(pages)
+    def fork(self, seq: Seq, source: Seq, n: int) -> None:
+        """Share the first `n` pages of a running sibling, and lock those that are in the tree; one fresh page behind.
+
+        The sibling must hold all that token number n * page_size and later ones see.
+        """
+        starts = self.starts(seq.prompt_len - 1)
+        tables = [[0] * first + table[first:n] for table, first in zip(source.tables, starts, strict=True)]
+        self._begin(seq, tables, starts)
         n_tree_pages = min(n, source.n_tree_pages)
-        found = self.tree.match(seq.request.cache_salt, seq.tokens, n_tree_pages * self.page_size)
-        seq.node, seq.n_tree_pages = self.tree.lock(found), len(found.pages)
-        return pages
+        found = self.tree.path(seq.request.cache_salt, seq.tokens, n_tree_pages * self.page_size)
+        seq.node, seq.n_tree_pages = self.tree.lock(found), found.n_pages
+        self.grow(seq, 1)
+
+    def can_fork(self, seq: Seq, source: Seq) -> bool:
+        """Whether a running sibling still holds what the last token of the prompt sees."""
+        end, starts = self._config.pages_for(seq.prompt_len - 1), self.starts(seq.prompt_len - 1)
+        return all(held <= first or first == end for held, first in zip(source.held_from, starts, strict=True))
+
+    def _begin(self, seq: Seq, tables: list[list[int]], held_from: list[int]) -> None:
+        for table in tables[: self.n_full]:
+            self.pool.share(table)
+        for table, first in zip(tables[self.n_full :], held_from[self.n_full :], strict=True):
+            self.tree.windows.hold(table[first:])
+        seq.tables, seq.held_from = tables, held_from
+        seq.room = len(tables[0]) * self.page_size
+        self._set_next_return(seq)
+
+    # ---- leaving behind ------------------------------------------------------------------------------------------
 
     def publish(self, seq: Seq, *, leaving: bool = False) -> None:
         """Enter the pages that are full of planned tokens known to the host, and that `seq` alone holds, into the tree.
@@ -79,14 +123,34 @@ class PageCache:
         While the sequence stays, only as long as nobody else has entered the same tokens: it must not lock a page
         that it does not use, or the last sequence of a full pool could not go on.
         """
-        n_full, first = min(seq.planned, len(seq.tokens)) // self.page_size, seq.n_tree_pages
-        if not self.enabled or n_full <= first:
+        n_whole, first = min(seq.planned, len(seq.tokens)) // self.page_size, seq.n_tree_pages
+        if not self.enabled or n_whole <= first:
             return
-        refs, end = self.pool.refs, first
-        while end < n_full and refs[seq.pages[end]] == 1:  # a fork that shares it would hold it without a lock
-            end += 1
-        salt, pages = seq.request.cache_salt, seq.pages[:end]
-        seq.node, seq.n_tree_pages = self.tree.extend(salt, seq.node, first, seq.tokens, pages, through=leaving)
+        end = n_whole
+        if self.n_full:
+            refs, table, end = self.pool.refs, seq.tables[0], first
+            while end < n_whole and refs[table[end]] == 1:  # a fork that shares it would hold it without a lock
+                end += 1
+        salt = seq.request.cache_salt
+        seq.node, seq.n_tree_pages = self.tree.extend(
+            salt, seq.node, first, seq.tokens, seq.tables, end, through=leaving
+        )
+
+    def give_back(self, seq: Seq) -> None:
+        """Drop the pages that neither the first token that is not computed nor a later one sees."""
+        for group in range(self.n_full, self.n_groups):
+            held, first = seq.held_from[group], first_page(self.windows[group], seq.computed, self.page_size)
+            if first > held:
+                table = seq.tables[group]
+                self.tree.drop_windows(table[held:first])
+                table[held:first] = [0] * (first - held)
+                seq.held_from[group] = first
+        self._set_next_return(seq)
+
+    def _set_next_return(self, seq: Seq) -> None:
+        """A page goes behind a window when its last token is seen by no token from there on."""
+        pairs = zip(self.windows[self.n_full :], seq.held_from[self.n_full :], strict=True)
+        seq.returns_at = min([(first + 1) * self.page_size + window - 1 for window, first in pairs], default=NEVER)
 
     def release(self, seq: Seq, *, keep: bool) -> None:
         """Give back everything a sequence holds; `keep` leaves its full pages in the tree."""
@@ -94,4 +158,7 @@ class PageCache:
             self.publish(seq, leaving=True)
         if seq.node is not None:
             self.tree.unlock(seq.node)
-        self.pool.drop(reversed(seq.pages))
+        for table in seq.tables[: self.n_full]:
+            self.pool.drop(reversed(table))
+        for table, first in zip(seq.tables[self.n_full :], seq.held_from[self.n_full :], strict=True):
+            self.tree.drop_windows(table[: first - 1 if first else None : -1])

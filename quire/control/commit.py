@@ -12,9 +12,9 @@ import operator
 
 import msgspec
 
-from quire.control.draft import StepDraft
-from quire.control.roster import Roster
-from quire.control.seq import InvariantError, Seq
+from quire.control.live_seqs import LiveSeqs
+from quire.control.plan_builder import PlanBuilder
+from quire.control.seq import InvariantError, Seq, SeqState
 from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.logprobs import PackedLogprobs
@@ -24,13 +24,13 @@ from quire.core.result import StepResult, TokenLogprobs
 _wants_more = operator.attrgetter("wants_more")
 
 
-def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: list[SeqDelta]) -> None:
+def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas: list[SeqDelta]) -> None:
     """Advance every sequence of the step; appends to `deltas` in span order. The result must have passed `verify`."""
-    spans, step = draft.plan.spans, draft.step
+    spans, step = builder.plan.spans, builder.step
     row = token_at = 0
     n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
-    columns = zip(draft.seqs, spans.starts, spans.lengths, spans.wants, strict=True)
-    for i, (seq, start, length, wants) in enumerate(columns):
+    columns = zip(builder.seqs, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
+    for i, (seq, start, length, wants, n_drafts) in enumerate(columns):
         count = 0
         if wants:
             count = n_new[row]
@@ -38,25 +38,31 @@ def commit_step(roster: Roster, draft: StepDraft, result: StepResult, deltas: li
         if step > seq.ignore_through:
             if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
                 end = start + length
-                if not seq.computed <= end <= seq.planned:
-                    raise InvariantError(f"computed {seq.computed} to {end} of {seq.planned} planned tokens")
-                seq.computed = end
+                if seq.computed == start and not n_drafts and end <= seq.planned:
+                    seq.computed = end  # most spans
+                else:
+                    seq.advance(start, length, n_drafts and n_drafts + 1 - count)
+                if seq.computed >= seq.returns_at:
+                    live.cache.give_back(seq)
                 if seq.request.pooling is not None:
-                    _pool(roster, seq, result.pooled.get(i), deltas)
+                    _pool(live, seq, result.pooled.get(i), deltas)
             if all_prompt_rows and i in all_prompt_rows:
                 _keep_prompt_rows(seq, start, all_prompt_rows[i])
             if wants:
-                if count != 1:
+                if not count:
                     raise InvariantError(f"a faulted sequence goes on in step {step}")
                 row_logprobs = logprobs.get(token_at) if logprobs else None
-                _append_token(roster, seq, tokens[token_at], row_logprobs, deltas)
+                if count == 1:
+                    _append_token(live, seq, tokens[token_at], row_logprobs, deltas)
+                else:
+                    _append_tokens(live, seq, tokens[token_at : token_at + count], deltas)
         token_at += count
 
 
-def verify(draft: StepDraft, result: StepResult) -> None:
+def verify(builder: PlanBuilder, result: StepResult) -> None:
     """EngineError unless the result answers every span of its plan; nothing has changed then."""
-    spans, step = draft.plan.spans, draft.step
-    if _is_plain(draft, result):
+    spans, step = builder.plan.spans, builder.step
+    if _is_plain(builder, result):
         return
     faulted = {fault.slot for fault in result.faults}
     if not faulted.issubset(spans.slots):
@@ -67,37 +73,41 @@ def verify(draft: StepDraft, result: StepResult) -> None:
             f"the plan wanted {sum(spans.wants)}"
         )
     row = token_at = 0
-    for i, (seq, slot, wants) in enumerate(zip(draft.seqs, spans.slots, spans.wants, strict=True)):
-        live = step > seq.ignore_through
+    columns = zip(builder.seqs, spans.slots, spans.wants, spans.n_drafts, strict=True)
+    for i, (seq, slot, wants, n_drafts) in enumerate(columns):
+        is_live = step > seq.ignore_through
         if wants:
             count = result.n_new[row]
             row += 1
-            if count != (slot not in faulted):
-                raise EngineError(f"step {step} brought {count} tokens for slot {slot}: one, or a fault, was expected")
-            if count and live and seq.params.logprobs >= 0 and token_at not in result.logprobs:
+            if not (count == 0 if slot in faulted else 1 <= count <= 1 + n_drafts):
+                wanted = f"1 to {1 + n_drafts}" if n_drafts else "one"
+                raise EngineError(
+                    f"step {step} brought {count} tokens for slot {slot}: {wanted}, or a fault, was expected"
+                )
+            if count and is_live and seq.params.logprobs >= 0 and token_at not in result.logprobs:
                 raise EngineError(f"step {step} brought a token without the logprobs that its request asked for")
             token_at += count
         if (
-            live
+            is_live
             and slot not in faulted
             and (i in result.pooled) != _wants_states(seq, spans.starts[i] + spans.lengths[i])
         ):
             raise EngineError(
                 f"step {step} did not bring what slot {slot} gives to the vector of its prompt, and no more"
             )
-        if live and i in result.prompt_logprobs:
+        if is_live and i in result.prompt_logprobs:
             n_rows, start = len(result.prompt_logprobs[i]), spans.starts[i]
             if seq.prompt_rows is None or start + n_rows > len(seq.prompt_rows):
                 raise EngineError(f"step {step} brought {n_rows} prompt logprobs at {start} that nobody asked for")
 
 
-def _is_plain(draft: StepDraft, result: StepResult) -> bool:
+def _is_plain(builder: PlanBuilder, result: StepResult) -> bool:
     """Whether a result is one token for each span that wanted one, and nobody asked for more: most results."""
     more = result.faults or result.logprobs or result.prompt_logprobs or result.pooled
     n = len(result.n_new)
-    if more or n != sum(draft.plan.spans.wants) or n != len(result.tokens) or result.n_new.count(1) != n:
+    if more or n != sum(builder.plan.spans.wants) or n != len(result.tokens) or result.n_new.count(1) != n:
         return False
-    return not any(map(_wants_more, draft.seqs))
+    return not any(map(_wants_more, builder.seqs))
 
 
 def _wants_states(seq: Seq, end: int) -> bool:
@@ -106,7 +116,7 @@ def _wants_states(seq: Seq, end: int) -> bool:
     return pooling is Pooling.MEAN or (pooling is Pooling.LAST and end == seq.prompt_len)
 
 
-def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[SeqDelta]) -> None:
+def _pool(live: LiveSeqs, seq: Seq, states: list[float] | None, deltas: list[SeqDelta]) -> None:
     """Add what a span gave to the vector of its prompt; the end if it was the last of the prompt."""
     if states is not None:
         seq.pooled = [a + b for a, b in zip(seq.pooled, states, strict=True)] if seq.pooled else states
@@ -117,10 +127,24 @@ def _pool(roster: Roster, seq: Seq, states: list[float] | None, deltas: list[Seq
     delta = SeqDelta(seq.request.request_id, seq.index, [], FinishReason.STOP, pooled=vector)
     delta.n_cached, delta.queued_s = seq.first_cached, seq.queued_s
     deltas.append(delta)
-    roster.end(seq, FinishReason.STOP)
+    live.end(seq, FinishReason.STOP)
 
 
-def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:
+def _append_tokens(live: LiveSeqs, seq: Seq, tokens: list[int], deltas: list[SeqDelta]) -> None:
+    """A token and the drafts behind it that were kept, in one delta; those behind the sequence's end do not count."""
+    first = len(deltas)
+    for token in tokens:
+        _append_token(live, seq, token, None, deltas)
+        if seq.state is SeqState.ENDED:
+            break
+    delta, *later = deltas[first:]
+    for one in later:
+        delta.token_ids += one.token_ids
+        delta.stop_token, delta.finish_reason = one.stop_token, one.finish_reason
+    del deltas[first + 1 :]
+
+
+def _append_token(live: LiveSeqs, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:
     """One more output token, and the end if it is the last."""
     known = seq.tokens
     known.append(token)
@@ -137,7 +161,7 @@ def _append_token(roster: Roster, seq: Seq, token: int, row: TokenLogprobs | Non
         delta.finish_reason = FinishReason.LENGTH
     deltas.append(delta)
     if delta.finish_reason is not None:
-        roster.end(seq, delta.finish_reason)
+        live.end(seq, delta.finish_reason)
 
 
 def _complete_first(seq: Seq, delta: SeqDelta) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from quire.config.kv import PLAIN, KVLayout
 from quire.core.errors import ConfigError
 from quire.planner.pace import Pace
 
@@ -17,6 +18,8 @@ class SchedulerConfig:
     """Pages of the pool, the dummy page 0 included."""
     page_size: int
     """Tokens a page holds."""
+    kv: KVLayout = PLAIN
+    """Which groups of layers have page tables of their own."""
     max_num_seqs: int
     """Slots: most sequences that run at once."""
     max_num_batched_tokens: int
@@ -33,6 +36,8 @@ class SchedulerConfig:
     """Shortest common prefix of decoding sequences that a plan mentions in `shared_prefixes`; 0: none is mentioned."""
     max_num_waiting: int = 8192
     """Most waiting sequences (each of a request's `n` counts); a request beyond is refused with QueueFull."""
+    num_speculative_tokens: int = 0
+    """Most drafts that a span verifies behind the token of a decoding sequence."""
     pace: Pace | None = None
     """Bounds the prompt tokens of a step in which sequences decode; None: only the step's token budget does."""
 
@@ -45,6 +50,7 @@ class SchedulerConfig:
             ("max_model_len", 2),
             ("long_prefill_token_threshold", 0),
             ("min_shared_tokens", 0),
+            ("num_speculative_tokens", 0),
             ("pipeline_depth", 1),
             ("max_num_waiting", 1),
         ):
@@ -65,5 +71,9 @@ class SchedulerConfig:
         return self.n_pages - 1
 
     def pages_for(self, n_tokens: int) -> int:
-        """Pages that `n_tokens` tokens of one sequence take."""
+        """Entries of a page table that `n_tokens` tokens of one sequence take."""
         return -(-n_tokens // self.page_size)
+
+    def pages_of(self, n_tokens: int) -> list[int]:
+        """Pages of each group that a sequence of `n_tokens` tokens needs at once."""
+        return self.kv.pages_of(n_tokens, self.page_size, self.pipeline_depth * (1 + self.num_speculative_tokens))

@@ -33,13 +33,21 @@ class EvictionOrder:
             self._heap = [entry for entry in self._heap if self._is_valid(entry)]
             heapq.heapify(self._heap)
 
-    def pop(self) -> Node | None:
-        """The unlocked leaf that was used longest ago, or None."""
+    def peek(self) -> Node | None:
+        """The unlocked leaf that was used longest ago, or None. Its entry stays."""
         while self._heap:
-            entry = heapq.heappop(self._heap)
+            entry = self._heap[0]
             if self._is_valid(entry):
                 return entry[2]
+            heapq.heappop(self._heap)
         return None
+
+    def pop(self) -> Node | None:
+        """The same, without its entry."""
+        leaf = self.peek()
+        if leaf is not None:
+            heapq.heappop(self._heap)
+        return leaf
 
     @staticmethod
     def _is_valid(entry: tuple[int, int, Node]) -> bool:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quire.control.draft import StepDraft
+from quire.control.live_seqs import LiveSeqs
 from quire.control.node import Node
-from quire.control.roster import Roster
+from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq, SeqState
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code, Failure
@@ -28,74 +28,98 @@ NO_TOKEN = "No token is left to choose: grammar, allowed_token_ids, bad_words an
 BROKEN = "the model could not produce a token for this sequence"
 
 
-def end_faulted(roster: Roster, in_flight: Iterable[StepDraft], result: StepResult, deltas: list[SeqDelta]) -> None:
+def end_faulted(live: LiveSeqs, in_flight: Iterable[PlanBuilder], result: StepResult, deltas: list[SeqDelta]) -> None:
     """Apply the rule to each fault of a verified result, whose step is the oldest in flight; appends error deltas."""
-    drafts = list(in_flight)
-    spans = drafts[0].plan.spans
+    builders = list(in_flight)
+    spans = builders[0].plan.spans
     for fault in result.faults:
         row = spans.slots.index(fault.slot)
-        seq = drafts[0].seqs[row]
+        seq = builders[0].seqs[row]
+        start = min(spans.starts[row], len(seq.tokens) - 1)  # drafts that were rejected let it begin before
         if result.step > seq.ignore_through:
             failure = Failure(fault.code, NO_TOKEN if fault.code is Code.EMPTY_MASK else BROKEN)
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
-            roster.end(seq, FinishReason.ERROR, trusted=False)
+            live.end(seq, FinishReason.ERROR, trusted=False)
         is_late = fault.code in FOUND_LATE
-        _distrust(roster, drafts, seq, 0 if is_late else spans.starts[row] // roster.config.page_size)
+        _distrust(live, builders, seq, 0 if is_late else start // live.config.page_size)
 
 
-def _distrust(roster: Roster, drafts: list[StepDraft], origin: Seq, first_bad: int) -> None:
+def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_bad: int) -> None:
     """Detach what `origin` wrote from page index `first_bad` on, and send its readers back."""
-    tree, bad_pages, bad_nodes = roster.cache.tree, set[int](), set[Node]()
-    if first_bad == 0 and origin.copied_page:
-        bad_pages.add(origin.copied_page)
-    suspects = {seq for draft in drafts for seq in draft.seqs}.union(roster.running) - {origin}
+    tree, bad_pages, bad_nodes = live.cache.tree, set[int](), set[Node]()
+    if first_bad == 0:
+        bad_pages.update(origin.copied_pages)
+    suspects = {seq for builder in builders for seq in builder.seqs}.union(live.running) - {origin}
     tainted, fresh = [origin], [(origin, first_bad)]
     while fresh:
         seq, index = fresh.pop()
-        bad_pages.update(_table(seq)[index:])
-        top = _published(roster, seq, index, bad_nodes)
+        bad_pages.update(page for table in _tables(seq) for page in table[index:])
+        bad_pages.update(_window_pages(live, seq, index))
+        top = _published(live, seq, index, bad_nodes)
         if top is not None:
             bad_nodes.update(tree.subtree(top))
-            bad_pages.update(page for node in bad_nodes for page in node.pages)
-        found = [(other, _first_tainted(other, bad_pages, bad_nodes, roster.config.page_size)) for other in suspects]
+            bad_pages.update(page for node in bad_nodes for table in node.tables for page in table)
+        bad_pages.discard(0)  # no page
+        found = [(other, _first_tainted(other, bad_pages, bad_nodes, live.config.page_size)) for other in suspects]
         fresh += [(other, index) for other, index in found if index is not None]
         tainted += [other for other, index in found if index is not None]
         suspects.difference_update(tainted)
     for seq in tainted:
         if seq.state is SeqState.RUNNING:
-            roster.preempt(seq, trusted=False)
+            live.preempt(seq, trusted=False)
         elif seq.state is SeqState.WAITING:
             seq.ignore_through = seq.last_step
-        seq.left_pages, seq.copied_page = [], 0  # its spans in flight are void, and others may get these pages
+        seq.left_tables, seq.copied_pages = [], []  # its spans in flight are void, and others may get these pages
     for node in bad_nodes:
         if node.parent is not None and node.parent not in bad_nodes:
             tree.detach(node)
+    tree.lose(bad_pages)
 
 
-def _table(seq: Seq) -> list[int]:
-    return seq.pages if seq.state is SeqState.RUNNING else seq.left_pages
+def _tables(seq: Seq) -> list[list[int]]:
+    return seq.tables if seq.state is SeqState.RUNNING else seq.left_tables
 
 
 def _first_tainted(seq: Seq, bad_pages: set[int], bad_nodes: set[Node], page_size: int) -> int | None:
     """Index of the first page of `seq` that cannot be trusted, or None."""
-    table = _table(seq)
-    for index, page in enumerate(table):
-        if page in bad_pages:
-            return index
-    if seq.copied_page in bad_pages:
+    tables = _tables(seq)
+    found = [index for table in tables for index in [_first_of(table, bad_pages)] if index is not None]
+    if found:
+        return min(found)
+    if not bad_pages.isdisjoint(seq.copied_pages):
         return (seq.prompt_len - 1) // page_size
-    return len(table) if seq.node in bad_nodes else None
+    return len(tables[0]) if seq.node in bad_nodes else None
 
 
-def _published(roster: Roster, seq: Seq, first_bad: int, known: set[Node]) -> Node | None:
+def _first_of(table: list[int], pages: set[int]) -> int | None:
+    for index, page in enumerate(table):
+        if page in pages:
+            return index
+    return None
+
+
+def _window_pages(live: LiveSeqs, seq: Seq, first_bad: int) -> list[int]:
+    """Pages of windows in the tree from index `first_bad` of the path of `seq` on.
+
+    It may have brought back what others' nodes had lost there, and given it back since.
+    """
+    if live.cache.n_full == live.cache.n_groups:
+        return []
+    found = live.cache.tree.path(seq.request.cache_salt, seq.tokens, len(seq.tokens))
+    return [page for table in found.tables[live.cache.n_full :] for page in table[first_bad:]]
+
+
+def _published(live: LiveSeqs, seq: Seq, first_bad: int, known: set[Node]) -> Node | None:
     """The topmost part of the tree that holds pages of `seq` from index `first_bad` on, cut to begin there.
 
-    None if there is none, or if it is inside the `known` nodes.
+    None if there is none, or if it is inside the `known` nodes. Where `seq` has given its page back, what the tree has
+    for its tokens counts as its own.
     """
-    tree, table, salt = roster.cache.tree, _table(seq), seq.request.cache_salt
-    found = tree.match(salt, seq.tokens, len(table) * roster.config.page_size)
-    for index in range(first_bad, len(found.pages)):
-        page = found.pages[index]
-        if page == table[index]:
-            return None if any(page in node.pages for node in known) else tree.cut(salt, seq.tokens, index)
+    tree, tables, salt = live.cache.tree, _tables(seq), seq.request.cache_salt
+    if not tables:
+        return None
+    found = tree.path(salt, seq.tokens, len(tables[0]) * live.config.page_size)
+    for index in range(first_bad, found.n_pages):
+        if tables[0][index] in (0, found.tables[0][index]):
+            return None if found.node_at(index) in known else tree.cut(salt, seq.tokens, index)
     return None

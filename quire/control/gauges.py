@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from quire.control.live_seqs import LiveSeqs
 from quire.control.node import Node
-from quire.control.roster import Roster
 from quire.control.seq import Seq
 from quire.control.tree import PrefixTree
 from quire.core.events import EngineStats, SeqDelta
@@ -50,19 +50,24 @@ class Counters:
             self.generation_tokens += len(delta.token_ids)
 
 
-def read_stats(roster: Roster, counters: Counters, n_in_flight: int, age_s: float) -> EngineStats:
+def read_stats(live: LiveSeqs, counters: Counters, n_in_flight: int, age_s: float) -> EngineStats:
     """All of `EngineStats` but the page map, in time proportional to the running sequences."""
-    cache, page_size = roster.cache, roster.config.page_size
-    n_held = roster.config.n_usable_pages - cache.n_available
-    n_repeats = sum([len(seq.pages) for seq in roster.running]) - n_held  # shared pages are full ones
+    cache, page_size = live.cache, live.config.page_size
+    n_held = live.config.n_usable_pages - cache.n_available
+    n_tokens = n_repeats = 0
+    for seq in live.running:
+        n_behind = sum(seq.held_from)
+        n_tokens += seq.planned * cache.n_groups - n_behind * page_size
+        n_repeats += seq.n_table_pages * cache.n_groups - n_behind
+    n_repeats -= n_held  # shared pages are full ones
     return EngineStats(
-        n_running=len(roster.running),
-        n_waiting=len(roster.waiting),
-        n_pages=roster.config.n_usable_pages,
+        n_running=len(live.running),
+        n_waiting=len(live.waiting),
+        n_pages=live.config.n_usable_pages,
         n_pages_free=cache.n_available,
-        n_pages_cached=cache.tree.n_unlocked,
+        n_pages_cached=cache.tree.n_evictable,
         n_tree_nodes=cache.tree.n_nodes,
-        n_tokens_held=sum([seq.planned for seq in roster.running]) - n_repeats * page_size,
+        n_tokens_held=n_tokens - n_repeats * page_size,
         n_slots_taken=n_held * page_size,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
@@ -70,8 +75,8 @@ def read_stats(roster: Roster, counters: Counters, n_in_flight: int, age_s: floa
         generation_tokens=counters.generation_tokens,
         prefix_queries=counters.prefix_queries,
         prefix_hits=counters.prefix_hits,
-        preemptions=roster.preemptions,
-        finished=dict(roster.finished),
+        preemptions=live.preemptions,
+        finished=dict(live.finished),
         last_step_age_s=age_s,
         steps_in_flight=n_in_flight,
     )
@@ -87,32 +92,33 @@ def tree_shape(tree: PrefixTree) -> list[tuple[int, int, int]]:
     parents: list[int] = []
     queue = [(-1, root) for root in itertools.islice(tree.roots.values(), MAX_WALKED_NODES)]
     for parent, node in queue:  # which grows behind the walk
-        if node.pages:
+        if node.n_pages:
             walked.append(node)
             parents.append(parent)
             parent = len(walked) - 1
         queue += [(parent, child) for child in itertools.islice(node.children.values(), MAX_WALKED_NODES - len(queue))]
-    weights = [len(node.pages) for node in walked]
+    weights = [node.n_pages for node in walked]
     for i in range(len(walked) - 1, -1, -1):
         if parents[i] >= 0:
             weights[parents[i]] += weights[i]
     by_weight = sorted(range(len(walked)), key=weights.__getitem__, reverse=True)  # of equal ones the parent first
     kept = sorted(by_weight[:MAX_TREE_NODES])
     place = {i: n for n, i in enumerate(kept)} | {-1: -1}
-    return [(place[parents[i]], len(walked[i].pages), walked[i].lock) for i in kept]
+    return [(place[parents[i]], walked[i].n_pages, walked[i].lock) for i in kept]
 
 
-def page_map(roster: Roster) -> bytes:
+def page_map(live: LiveSeqs) -> bytes:
     """One byte a cell: 0 free, 1 cached, else a slot that holds it, modulo 254, plus 2. Walks every page held.
 
     Above `MAX_MAP_CELLS` pages, cell i stands for the pages from i * stride on: it shows an owner if one of them has
     one, and is a sample (the first page) where none has, since the tree is not walked for a picture.
     """
-    refs = roster.cache.pool.refs
+    refs = live.cache.pool.refs
     stride = -(-len(refs) // MAX_MAP_CELLS)
     cells = bytearray([min(count, 1) for count in refs[::stride]])
-    for seq in roster.running:
+    for seq in live.running:
         owner = seq.slot % 254 + 2
-        for page in seq.pages:
-            cells[page // stride] = owner
+        for table, first in zip(seq.tables, seq.held_from, strict=True):
+            for page in table[first:]:
+                cells[page // stride] = owner
     return bytes(cells)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quire.control.draft import StepDraft
+from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq
 from quire.core.clock import Clock
 from quire.core.events import Chunk, Explanation, SeqDelta, StepGroup
@@ -73,23 +73,24 @@ class History:
                     miss, seq.miss = seq.miss, None
                     record.found.miss_position = miss.position
                     record.found.miss_wanted, record.found.miss_cached = miss.wanted, miss.cached
+                    record.found.miss_lost = miss.n_lost
 
-    def chunk(self, draft: StepDraft, n_decodes: int) -> None:
+    def chunk(self, builder: PlanBuilder, n_decodes: int) -> None:
         """The spans of a step from `n_decodes` on compute parts of prompts."""
-        spans, now_s = draft.plan.spans, self._clock.now_s()
-        for row in range(n_decodes, len(draft.seqs)):
-            record = self._live.get(draft.seqs[row].request.request_id)
+        spans, now_s = builder.plan.spans, self._clock.now_s()
+        for row in range(n_decodes, len(builder.seqs)):
+            record = self._live.get(builder.seqs[row].request.request_id)
             if record is not None and len(record.found.chunks) < MAX_CHUNKS:
                 chunk = Chunk(
-                    draft.step, now_s - record.arrival_s, spans.starts[row], spans.lengths[row], len(draft.seqs) - 1
+                    builder.step, now_s - record.arrival_s, spans.starts[row], spans.lengths[row], len(builder.seqs) - 1
                 )
                 record.found.chunks.append(chunk)
 
-    def step(self, draft: StepDraft, deltas: list[SeqDelta]) -> None:
+    def step(self, builder: PlanBuilder, deltas: list[SeqDelta]) -> None:
         """A step is committed; `deltas` is what sequences gained."""
-        now_s, n_seqs = self._clock.now_s(), len(draft.seqs)
-        n_prompt_tokens = draft.plan.n_tokens - sum(draft.plan.spans.wants)
-        self._steps[draft.step % MAX_STEPS] = (draft.step, now_s, n_seqs, max(0, n_prompt_tokens))
+        now_s, n_seqs = self._clock.now_s(), len(builder.seqs)
+        n_prompt_tokens = builder.plan.n_tokens - sum(builder.plan.spans.wants)
+        self._steps[builder.step % MAX_STEPS] = (builder.step, now_s, n_seqs, max(0, n_prompt_tokens))
         if self._fresh:
             for delta in deltas:
                 if delta.request_id in self._fresh and delta.token_ids:

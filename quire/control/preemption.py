@@ -6,41 +6,44 @@ Invariant: a sequence that has a span in the plan being written is never preempt
 
 from __future__ import annotations
 
-from quire.control.draft import StepDraft
-from quire.control.roster import Roster
+from quire.control.live_seqs import LiveSeqs
+from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq
 
 
-def make_room(roster: Roster, draft: StepDraft, seq: Seq) -> bool:
-    """One more page for `seq`, which decodes; False if it had to give way itself.
+def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
+    """One more page in each table of `seq`, which decodes; False if it had to give way itself, or must wait.
 
-    Decoding sequences are planned in key order, so every victim comes after `seq` and has no span yet.
+    Decoding sequences are planned in key order, so every victim comes after `seq` and has no span yet. The last one
+    waits if its own steps in flight are about to leave pages behind a window.
     """
-    while roster.cache.n_available == 0:
-        draft.is_tight = True
-        victim = roster.running[-1]
-        roster.preempt(victim)
+    while live.cache.n_available < live.cache.n_groups:
+        builder.is_tight = True
+        victim = live.running[-1]
+        if victim is seq and seq.planned >= seq.returns_at:
+            return False
+        live.preempt(victim)
         if victim is seq:
             return False
-    draft.grow(roster.cache, seq, 1)
+    builder.grow(live.cache, seq, 1)
     return True
 
 
-def fit_chunk(roster: Roster, draft: StepDraft, seq: Seq, length: int) -> int:
+def fit_chunk(live: LiveSeqs, builder: PlanBuilder, seq: Seq, length: int) -> int:
     """Tokens of a prompt chunk that fit into pages now.
 
     Later sequences without a span in this plan are preempted, but only to get a first page.
     Returns 0 when `seq` must wait: the sequences that have the pages are planned in this step and so make progress.
     """
-    cache, config = roster.cache, roster.config
-    lacking = config.pages_for(seq.planned + length) - len(seq.pages)
-    while lacking > 0 and cache.n_available == 0:
-        victim = roster.running[-1]
-        if victim is seq or victim.last_step == draft.step:
+    cache = live.cache
+    lacking = live.config.pages_for(seq.planned + length) - seq.n_table_pages
+    while lacking > 0 and cache.n_available < cache.n_groups:
+        victim = live.running[-1]
+        if victim is seq or victim.last_step == builder.step:
             break
-        roster.preempt(victim)
-        draft.is_tight = True
-    if lacking > cache.n_available:
-        draft.is_tight = True
-        length = min(length, (len(seq.pages) + cache.n_available) * config.page_size - seq.planned)
+        live.preempt(victim)
+        builder.is_tight = True
+    if lacking * cache.n_groups > cache.n_available:
+        builder.is_tight = True
+        length = min(length, cache.n_fitting(seq, cache.n_available))
     return length

@@ -29,7 +29,7 @@ def _live(heap: Heap) -> Heap:
     return heap
 
 
-class _Line:
+class _UserQueue:
     """Sequences of one user, in order of arrival."""
 
     def __init__(self) -> None:
@@ -54,11 +54,11 @@ class _Line:
         return [self.heap]
 
 
-class _Ring:
+class _RoundRobin:
     """Those who share by turns: tenants, and inside each its users. A path names one on each level."""
 
     def __init__(self) -> None:
-        self._members: dict[str, _Ring | _Line] = {}
+        self._members: dict[str, _RoundRobin | _UserQueue] = {}
         self._ring: collections.deque[str] = collections.deque()
         self._deficits: dict[str, int] = {}
         self._has_turn = False
@@ -97,7 +97,7 @@ class _Ring:
         name, inner = path[0], path[1:]
         member = self._members.get(name)
         if member is None:
-            member = self._members[name] = _Ring() if inner else _Line()
+            member = self._members[name] = _RoundRobin() if inner else _UserQueue()
             self._ring.append(name)
             self._deficits[name] = 0
         member.push(inner, seq)
@@ -117,12 +117,12 @@ def _path(seq: Seq) -> tuple[str, str]:
     return seq.request.terms.tenant, seq.request.terms.user
 
 
-class _Level:
+class _PriorityLevel:
     """One priority: tenants in a ring, and those who came back."""
 
     def __init__(self) -> None:
         self.returned: Heap = []
-        self._ring = _Ring()
+        self._ring = _RoundRobin()
 
     def push(self, seq: Seq) -> None:
         self._ring.push(_path(seq), seq)
@@ -154,7 +154,7 @@ class WaitQueue:
     """Push and pop are O(log n) for one user, removal is O(1)."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, _Level] = {}
+        self._levels: dict[int, _PriorityLevel] = {}
         self._priorities: list[int] = []
         self._n_live = 0
         self._n_entries = 0
@@ -168,7 +168,7 @@ class WaitQueue:
         priority = seq.key[0]
         level = self._levels.get(priority)
         if level is None:
-            level = self._levels[priority] = _Level()
+            level = self._levels[priority] = _PriorityLevel()
             bisect.insort(self._priorities, priority)
         if returned:
             heapq.heappush(level.returned, (seq.key, seq))
@@ -207,7 +207,7 @@ class WaitQueue:
         if level is not None:
             level.charge(seq, seq.n_outputs)
 
-    def _next(self) -> tuple[_Level, Heap] | None:
+    def _next(self) -> tuple[_PriorityLevel, Heap] | None:
         while self._priorities:
             level = self._levels[self._priorities[0]]
             heap = level.heap()

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections import deque
 
 from quire.control.admission import Admission
+from quire.control.backoff import Backoff
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
-from quire.control.draft import StepDraft
+from quire.control.drafting import plan_with_drafts
 from quire.control.faults import end_faulted
 from quire.control.gauges import Counters, page_map, read_stats, tree_shape
 from quire.control.history import History
+from quire.control.live_seqs import LiveSeqs
+from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import fit_chunk, make_room
-from quire.control.ration import Ration
-from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
 from quire.control.sharing import shared_prefixes
 from quire.core.clock import Clock
@@ -50,12 +51,12 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, clock: Clock) -> None:
         self.config = config
         self.clock = clock
-        self.roster = Roster(config)
-        self.in_flight: deque[StepDraft] = deque()
+        self.live = LiveSeqs(config)
+        self.in_flight: deque[PlanBuilder] = deque()
         """Plans whose results have not come, oldest first."""
-        self.ration = Ration(config.max_num_seqs, config.max_num_batched_tokens)
+        self.backoff = Backoff(config.max_num_seqs, config.max_num_batched_tokens)
         self.counters = Counters(progress_s=clock.now_s())
-        self.history = self.roster.history = History(clock)
+        self.history = self.live.history = History(clock)
         self._next_step = 0
         self._abandoned = -1
         self._gained: list[SeqDelta] = []
@@ -66,25 +67,25 @@ class Scheduler:
         self._verify(request)
         if not self.has_work():
             self.counters.progress_s = self.clock.now_s()
-        self.history.arrive(request, len(self.roster.waiting))
-        self.roster.add(request)
+        self.history.arrive(request, len(self.live.waiting))
+        self.live.add(request)
         if request.terms.queue_limit_s or request.terms.time_limit_s:
-            for seq in self.roster.requests[request.request_id]:
-                self.roster.deadlines.add(seq, self.clock.now_s())
+            for seq in self.live.requests[request.request_id]:
+                self.live.deadlines.add(seq, self.clock.now_s())
 
     def expire(self) -> list[SeqDelta]:
         """End the sequences whose time is over, waiting or running; returns their ends."""
         deltas: list[SeqDelta] = []
-        for seq, code in self.roster.deadlines.due(self.clock.now_s()):
+        for seq, code in self.live.deadlines.due(self.clock.now_s()):
             failure = Failure(code, TOO_LATE[code])
             deltas.append(SeqDelta(seq.request.request_id, seq.index, [], FinishReason.ERROR, failure=failure))
-            self.roster.end(seq, FinishReason.ERROR)
+            self.live.end(seq, FinishReason.ERROR)
         return deltas
 
     def _verify(self, request: Request) -> None:
         config, n = self.config, request.params.n
         prompt_len, max_tokens = len(request.prompt_token_ids), request.max_tokens
-        if request.request_id in self.roster.requests:
+        if request.request_id in self.live.requests:
             raise RequestError("a request with this id is queued or running already", code=Code.DUPLICATE_REQUEST_ID)
         if prompt_len == 0:
             raise InvalidParameter("prompt_token_ids", [], "a list of at least one token id")
@@ -95,57 +96,59 @@ class Scheduler:
                 f"prompt ({prompt_len}) plus output ({max_tokens}) is {prompt_len + max_tokens} tokens, "
                 f"the context holds {config.max_model_len}: shorten the prompt or lower max_tokens"
             )
-        n_pages = config.pages_for(prompt_len + max_tokens - 1)
+        n_pages = sum(config.pages_of(prompt_len + max_tokens - 1))
         if n_pages > config.n_usable_pages:
             raise ContextLengthExceeded(
                 f"prompt ({prompt_len}) plus output ({max_tokens}) need {n_pages} KV pages, the pool has "
                 f"{config.n_usable_pages}: shorten the prompt, lower max_tokens or give the pool more memory"
             )
-        n_waiting = len(self.roster.waiting)
+        n_waiting = len(self.live.waiting)
         if n_waiting + n > config.max_num_waiting:
             raise QueueFull(f"{n_waiting} sequences wait, {n} more exceed {config.max_num_waiting}: try again later")
 
     def cancel(self, request_id: str) -> None:
         """End a request now, in any state; unknown or ended ids are ignored. No delta follows for it."""
-        for seq in list(self.roster.requests.get(request_id, ())):
+        for seq in list(self.live.requests.get(request_id, ())):
             if seq.state is not SeqState.ENDED:
-                self.roster.end(seq, FinishReason.ABORT)
+                self.live.end(seq, FinishReason.ABORT)
 
     def cancel_seq(self, request_id: str, index: int, reason: FinishReason = FinishReason.STOP) -> None:
         """End one sequence of a request (its stop string was seen), if it is live. No delta follows for it."""
-        seqs = self.roster.requests.get(request_id, [])
+        seqs = self.live.requests.get(request_id, [])
         if 0 <= index < len(seqs) and seqs[index].state is not SeqState.ENDED:
-            self.roster.end(seqs[index], reason)
+            self.live.end(seqs[index], reason)
 
     def schedule(self) -> StepPlan | None:
         """The next step, to be executed after all earlier ones; None when nothing can be planned now."""
-        roster = self.roster
-        if len(self.in_flight) >= self.config.pipeline_depth or not (roster.running or len(roster.waiting)):
+        live = self.live
+        if len(self.in_flight) >= self.config.pipeline_depth or not (live.running or len(live.waiting)):
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
-        draft = StepDraft(self._next_step, self.ration.n_tokens)
-        prompts = _plan_decodes(roster, draft)
-        n_decodes = len(draft.seqs)
-        if n_decodes and (prompts or len(roster.waiting)):
-            _keep_pace(roster, draft, prompts)
-        _plan_prompts(roster, draft, prompts)
-        if not draft.is_tight and draft.budget > 0 and roster.free_slots and len(roster.waiting):
-            admission = Admission(roster, draft, self._next_step - len(self.in_flight) - 1, prompts, self.ration.n_seqs)
+        builder = PlanBuilder(self._next_step, self.backoff.n_tokens)
+        plan_decodes = plan_with_drafts if self.config.num_speculative_tokens else _plan_decodes
+        prompts = plan_decodes(live, builder)
+        n_decodes = len(builder.seqs)
+        if n_decodes and (prompts or len(live.waiting)):
+            _keep_pace(live, builder, prompts)
+        _plan_prompts(live, builder, prompts)
+        if not builder.is_tight and builder.budget > 0 and live.free_slots and len(live.waiting):
+            committed = self._next_step - len(self.in_flight) - 1
+            admission = Admission(live, builder, committed, prompts, self.backoff.n_seqs)
             admission.run()
             self.counters.count_admissions(admission.admitted)
             self.history.admit(admission.admitted)
-        if not draft.seqs:
+        if not builder.seqs:
             return None
-        if len(draft.seqs) > n_decodes:
-            self.history.chunk(draft, n_decodes)
-        plan = draft.plan
+        if len(builder.seqs) > n_decodes:
+            self.history.chunk(builder, n_decodes)
+        plan = builder.plan
         plan.n_tokens = sum(plan.spans.lengths)
-        plan.closed, roster.closed = roster.closed, []
-        if self.config.min_shared_tokens:
+        plan.closed, live.closed = live.closed, []
+        if self.config.min_shared_tokens and live.cache.n_full:
             min_pages = self.config.pages_for(self.config.min_shared_tokens)
-            plan.shared_prefixes = shared_prefixes(draft.seqs[:n_decodes], min_pages)
-        self.in_flight.append(draft)
+            plan.shared_prefixes = shared_prefixes(builder.seqs[:n_decodes], min_pages)
+        self.in_flight.append(builder)
         self._next_step += 1
         return plan
 
@@ -156,16 +159,16 @@ class Scheduler:
         if not self.in_flight or self.in_flight[0].step != result.step:
             expected = self.in_flight[0].step if self.in_flight else "none"
             raise EngineError(f"a result of step {result.step} came, expected was {expected}")
-        draft = self.in_flight[0]
-        verify(draft, result)
+        builder = self.in_flight[0]
+        verify(builder, result)
         if result.faults:
-            end_faulted(self.roster, self.in_flight, result, self._gained)
-        commit_step(self.roster, draft, result, self._gained)
+            end_faulted(self.live, self.in_flight, result, self._gained)
+        commit_step(self.live, builder, result, self._gained)
         self.in_flight.popleft()
         deltas, self._gained = self._gained, []
-        self.ration.count_step()
-        self.history.step(draft, deltas)
-        self.counters.count_step(draft.plan.n_tokens, deltas, self.clock.now_s())
+        self.backoff.count_step()
+        self.history.step(builder, deltas)
+        self.counters.count_step(builder.plan.n_tokens, deltas, self.clock.now_s())
         return deltas
 
     def fail_all(self, failure: Failure) -> list[SeqDelta]:
@@ -174,16 +177,16 @@ class Scheduler:
         Works from any state, also one that an exception left half-changed: what was is only read, and replaced.
         Returns what a commit that failed half-way had gathered, then one error for each sequence without an end.
         """
-        old, deltas, self._gained = self.roster, self._gained, []
+        old, deltas, self._gained = self.live, self._gained, []
         self.counters.count_tokens(deltas)
         told = {(delta.request_id, delta.index) for delta in deltas if delta.finish_reason is not None}
-        live = [seq for seqs in old.requests.values() for seq in seqs if seq.state is not SeqState.ENDED]
-        for name in [(seq.request.request_id, seq.index) for seq in live]:
+        unended = [seq for seqs in old.requests.values() for seq in seqs if seq.state is not SeqState.ENDED]
+        for name in [(seq.request.request_id, seq.index) for seq in unended]:
             if name not in told:
                 deltas.append(SeqDelta(*name, [], FinishReason.ERROR, failure=failure))
         for seqs in old.requests.values():
             self.history.end(seqs, FinishReason.ERROR.value)
-        self.roster = Roster.after(old)
+        self.live = LiveSeqs.after(old)
         self.in_flight.clear()
         self._abandoned = self._next_step - 1
         return deltas
@@ -194,46 +197,46 @@ class Scheduler:
         Every live sequence computes again, from its known tokens, in smaller steps. When steps cannot be smaller, those
         that were in this one end with an error, which is returned.
         """
-        old = self.roster
+        old = self.live
         deltas: list[SeqDelta] = []
-        if not self.ration.halve() and self.in_flight:
+        if not self.backoff.halve() and self.in_flight:
             for seq in self.in_flight[0].seqs:
                 if seq.state is not SeqState.ENDED:
                     name = seq.request.request_id, seq.index
                     deltas.append(SeqDelta(*name, [], FinishReason.ERROR, failure=NO_MEMORY))
                     old.end(seq, FinishReason.ERROR, trusted=False)
-        self.roster = Roster.again(old)
+        self.live = LiveSeqs.again(old)
         self.in_flight.clear()
         self._abandoned = self._next_step - 1
         return deltas
 
     def forget_prefixes(self) -> bool:
         """Free the cached pages that no sequence holds; True if none are left."""
-        return self.roster.cache.forget()
+        return self.live.cache.forget()
 
     def has_work(self) -> bool:
         """True while a sequence waits or runs, or a result is outstanding."""
-        return bool(self.roster.requests or self.in_flight)
+        return bool(self.live.requests or self.in_flight)
 
     def stats(self, *, with_map: bool = True) -> EngineStats:
         """Gauges and counters. The page map costs time in proportion to the pages held; without it it is empty."""
         age_s = self.clock.now_s() - self.counters.progress_s if self.has_work() else 0.0
-        stats = read_stats(self.roster, self.counters, len(self.in_flight), age_s)
+        stats = read_stats(self.live, self.counters, len(self.in_flight), age_s)
         if with_map:
-            stats.page_map, stats.tree = page_map(self.roster), tree_shape(self.roster.cache.tree)
+            stats.page_map, stats.tree = page_map(self.live), tree_shape(self.live.cache.tree)
         return stats
 
 
-def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
+def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     """One token for each running sequence whose known tokens are all planned; returns the others. The hot loop."""
     prompts: list[Seq] = []
-    spans, seqs, step = draft.plan.spans, draft.seqs, draft.step
-    slots, starts, masked = spans.slots, spans.starts, draft.plan.masked
-    for seq in roster.running:  # in key order; preemption shortens the list at its end only
+    spans, seqs, step = builder.plan.spans, builder.seqs, builder.step
+    slots, starts, masked = spans.slots, spans.starts, builder.plan.masked
+    for seq in live.running:  # in key order; preemption shortens the list at its end only
         start = seq.planned
         if start < seq.prefill_end:
             prompts.append(seq)
-        elif start < seq.limit and (start < seq.room or make_room(roster, draft, seq)):
+        elif start < seq.limit and (start < seq.room or make_room(live, builder, seq)):
             seq.planned = start + 1
             seq.last_step = step
             if seq.is_masked:
@@ -243,28 +246,29 @@ def _plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
             seqs.append(seq)
     n = len(seqs)
     spans.lengths, spans.n_drafts, spans.wants = [1] * n, [0] * n, [True] * n
-    draft.budget -= n
+    builder.budget -= n
     return prompts
 
 
-def _keep_pace(roster: Roster, draft: StepDraft, prompts: list[Seq]) -> None:
+def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:
     """Leave the prompts of this step no more tokens than the decodes in it can bear, priced at the longest context."""
-    pace, starts = roster.config.pace, draft.plan.spans.starts
+    pace, starts = live.config.pace, builder.plan.spans.starts
     if pace is not None:
         context = max((seq.planned for seq in prompts), default=0)
-        draft.budget = min(draft.budget, pace.prompt_tokens(len(starts), sum(starts), context))
+        builder.budget = min(builder.budget, pace.prompt_tokens(len(starts), sum(starts), context))
 
 
-def _plan_prompts(roster: Roster, draft: StepDraft, prompts: list[Seq]) -> None:
+def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:
     """The next chunk of running prompts, in key order, while the budget lasts."""
-    config = roster.config
+    config = live.config
     for seq in prompts:
         if seq.state is not SeqState.RUNNING:  # preempted in this step
             continue
-        length = min(seq.prefill_end - seq.planned, draft.budget, config.long_prefill_token_threshold or draft.budget)
+        threshold = config.long_prefill_token_threshold or builder.budget
+        length = min(seq.prefill_end - seq.planned, builder.budget, threshold)
         if length > 0:
-            length = fit_chunk(roster, draft, seq, length)
+            length = fit_chunk(live, builder, seq, length)
         if length > 0:
-            draft.grow(roster.cache, seq, config.pages_for(seq.planned + length) - len(seq.pages))
-            draft.span(seq, length)
-            roster.cache.publish(seq)
+            builder.grow(live.cache, seq, config.pages_for(seq.planned + length) - seq.n_table_pages)
+            builder.span(seq, length)
+            live.cache.publish(seq)

@@ -1,10 +1,12 @@
 """`Seq`: one of the `n` sequences of a request: its tokens, its pages and how far it has come.
 
 Owns the order `cached <= computed <= planned <= limit` and the legal changes of state, checked where they change by
-raised exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`roster.py`).
+raised exceptions (also under python -O). Does not own pages (`cache.py`) nor membership (`live_seqs.py`).
 
     tokens   |--- prompt (prompt_len) ---|--- outputs ---|
     K/V      |-- cached --|-- computed --|-- planned --|............| limit = prompt_len + max_tokens - 1
+
+While drafts are in flight `planned` is an upper bound: what a result rejects is taken off.
 """
 
 from __future__ import annotations
@@ -51,21 +53,21 @@ class Seq:
     __slots__ = (
         "cached",
         "computed",
-        "copied_page",
+        "copied_pages",
         "first_cached",
+        "held_from",
         "ignore_through",
         "index",
         "is_masked",
         "key",
         "last_step",
-        "left_pages",
+        "left_tables",
         "limit",
         "min_tokens",
         "miss",
         "n_admissions",
         "n_tree_pages",
         "node",
-        "pages",
         "params",
         "planned",
         "pooled",
@@ -75,10 +77,12 @@ class Seq:
         "prompt_step",
         "queued_s",
         "request",
+        "returns_at",
         "room",
         "slot",
         "state",
         "stop_ids",
+        "tables",
         "tokens",
         "wants_more",
     )  # fmt: skip
@@ -104,8 +108,8 @@ class Seq:
         self.n_admissions = 0
         self.first_cached = 0
         """Prompt tokens found in the cache at the first admission."""
-        self.copied_page = 0
-        """The page whose first rows it copied when it last entered; 0: none."""
+        self.copied_pages: list[int] = []
+        """The page of each group whose first rows it copied when it last entered; empty: none."""
         self.queued_s = 0.0
         """Seconds until its first admission, for a request with a history."""
         self.miss: Miss | None = None
@@ -118,16 +122,21 @@ class Seq:
         """Last step that has a span of this sequence."""
         self.ignore_through = -1
         """Results of steps up to this one are void for this sequence."""
-        self.left_pages: list[int] = []
-        """The page table it had when it last left its slot: what its spans in flight write to."""
+        self.left_tables: list[list[int]] = []
+        """The page tables it had when it last left its slot: what its spans in flight write to."""
         self._reset()
 
     def _reset(self) -> None:
         """What holds outside a slot."""
         self.slot = -1
-        self.pages: list[int] = []
+        self.tables: list[list[int]] = []
+        """Its pages in each group of layers, all lists of one length; 0 for a page that was given back."""
+        self.held_from: list[int] = []
+        """The first page of each table that it holds."""
         self.room = 0
-        """Tokens that fit into `pages`."""
+        """Tokens that fit into its tables."""
+        self.returns_at = NEVER
+        """Computed tokens at which it gives the next page back."""
         self.node: Node | None = None
         """Where its locked path in the prefix tree ends."""
         self.n_tree_pages = 0
@@ -144,17 +153,22 @@ class Seq:
         return self.prompt_rows is not None or self.request.pooling is Pooling.MEAN
 
     @property
+    def n_table_pages(self) -> int:
+        """Length of each of its tables."""
+        return len(self.tables[0])
+
+    @property
     def n_outputs(self) -> int:
         """Output tokens known to the host."""
         return len(self.tokens) - self.prompt_len
 
-    def enter(self, slot: int, pages: list[int], cached: int, page_size: int, copied_page: int) -> None:
-        """WAITING → RUNNING: a slot, and pages of which the first `cached` tokens hold K/V."""
+    def enter(self, slot: int, cached: int, copied_pages: list[int]) -> None:
+        """WAITING → RUNNING: a slot, and pages (which it has) of which the first `cached` tokens hold K/V."""
         self.change(SeqState.RUNNING)
-        self.slot, self.pages, self.room = slot, pages, len(pages) * page_size
+        self.slot = slot
         self.cached = self.computed = self.planned = cached
         self.prefill_end = len(self.tokens)
-        self.copied_page = copied_page
+        self.copied_pages = copied_pages
         self.n_admissions += 1
         if self.n_admissions == 1:
             self.first_cached = cached
@@ -164,7 +178,7 @@ class Seq:
     def leave(self, state: SeqState) -> None:
         """RUNNING → WAITING or ENDED; its pages must have been given back by the caller."""
         self.change(state)
-        self.left_pages = self.pages
+        self.left_tables = self.tables
         self._reset()
 
     def requeue(self) -> None:
@@ -173,7 +187,7 @@ class Seq:
             self.change(SeqState.WAITING)
         self.ignore_through = self.last_step
         self._reset()
-        self.left_pages, self.copied_page = [], 0
+        self.left_tables, self.copied_pages = [], []
 
     def change(self, state: SeqState) -> None:
         """Go to `state` (InvariantError if that is not legal)."""
@@ -186,6 +200,19 @@ class Seq:
         self.planned += length
         self.last_step = step
         self.check()
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether its steps may verify drafts."""
+        return not (self.is_masked or self.wants_more)
+
+    def advance(self, start: int, length: int, n_rejected: int) -> None:
+        """A span of `length` tokens, planned to begin at `start` or before, is computed; drafts of it were rejected."""
+        end = self.computed + length
+        if self.computed > start or end > self.planned:
+            raise InvariantError(f"computed {self.computed} to {end} of {self.planned} planned tokens, from {start}")
+        self.computed = end - n_rejected
+        self.planned -= n_rejected
 
     def check(self) -> None:
         """InvariantError unless cached <= computed <= planned <= limit and the pages hold what is planned."""

@@ -1,7 +1,7 @@
 """Which decoding sequences of a step share leading pages: the hint by which attention reads a common prefix once.
 
 Reads the prefix tree's nodes; changes nothing. Invariant: groups are disjoint, have two members or more, and the first
-`n_pages` pages of all members are the same pages.
+`n_pages` pages of all members are the same pages, in every group of layers that keeps everything.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def shared_prefixes(seqs: list[Seq], min_pages: int) -> list[tuple[list[int], in
             done.append(joined)
             continue
         if parent not in open_at:
-            heapq.heappush(queue, (depth + len(node.pages), parent.serial, parent))
+            heapq.heappush(queue, (depth + node.n_pages, parent.serial, parent))
         open_at.setdefault(parent, []).append(joined)
     return [(group.slots, group.n_pages) for group in done if len(group.slots) > 1 and group.n_pages >= min_pages]
 
@@ -68,6 +68,6 @@ def _join(groups: list[_Group], depth: int, done: list[_Group]) -> _Group | None
 def _depth(node: Node) -> int:
     n_pages, step = 0, node
     while step.parent is not None:
-        n_pages += len(step.pages)
+        n_pages += step.n_pages
         step = step.parent
     return n_pages

@@ -1,79 +1,51 @@
 """The prefix tree: full pages of K/V found again by the exact token ids that lead to them.
 
 A compressed radix tree at page granularity, one root for each cache salt (RadixAttention: Zheng et al. 2024, "SGLang",
-section 3). Owns one reference of every page in it. Does not own sequences: they lock the node at which their path ends.
-Invariants: a locked node has locked ancestors only; every node but a root has a page, so there are no more nodes than
-pages; `n_unlocked` counts the pages of unlocked nodes, all of which can be evicted: leaves first, in order of last use.
+section 3), with a page of each group of layers at each place, or none in a group with a window. Owns one reference of
+every page in it. Does not own sequences: they lock the node at which their path ends.
+Invariants: a locked node has locked ancestors only; a leaf has a page at its end; `n_unlocked` counts the pages, of
+groups that keep everything, of unlocked nodes, all of which can be evicted: leaves first, in order of last use. Pages
+of groups with a window are not locked: each can be evicted when no sequence holds it (`windows.py`).
 """
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
 
 from quire.control.eviction import EvictionOrder
-from quire.control.node import Match, Miss, Node
+from quire.control.node import Match, Node
 from quire.control.pages import PageError, PagePool
+from quire.control.paths import PrefixPaths
 
 
-class PrefixTree:
+class PrefixTree(PrefixPaths):
     """See the module. Token lists may be longer than the pages that go with them; the rest is ignored."""
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
-        self.page_size = page_size
-        self.roots: dict[str, Node] = {}
+    def __init__(self, pool: PagePool, page_size: int, windows: tuple[int, ...] = (0,)) -> None:
+        super().__init__(pool, page_size, windows)
         self.n_pages = 0
+        """Of all groups together."""
         self.n_unlocked = 0
         self.n_nodes = 0
         """Nodes with pages (roots not counted)."""
         self._pool = pool
-        self._page = struct.Struct(f"<{page_size}q")
         self._order = EvictionOrder()
         self._tick = 0
         self._serial = 0
 
-    # ---- reading -------------------------------------------------------------------------------------------------
-
-    def match(self, salt: str, tokens: list[int], max_tokens: int) -> Match:
-        """Longest cached path of `tokens[:max_tokens]` in whole pages. Changes nothing."""
-        found = Match(self.roots.get(salt), 0, [], 0)
-        last = min(max_tokens, len(tokens)) // self.page_size
-        node = found.node
-        while node is not None and len(found.pages) < last:
-            child = node.children.get(self._page_key(tokens, len(found.pages)))
-            if child is None:
-                break
-            n_same = self._common_pages(child, tokens, len(found.pages), last)
-            found.node, found.n_in_node = child, n_same
-            found.pages += child.pages[:n_same]
-            found.n_unlocked += n_same if child.lock == 0 else 0
-            node = child if n_same == len(child.pages) else None
-        return found
-
-    def explain(self, salt: str, tokens: list[int]) -> Miss:
-        """Where the best cached path first differs from `tokens`: the reason of a miss, for people."""
-        found = self.match(salt, tokens, len(tokens))
-        n_matched = len(found.pages) * self.page_size
-        rivals: list[list[int]] = []
-        if found.node is not None and found.n_in_node < len(found.node.pages):
-            rivals = [found.node.tokens[found.n_in_node * self.page_size :]]
-        elif found.node is not None:
-            rivals = [child.tokens for child in found.node.children.values()]
-        rest = tokens[n_matched : n_matched + self.page_size]
-        best, cached = 0, rivals[0][0] if rivals else None
-        for rival in rivals:
-            n_same = _common_tokens(rival, rest)
-            if n_same >= best:
-                best, cached = n_same, rival[n_same] if n_same < len(rival) else None
-        return Miss(n_matched, n_matched + best, rest[best] if best < len(rest) else None, cached)
+    @property
+    def n_evictable(self) -> int:
+        """Pages that no sequence holds."""
+        return self.n_unlocked + len(self.windows.loose)
 
     # ---- locks ---------------------------------------------------------------------------------------------------
 
     def lock(self, found: Match) -> Node | None:
         """Hold exactly the matched path until `unlock`; returns the node at which it ends (None: nothing matched)."""
         node = found.node
-        if node is None or not found.pages:
+        if node is None or not found.n_pages:
             return None
-        if found.n_in_node < len(node.pages):
+        if found.n_in_node < node.n_pages:
             node = self._split(node, found.n_in_node)
         self._tick += 1
         step: Node | None = node
@@ -91,68 +63,101 @@ class PrefixTree:
                 raise PageError("a path of the prefix tree was unlocked more often than locked")
             step.lock -= 1
             step.stamp = self._tick
+            parent = step.parent
             if step.lock == 0:
-                self.n_unlocked += len(step.pages)
+                self.n_unlocked += step.n_pages * self._n_full
                 self._offer(step)
-            step = step.parent
+            step = parent
+
+    def drop_windows(self, pages: Sequence[int]) -> None:
+        """A sequence is no owner of these pages any more (zeros do not count), of groups with a window."""
+        self.windows.drop(pages, self._tick)
 
     def _lock_one(self, node: Node) -> None:
         if node.lock == 0:
-            self.n_unlocked -= len(node.pages)
+            self.n_unlocked -= node.n_pages * self._n_full
         node.lock += 1
         node.stamp = self._tick
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
     def extend(
-        self, salt: str, node: Node | None, n_held: int, tokens: list[int], pages: list[int], *, through: bool
+        self, salt: str, node: Node | None, n_held: int, tokens: list[int], tables: list[list[int]], end: int, *,
+        through: bool,
     ) -> tuple[Node | None, int]:
-        """Add `pages[n_held:]` (full pages of `tokens`) below `node`; the caller's lock moves to the new end.
+        """Add pages [n_held, end) of `tables` (full pages of `tokens`, of each group) below `node`; the caller's lock
+        moves to the new end.
 
-        node: the end of the caller's locked path, which is pages[:n_held]; None when it holds none.
-        A page that is there already keeps its place, and the caller's stays private. `through` goes on below it, for a
-        caller about to unlock; without it the path ends above, so that nobody locks a page that it does not use.
+        node: the end of the caller's locked path, the first `n_held` pages; None when it holds none.
+        A page that is there already keeps its place, and the caller's stays private; one that a window has lost comes
+        back. `through` goes on below what is there, for a caller about to unlock; without it the path ends above, so
+        that nobody locks a page that it does not use.
         Returns the new end and the pages that the path has.
         """
-        depth, end = n_held, len(pages)
+        depth = n_held
         if depth == end:
             return node, depth
         self._tick += 1
         if node is None:
             root = self.roots.get(salt)
-            if root is not None and not through and self._page_key(tokens, 0) in root.children:
+            if root is not None and not through and (child := root.children.get(self._page_key(tokens, 0))):
+                self._restore(child, tokens, tables, depth, end)
                 return None, 0
-            node = self.roots[salt] = root or Node(None, salt, [], [], 0)
+            node = self.roots[salt] = root or Node(None, salt, [], [[] for _ in self._windows], 0)
             self._lock_one(node)
         while depth < end:
             child = node.children.get(self._page_key(tokens, depth))
             if child is None:
-                return self._append(node, tokens, pages, depth), end
+                return self._append(node, tokens, tables, depth, end), end
+            self._restore(child, tokens, tables, depth, end)
             if not through:
                 break
             n_same = self._common_pages(child, tokens, depth, end)
-            node = child if n_same == len(child.pages) else self._split(child, n_same)
+            node = child if n_same == child.n_pages else self._split(child, n_same)
             self._lock_one(node)
             depth += n_same
         return node, depth
 
-    def _append(self, node: Node, tokens: list[int], pages: list[int], depth: int) -> Node:
-        """Put pages[depth:] behind `node`: into it when the caller alone holds this leaf, else as a new leaf."""
-        new_tokens = tokens[depth * self.page_size : len(pages) * self.page_size]
-        new_pages = pages[depth:]
-        self._pool.share(new_pages)
-        self.n_pages += len(new_pages)
-        if node.pages and node.lock == 1 and not node.children:
+    def _append(self, node: Node, tokens: list[int], tables: list[list[int]], depth: int, end: int) -> Node:
+        """Put pages [depth, end) behind `node`: into it when the caller alone holds this leaf, else as a new leaf."""
+        new_tokens = tokens[depth * self.page_size : end * self.page_size]
+        new_tables = [table[depth:end] for table in tables]
+        if node.parent is not None and node.lock == 1 and not node.children:
             node.tokens += new_tokens
-            node.pages += new_pages
+            for own, new in zip(node.tables, new_tables, strict=True):
+                own += new
+            self._enter(node, new_tables)
             node.stamp = self._tick
             return node
         self._serial += 1
-        child = Node(node, node.salt, new_tokens, new_pages, self._serial)
+        child = Node(node, node.salt, new_tokens, new_tables, self._serial)
+        self._enter(child, new_tables)
         node.children[self._page_key(new_tokens, 0)] = child
         child.lock, child.stamp = 1, self._tick
         self.n_nodes += 1
         return child
+
+    def _enter(self, node: Node, tables: list[list[int]]) -> None:
+        """Become an owner of pages that are in tables of `node`."""
+        for table in tables[: self._n_full]:
+            self._pool.share(table)
+            self.n_pages += len(table)
+        for group in range(self._n_full, len(tables)):
+            self.n_pages += self.windows.enter(tables[group], node, group)
+
+    def _restore(self, node: Node | None, tokens: list[int], tables: list[list[int]], depth: int, end: int) -> None:
+        """Pages [depth, end) of a sequence go where nodes from `node` on lack the page of a window."""
+        while self._n_full < len(tables) and node is not None and depth < end:
+            n_same = self._common_pages(node, tokens, depth, end)
+            for group in range(self._n_full, len(tables)):
+                own, new = node.tables[group], tables[group][depth : depth + n_same]
+                lacking = [i for i, page in enumerate(new) if page and not own[i]]
+                for i in lacking:
+                    own[i] = new[i]
+                self.n_pages += self.windows.enter([new[i] for i in lacking], node, group)
+            depth += n_same
+            goes_on = n_same == node.n_pages and depth < end
+            node = node.children.get(self._page_key(tokens, depth)) if goes_on else None
 
     def _split(self, node: Node, n_upper: int) -> Node:
         """Cut a node after `n_upper` pages; returns the upper part. The node stays the lower: locks point at ends."""
@@ -161,70 +166,106 @@ class PrefixTree:
             raise PageError("a root or a removed node of the prefix tree was split")
         cut = n_upper * self.page_size
         self._serial += 1
-        upper = Node(parent, node.salt, node.tokens[:cut], node.pages[:n_upper], self._serial)
+        upper = Node(parent, node.salt, node.tokens[:cut], [table[:n_upper] for table in node.tables], self._serial)
         upper.lock, upper.stamp = node.lock, node.stamp
         parent.children[self._page_key(node.tokens, 0)] = upper
-        node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[n_upper:], upper
+        node.tokens, node.parent = node.tokens[cut:], upper
+        node.tables = [table[n_upper:] for table in node.tables]
         upper.children[self._page_key(node.tokens, 0)] = node
+        for group in range(self._n_full, len(upper.tables)):
+            self.windows.move(upper.tables[group], upper, group)
         self.n_nodes += 1
         return upper
 
     # ---- shrinking -----------------------------------------------------------------------------------------------
 
     def evict(self, n: int) -> None:
-        """Free `n` pages of unlocked leaves, the ends of the longest unused first (PageError if there are fewer)."""
-        if n > self.n_unlocked:
-            raise PageError(f"{n} pages to evict, {self.n_unlocked} are unlocked: check before evicting")
+        """Free at least `n` pages, what was unused longest first: the ends of unlocked leaves, and pages of windows.
+
+        PageError if there are fewer.
+        """
+        if n > self.n_evictable:
+            raise PageError(f"{n} pages to evict, {self.n_evictable} are unlocked: check before evicting")
         while n > 0:
-            leaf = self._order.pop()
-            if leaf is None:
+            leaf, loose = self._order.peek(), self.windows.oldest
+            if loose is not None and (leaf is None or loose[0] <= leaf.stamp):
+                self._lose(loose[1])
+                n -= 1
+            elif leaf is not None:
+                self._order.pop()
+                n -= self._trim(leaf, min(-(-n // self._n_full), leaf.n_pages))
+            else:
                 raise PageError("the prefix tree counts unlocked pages but has no unlocked leaf")
-            n_cut = min(n, len(leaf.pages))
-            self._trim(leaf, n_cut)
-            n -= n_cut
 
-    def _trim(self, leaf: Node, n_cut: int) -> None:
-        keep = len(leaf.pages) - n_cut
-        self._pool.drop(reversed(leaf.pages[keep:]))
-        self.n_pages -= n_cut
-        self.n_unlocked -= n_cut
-        if keep == 0:
-            self._remove(leaf)
-            return
-        del leaf.pages[keep:]
-        del leaf.tokens[keep * self.page_size :]
-        self._offer(leaf)
+    def _trim(self, leaf: Node, n_cut: int) -> int:
+        """Cut the last pages of an unlocked leaf off; returns how many are free by that."""
+        parent = leaf.parent
+        n_free = self._cut_off(leaf, n_cut)
+        self._offer(leaf if leaf.parent is not None else parent)
+        return n_free
 
-    def _remove(self, node: Node) -> None:
-        """Unhook a node; what is left above it may become a leaf, an empty root goes."""
-        parent = node.parent
+    def _cut_off(self, leaf: Node, n_cut: int) -> int:
+        """The same, for a caller that looks after the leaf, or its parent if that has become one."""
+        keep, parent = leaf.n_pages - n_cut, leaf.parent
         if parent is None:
             raise PageError("a node of the prefix tree was removed twice")
-        del parent.children[self._page_key(node.tokens, 0)]
-        node.parent = None
-        self.n_nodes -= 1
-        self._offer(parent)
+        for table in leaf.tables[: self._n_full]:
+            self._pool.drop(reversed(table[keep:]))
+        n_free = n_cut * self._n_full
+        self.n_unlocked -= n_free
+        self.n_pages -= n_free
+        for table in leaf.tables[self._n_full :]:
+            n_gone, n_loose = self.windows.leave(table[keep:])
+            self.n_pages -= n_gone
+            n_free += n_loose
+        if keep == 0:
+            del parent.children[self._page_key(leaf.tokens, 0)]
+            leaf.parent = None
+            self.n_nodes -= 1
+            return n_free
+        for table in leaf.tables:
+            del table[keep:]
+        del leaf.tokens[keep * self.page_size :]
+        return n_free
 
-    def _offer(self, node: Node) -> None:
-        """Enter a node into the eviction order, or drop an empty root, if it is an unlocked leaf now."""
-        if node.lock or node.children:
-            return
-        if node.pages:
-            self._order.push(node, self.n_nodes)
-        else:
-            self.roots.pop(node.salt, None)
+    def _lose(self, page: int) -> None:
+        """Take one page of a window out of its node."""
+        node, group = self.windows.places[page]
+        self.windows.leave((page,))
+        self.n_pages -= 1
+        table = node.tables[group]
+        table[table.index(page)] = 0
+        if not self._n_full:
+            self._offer(node)
 
-    def subtree(self, node: Node) -> list[Node]:
-        """`node` and everything below it, parents first."""
-        nodes = [node]
-        for inner in nodes:
-            nodes.extend(inner.children.values())
-        return nodes
+    def lose(self, pages: set[int]) -> None:
+        """Take those of these pages out of the tree that are of groups with a window: their K/V cannot be trusted."""
+        for page in pages.intersection(self.windows.places):
+            self._lose(page)
+
+    def _offer(self, node: Node | None) -> None:
+        """Enter a node into the eviction order, or drop an empty root, if it is an unlocked leaf now.
+
+        Without groups that keep everything, pages go one by one, and what has none left at its end is cut off.
+        """
+        while node is not None and not node.lock and not node.children:
+            parent = node.parent
+            if parent is None:
+                self.roots.pop(node.salt, None)
+                return
+            if self._n_full:
+                self._order.push(node, self.n_nodes)
+                return
+            n_held = max([_n_until_last(table) for table in node.tables])
+            if n_held == node.n_pages:
+                return
+            self._cut_off(node, node.n_pages - n_held)
+            node = parent if node.parent is None else None
 
     def cut(self, salt: str, tokens: list[int], index: int) -> Node:
         """The node that begins with page `index` of the path of `tokens`, split off if need be; PageError if none."""
-        found = self.match(salt, tokens, (index + 1) * self.page_size)
-        if found.node is None or len(found.pages) != index + 1:
+        found = self.path(salt, tokens, (index + 1) * self.page_size)
+        if found.node is None or found.n_pages != index + 1:
             raise PageError(f"page {index} of the path is not in the prefix tree")
         if found.n_in_node > 1:
             self._split(found.node, found.n_in_node - 1)
@@ -235,10 +276,8 @@ class PrefixTree:
         if node.lock:
             raise PageError("a locked part of the prefix tree cannot be detached: release its holders first")
         for inner in reversed(self.subtree(node)):
-            self._pool.drop(inner.pages)
-            self.n_pages -= len(inner.pages)
-            self.n_unlocked -= len(inner.pages)
-            self._remove(inner)
+            if inner.parent is not None:  # else it was cut off with the last leaf below it
+                self._trim(inner, inner.n_pages)
 
     def clear(self) -> None:
         """Detach everything (PageError while a sequence holds a path)."""
@@ -246,31 +285,9 @@ class PrefixTree:
             for child in list(root.children.values()):
                 self.detach(child)
 
-    # ---- comparing -----------------------------------------------------------------------------------------------
-
-    def _page_key(self, tokens: list[int], index: int) -> bytes:
-        return self._page.pack(*tokens[index * self.page_size : (index + 1) * self.page_size])
-
-    def _common_pages(self, node: Node, tokens: list[int], depth: int, last: int) -> int:
-        """Pages of `node` that equal tokens from page `depth` on, looking at pages before `last` only."""
-        n = min(len(node.pages), last - depth)
-        size, start = self.page_size, depth * self.page_size
-        if node.tokens[: n * size] == tokens[start : start + n * size]:
-            return n
-        low, high = 0, n  # pages[:low] are equal, pages[:high] are not
-        while high - low > 1:
-            middle = (low + high) // 2
-            if node.tokens[low * size : middle * size] == tokens[start + low * size : start + middle * size]:
-                low = middle
-            else:
-                high = middle
-        return low
-
-
-def _common_tokens(first: list[int], second: list[int]) -> int:
-    n = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        n += 1
+def _n_until_last(table: list[int]) -> int:
+    """Length without the zeros at the end."""
+    n = len(table)
+    while n and not table[n - 1]:
+        n -= 1
     return n

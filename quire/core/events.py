@@ -1,4 +1,4 @@
-"""What crosses between an engine and its clients: submissions and cancellations in, one batched message a step out."""
+"""What an engine says to its clients, one batched message a step, and to the process that started it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 
 from quire.core.failure import Failure
 from quire.core.logprobs import PackedLogprobs
-from quire.core.request import Request
 
 
 @enum.unique
@@ -20,78 +19,6 @@ class FinishReason(enum.Enum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
-
-
-class Trial(msgspec.Struct, frozen=True, array_like=True):
-    """On what terms a request runs of which an engine may have died."""
-
-    n_tokens: int
-    """It has come through once each of its sequences has so many output tokens, or has ended."""
-    rank: tuple[int, ...]
-    """Of two that wait for their trial the smaller is tried first."""
-
-
-class Submit(msgspec.Struct, tag="submit"):
-    """Queue a request."""
-
-    request: Request
-    trial: Trial | None = None
-    """Run it apart from others of which the engine may have died."""
-
-
-class Cancel(msgspec.Struct, tag="cancel"):
-    """End these requests now (exact ids; unknown ids are ignored). No further delta follows for them."""
-
-    request_ids: list[str]
-
-
-class CancelSeq(msgspec.Struct, tag="cancel_seq"):
-    """End one of a request's `n` sequences (its stop string was seen). No further delta follows for it."""
-
-    request_id: str
-    index: int
-
-
-class Hello(msgspec.Struct, tag="hello"):
-    """The first message of a client; the engine answers it with EngineReady once it is loaded."""
-
-
-class Explain(msgspec.Struct, tag="explain"):
-    """Ask why requests took as long as they did; the answer is one Explained with the same ticket."""
-
-    ticket: int
-    label: str
-    """Of the requests: the part of their labels before the last hyphen."""
-
-
-class Shutdown(msgspec.Struct, tag="shutdown"):
-    """Leave the loop and free everything."""
-
-
-class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache"):
-    """Forget the pages that no open request holds; the answer is one Done, whose value says whether none are left."""
-
-    ticket: int
-
-
-class Sleep(msgspec.Struct, tag="sleep"):
-    """End every request and give memory back; the answer is one Done."""
-
-    ticket: int
-    level: int
-    """1 gives up the pages and keeps the weights in the host's memory; 2 gives up both."""
-
-
-class WakeUp(msgspec.Struct, tag="wake_up"):
-    """Bring back what was given up; the answer is one Done."""
-
-    ticket: int
-
-
-Order = Union[ResetPrefixCache, Sleep, WakeUp]
-"""What an operator asks of an engine."""
-
-Command = Union[Submit, Cancel, CancelSeq, Explain, Hello, Shutdown, ResetPrefixCache, Sleep, WakeUp]
 
 
 class SeqDelta(msgspec.Struct, array_like=True):
@@ -132,7 +59,7 @@ class EngineStats(msgspec.Struct):
     n_tree_nodes: int = 0
     """Nodes of the prefix tree, also those that `tree` has no room for."""
     n_tokens_held: int = 0
-    """Tokens whose K/V running sequences hold (shared ones counted once a page)."""
+    """Tokens whose K/V running sequences hold, shared ones counted once a page, each group of layers for itself."""
     n_slots_taken: int = 0
     """Token slots of the pages that running sequences hold; utilisation = held / taken."""
     steps: int = 0
@@ -214,6 +141,8 @@ class Explanation(msgspec.Struct):
     """The prompt's token there."""
     miss_cached: int | None = None
     """The cache's token there; None: the cached path ends there."""
+    miss_lost: int = 0
+    """Tokens before it that were in the cache but of no use: keys in the window of the token behind were evicted."""
     chunks: list[Chunk] = []
     n_outputs: int = 0
     n_preemptions: int = 0
@@ -301,6 +230,7 @@ class EngineReady(msgspec.Struct, tag="ready"):
     """Sent once after loading."""
 
     max_model_len: int
+    """Tokens of the longest sequence: the pool holds its keys."""
     n_pages: int
     page_size: int
     logits_width: int

@@ -54,15 +54,18 @@ class SlotOpen(msgspec.Struct, array_like=True):
 
 
 class PageAppend(msgspec.Struct, array_like=True):
-    """`page_table[slot][first_index : first_index + len(pages)] = pages`."""
+    """`page_table[group][slot][first_index : first_index + len(pages)] = pages`."""
 
     slot: int
     first_index: int
+    """Pages before the first append of a slot are behind the group's window: nobody reads them."""
     pages: list[int]
+    group: int = 0
+    """Of `KVLayout.groups`."""
 
 
 class PageCopy(msgspec.Struct, array_like=True):
-    """Copy the first `n_tokens` K/V rows of a page in every layer (copy on write), before the spans run."""
+    """Copy the first `n_tokens` K/V rows of a page in all its lanes (copy on write), before the spans run."""
 
     source: int
     target: int
@@ -78,9 +81,10 @@ class Spans(msgspec.Struct, array_like=True):
 
     slots: list[int] = []
     starts: list[int] = []
+    """Where drafts of the slot are in flight, an upper bound: the device knows how many it kept, and begins there."""
     lengths: list[int] = []
     n_drafts: list[int] = []
-    """Trailing tokens of the span that are unverified drafts."""
+    """Trailing tokens of the span that are unverified drafts, which the device has made."""
     wants: list[bool] = []
     """True: sample the token that follows the span's last token."""
 

@@ -1,4 +1,4 @@
-"""Prompts as Python code gives them, by vLLM's names. Types alone; `engine/intake` checks what is in them."""
+"""Prompts as Python code gives them, by vLLM's names. Types alone; `engine/input_processor` checks what is in them."""
 
 from __future__ import annotations
 

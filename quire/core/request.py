@@ -33,7 +33,7 @@ class Pooling(enum.Enum):
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One admitted-for-queueing request. `engine/intake` builds it; control turns it into `params.n` sequences."""
+    """A request to be queued. `engine/input_processor` builds it; control turns it into `params.n` sequences."""
 
     request_id: str
     """Unique inside the engine; made by Quire, never by the client."""

@@ -11,24 +11,22 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from quire.config.engine import EngineConfig
+from quire.core.commands import Cancel, Command, ResetPrefixCache, Sleep, WakeUp
 from quire.core.errors import (
     EngineAsleep,
     EngineDead,
     EngineError,
     EngineLost,
     InvalidParameter,
-    QueueFull,
     QuireError,
     RequestError,
-    shown,
 )
 from quire.core.events import (
-    Cancel,
-    Command,
     Done,
     EngineReady,
     EngineStats,
@@ -36,22 +34,19 @@ from quire.core.events import (
     Explained,
     Explanation,
     FinishReason,
-    ResetPrefixCache,
-    Sleep,
     StepOutputs,
-    WakeUp,
 )
-from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.frontend import Frontend, load_beside
-from quire.engine.intake import Checked, Intake, Prompt
+from quire.engine.input_processor import Checked, InputProcessor, Prompt
 from quire.engine.link import EngineLink
-from quire.engine.outflow import OpenRequest
+from quire.engine.output_processor import OpenRequest
 from quire.engine.questions import Questions
-from quire.engine.replay import Replay
+from quire.engine.recovery import Recovery
 from quire.engine.sleep import ASLEEP, check_sleep, check_wake
+from quire.engine.speed import Speed
 from quire.engine.stream import OpenStreams, RequestStream
 from quire.engine.supervisor import ENGINE_COMMAND, EngineSupervisor
 
@@ -66,12 +61,12 @@ CLIENT_BITS = 40
 CUT = "this process did not read what the engine sent, which has cancelled its requests: send the request again"
 
 
-async def _encoded(intake: Intake, prompt: Prompt) -> list[int]:
+async def _encoded(input_processor: InputProcessor, prompt: Prompt) -> list[int]:
     """Its token ids, checked; those of a long prompt off the event loop."""
     is_text = isinstance(prompt, str)
     if isinstance(prompt, str | list) and len(prompt) > (LONG_PROMPT_CHARS if is_text else LONG_PROMPT_IDS):
-        return await asyncio.to_thread(intake.encode, prompt)
-    return intake.encode(prompt)
+        return await asyncio.to_thread(input_processor.encode, prompt)
+    return input_processor.encode(prompt)
 
 
 class AsyncLLM:
@@ -90,25 +85,27 @@ class AsyncLLM:
         self.max_model_len = frontend.ready.max_model_len
         self.logits_width = frontend.ready.logits_width
         numbers = itertools.count(client_index << CLIENT_BITS)
-        self._intake = dataclasses.replace(frontend.intake, counter=numbers)
+        self._input_processor = dataclasses.replace(frontend.input_processor, counter=numbers)
         self._client = client
         self._supervisor = supervisor
-        self._replay = Replay(self._intake.clock, client.send, self._fail)
-        self._replay.quarantine.learn(frontend.ready.ends)
+        self._recovery = Recovery(self._input_processor.clock, client.send, self._fail)
+        self._recovery.quarantine.learn(frontend.ready.ends)
         self._streams = OpenStreams()
         self._questions = Questions(client.send)
         self._engine = frontend.ready.engine
         """Number of the engine that has the open requests."""
         self._failure: str | None = None
-        self._is_recovering = False
+        self.is_recovering = False
+        """The engine was lost, and another one is being started."""
         self.n_engines_lost = 0
         self._stats = EngineStats()
+        self.speed = Speed(time.monotonic())
+        """Of generated tokens."""
         self._receiver = asyncio.create_task(self._receive(), name="quire-receiver")
 
     @classmethod
     async def create(cls, config: EngineConfig, engine_command: tuple[str, ...] = ENGINE_COMMAND) -> AsyncLLM:
         """Start an engine process and wait until it is loaded. Raises ConfigError or LoadError if it cannot be.
-
         engine_command: what Python runs instead of the engine's own module; for tests.
         """
         config.verify()
@@ -159,9 +156,9 @@ class AsyncLLM:
         if not isinstance(request_id, str | None) or request_id == "":
             raise InvalidParameter("request_id", request_id, "a non-empty string, or None")
         self._check_admission(request_id)
-        token_ids = await _encoded(self._intake, prompt)
+        token_ids = await _encoded(self._input_processor, prompt)
         checked = checked or await self.check(params)
-        request = self._intake.request(
+        request = self._input_processor.request(
             prompt, params, priority=priority, cache_salt=cache_salt, pooling=pooling,
             checked=checked, token_ids=token_ids,
         )  # fmt: skip
@@ -169,11 +166,11 @@ class AsyncLLM:
         request.label = request_id or ""
         self._check_admission(request_id)  # others may have come meanwhile
         text = prompt if isinstance(prompt, str) else None
-        opened = OpenRequest(request, text, self.tokenizer, self._intake.clock, request_id)
+        opened = OpenRequest(request, text, self.tokenizer, self._input_processor.clock, request_id)
         stream = RequestStream(opened, self.abort_stream)
         self._streams.add(stream)
         try:
-            await self._replay.begin(stream)
+            await self._recovery.begin(stream)
         except (EngineError, RequestError):
             self._streams.forget(stream)
             raise
@@ -182,8 +179,8 @@ class AsyncLLM:
     async def check(self, params: SamplingParams) -> Checked:
         """Check parameters once for many prompts. Raises what `submit` raises because of them."""
         if params.bad_words or params.structured_outputs is not None:
-            return await asyncio.to_thread(self._intake.check, params)
-        return self._intake.check(params)
+            return await asyncio.to_thread(self._input_processor.check, params)
+        return self._input_processor.check(params)
 
     async def generate(
         self,
@@ -275,27 +272,15 @@ class AsyncLLM:
         self._client.close()
 
     def _check_admission(self, request_id: str | None) -> None:
-        """Refuse what cannot be taken now. Which sequences run only the engine knows: here those beyond slots and queue
-        together are certain not to fit."""
+        """Refuse what is certain not to be taken now."""
         failure = self.failure()
         if failure is not None:
             raise EngineDead(failure)
-        if self._is_recovering:
+        if self.is_recovering:
             raise EngineLost("the engine is being started again: try again later")
         if self._stats.is_asleep:
             raise EngineAsleep(ASLEEP)
-        if self._streams.named(request_id) is not None:
-            raise RequestError(
-                f"request_id = {shown(request_id)} names an open request: choose another or abort that one",
-                param="request_id",
-                code=Code.DUPLICATE_REQUEST_ID,
-            )
-        limit = self.ready.max_num_seqs + self.config.max_num_waiting
-        if self._streams.n_seqs >= limit:
-            raise QueueFull(
-                f"{self._streams.n_seqs} sequences are open, {self.ready.max_num_seqs} can run and "
-                f"{self.config.max_num_waiting} wait: try again later"
-            )
+        self._streams.check(request_id, self.ready.max_num_seqs, self.config.max_num_waiting)
 
     def _fail(self, stream: RequestStream, error: QuireError) -> None:
         self._streams.forget(stream)
@@ -305,7 +290,7 @@ class AsyncLLM:
         try:
             while True:
                 try:
-                    if self._is_recovering:
+                    if self.is_recovering:
                         await self._recover()
                     else:
                         await self._client.receive_all(self._take, self._hear)
@@ -313,7 +298,7 @@ class AsyncLLM:
                     self._questions.fail(lost)
                     self._stats = EngineStats()
                     self.n_engines_lost += 1
-                    self._is_recovering = True
+                    self.is_recovering = True
         except EngineDead as error:
             self._fail_all(error.message)
         except Exception:
@@ -326,7 +311,7 @@ class AsyncLLM:
         final = await supervisor.verdict() if supervisor is not None else None
         if final is not None:
             raise EngineDead(final)
-        self._replay.fail_delivered(self._streams.all())
+        self._recovery.fail_delivered(self._streams.all())
         waiting = asyncio.ensure_future(self._client.wait_ready())
         tasks: list[asyncio.Future[Any]] = [waiting]
         if supervisor is not None:
@@ -340,8 +325,8 @@ class AsyncLLM:
             for task in tasks:
                 task.cancel()
         before, self._engine = self._engine, ready.engine
-        await self._replay.run_again(self._streams.all(), before, ready)
-        self._is_recovering = False
+        await self._recovery.run_again(self._streams.all(), before, ready)
+        self.is_recovering = False
 
     def _hear(self, event: Event) -> None:
         """Anything but outputs: an answer to a question or an order, or the news that what was open is cancelled."""
@@ -354,6 +339,7 @@ class AsyncLLM:
     def _take(self, outputs: StepOutputs) -> list[Command]:
         if outputs.stats is not None:
             self._stats = outputs.stats
+            self.speed.read(outputs.stats.generation_tokens, time.monotonic())
         commands: list[Command] = []
         for delta in outputs.deltas:
             stream = self._streams.get(delta.request_id)
@@ -363,7 +349,7 @@ class AsyncLLM:
             if command is not None:
                 commands.append(command)
             if stream.trial is not None:
-                self._replay.follow(stream)
+                self._recovery.follow(stream)
             if stream.opened.finished:
                 self._streams.forget(stream)
         return commands

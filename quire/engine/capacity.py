@@ -6,97 +6,93 @@ Owns the choice of budget. Does not own the equation (`planner/memory`).
 from __future__ import annotations
 
 import logging
-from typing import Protocol
 
 import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import Limits
+from quire.config.kv import KVLayout, kv_layout
+from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
-from quire.planner.memory import MemoryEquation
+from quire.planner.memory import MemoryEquation, Room
 
 logger = logging.getLogger("quire.engine")
 
 ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INT8_SCALE_BYTES = 4
-"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.cell`)."""
+"""Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.entry`)."""
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
-CPU_SHARE = 0.25
-"""The default pool on a CPU: this share of free memory, and at least one sequence of a length that was asked for, but
-not more than all slots at full length can fill."""
-
-
-class Memory(Protocol):
-    """What a device says of its memory, after the weights were loaded."""
-
-    name: str
-
-    def total_bytes(self) -> int: ...
-
-    def free_bytes(self) -> int: ...
+MAIN_SHARE = 0.25
+"""The default pool in main memory: this share of what is free, and at least one sequence of a length that was asked
+for, but not more than all slots at full length can fill."""
 
 
 def equation(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     arch: ModelArch,
-    taken_bytes: int = 0,
+    weights_bytes: int = 0,
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     others_bytes: int = 0,
 ) -> MemoryEquation:
-    """The terms for one engine; taken_bytes: what its loaded weights take (0: computed); graph_sizes: the decode steps
-    that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's."""
+    """The terms for one engine; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
+    decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's."""
     return MemoryEquation(
         arch=arch,
         page_size=config.block_size,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
-        weight_itemsize=ITEMSIZES[limits.dtype],
+        weights_bytes=weights_bytes,
+        itemsize=ITEMSIZES[limits.dtype],
         kv_itemsize=kv_itemsize(limits, arch),
-        loaded_weights_bytes=taken_bytes,
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
+        kv=layout_of(config, limits, arch),
+        in_flight=config.pipeline_depth,
         others_bytes=others_bytes,
     )
 
 
-def kv_itemsize(limits: Limits, arch: ModelArch) -> float:
+def layout_of(config: EngineConfig, limits: EngineLimits, arch: ModelArch) -> KVLayout:
+    """The groups of layers with page tables of their own. limits: as they were asked for, before the pool was sized."""
+    return kv_layout(arch, limits.max_model_len, hybrid=not config.disable_hybrid_kv_cache_manager)
+
+
+def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
     """Bytes a number in the KV cache, scales counted in."""
     return 1 + INT8_SCALE_BYTES / arch.head_dim if limits.kv_dtype == "int8" else ITEMSIZES[limits.kv_dtype]
 
 
 def size_pool(
     config: EngineConfig,
-    limits: Limits,
+    limits: EngineLimits,
     arch: ModelArch,
-    memory: Memory,
+    room: Room,
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     weights_bytes: int = 0,
     others_bytes: int = 0,
-) -> tuple[int, Limits]:
+) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
-    weights_bytes: what the loaded weights take (0: computed from the shape); on a GPU what is in use counts instead,
-    without others_bytes, which were in use before this engine took anything.
+    room: with the weights loaded. weights_bytes: what they take; of a device's own memory what is in use counts instead
+    where that is more, without others_bytes, which were in use before this engine took anything.
     Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
     """
-    if memory.name != "cpu":
-        weights_bytes = max(weights_bytes, memory.total_bytes() - memory.free_bytes() - others_bytes)
+    if not room.is_main:
+        weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
     terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes)
-    budget_bytes = _budget(config, terms, memory)
+    budget_bytes = _budget(config, terms, room)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
-    if n_pages * terms.page_bytes + terms.fixed_bytes > memory.total_bytes():
-        machine_bytes = memory.total_bytes()
+    if n_pages * terms.page_bytes + terms.fixed_bytes > room.total_bytes:
         raise ConfigError(
-            f"{n_pages} KV pages do not fit into {format_bytes(machine_bytes)}:\n{terms.explain(machine_bytes)}"
+            f"{n_pages} KV pages do not fit into {format_bytes(room.total_bytes)}:\n{terms.explain(room.total_bytes)}"
         )
-    n_tokens = (n_pages - 1) * config.block_size
+    n_tokens = terms.tokens_within(n_pages - 1)
     if min(n_tokens, limits.max_model_len) < MIN_TOKENS:
         raise ConfigError(
             f"{n_pages} KV pages of {config.block_size} tokens, one of them a dummy, and a max_model_len of "
@@ -120,15 +116,15 @@ def size_pool(
     return n_pages, limits
 
 
-def _budget(config: EngineConfig, terms: MemoryEquation, memory: Memory) -> int:
+def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:
     """Bytes for the whole engine."""
     if config.kv_cache_memory_bytes:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
-    if memory.name == "cpu":
-        sequence_pages = -(-terms.max_model_len // terms.page_size)
+    if room.is_main:
+        sequence_pages = terms.seq_pages(terms.max_model_len)
         useful_bytes = (1 + terms.max_num_seqs * sequence_pages) * terms.page_bytes
         asked_bytes = (1 + sequence_pages) * terms.page_bytes if config.max_model_len else 0
-        free_bytes = memory.free_bytes()
-        pool_bytes = max(int(free_bytes * CPU_SHARE), min(asked_bytes, free_bytes))
+        free_bytes = min(room.free_bytes, room.address_bytes)
+        pool_bytes = max(int(free_bytes * MAIN_SHARE), min(asked_bytes, free_bytes))
         return terms.fixed_bytes + min(pool_bytes, useful_bytes)
-    return int(memory.total_bytes() * config.gpu_memory_utilization)
+    return int(room.total_bytes * config.gpu_memory_utilization)

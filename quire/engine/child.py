@@ -1,6 +1,7 @@
 """A process that this one has started: its first line, what it reports through a pipe, its end.
 
-Owns the process and both pipes. Does not own what is said, nor when it ends (`supervisor.py`, `serve/fleet.py`).
+Owns the process and both pipes. Does not own what is said, nor when it ends (`supervisor.py`,
+`serve/api_processes.py`).
 Invariants: it leaves when this process is gone (end of file on its standard input); it gets signals only once it can
 deal with them; nothing here waits for it but `end`, and that for `KILLED_S` at most.
 """

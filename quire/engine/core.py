@@ -1,4 +1,4 @@
-"""The loop in which the wings meet: schedule, submit, wait for the step before, commit.
+"""The loop in which control and compute meet: schedule, submit, wait for the step before, commit.
 
 Owns the steps in flight. Does not own policy (`control`), tensors (`compute`), text or sockets.
 Invariants: results are committed in the order in which their plans were made; whatever a step raises ends every
@@ -16,20 +16,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from quire.control.draft import StepDraft
+from quire.control.plan_builder import PlanBuilder
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
 from quire.core.clock import Clock
+from quire.core.commands import Cancel, CancelSeq, Submit
 from quire.core.errors import EngineAsleep, EngineError, QuireError, RequestError, SleepFailed
-from quire.core.events import Cancel, CancelSeq, EngineStats, SeqDelta, Submit
+from quire.core.events import EngineStats, SeqDelta
 from quire.core.failure import Code, Failure
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
-from quire.engine.commands import refusals
+from quire.engine.command_reader import refusals
 from quire.engine.executors.executor import Executor, is_out_of_memory
 from quire.engine.grammars.manager import StructuredOutput
-from quire.engine.sleep import ASLEEP, AsleepExecutor, Residence
+from quire.engine.sleep import ASLEEP, AsleepExecutor, SleepMode
 
 T = TypeVar("T")
 logger = logging.getLogger("quire.engine")
@@ -99,14 +100,14 @@ class EngineCore:
         self.on_wait: Callable[[], None] | None = None
         self.grammars = grammars or StructuredOutput(None)
         self.grammars.on_wait = self._waits
-        self.on_plan: Callable[[Sequence[StepDraft]], None] | None = None
+        self.on_plan: Callable[[Sequence[PlanBuilder]], None] | None = None
         """Gets the steps in flight before the newest of them is submitted."""
         self._masked_through = -1
         """The last step that was given its masks."""
         self._depth = depth
         self._in_flight: collections.deque[InFlight] = collections.deque()
         self._n_failed = 0
-        self.residence: Residence[Any] | None = None
+        self.sleep_mode: SleepMode[Any] | None = None
         """What can be given up in sleep; None: nothing."""
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
@@ -253,7 +254,7 @@ class EngineCore:
             raise
         except Exception as error:
             lost = command.request.request_id if isinstance(command, Submit) else None
-            if lost is None or lost in self.scheduler.roster.requests:  # it is half-applied
+            if lost is None or lost in self.scheduler.live.requests:  # it is half-applied
                 self._owed += self._fail(error)
             if lost is not None:
                 self._owed = [delta for delta in self._owed if delta.request_id != lost]
@@ -278,26 +279,26 @@ class EngineCore:
     @property
     def is_asleep(self) -> bool:
         """True between `sleep` and the end of `wake_up`."""
-        return self.residence is not None and self.residence.is_asleep
+        return self.sleep_mode is not None and self.sleep_mode.is_asleep
 
     def sleep(self, level: int) -> None:
         """End every sequence with an error, which the next step returns, and give memory back.
 
         level: 1 keeps the weights in the host's memory, 2 gives them up too. SleepFailed where nothing can be given up.
         """
-        if self.residence is None:
+        if self.sleep_mode is None:
             raise SleepFailed("this engine was not started with enable_sleep_mode, or holds no memory")
         self.grammars.clear()
         self._drain()
         self._owed += self.scheduler.fail_all(Failure(Code.ENGINE_ASLEEP, ASLEEP))
         self.executor.shutdown()
         self.executor = AsleepExecutor()
-        self._beside(functools.partial(self.residence.leave, level))
+        self._beside(functools.partial(self.sleep_mode.sleep, level))
 
     def wake_up(self) -> None:
         """Bring back what `sleep` gave up. SleepFailed if it cannot be had; the engine sleeps on then."""
-        if self.residence is not None and self.residence.is_asleep:
-            self.executor = self._beside(self.residence.enter)
+        if self.sleep_mode is not None and self.sleep_mode.is_asleep:
+            self.executor = self._beside(self.sleep_mode.wake_up)
 
     def _beside(self, work: Callable[[], T]) -> T:
         """Do it in a thread, and be heard of meanwhile."""
@@ -337,8 +338,8 @@ class EngineCore:
             n_spans=len(plan.spans),
             n_tokens=plan.n_tokens,
             n_prefill_tokens=plan.n_tokens - n_decode,
-            n_running=len(self.scheduler.roster.running),
-            n_waiting=len(self.scheduler.roster.waiting),
+            n_running=len(self.scheduler.live.running),
+            n_waiting=len(self.scheduler.live.waiting),
             host_s=result.timings.host_s,
             total_s=result.timings.total_s,
             times=times,

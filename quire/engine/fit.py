@@ -17,12 +17,12 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import NOT_ROUNDED, Limits
+from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.failure import Code
 from quire.core.units import format_bytes, parse_bytes
 from quire.engine.capacity import equation
-from quire.planner.memory import MIN_PAGES
+from quire.planner.memory import MIN_PAGES, Room
 
 MOST_UTILIZATION: Final = 0.97
 """Largest `--gpu-memory-utilization` that is proposed: the driver and other programs need the rest."""
@@ -53,32 +53,12 @@ class SizesOf(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Room:
-    """What an engine may take."""
-
-    total_bytes: int
-    """Of the device."""
-    free_bytes: int
-    swap_bytes: int = 0
-    address_bytes: int = 1 << 62
-    """Address space that is left under `ulimit -v`."""
-    own_bytes: int = 0
-    """What this process holds of main memory."""
-
-    @property
-    def others_bytes(self) -> int:
-        """In use before this engine takes anything."""
-        return self.total_bytes - self.free_bytes
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Case:
+class FitCase:
     """One set of options, to be compared with the room."""
 
     config: EngineConfig
-    limits: Limits
+    limits: EngineLimits
     arch: ModelArch
-    device: str
     room: Room
     sizes_of: SizesOf
     graph_sizes: tuple[int, ...] = ()
@@ -86,11 +66,13 @@ class Case:
     """As in `MemoryEquation`."""
     rounds: bool = False
     """Whether weights can be rounded here, and products of them are fast."""
+    rounds_kv: bool = False
+    """Whether the cache can be."""
 
-    def change(self, **options: object) -> Case:
+    def change(self, **options: object) -> FitCase:
         """The same with other options."""
         config = msgspec.structs.replace(self.config, **options)
-        known = {name: value for name, value in options.items() if name in Limits.__struct_fields__}
+        known = {name: value for name, value in options.items() if name in EngineLimits.__struct_fields__}
         if "kv_cache_dtype" in options:
             known["kv_dtype"] = options["kv_cache_dtype"]
         elif "dtype" in options and self.limits.kv_dtype != "int8":
@@ -106,7 +88,7 @@ class Case:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page in all layers."""
+        """Of one page in all of its lanes."""
         return equation(self.config, self.limits, self.arch).page_bytes
 
     @property
@@ -122,8 +104,9 @@ class Case:
             return self.config.num_gpu_blocks_override * self.page_bytes
         if self.config.kv_cache_memory_bytes:
             return parse_bytes(self.config.kv_cache_memory_bytes)
-        n_pages = 1 - -self.config.max_model_len // self.config.block_size if self.config.max_model_len else MIN_PAGES
-        return n_pages * self.page_bytes
+        terms = equation(self.config, self.limits, self.arch)
+        n_pages = 1 + terms.seq_pages(self.config.max_model_len) if self.config.max_model_len else MIN_PAGES
+        return n_pages * terms.page_bytes
 
     @property
     def has_pool(self) -> bool:
@@ -138,10 +121,10 @@ class Case:
     @property
     def available_bytes(self) -> int:
         """For this engine; on a GPU within its share of the whole."""
-        if self.device == "cpu":
+        if self.room.is_main:
             return self.room.free_bytes + self.room.swap_bytes
         share = 1.0 if self.has_pool else self.config.gpu_memory_utilization
-        return int(self.room.total_bytes * share) - self.room.others_bytes
+        return int(self.room.total_bytes * share) - self.room.used_bytes
 
     @property
     def fits_address_space(self) -> bool:
@@ -154,14 +137,14 @@ class Case:
         return self.needed_bytes <= self.available_bytes and self.fits_address_space
 
 
-def check_fit(case: Case) -> None:
+def check_fit(case: FitCase) -> None:
     """Raises ConfigError with the table, one term a line, and what would fit."""
     if case.room.total_bytes <= 0 or case.fits:
         return
     raise ConfigError("\n".join([*_table(case), *_cures(case)]), code=Code.DOES_NOT_FIT)
 
 
-def _table(case: Case) -> list[str]:
+def _table(case: FitCase) -> list[str]:
     sizes, config = case.sizes, case.config
     scheme = case.limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
     if config.num_gpu_blocks_override or config.kv_cache_memory_bytes:
@@ -191,25 +174,25 @@ def _table(case: Case) -> list[str]:
 Row = tuple[str, int, str]
 
 
-def _spaces(case: Case) -> list[Row]:
+def _spaces(case: FitCase) -> list[Row]:
     return [("available", case.room.address_bytes, "address space left under the limit on it, ulimit -v")]
 
 
-def _available(case: Case) -> list[Row]:
+def _available(case: FitCase) -> list[Row]:
     room = case.room
-    if case.device == "cpu":
+    if case.room.is_main:
         swap = f", swap of {format_bytes(room.swap_bytes)} counted in" if room.swap_bytes else ""
-        others = max(0, room.others_bytes - room.own_bytes)
+        others = max(0, room.used_bytes - room.own_bytes)
         held = f"this process {format_bytes(room.own_bytes)}, the rest of the machine {format_bytes(others)}"
         note = f"of {format_bytes(room.total_bytes)}{swap}"
     else:
         share = "" if case.has_pool else f", --gpu-memory-utilization {case.config.gpu_memory_utilization:g}"
         note = f"of {format_bytes(room.total_bytes)}{share}"
         held = "other programs, other engines of this process, the CUDA context"
-    return [("available", max(0, case.available_bytes), note), ("held by others", room.others_bytes, held)]
+    return [("available", max(0, case.available_bytes), note), ("held by others", room.used_bytes, held)]
 
 
-def _cures(case: Case) -> list[str]:
+def _cures(case: FitCase) -> list[str]:
     found = [f"  {flag}{f'  ({note})' if note else ''}" for flag, note in _that_fit(case)]
     if found:
         return ["what would fit, each alone:", *found]
@@ -221,7 +204,7 @@ def _cures(case: Case) -> list[str]:
     ]
 
 
-def _smaller(case: Case) -> Iterator[Case]:
+def _smaller(case: FitCase) -> Iterator[FitCase]:
     """Schemes that this device takes and that make the weights smaller."""
     if case.rounds:
         for name in ROUNDED:
@@ -230,7 +213,7 @@ def _smaller(case: Case) -> Iterator[Case]:
                 yield changed
 
 
-def _that_fit(case: Case) -> Iterator[tuple[str, str]]:
+def _that_fit(case: FitCase) -> Iterator[tuple[str, str]]:
     """(flag with its value, note)."""
     config, limits = case.config, case.limits
     for changed in _smaller(case):
@@ -239,21 +222,21 @@ def _that_fit(case: Case) -> Iterator[tuple[str, str]]:
             yield f"--quantization {name}", f"weights of {format_bytes(changed.sizes.held_bytes)}"
     if limits.dtype == "float32" and case.change(dtype="bfloat16").fits:
         yield "--dtype bfloat16", f"weights of {format_bytes(case.change(dtype='bfloat16').sizes.held_bytes)}"
-    if case.device == "cpu" and limits.kv_dtype != "int8" and case.change(kv_cache_dtype="int8").fits:
+    if case.rounds_kv and limits.kv_dtype != "int8" and case.change(kv_cache_dtype="int8").fits:
         yield "--kv-cache-dtype int8", ""
     yield from _smaller_pool(case)
     for n_seqs in FEWER:
         if n_seqs < limits.max_num_seqs and case.change(max_num_seqs=n_seqs).fits:
             yield f"--max-num-seqs {n_seqs}", ""
             break
-    if case.device != "cpu" and not case.has_pool:
-        needed = (case.needed_bytes + case.room.others_bytes) / case.room.total_bytes
+    if not case.room.is_main and not case.has_pool:
+        needed = (case.needed_bytes + case.room.used_bytes) / case.room.total_bytes
         share = math.ceil(needed * 100) / 100
         if config.gpu_memory_utilization < share <= MOST_UTILIZATION:
             yield f"--gpu-memory-utilization {share:g}", "if nothing else needs that memory"
 
 
-def _smaller_pool(case: Case) -> Iterator[tuple[str, str]]:
+def _smaller_pool(case: FitCase) -> Iterator[tuple[str, str]]:
     """Less room for keys and values: a smaller pool where one was asked for, else a shorter context."""
     space = min(case.available_bytes, case.room.address_bytes) - case.sizes.held_bytes - case.working_bytes
     n_pages = space // case.page_bytes
@@ -267,6 +250,6 @@ def _smaller_pool(case: Case) -> Iterator[tuple[str, str]]:
         if space >= MIB and case.change(kv_cache_memory_bytes=size).fits:
             yield f"--kv-cache-memory-bytes {size}", ""
     elif case.config.max_model_len:
-        n_tokens = (n_pages - 1) * case.config.block_size
+        n_tokens = equation(case.config, case.limits, case.arch).tokens_within(n_pages - 1)
         if SHORTEST <= n_tokens < case.config.max_model_len and case.change(max_model_len=n_tokens).fits:
             yield f"--max-model-len {n_tokens}", ""

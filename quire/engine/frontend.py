@@ -1,4 +1,4 @@
-"""The torch-free half of a loaded model: names, tokenizer, chat template, end tokens, intake.
+"""The torch-free half of a loaded model: names, tokenizer, chat template, end tokens, input processor.
 
 Owns loading them from a checkpoint folder. Does not own weights (`engine/build`).
 Invariant: a file system that does not answer stops neither the event loop nor the end of the process.
@@ -23,7 +23,7 @@ from quire.config.model import read_arch
 from quire.core.clock import Clock, MonotonicClock
 from quire.core.errors import ConfigError
 from quire.core.events import EngineReady
-from quire.engine.intake import Intake
+from quire.engine.input_processor import InputProcessor
 from quire.text.chat_template import ChatTemplate
 from quire.text.thinking import has_marks
 from quire.text.tokenizer import HfTokenizer
@@ -74,11 +74,11 @@ class Frontend:
         return self.engine
 
     @property
-    def intake(self) -> Intake:
+    def input_processor(self) -> InputProcessor:
         """Checks against this model and engine."""
         end_ids = list(self.generation.eos_token_ids)
         thinks = self.chat_template is not None and has_marks(self.chat_template.sources.values())
-        return Intake(self.config, self.ready, self.tokenizer, end_ids, self.clock, thinks)
+        return InputProcessor(self.config, self.ready, self.tokenizer, end_ids, self.clock, thinks)
 
 
 async def load_beside(engine: Coroutine[Any, Any, EngineReady], config: EngineConfig) -> tuple[EngineReady, Frontend]:

@@ -15,8 +15,9 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from quire.core.commands import Command, Hello
 from quire.core.errors import EngineDead, EngineError, EngineLost
-from quire.core.events import Command, EngineReady, EngineStats, Event, Hello, StepOutputs
+from quire.core.events import EngineReady, EngineStats, Event, StepOutputs
 from quire.engine.progress import makes_progress
 from quire.engine.wire import decode_event, encode
 

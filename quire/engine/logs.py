@@ -19,7 +19,7 @@ MAX_LINE_CHARS = 4000
 MAX_TRACEBACK_CHARS = 20_000
 
 
-class Damper(logging.Filter):
+class RateLimitFilter(logging.Filter):
     """Lets each place in the code log so often; then says how many lines were left out."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Damper(logging.Filter):
         return count < MAX_REPEATS
 
 
-class OneLine(logging.Formatter):
+class OneLineFormatter(logging.Formatter):
     """No control characters of others in a line, no endless lines and tracebacks; these keep their own lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -67,8 +67,8 @@ def set_up() -> None:
     if logging.getLogger().handlers:
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    damper = Damper()
-    handler.addFilter(lambda record: record.name == "quire.access" or damper.filter(record))
+    handler.setFormatter(OneLineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    rate_limit = RateLimitFilter()
+    handler.addFilter(lambda record: record.name == "quire.access" or rate_limit.filter(record))
     logging.getLogger().addHandler(handler)
     logging.getLogger("quire").setLevel(env.log_level())

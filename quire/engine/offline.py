@@ -16,8 +16,8 @@ from typing import Any
 from tqdm import tqdm
 
 from quire.config.engine import EngineConfig
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import InvalidParameter, QueueFull
-from quire.core.events import Cancel, Submit
 from quire.core.outputs import RequestOutput
 from quire.core.prompts import PromptType
 from quire.core.request import Pooling
@@ -26,7 +26,7 @@ from quire.core.ticker import ticking
 from quire.engine.build import build_engine
 from quire.engine.frontend import Frontend
 from quire.engine.garbage import gc_kept_quiet
-from quire.engine.outflow import OpenRequest, PartBuffer
+from quire.engine.output_processor import OpenRequest, PartBuffer
 
 UNUSED_PARTS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids", "prompt_embeds", "token_type_ids")
 """What vLLM's prompts may have and no model here can read."""
@@ -48,7 +48,7 @@ class OfflineEngine:
         self.config = config
         self.engine, ready = build_engine(config)
         self._frontend = Frontend.load(config).attach(ready)
-        self._intake = self._frontend.intake
+        self._input_processor = self._frontend.input_processor
         self._open: dict[str, tuple[OpenRequest, PartBuffer | None]] = {}
         """Submitted and unfinished, with a buffer for those that are streamed."""
 
@@ -68,10 +68,10 @@ class OfflineEngine:
         if isinstance(item, dict):
             prompt, salt = _taken_apart(item)
             text = item.get("prompt")
-        request = self._intake.request(prompt, params, pooling=pooling, priority=priority, cache_salt=salt)
+        request = self._input_processor.request(prompt, params, pooling=pooling, priority=priority, cache_salt=salt)
         if request.params.structured_outputs is not None:
             self.engine.grammars.check(request.params.structured_outputs)
-        return OpenRequest(request, text, self._frontend.tokenizer, self._intake.clock)
+        return OpenRequest(request, text, self._frontend.tokenizer, self._input_processor.clock)
 
     def _stream(self, one: OpenRequest) -> Iterator[RequestOutput]:
         buffer = PartBuffer()

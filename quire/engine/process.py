@@ -25,36 +25,38 @@ import zmq
 
 from quire.compute.weights.hub import find_checkpoint, is_on_hub
 from quire.config.engine import EngineConfig
-from quire.core.errors import EngineError, QuireError
-from quire.core.events import (
+from quire.core.commands import (
     Cancel,
     CancelSeq,
     Command,
-    Done,
-    EngineFailed,
-    EngineReady,
     Explain,
-    Explained,
-    Fetching,
-    Heartbeat,
     Order,
     ResetPrefixCache,
-    SeqDelta,
     Shutdown,
     Sleep,
-    Status,
-    StepOutputs,
     Submit,
     WakeUp,
 )
+from quire.core.errors import EngineError, QuireError
+from quire.core.events import (
+    Done,
+    EngineFailed,
+    EngineReady,
+    Explained,
+    Fetching,
+    Heartbeat,
+    SeqDelta,
+    Status,
+    StepOutputs,
+)
 from quire.core.shortage import shortage
 from quire.engine import logs
-from quire.engine.blackbox import Blackbox
 from quire.engine.child import read_start
-from quire.engine.commands import refusals
+from quire.engine.command_reader import refusals
 from quire.engine.core import EngineCore
+from quire.engine.flight_recorder import FlightRecorder
 from quire.engine.garbage import quiet_gc
-from quire.engine.port import Port
+from quire.engine.router import ClientRouter
 from quire.engine.throughput import ThroughputLog
 from quire.engine.trials import Trials
 from quire.engine.wire import SHUTDOWN_LINE, ProcessStart, encode, encode_status
@@ -87,15 +89,21 @@ class StatusPipe:
 
 
 class EngineLoop:
-    """Couples one port to one `EngineCore`."""
+    """Couples one router to one `EngineCore`."""
 
     def __init__(
-        self, core: EngineCore, port: Port, status: StatusPipe, *, log_stats: bool, start: ProcessStart | None = None
+        self,
+        core: EngineCore,
+        router: ClientRouter,
+        status: StatusPipe,
+        *,
+        log_stats: bool,
+        start: ProcessStart | None = None,
     ) -> None:
         """start: as the supervisor wrote it, for what is known of the engines before."""
         self._core = core
         self._core.on_wait = self._send_stats
-        self._port = port
+        self._router = router
         self._status = status
         self._next_stats_s = self._next_map_s = 0.0
         self._pictures: tuple[bytes, list[tuple[int, int, int]]] = (b"", [])
@@ -103,15 +111,15 @@ class EngineLoop:
         self._throughput = ThroughputLog(now_s) if log_stats else None
         left, ends = (start.n_restarts_left, start.ends) if start is not None else (0, [])
         self._trials = Trials(left, now_s, after_death=bool(ends and ends[-1].working))
-        self._box = Blackbox(start.box_fd if start is not None else -1, self._trials.stage_of)
-        self._core.on_plan = self._box.note_steps
+        self._recorder = FlightRecorder(start.recorder_fd if start is not None else -1, self._trials.stage_of)
+        self._core.on_plan = self._recorder.note_steps
         self.closing = False
 
     def run(self) -> None:
         """Serve until a Shutdown arrives. EngineError when the core gives up; every open request was answered then."""
         while not self.closing:
             deltas = self._take_commands()
-            orphans = self._port.take_orphans()
+            orphans = self._router.take_orphans()
             if orphans:
                 self._cancel(Cancel(orphans))
             for submit in self._trials.due(time.monotonic()):
@@ -119,10 +127,10 @@ class EngineLoop:
             if self._core.has_work():
                 deltas += self._core.step()
             else:
-                self._box.note_idle()
+                self._recorder.note_idle()
             if deltas:
                 self._trials.note(deltas)
-                self._port.deliver(deltas)
+                self._router.deliver(deltas)
             self._send_stats()
             self._core.check()
         self._core.shutdown()
@@ -131,7 +139,7 @@ class EngineLoop:
         timeout_s = 0.0 if self._core.has_work() else self._trials.wait_s(IDLE_PERIOD_S, time.monotonic())
         refused: list[SeqDelta] = []
         while True:
-            received = self._port.receive(timeout_s)
+            received = self._router.receive(timeout_s)
             if received is None:
                 return refused
             commands, unread = received
@@ -147,9 +155,9 @@ class EngineLoop:
                 self.closing = True
             case Explain():
                 found = self._core.scheduler.history.explain(command.label)
-                self._port.answer(Explained(command.ticket, found))
+                self._router.answer(Explained(command.ticket, found))
             case ResetPrefixCache() | Sleep() | WakeUp():
-                self._port.answer(self._carry_out(command))
+                self._router.answer(self._carry_out(command))
             case Submit():
                 return self._submit(command) if self._trials.take(command, time.monotonic()) else []
             case Cancel():
@@ -199,7 +207,7 @@ class EngineLoop:
             self._pictures, self._next_map_s = (stats.page_map, stats.tree), now_s + MAP_PERIOD_S
         stats.n_waiting += self._trials.n_waiting
         stats.page_map, stats.tree = self._pictures
-        self._port.broadcast(StepOutputs([], stats))
+        self._router.broadcast(StepOutputs([], stats))
         self._status.say(Heartbeat(stats.last_step_age_s, stats.steps_in_flight))
         if self._throughput is not None:
             self._throughput.note(stats, now_s)
@@ -262,11 +270,11 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
         status.say(EngineFailed(f"the engine could not be loaded: {reason}"))
         return 1
     ready = msgspec.structs.replace(ready, engine=start.engine, ends=start.ends)
-    port = Port(socket, ready)
+    router = ClientRouter(socket, ready)
     status.say(ready)
     quiet_gc()
     try:
-        EngineLoop(core, port, status, log_stats=not config.disable_log_stats, start=start).run()
+        EngineLoop(core, router, status, log_stats=not config.disable_log_stats, start=start).run()
     except EngineError as error:
         logger.error("the engine gives up: %s", error.message)
         status.say(EngineFailed(error.message))
@@ -276,7 +284,7 @@ def serve(start: ProcessStart, socket: zmq.Socket[bytes], status: StatusPipe, bu
         status.say(EngineFailed("the engine failed; see its log", has_answered=False))
         return 1
     finally:
-        port.close()
+        router.close()
     return 0
 
 
@@ -288,7 +296,7 @@ def main(build: Build | None = None) -> int:
     line, unread = read_start()
     start = msgspec.json.decode(line, type=ProcessStart)
     follow_parent(start.address, unread)
-    return serve(start, Port.bind(start.address), StatusPipe(start.status_fd), build)
+    return serve(start, ClientRouter.bind(start.address), StatusPipe(start.status_fd), build)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Which requests may have ended an engine, from what each engine was computing when it died.
 
 Owns suspicions by content, so that a client's retry is the same request. Does not own trials (`trials.py`), nor what
-becomes of open requests (`replay.py`). Every API process learns of every death and so comes to the same suspicions.
+becomes of open requests (`recovery.py`). Every API process learns of every death and so comes to the same suspicions.
 The rules: what was computed when an engine died is suspect and runs apart from then on; what only waited is not. The
 engine crashes or hangs while a suspect runs alone: it is guilty. It is killed, which may come from outside, or others
 ran beside: guilty at the second time. A suspect that comes through its trial is none any more.
@@ -17,8 +17,9 @@ from collections.abc import Iterable
 import msgspec
 
 from quire.core.clock import Clock
+from quire.core.commands import Trial
 from quire.core.errors import RequestQuarantined
-from quire.core.events import EndKind, EngineEnd, Trial, Working
+from quire.core.events import EndKind, EngineEnd, Working
 from quire.core.request import Request
 from quire.engine.trials import KNOWN, ON_TRIAL
 

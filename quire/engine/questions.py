@@ -6,8 +6,9 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 
+from quire.core.commands import Explain, Order
 from quire.core.errors import EngineError, SleepFailed
-from quire.core.events import Done, Explain, Explained, Explanation, Order
+from quire.core.events import Done, Explained, Explanation
 
 EXPLAIN_S = 5.0
 

@@ -1,9 +1,8 @@
 """Sleep: an engine without requests gives the memory of its device back, and gets it again later.
 
-Owns what is given up at which level, and in which order it comes back. Does not own how weights are loaded nor what is
-built around them (`engine/build`, which hands in both), nor requests (`engine/core`).
-Invariants: asleep, nothing of the pages is held, nor at level 2 of the weights; what is bound to addresses (captured
-graphs, native calls) is made anew at waking; the number of pages stays what it was.
+Owns what is said about it, and what stands in for the executor meanwhile. Does not own what is given up at which level
+(`compute/worker`), nor requests (`engine/core`).
+Invariant: an engine that cannot wake up holds what it held asleep; the number of pages stays what it was.
 """
 
 from __future__ import annotations
@@ -28,64 +27,47 @@ TAGS = frozenset({"weights", "kv_cache"})
 """What vLLM can wake one by one."""
 
 
-class Weights(Protocol):
-    """A model, as far as sleep is concerned."""
+class Sleeper(Protocol):
+    """A worker, as far as sleep is concerned: see `compute/worker`."""
 
-    def leave_device(self) -> None:
-        """Move all parameters into the host's memory; nothing happens to those that are there."""
+    @property
+    def is_loaded(self) -> bool: ...
 
-    def enter_device(self) -> None:
-        """Move them back, likewise."""
+    def sleep(self, level: int) -> None: ...
 
-
-Model = TypeVar("Model", bound=Weights)
+    def wake(self) -> None: ...
 
 
-class Residence(Generic[Model]):
-    """The weights of an engine and the executor around them.
+W = TypeVar("W", bound=Sleeper)
 
-    load: reads the weights, for the device. make: pages, tables, graphs and what else is needed to run steps.
-    release: gives back what died; runners, tapes and graphs know each other, so it collects them first.
-    """
 
-    def __init__(
-        self,
-        model: Model,
-        load: Callable[[], Model],
-        make: Callable[[Model], Executor],
-        release: Callable[[], None],
-    ) -> None:
-        self._model: Model | None = model
-        self._load, self._make, self._release = load, make, release
+class SleepMode(Generic[W]):
+    """The worker of an engine, and how an executor is made over it."""
+
+    def __init__(self, worker: W, make: Callable[[W], Executor]) -> None:
+        self._worker, self._make = worker, make
         self.is_asleep = False
 
-    def leave(self, level: int) -> None:
+    def sleep(self, level: int) -> None:
         """Give memory up. Nothing else may hold the executor any more. Deeper sleep may follow on level 1."""
         self.is_asleep = True
         start_s = time.perf_counter()
-        if level != 1:
-            self._model = None
-        elif self._model is not None:
-            self._model.leave_device()
-        self._release()
+        self._worker.sleep(level)
         logger.info("asleep at level %d, in %.2f s", level, time.perf_counter() - start_s)
 
-    def enter(self) -> Executor:
+    def wake_up(self) -> Executor:
         """Take memory again. SleepFailed, with the reason, if it cannot be had: nothing is held then but what was."""
-        start_s, level = time.perf_counter(), 2 if self._model is None else 1
+        start_s, level = time.perf_counter(), 1 if self._worker.is_loaded else 2
         try:
-            if self._model is None:
-                self._model = self._load()
-            else:
-                self._model.enter_device()
-            executor = self._make(self._model)
+            self._worker.wake()
+            executor = self._make(self._worker)
         except (QuireError, MemoryError, OSError, RuntimeError) as error:
             reason = error.message if isinstance(error, QuireError) else str(error).partition("\n")[0]
         else:
             self.is_asleep = False
             logger.info("awake, in %.2f s", time.perf_counter() - start_s)
             return executor
-        self.leave(level)
+        self.sleep(level)
         raise SleepFailed(f"the engine cannot wake up: {reason}. It sleeps on; free memory and wake it again")
 
 

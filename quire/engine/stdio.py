@@ -34,7 +34,7 @@ STACKS_SIGNAL = signal.SIGUSR1
 STACKS_THREAD = "quire-stacks"
 
 
-class Outlet(io.RawIOBase):
+class QueuedStream(io.RawIOBase):
     """A descriptor as a stream that takes everything at once; a thread writes it, however long that takes."""
 
     def __init__(self, fd: int, name: str, max_bytes: int = MAX_QUEUED_BYTES) -> None:
@@ -123,21 +123,21 @@ def hold_standard_files() -> None:
 
 
 def take_over() -> None:
-    """Put an `Outlet` behind `sys.stdout` and `sys.stderr` (idempotent); both are drained at the end of the process."""
+    """Put a `QueuedStream` behind `sys.stdout` and `sys.stderr` (idempotent); both are drained at the end."""
     hold_standard_files()
     for fd, name in ((1, "stdout"), (2, "stderr")):
         old = getattr(sys, name)
-        if isinstance(getattr(old, "buffer", None), Outlet):
+        if isinstance(getattr(old, "buffer", None), QueuedStream):
             continue
         if old is not None:
             with contextlib.suppress(OSError):
                 old.flush()
-        outlet = Outlet(fd, name)
+        queued = QueuedStream(fd, name)
         encoding = getattr(old, "encoding", None) or "utf-8"
         # A character that the terminal does not know is no reason to fail.
-        stream = io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=True)  # type: ignore[type-var]
+        stream = io.TextIOWrapper(queued, encoding, "backslashreplace", line_buffering=True)  # type: ignore[type-var]
         setattr(sys, name, stream)
-        atexit.register(outlet.drain)
+        atexit.register(queued.drain)
 
 
 def show_stacks_on_signal() -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from quire.core.errors import QuireError, error_of
-from quire.core.events import Command, FinishReason, SeqDelta, Trial
+from quire.core.commands import Command, Trial
+from quire.core.errors import QueueFull, QuireError, RequestError, error_of, shown
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind
-from quire.engine.outflow import OpenRequest, PartBuffer
+from quire.engine.output_processor import OpenRequest, PartBuffer
 
 REFUSALS = frozenset(
     {
@@ -133,6 +134,20 @@ class OpenStreams:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def check(self, request_id: str | None, max_num_seqs: int, max_num_waiting: int) -> None:
+        """Raises RequestError for the id of an open request, and QueueFull where another would be beyond slots and
+        queue together: which sequences run only the engine knows."""
+        if self.named(request_id) is not None:
+            raise RequestError(
+                f"request_id = {shown(request_id)} names an open request: choose another or abort that one",
+                param="request_id",
+                code=Code.DUPLICATE_REQUEST_ID,
+            )
+        if self.n_seqs >= max_num_seqs + max_num_waiting:
+            raise QueueFull(
+                f"{self.n_seqs} sequences are open, {max_num_seqs} can run and {max_num_waiting} wait: try again later"
+            )
 
     def add(self, stream: RequestStream) -> None:
         """Take one in."""

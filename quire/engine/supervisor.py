@@ -1,7 +1,7 @@
 """The life of the engine process: start, watch, dump the stacks of one that stands still, end it, start the next one.
 
-Owns the process, its socket's folder, the memory of its black box, and what is known of how engines ended. Does not own
-requests: each client learns from its own link that the engine is gone, and from the next engine how it ended.
+Owns the process, its socket's folder, the memory of its flight recorder, and what is known of how engines ended. Does
+not own requests: each client learns from its own link that the engine is gone, and from the next engine how it ended.
 Invariants: the engine never outlives this process; at most `max_engine_restarts` restarts in `RESTART_WINDOW_S`, those
 that fail counted; a process that somebody has stopped (SIGSTOP) is not taken for a hung one.
 """
@@ -22,8 +22,8 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineError
 from quire.core.events import EndKind, EngineEnd, EngineFailed, EngineReady, Fetching, Heartbeat
 from quire.core.shortage import shortage
-from quire.engine.blackbox import make_memory, read_memory
 from quire.engine.child import Child, status_text
+from quire.engine.flight_recorder import make_memory, read_memory
 from quire.engine.progress import makes_progress
 from quire.engine.wire import SHUTDOWN_LINE, SOCKET, ProcessStart, decode_status, socket_folder
 
@@ -64,7 +64,7 @@ class EngineSupervisor:
         self.ended = asyncio.Event()
         """Set with `failure`."""
         self._child: Child | None = None
-        self._box_fd = -1
+        self._recorder_fd = -1
         self._ready: asyncio.Future[EngineReady] | None = None
         self._late = asyncio.Event()
         """The process has not loaded the model in time."""
@@ -124,20 +124,20 @@ class EngineSupervisor:
             if self._child is not None:
                 await self._child.end()
         finally:
-            self._close_box()
+            self._close_recorder()
             shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _start(self) -> EngineReady:
         """Start a process and wait until it is loaded. Raises EngineError with its reason if it ends before."""
         self._said = self._end_kind = None
         self._ready = asyncio.get_running_loop().create_future()
-        self._close_box()
+        self._close_recorder()
         try:
-            self._box_fd = make_memory()
+            self._recorder_fd = make_memory()
         except OSError as error:
             place = OSError(error.errno, error.strerror, "memory shared with the engine")
             raise EngineError(str(shortage(place))) from None
-        self._child = child = Child(self._command, self._first_line, self._hear, inherited=(self._box_fd,))
+        self._child = child = Child(self._command, self._first_line, self._hear, inherited=(self._recorder_fd,))
         gone, late = asyncio.ensure_future(child.gone.wait()), asyncio.ensure_future(self._late.wait())
         self._limit_load(True)
         try:
@@ -156,14 +156,14 @@ class EngineSupervisor:
             self._limit_load(False)
             gone.cancel()
             late.cancel()
-        raise EngineError(await self._epitaph(child))
+        raise EngineError(await self._end_reason(child))
 
     def _first_line(self, status_fd: int) -> bytes:
         now_s = time.monotonic()
         while self._ends and now_s - self._ends[0][0] > RESTART_WINDOW_S:
             self._ends.popleft()
         start = ProcessStart(
-            self.address, status_fd, self._config, self._box_fd, self.n_restarts,
+            self.address, status_fd, self._config, self._recorder_fd, self.n_restarts,
             self._config.max_engine_restarts - len(self._restarts_s), [end for _, end in self._ends],
         )  # fmt: skip
         return msgspec.json.encode(start) + b"\n"
@@ -189,23 +189,23 @@ class EngineSupervisor:
                 self._beat = Heartbeat(0.0, 0)
                 self._ready.set_result(status)
 
-    async def _epitaph(self, child: Child) -> str:
+    async def _end_reason(self, child: Child) -> str:
         """Why the process ended, which is also kept for the next one; frees what is left of it."""
         await child.wait(1.0)
         code = await child.end()
         kind = self._end_kind
         if kind is None:
             kind = EndKind.CRASH if code in CRASHES or (code or 0) > 0 else EndKind.KILLED
-        working = read_memory(self._box_fd)
-        self._close_box()
+        working = read_memory(self._recorder_fd)
+        self._close_recorder()
         self._ends.append((time.monotonic(), EngineEnd(self.n_restarts, kind, working)))
         status = status_text(code) if code is not None else "SIGKILL, of which it does not end"
         return self._said or f"the engine process ended with {status}"
 
-    def _close_box(self) -> None:
-        if self._box_fd >= 0:
-            os.close(self._box_fd)
-            self._box_fd = -1
+    def _close_recorder(self) -> None:
+        if self._recorder_fd >= 0:
+            os.close(self._recorder_fd)
+            self._recorder_fd = -1
 
     async def _watch(self, device: str) -> None:
         """Until there is no engine any more: wait for the end of this one, start the next one."""
@@ -213,7 +213,7 @@ class EngineSupervisor:
         while True:
             if not reason and self._child is not None:
                 await self._watch_one(self._child, device)
-                reason = await self._epitaph(self._child)
+                reason = await self._end_reason(self._child)
             now_s = time.monotonic()
             while self._restarts_s and now_s - self._restarts_s[0] > RESTART_WINDOW_S:
                 self._restarts_s.popleft()

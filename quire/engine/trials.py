@@ -15,7 +15,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 
-from quire.core.events import SeqDelta, Submit
+from quire.core.commands import Submit
+from quire.core.events import SeqDelta
 
 ALONE_S = 20.0
 """In the life of an engine, the time in which others wait for trials."""

@@ -1,4 +1,4 @@
-"""Bytes between API processes and the engine process: msgpack of the values in `core.events`, nothing else.
+"""Bytes between API processes and the engine process: msgpack of the values in `core.commands` and `events`, no more.
 
 The socket is `ipc://` in a folder that only its owner can enter. To the process that started it an engine writes lines
 of JSON into a pipe.
@@ -14,8 +14,9 @@ from collections.abc import Callable
 import msgspec
 
 from quire.config.engine import EngineConfig
+from quire.core.commands import Command
 from quire.core.errors import ConfigError
-from quire.core.events import Command, EngineEnd, Event, Status
+from quire.core.events import EngineEnd, Event, Status
 
 SHUTDOWN_LINE = b"shutdown\n"
 """On an engine's standard input: leave."""
@@ -41,8 +42,8 @@ class ProcessStart(msgspec.Struct):
     status_fd: int
     """The pipe to its parent; -1: none."""
     config: EngineConfig
-    box_fd: int = -1
-    """Memory for its `Blackbox`; -1: none."""
+    recorder_fd: int = -1
+    """Memory for its `FlightRecorder`; -1: none."""
     engine: int = 0
     """Its number."""
     n_restarts_left: int = 0

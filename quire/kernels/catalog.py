@@ -1,7 +1,10 @@
-"""The catalogue: every op, its implementations, and why one of them cannot run on this machine.
+"""The catalogue: every op, its implementations in order of preference, and when one of them cannot run.
 
-Data only: what runs for given inputs is decided by backends.py and attention/select.py. Invariant: each folder of
-kernels with an op.py is here, each entry is a module `quire.kernels.<op>.<name>`, the best of a device comes first.
+Data only: selector.py takes from it what runs, and `quire kernels` and the kernel benchmark show the same entries.
+Invariants: each folder of kernels with an op.py is here; the best of a device comes first, the reference last. A module
+that takes only some inputs says why not: `obstacle(*arguments)` returns a sentence or None (a `Slower` one: another is
+as fast), `static_obstacle` the same for any machine, without a build. Where finding out makes what the run needs, it is
+`prepare(*arguments)`, which returns a sentence, or the function ready for these arguments.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import importlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
-from quire.kernels import jit, native
+from quire.kernels import hopper, jit, native
 
 Obstacle = Callable[[], str | None]
 
@@ -45,33 +49,75 @@ def triton_obstacle() -> str | None:
 
 def hopper_obstacle() -> str | None:
     """Why the CUDA C++ kernels cannot run here, or None."""
-    found = cuda_obstacle()
-    if found is None:
-        found = importlib.import_module("quire.kernels.attention.hopper").machine_obstacle()
-    return found
+    return cuda_obstacle() or hopper.machine_obstacle()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+class Slower(str):
+    """A reason that loses nothing: for such inputs another implementation is as fast or faster. No warning is due."""
+
+    __slots__ = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Implementation:
-    """One module that computes one op."""
+    """One module that computes functions of one op."""
 
     op: str
     name: str
+    functions: tuple[str, ...]
+    """Those of the op that the module has."""
     devices: tuple[str, ...]
     """Types of the devices whose tensors it takes."""
     needs: str
     """One line for people."""
-    find_obstacle: Obstacle = _nothing
+    machine_obstacle: Obstacle = _nothing
+    """Why it cannot run on this machine, whatever the inputs; None if it can."""
+    dtypes: tuple[torch.dtype, ...] = ()
+    """Types of the first argument that it takes; none named: it says so itself, or takes all."""
+    missed: bool = False
+    """Whether it is worth a warning when another one runs because this one cannot."""
+    place: str = ""
+    """Module, inside the folder of the op; '': as the name."""
 
     @property
     def module(self) -> str:
-        """Name for `importlib.import_module`."""
-        return f"quire.kernels.{self.op}.{self.name}"
+        """Name of the module."""
+        return f"quire.kernels.{self.op}.{self.place or self.name}"
 
-    @property
-    def obstacle(self) -> str | None:
-        """Why it cannot run on this machine, whatever the inputs; None if it can."""
-        return self.find_obstacle()
+    def load(self) -> ModuleType:
+        """The module, imported. Raises ImportError when a package that it is made with is not installed."""
+        return importlib.import_module(self.module)
+
+    def refusal(self, dtype: torch.dtype) -> str | None:
+        """Why it never runs on this machine on a first argument of this type, or None."""
+        if self.dtypes and dtype not in self.dtypes:
+            return f"it takes {', '.join(str(one).removeprefix('torch.') for one in self.dtypes)}, not {dtype}"
+        return self.machine_obstacle()
+
+    def obstacle(self, dtype: torch.dtype, *arguments: object) -> str | None:
+        """Why it cannot run these arguments here, or None. Builds what it needs (seconds).
+
+        dtype: type of the first tensor; arguments: what the op's conditions take.
+        """
+        found = self.refusal(dtype)
+        condition = None if found else condition_of(self.load())
+        answer = condition(*arguments) if condition else found
+        return answer if isinstance(answer, str) else None
+
+    def static_obstacle(self, *arguments: object) -> str | None:
+        """Why no machine could run these arguments with it, or None. Builds nothing and needs no device."""
+        try:
+            module = self.load()
+        except ModuleNotFoundError as error:
+            return f"{error.name} is not installed"
+        condition = getattr(module, "static_obstacle", None) or getattr(module, "obstacle", None)
+        answer: str | None = condition(*arguments) if condition else None
+        return answer
+
+
+def condition_of(module: ModuleType) -> Callable[..., object] | None:
+    """What a module is asked before it runs: a str says why not, None that it can, anything else runs in its place."""
+    return getattr(module, "prepare", None) or getattr(module, "obstacle", None)
 
 
 OPS = {
@@ -79,51 +125,101 @@ OPS = {
     "flash": "dense attention with gradients",
     "gemm": "linear layer, with the norm before it and the activation or the residual after it",
     "qgemm": "linear layer with packed weights: floating, or of 8 or 4 bits",
-    "norm": "RMS norm, with and without a residual",
+    "norm": "RMS norm, with and without a residual, and LayerNorm",
     "qkv": "qk-norm, rotary embedding, and keys and values into pages",
-    "act": "SwiGLU's activation",
+    "act": "activations of the feed-forward, gated and plain",
     "kvstore": "copies pages",
     "sample": "one token from each row of logits",
 }
 """Op → what it does."""
 
 
-def _implementations(op: str) -> list[Implementation]:
-    return [
-        Implementation(op, "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
-        Implementation(op, "cpu", ("cpu",), "the compiled CPU kernels", native_obstacle),
-        Implementation(op, "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
-    ]
+_TRITON = "a CUDA device, Triton"
+_NATIVE = "the compiled CPU kernels"
+_HOPPER = "a Hopper GPU and nvcc; builds kernels at run time"
+_TORCH = "torch; slow, the oracle of the others"
+_BOTH = ("cuda", "cpu")
+_FLOATS = tuple(native.DTYPES)
 
 
-def _hopper(op: str) -> Implementation:
-    return Implementation(op, "hopper", ("cuda",), "a Hopper GPU and nvcc; builds kernels at run time", hopper_obstacle)
+def _hopper(op: str, *functions: str, more: str = "", missed: bool = True, place: str = "") -> Implementation:
+    needs = _HOPPER + more
+    return Implementation(op, "hopper", functions, ("cuda",), needs, hopper_obstacle, missed=missed, place=place)
 
+
+def _triton(op: str, *functions: str, place: str = "") -> Implementation:
+    return Implementation(op, "triton", functions, ("cuda",), _TRITON, triton_obstacle, place=place)
+
+
+def _native(op: str, *functions: str) -> Implementation:
+    return Implementation(op, "cpu", functions, ("cpu",), _NATIVE, native_obstacle, _FLOATS)
+
+
+def _reference(op: str, *functions: str, devices: tuple[str, ...] = _BOTH) -> Implementation:
+    return Implementation(op, "reference", functions, devices, _TORCH)
+
+
+_NORMS = ("rms_norm", "add_rms_norm")
 
 CATALOGUE: tuple[Implementation, ...] = (
-    _hopper("attention"),
-    *_implementations("attention"),
-    Implementation("flash", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
-    Implementation("flash", "cpu", ("cpu",), "torch; in blocks, memory linear in the length"),
-    Implementation("flash", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
+    _hopper("attention", "run", place="hopper.launcher"),
+    _triton("attention", "run", place="triton.launcher"),
     Implementation(
-        "gemm", "hopper", ("cuda",), "a Hopper GPU and nvcc; up to 64 rows; builds kernels at run time", hopper_obstacle
+        "attention", "cpu", ("run",), ("cpu",), _NATIVE, native_obstacle, missed=True, place="cpu.launcher"
     ),
-    Implementation("gemm", "composed", ("cuda", "cpu"), "torch; F.linear between the norm and act ops, any size"),
-    Implementation("gemm", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
-    Implementation("qgemm", "cpu", ("cpu",), "the compiled CPU kernels", native_obstacle),
-    Implementation("qgemm", "reference", ("cpu",), "torch; slow, the oracle of the others"),
-    *(entry for op in ("norm", "qkv", "act") for entry in (_hopper(op), *_implementations(op))),
-    *_implementations("sample"),
-    Implementation("kvstore", "triton", ("cuda",), "a CUDA device, Triton", triton_obstacle),
-    Implementation("kvstore", "cpu", ("cpu",), "torch; one slice assignment a page"),
-    Implementation("kvstore", "reference", ("cuda", "cpu"), "torch; slow, the oracle of the others"),
+    _reference("attention", "run"),
+    _triton("flash", "forward", "backward"),
+    Implementation("flash", "cpu", ("forward", "backward"), ("cpu",), "torch; in blocks, memory linear in the length"),
+    _reference("flash", "flash_attention"),
+    _hopper("gemm", "linear", more="; where it is estimated to be the fastest", missed=False),
+    Implementation("gemm", "composed", ("linear",), _BOTH, "torch; F.linear between the norm and act ops, any size"),
+    _reference("gemm", "linear"),
+    _native("qgemm", "linear", "pack"),
+    _reference("qgemm", "linear", "pack", devices=("cpu",)),
+    _hopper("norm", *_NORMS, more="; up to 512 rows"),
+    _triton("norm", *_NORMS, "layer_norm"),
+    _native("norm", *_NORMS),
+    Implementation("norm", "aten", ("layer_norm",), ("cpu",), "torch; its own LayerNorm"),
+    _reference("norm", *_NORMS, "layer_norm"),
+    _hopper("qkv", "rotate_and_store", more="; up to 512 rows"),
+    _triton("qkv", "rotate_and_store"),
+    _native("qkv", "rotate_and_store"),
+    _reference("qkv", "rotate_and_store"),
+    _hopper("act", "silu_mul"),
+    _triton("act", "silu_mul", "activate"),
+    _native("act", "silu_mul"),
+    Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
+    _reference("act", "silu_mul", "activate"),
+    _triton("sample", "choose_by"),
+    Implementation("sample", "cpu", ("choose_by",), ("cpu",), "numpy, and the compiled CPU kernels where they are"),
+    _reference("sample", "choose_by"),
+    _triton("kvstore", "copy_pages"),
+    Implementation("kvstore", "cpu", ("copy_pages",), ("cpu",), "torch; one slice assignment a page"),
+    _reference("kvstore", "copy_pages"),
 )
+"""All of them; those of an op stand together."""
+
+
+def of(op: str, device_type: str = "") -> list[Implementation]:
+    """Implementations of an op, best first, the reference last; of one type of device, or of all."""
+    return [entry for entry in CATALOGUE if entry.op == op and (not device_type or device_type in entry.devices)]
+
+
+def entry(op: str, name: str) -> Implementation:
+    """The implementation of that name. Raises KeyError when there is none."""
+    found = {one.name: one for one in of(op)}
+    return found[name]
+
+
+def selectable(op: str, function: str, device_type: str) -> list[Implementation]:
+    """Those that may run a function, in order of preference. On CUDA nothing falls back to the reference."""
+    listed = [entry for entry in of(op, device_type) if function in entry.functions]
+    return [entry for entry in listed if entry.name != "reference" or device_type == "cpu"]
 
 
 def runnable(op: str, device_type: str) -> list[Implementation]:
     """Implementations of an op that this machine can run on this type of device, best first, the reference last."""
-    return [entry for entry in CATALOGUE if entry.op == op and device_type in entry.devices and entry.obstacle is None]
+    return [entry for entry in of(op, device_type) if entry.machine_obstacle() is None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

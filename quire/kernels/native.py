@@ -54,7 +54,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_linear": [_P],
     "quire_pack": [_P],
     "quire_choose": [_P],
-    "quire_run_tape": [_P, _L, _P],
+    "quire_fused_step": [_P, _L, _P],
     "quire_store_kv": [_I, _I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
 _RESULTS = {"quire_interface": _L, "quire_enable": _L}
@@ -69,7 +69,7 @@ class StaleLibraryError(OSError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenLibrary:
     """What this process uses."""
 
     library: ctypes.CDLL | None
@@ -90,10 +90,10 @@ def explain() -> str:
 
 
 @functools.cache
-def choice() -> Choice:
+def choice() -> ChosenLibrary:
     """Decide once: the best level that this processor supports and whose file loads."""
     if env.read("QUIRE_NATIVE") == "0":
-        return Choice(None, "", "Native CPU kernels are off (QUIRE_NATIVE=0): slower torch paths run instead.")
+        return ChosenLibrary(None, "", "Native CPU kernels are off (QUIRE_NATIVE=0): slower torch paths run instead.")
     troubles = [] if any(FOLDER.glob("*.so")) else ["none was built"]
     stale = False
     for level in [] if troubles else supported(cpu_flags()):
@@ -109,12 +109,12 @@ def choice() -> Choice:
             logger.warning("%s", reason)
         elif troubles:
             reason += f" Better ones cannot be used ({'; '.join(troubles)})."
-        return Choice(loaded, level, reason)
+        return ChosenLibrary(loaded, level, reason)
     hint = f"rebuild with {REBUILD}" if stale else build_advice()
     reason = f"No native CPU kernels, slower torch paths run instead ({'; '.join(troubles)}): {hint}."
     if stale:
         logger.warning("%s", reason)
-    return Choice(None, "", reason)
+    return ChosenLibrary(None, "", reason)
 
 
 def build_advice(package: Path = Path(__file__).parents[1]) -> str:

@@ -2,8 +2,8 @@
 
     total = others + weights + workspace + logits + tables + graphs + n_pages * page_bytes
 
-One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: a caller that has
-loaded the weights passes their true size.
+One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: what the weights
+take and what a device has (`Room`) is passed in.
 Invariant: total_bytes(pages_within(b)) <= b < total_bytes(pages_within(b) + 1).
 """
 
@@ -12,9 +12,9 @@ from __future__ import annotations
 import dataclasses
 
 from quire.config.arch import ModelArch
+from quire.config.kv import KVLayout, kv_layout
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
-from quire.planner.shape import kv_numbers_per_token
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
@@ -26,10 +26,32 @@ GRAPH_PARTS = 2 * 256
 """Partial results of a query head group that a captured decode keeps: two for each cut, one cut for each block of the
 grid, at most as many as any GPU of today has multiprocessors."""
 GRAPH_OWN_BYTES = 6 << 20
-"""A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its body,
-its tail and a mixed one."""
+"""A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its
+forward, its sampling and a mixed one."""
 MIN_PAGES = 2
-"""The dummy page and one for a sequence."""
+"""The dummy page and one for a sequence, where there is one group of layers."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """What an engine may take of the memory of one device."""
+
+    total_bytes: int
+    """Of the device."""
+    free_bytes: int
+    is_main: bool = True
+    """It is the host's main memory: others take and leave it all the time, so what counts is what is free. A device's
+    own is shared out: an engine has a share of the whole, less what was in use before it came."""
+    swap_bytes: int = 0
+    address_bytes: int = 1 << 62
+    """Address space that is left under `ulimit -v`."""
+    own_bytes: int = 0
+    """What this process holds of main memory."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Taken by anybody."""
+        return self.total_bytes - self.free_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +64,12 @@ class MemoryEquation:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    weight_itemsize: int = 2
-    """Bytes a weight and an activation."""
+    weights_bytes: int
+    """Matrices as their schemes store them, embeddings and norms."""
+    itemsize: int = 2
+    """Bytes an activation."""
     kv_itemsize: float = 2
     """Bytes a number in the KV cache, scales counted in."""
-    loaded_weights_bytes: int = 0
-    """True size of the weights when they are loaded already; 0 computes it from the arch."""
     graph_sizes: tuple[int, ...] = ()
     """Sequences of each captured decode step; empty where none is captured. They are captured once the pool stands, so
     their memory is kept free beforehand."""
@@ -55,13 +77,17 @@ class MemoryEquation:
     mixed_rows: int = 0
     """Rows of the largest captured step that is not decode alone; 0 where none is captured."""
 
+    kv: KVLayout | None = None
+    """The groups of layers; None: those of the shape."""
+    in_flight: int = 2
+    """Tokens of a sequence whose steps may not have ended when the next is planned: `pipeline_depth`."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
     @property
-    def weights_bytes(self) -> int:
-        """Matrices, embeddings and norms."""
-        return self.loaded_weights_bytes or self.arch.n_parameters * self.weight_itemsize
+    def layout(self) -> KVLayout:
+        """How pages hold the layers."""
+        return kv_layout(self.arch, self.max_model_len) if self.kv is None else self.kv
 
     @property
     def workspace_bytes(self) -> int:
@@ -69,7 +95,7 @@ class MemoryEquation:
         arch = self.arch
         attention = (2 * arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
         widest = max(attention, 3 * arch.ffn_size)
-        return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.weight_itemsize
+        return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.itemsize
 
     @property
     def logits_bytes(self) -> int:
@@ -78,14 +104,14 @@ class MemoryEquation:
 
     @property
     def tables_bytes(self) -> int:
-        """Token table [slots, max_model_len] and page table [slots, pages a sequence], int32."""
-        n_pages = -(-self.max_model_len // self.page_size)
+        """Token table [slots, max_model_len] and page tables [groups, slots, pages a sequence], int32."""
+        n_pages = len(self.layout.groups) * -(-self.max_model_len // self.page_size)
         return self.max_num_seqs * (self.max_model_len + n_pages) * INT32_BYTES
 
     @property
     def graphs_bytes(self) -> int:
-        """What captured steps keep, all together: partial attention (float32 rows of a query head group and one
-        number a row), one set of float32 logits and of activations, and what the driver takes."""
+        """What captured steps keep, all together: partial attention of each kind of window (float32 rows of a query
+        head group and one number a row), one set of float32 logits and of activations, and what the driver takes."""
         if not self.graph_sizes:
             return 0
         arch, n_rows = self.arch, max(*self.graph_sizes, self.mixed_rows)
@@ -94,14 +120,23 @@ class MemoryEquation:
         if self.mixed_rows:
             n_large = 1 + (self.mixed_rows + self.max_num_seqs) // (max(1, SMALL_TILE_ROWS // group) + 1)
             partial_rows += (n_large * LARGE_TILE_ROWS + 2 * self.mixed_rows * group) * arch.n_kv_heads
-        numbers = partial_rows * (arch.head_dim + 1) + max(self.graph_sizes) * arch.vocab_size
+        n_kinds = len(set(self.layout.windows))
+        numbers = n_kinds * partial_rows * (arch.head_dim + 1) + max(self.graph_sizes) * arch.vocab_size
         activations = self.workspace_bytes * n_rows // self.max_num_batched_tokens
         return numbers * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property
     def page_bytes(self) -> int:
-        """K and V of one page in all layers."""
-        return round(kv_numbers_per_token(self.arch) * self.page_size * self.kv_itemsize)
+        """K and V of one page in all of its lanes."""
+        return round(self.layout.numbers * self.page_size * self.kv_itemsize)
+
+    def seq_pages(self, n_tokens: int) -> int:
+        """Pages that a sequence of `n_tokens` holds at its end, in all groups."""
+        return self.layout.seq_pages(n_tokens, self.page_size, self.in_flight)
+
+    def tokens_within(self, n_pages: int) -> int:
+        """The longest sequence that can be alone in so many pages, without the dummy page, in whole pages."""
+        return self.layout.tokens_within(n_pages, self.page_size, self.in_flight)
 
     @property
     def fixed_bytes(self) -> int:
@@ -127,7 +162,7 @@ class MemoryEquation:
         """The terms beside the budget in GiB, and which option moves which."""
         lacking = self.total_bytes(MIN_PAGES) - budget_bytes
         verdict = f"short by {_gib(lacking)}" if lacking > 0 else f"{self.pages_within(budget_bytes)} KV pages fit"
-        full_pages = -(-self.max_model_len // self.page_size)
+        full_pages = self.seq_pages(self.max_model_len)
         others = "other programs and engines, and the device's own"
         terms = (
             *([("others", self.others_bytes, others)] if self.others_bytes else []),

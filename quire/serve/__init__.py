@@ -1,1 +1,1 @@
-"""The HTTP server and its page. Knows the engine only through `AsyncLLM`; starts in `server.run`."""
+"""The HTTP server and its web page. Knows the engine only through `AsyncLLM`; starts in `server.run`."""

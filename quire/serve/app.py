@@ -1,7 +1,7 @@
 """The ASGI application: the route table, and the gate that every request passes before its route.
 
 Owns the order of the checks (host, origin, key, route, method) and the one place where exceptions become answers. Does
-not own any endpoint. Invariants: without the key nothing is answered but the page's files, probes and preflights;
+not own any endpoint. Invariants: without the key nothing is answered but the web page's files, probes and preflights;
 every check and the router look at the same path, `Exchange.path`; every answer is JSON (or what the route says) with a
 request id; nothing raised by an endpoint reaches the HTTP server.
 """
@@ -116,7 +116,7 @@ ROUTES: list[tuple[str, str, Handler]] = [
     ("POST", "/tokenize", serve_tokenize),
     ("POST", "/detokenize", serve_detokenize),
 ]
-"""Every endpoint but the page's files."""
+"""Every endpoint but the web page's files."""
 ROUTES.append(("GET", "/openapi.json", ApiDocument(ROUTES)))
 
 PATHS = tuple(path for path in dict.fromkeys(path for _, path, _ in ROUTES) if "{" not in path)

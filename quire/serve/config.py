@@ -61,22 +61,22 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         list[str],
         _doc(
             "Origins of other web pages that may use the server from a browser (CORS), such as"
-            " https://app.example.com, or * for any. The server's own page needs none.",
+            " https://app.example.com, or * for any. The server's own web page needs none.",
             {"json_list": True},
         ),
     ] = []
     allowed_methods: Annotated[
         list[str],
-        _doc("HTTP methods that pages of --allowed-origins may use; * for all that there are.", {"json_list": True}),
+        _doc("HTTP methods that web pages of --allowed-origins may use; * for all.", {"json_list": True}),
     ] = msgspec.field(default_factory=lambda: ["*"])
     allowed_headers: Annotated[
         list[str],
-        _doc("Request headers that pages of --allowed-origins may send; * for any.", {"json_list": True}),
+        _doc("Request headers that web pages of --allowed-origins may send; * for any.", {"json_list": True}),
     ] = msgspec.field(default_factory=lambda: ["*"])
     allow_credentials: Annotated[
         bool,
         _doc(
-            "Let browsers send cookies and basic authentication for pages of --allowed-origins, which must then be"
+            "Let browsers send cookies and basic authentication for web pages of --allowed-origins, which must then be"
             " named: a proxy may ask for them. API keys need none."
         ),
     ] = False
@@ -260,7 +260,7 @@ class ServerConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def cors(self) -> Cors:
-        """What pages of other origins may do."""
+        """What web pages of other origins may do."""
         return Cors(self.allowed_origins, self.allowed_methods, self.allowed_headers, self.allow_credentials)
 
     @property

@@ -27,9 +27,9 @@ from quire.engine import logs
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.garbage import SMALL_HEAP_THRESHOLDS, quiet_gc
 from quire.engine.supervisor import ENGINE_COMMAND
+from quire.serve.api_processes import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, ApiProcesses
 from quire.serve.app import App
 from quire.serve.config import ServerConfig
-from quire.serve.fleet import EXIT_BAD_OPTIONS, EXIT_FAILED, EXIT_FORCED, EXIT_OK, Fleet
 from quire.serve.http.keys import KeyRing
 from quire.serve.http.listener import HttpServer
 from quire.serve.http.protocol import protocol_class
@@ -59,7 +59,7 @@ def run(engine: EngineConfig, server: ServerConfig, engine_command: tuple[str, .
     except ConfigError as error:
         return fail(error, EXIT_BAD_OPTIONS)
     if server.api_processes > 1:
-        return _run_fleet(engine, server, listener, engine_command)
+        return _run_api_processes(engine, server, listener, engine_command)
     return run_service(Service(server, listener, lambda: AsyncLLM.create(engine, engine_command)))
 
 
@@ -74,7 +74,7 @@ def run_service(service: Service) -> int:
     return EXIT_FORCED
 
 
-def _run_fleet(
+def _run_api_processes(
     engine: EngineConfig, server: ServerConfig, listener: socket.socket, engine_command: tuple[str, ...]
 ) -> int:
     """`listener` has shown that the port is ours; from now on it is shared, and held by a socket that never listens."""
@@ -89,7 +89,8 @@ def _run_fleet(
     address = f"{address_of(server, host, server.port)} with {server.api_processes} processes"
     with holder, contextlib.suppress(KeyboardInterrupt), _runner() as runner:
         try:
-            return runner.run(Fleet(engine, server, engine_command).run(f"Quire serves at {address} (Ctrl-C stops)"))
+            processes = ApiProcesses(engine, server, engine_command)
+            return runner.run(processes.run(f"Quire serves at {address} (Ctrl-C stops)"))
         except (ConfigError, LoadError) as error:
             return fail(error, EXIT_BAD_OPTIONS)
         except QuireError as error:
@@ -275,8 +276,8 @@ class Service:
             print("Quire shuts down: no request is open.", flush=True)
         while self.state.live and not self._force.is_set() and asyncio.get_running_loop().time() < deadline_s:
             await asyncio.sleep(0.05)
-        for attendant in list(self.state.live):
-            attendant.stop(unavailable("draining", "The server is shutting down."))
+        for exchange_task in list(self.state.live):
+            exchange_task.stop(unavailable("draining", "The server is shutting down."))
         for _ in range(10):
             if not self.state.live:
                 break

@@ -16,23 +16,22 @@ from quire.serve.batch.space import SpaceLimits
 from quire.serve.batch.store import BatchStore, StoreThread
 from quire.serve.config import ServerConfig
 from quire.serve.http.answers import AnswerMaker
-from quire.serve.http.bodies import BodyRoom
-from quire.serve.http.decoding import Decoder
-from quire.serve.http.delivery import Attendant
+from quire.serve.http.bodies import BodyMemory
+from quire.serve.http.decoding import BodyDecoder
+from quire.serve.http.delivery import ExchangeTask
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.ignored import IgnoredLog, IgnoredParams
 from quire.serve.http.keys import KeyRing
 from quire.serve.http.refusal import Refusal, unavailable
-from quire.serve.http.threads import SHORT_BODY_BYTES, LargeTurn, WorkThreads
+from quire.serve.http.threads import SHORT_BODY_BYTES, LargeWorkLock, WorkThreads
 from quire.serve.openai.logprobs import TokenNames
 from quire.serve.openai.prompts import PromptMaker
 from quire.serve.openai.tooling import MessageStyle, style_of
-from quire.serve.openai.validation import Limits
+from quire.serve.openai.validation import RequestLimits
 from quire.serve.ops.beside import keep_going
 from quire.serve.ops.loop_monitor import LoopMonitor
 from quire.serve.ops.metrics import Metrics
 from quire.serve.ops.recorder import Recorder
-from quire.serve.ops.speed import Speed
 from quire.serve.ops.traces import Traces, open_traces
 
 T = TypeVar("T")
@@ -46,16 +45,15 @@ class ServerState:
         self.metrics = Metrics()
         self.ignored_log = IgnoredLog()
         self.keys = KeyRing(config.api_key, config.api_key_file, config.api_processes)
-        self._bodies = BodyRoom(config.max_pending_body_bytes)
-        self.large_turn = LargeTurn()
-        self._body_threads = WorkThreads("quire-bodies", self.large_turn)
+        self._bodies = BodyMemory(config.max_pending_body_bytes)
+        self.large_work_lock = LargeWorkLock()
+        self._body_threads = WorkThreads("quire-bodies", self.large_work_lock)
         self.answers = AnswerMaker()
         self.recorder = Recorder(config.record, config.record_prompts)
-        self.live: set[Attendant] = set()
+        self.live: set[ExchangeTask] = set()
         self.draining = False
         self.started_s = time.time()
         self.loop_monitor = LoopMonitor(self.metrics.loop.note)
-        self.speed = Speed()
         """Of generation, for /v1/load."""
         self.engine_lost = asyncio.Event()
         """Set when a request finds the engine dead."""
@@ -71,22 +69,22 @@ class ServerState:
         """Where spans of requests go; None when the operator wants none, or before the engine is loaded."""
         self._llm: AsyncLLM | None = None
         self._prompts: PromptMaker | None = None
-        self._limits: Limits | None = None
+        self._limits: RequestLimits | None = None
         self._style: MessageStyle | None = None
         self._variables: frozenset[str] | None = None
         self._names: dict[bool, TokenNames] = {}
 
     def attach(self, llm: AsyncLLM) -> None:
         """The engine is loaded: requests can be served from now on."""
-        self._llm, self._prompts = llm, PromptMaker(llm, self.large_turn)
+        self._llm, self._prompts = llm, PromptMaker(llm, self.large_work_lock)
         self.loop_monitor.start()
-        self._limits = Limits(
+        self._limits = RequestLimits(
             model_names=tuple(llm.config.served_model_name) or (llm.model_name,),
             logits_width=llm.logits_width,
             max_logprobs=llm.config.max_logprobs,
             max_sequences=self.config.max_prompts,
             max_logprob_cells=self.config.max_logprob_cells,
-            max_len=min(llm.max_model_len, (llm.ready.n_pages - 1) * llm.ready.page_size + 1),
+            max_len=llm.max_model_len,
             has_priorities=llm.config.scheduling_policy == "priority",
             defaults=llm.default_sampling,
         )
@@ -113,7 +111,7 @@ class ServerState:
         return self._prompts
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         """What the loaded model allows (503 until then)."""
         if self._limits is None:
             raise _loading()
@@ -147,12 +145,14 @@ class ServerState:
             raise _loading()
 
     def check_healthy(self) -> None:
-        """503 unless new work is taken and the engine makes progress."""
+        """503 unless new work is taken, and an engine is there and makes progress."""
         self.check_open()
+        if self.llm.is_recovering:
+            raise unavailable("engine_lost", "The engine stopped and is being started again.")
         if not self.llm.healthy():
             raise unavailable("engine_stalled", "The engine makes no progress.")
 
-    async def read(self, exchange: Exchange, decoder: Decoder[T]) -> T:
+    async def read(self, exchange: Exchange, decoder: BodyDecoder[T]) -> T:
         """The decoded JSON body. Raises what reading and decoding raise, QueueFull when too many large bodies are being
         read, and 503 until the engine is loaded."""
         config = self.config
@@ -172,13 +172,13 @@ class ServerState:
             self.ignored_log.take(ignored)
             self.metrics.count_ignored(ignored.counts)
 
-    async def attend(self, attendant: Attendant, work: Coroutine[Any, Any, T]) -> T:
+    async def run_exchange(self, exchange_task: ExchangeTask, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of an exchange where shutdown can find it. Raises what the work raises, or ClientGone."""
-        self.live.add(attendant)
+        self.live.add(exchange_task)
         try:
-            return await attendant.attend(work)
+            return await exchange_task.run(work)
         finally:
-            self.live.discard(attendant)
+            self.live.discard(exchange_task)
 
     def close(self) -> None:
         """Drop waiting work on bodies and texts, and what runs beside the requests; let go of the disk."""

@@ -5,12 +5,17 @@ Owns masks and moves over llguidance. Does not own grammars (`text/grammar`) nor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import llguidance
 import numpy as np
 
 from quire.core.errors import SHOWN_CHARS
+
+ANNOUNCED = "regex parse error:"
+_REASON = re.compile(r"^error: (.+)$", re.M)
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
 
 
 class Matcher:
@@ -73,6 +78,13 @@ def _by_strand(matchers: Sequence[Matcher]) -> list[int]:
 
 
 def first_line(text: str) -> str:
-    """What a message of the library says first; the rest shows pieces of the grammar."""
-    line = text.strip().split("\n", 1)[0]
+    """What a message of the library says first; the rest shows pieces of the grammar.
+
+    Of a pattern the first line only announces the reason, at a place in a grammar that the caller never saw.
+    """
+    line, _, rest = text.strip().partition("\n")
+    reason = _REASON.search(rest) if line.endswith(ANNOUNCED) else None
+    if reason is not None:
+        what = _PLACE.sub("", line.removesuffix(ANNOUNCED)).rstrip(": ").removesuffix(" (in regex)")
+        line = f"{what or 'invalid regex'}: {reason[1]}"
     return line if len(line) <= SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"

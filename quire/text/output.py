@@ -1,4 +1,4 @@
-"""The text of one sequence as it grows: detokenizer and stop strings together, for `engine/outflow`.
+"""The text of one sequence as it grows: detokenizer and stop strings together, for `engine/output_processor`.
 
 Invariants: the pieces join to the whole text, however the tokens were grouped; after a stop string nothing follows.
 """

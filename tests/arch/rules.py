@@ -43,11 +43,11 @@ PROCESS_IMPORTS = {
         "logs": "the log of a server's processes is set up alike",
         "garbage": "the collector of a server's processes is set up alike",
     },
-    "quire/serve/fleet.py": {
+    "quire/serve/api_processes.py": {
         "supervisor": "starts the engine process for several API processes",
         "child": "starts the API processes as the engine is started",
     },
-    "quire/serve/worker.py": {"child": "reads the first line that its parent process wrote"},
+    "quire/serve/api_process.py": {"child": "reads the first line that its parent process wrote"},
 }
 """Modules of processes and what more of the engine they import, with the reason."""
 
@@ -90,6 +90,29 @@ def engine_interface(project: Project) -> Iterator[Finding]:
                 yield file.finding(node, f"{name} is not on the list of what the server knows of the engine")
         for module in more.keys() - used:
             yield file.finding(file.tree, f"PROCESS_IMPORTS lists {module}, which is not imported")
+
+
+ATTENTION_PARTS: dict[str, set[str]] = {
+    "variant": set(),
+    "schedule": set(),
+    "cpu": {"variant", "schedule"},
+    "hopper": {"variant", "schedule"},
+    "triton": {"variant", "schedule"},
+}
+"""Folders of quire/kernels/attention, and which others each may know; what stands beside them may know all."""
+
+
+def attention_parts(project: Project) -> Iterator[Finding]:
+    """What is computed and who computes it do not know each other, nor back ends each other, nor any part the entry."""
+    for file in project.package:
+        part = file.name.removeprefix("quire/kernels/attention/").split("/")[0]
+        if not file.name.startswith(f"quire/kernels/attention/{part}/"):
+            continue
+        for name, node in project.imports(file):
+            other = name.removeprefix("quire.kernels.attention.").split(".")[0]
+            inside = name.startswith("quire.kernels.attention.")
+            if inside and other not in ATTENTION_PARTS.get(part, set()) | {part}:
+                yield file.finding(node, f"attention/{part} imports {name}")
 
 
 def import_cycle(project: Project) -> Iterator[Finding]:
@@ -199,7 +222,7 @@ def forbidden_statement(project: Project) -> Iterator[Finding]:
 
 
 def _may_use_cuda(name: str) -> bool:
-    launchers = ("triton", "hopper", "attention/work.py")
+    launchers = ("triton", "hopper", "attention/schedule/work.py")
     in_launcher = name.startswith("quire/kernels/") and any(part in name for part in launchers)
     return name == "quire/compute/device/cuda.py" or in_launcher
 
@@ -294,6 +317,7 @@ RULES: dict[str, Callable[[Project], Iterator[Finding]]] = {
     "relative-import": relative_import,
     "import-direction": import_direction,
     "engine-interface": engine_interface,
+    "attention-parts": attention_parts,
     "import-cycle": import_cycle,
     "import-in-function": import_in_function,
     "import-string": import_string_constant,

@@ -13,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DOC = '"""What it holds."""\n'
 INIT = {"quire/__init__.py": '_PLACES = {"LLM": "quire.engine.llm", "QuireError": "quire.core.errors"}\n'}
 PAGES, OP = "quire/control/pages.py", "quire/kernels/turn/op.py"
+FROM_ATTENTION = "from quire.kernels.attention"
 
 
 def function(n_lines: int) -> str:
@@ -41,6 +42,11 @@ MUTANTS = [
     ("engine-interface", "quire/serve/app.py", "from quire.engine import supervisor\n", 1),
     ("engine-interface", "quire/serve/app.py", "import quire.engine\n", 1),
     ("engine-interface", "quire/serve/app.py", "def f():\n    from quire.engine.child import Child\n", 2),
+    ("attention-parts", "quire/kernels/attention/triton/launcher.py", f"{FROM_ATTENTION}.cpu import work\n", 1),
+    ("attention-parts", "quire/kernels/attention/schedule/tiles.py", f"{FROM_ATTENTION}.variant import Variant\n", 1),
+    ("attention-parts", "quire/kernels/attention/variant/lowering.py", f"{FROM_ATTENTION}.schedule import plan\n", 1),
+    ("attention-parts", "quire/kernels/attention/cpu/launcher.py", f"{FROM_ATTENTION} import op\n", 1),
+    ("attention-parts", "quire/kernels/attention/rocm/launcher.py", f"{FROM_ATTENTION}.schedule import plan\n", 1),
     ("import-cycle", PAGES, "from quire.control import pool\n", 1),
     ("import-cycle", PAGES, "try:\n    from quire.control.pool import Pool\nexcept ImportError:\n    pass\n", 2),
     ("import-cycle", PAGES, 'import importlib\nclass A:\n    x = importlib.import_module("quire.control.pool")\n', 3),
@@ -100,6 +106,8 @@ MUTANTS = [
 ]
 
 ALLOWED = [
+    ("attention-parts", "quire/kernels/attention/cpu/launcher.py", f"{FROM_ATTENTION}.schedule.plan import Layout\n"),
+    ("attention-parts", "quire/kernels/attention/op.py", f"{FROM_ATTENTION}.cpu import work\n"),
     ("type-ignore", PAGES, "x = 1  # type: ignore[misc]  # why\n"),
     ("import-direction", PAGES, "from quire import QuireError, __version__\nimport quire.core.plan\n"),
     ("import-direction", "quire/cli/main.py", "from quire import LLM\n"),

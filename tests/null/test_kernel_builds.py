@@ -12,7 +12,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCES = ("attention", "linear", "pack", "pool", "rows", "sample", "tape", "threads")
+SOURCES = ("attention", "fused_step", "linear", "pack", "pool", "rows", "sample", "threads")
 
 
 class Checkout:

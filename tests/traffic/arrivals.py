@@ -11,7 +11,7 @@ import msgspec
 from quire.core.errors import RequestError
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
-from quire.engine.intake import Intake
+from quire.engine.input_processor import InputProcessor
 
 N_GROUPS: Final = 4
 MIN_PREFIX: Final = 256
@@ -29,12 +29,12 @@ class Refusal:
 class Arrivals:
     """A seeded source of requests for one engine. `longest`: prompt plus output in tokens."""
 
-    def __init__(self, intake: Intake, seed: int, longest: int, max_output: int) -> None:
+    def __init__(self, input_processor: InputProcessor, seed: int, longest: int, max_output: int) -> None:
         self.random = random.Random(seed)
-        self._intake = intake
+        self._input_processor = input_processor
         self._longest = longest
         self._max_output = max_output
-        self._vocab_size = intake.ready.logits_width
+        self._vocab_size = input_processor.ready.logits_width
         self._prefixes = [self._prefix() for _ in range(N_GROUPS)]
         self._history: list[list[int]] = []
         self._number = 0
@@ -68,9 +68,9 @@ class Arrivals:
         """Try one that must be refused before the engine sees it; ValueError if it was not."""
         prompt, params = self._tokens(3), self.random.choice(ODD)
         if params is None:
-            prompt, params = self._tokens(self._intake.ready.max_model_len), {"max_tokens": 1}
+            prompt, params = self._tokens(self._input_processor.ready.max_model_len), {"max_tokens": 1}
         try:
-            self._intake.request(prompt, SamplingParams(**params))
+            self._input_processor.request(prompt, SamplingParams(**params))
         except RequestError as error:
             return Refusal(error.code)
         raise ValueError(f"accepted: {params}")
@@ -82,7 +82,7 @@ class Arrivals:
 
     def _build(self, prompt: list[int], params: SamplingParams, salt: str | None = None) -> Request:
         choose = self.random.choice
-        request = self._intake.request(
+        request = self._input_processor.request(
             prompt, params, priority=choose([0, 0, 1, -1]), cache_salt=choose(SALTS) if salt is None else salt
         )
         self._number += 1

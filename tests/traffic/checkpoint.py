@@ -35,6 +35,8 @@ def write_checkpoint(
     fields = {"max_position_embeddings": MAX_POSITION, "pad_token_id": None, "eos_token_id": None, "bos_token_id": None}
     if family == "Mistral":
         fields["sliding_window"] = WINDOW
+    if family == "Qwen2":  # the first layer keeps everything
+        fields |= {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
     if family == "Qwen3":
         fields["head_dim"] = shape["hidden_size"] // shape["num_attention_heads"]
     config = getattr(transformers, f"{family}Config")(**shape, **fields)

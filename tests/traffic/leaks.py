@@ -13,18 +13,18 @@ from quire.engine.core import EngineCore
 
 def leaks(core: EngineCore, ended: Mapping[str, int], n_generated: int) -> list[str]:
     """What an engine without work still holds or counts wrongly; `ended`: finish reason -> sequences that ended."""
-    roster, stats = core.scheduler.roster, core.stats()
-    cache, n_usable = roster.cache, core.scheduler.config.n_usable_pages
+    live, stats = core.scheduler.live, core.stats()
+    cache, n_usable = live.cache, core.scheduler.config.n_usable_pages
     nodes = [node for root in cache.tree.roots.values() for node in cache.tree.subtree(root)]
-    cached = sorted(page for node in nodes for page in node.pages)
+    cached = sorted(page for node in nodes for table in node.tables for page in table if page)
     owned = sorted(page for page, count in enumerate(cache.pool.refs) if count)
-    opened = set(core.executor._runner._opened)
+    opened = set(core.executor.worker.runner.tail.opened)
     checks = {
         "the engine has work": core.has_work(),
-        f"{len(roster.requests)} requests": roster.requests,
-        f"{len(roster.running)} running, {len(roster.waiting)} waiting": len(roster.running) + len(roster.waiting),
+        f"{len(live.requests)} requests": live.requests,
+        f"{len(live.running)} running, {len(live.waiting)} waiting": len(live.running) + len(live.waiting),
         f"{stats.steps_in_flight} steps in flight": stats.steps_in_flight,
-        "slots": sorted(roster.free_slots) != list(range(core.scheduler.config.max_num_seqs)),
+        "slots": sorted(live.free_slots) != list(range(core.scheduler.config.max_num_seqs)),
         f"locks {[node.lock for node in nodes]}": any(node.lock for node in nodes),
         f"pages {set(owned) ^ set(cached)} have an owner outside the tree or none in it": owned != cached,
         "pages with several owners": any(cache.pool.refs[page] != 1 for page in cached),
@@ -34,7 +34,7 @@ def leaks(core: EngineCore, ended: Mapping[str, int], n_generated: int) -> list[
         ),
         f"finished: counted {stats.finished}, seen {dict(ended)}": stats.finished != dict(ended),
         f"{stats.generation_tokens} tokens counted, {n_generated} delivered": stats.generation_tokens != n_generated,
-        f"slots {opened - set(roster.closed)} stay open in the runner": opened - set(roster.closed),
+        f"slots {opened - set(live.closed)} stay open in the runner": opened - set(live.closed),
     }
     return [text for text, bad in checks.items() if bad]
 

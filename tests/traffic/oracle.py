@@ -94,22 +94,23 @@ class Oracle:
         """Compare the keys and values of some paths of the tree, the longest, with transformers'; no step may run."""
         nodes = [node for root in tree.roots.values() for node in tree.subtree(root) if not node.children]
         paths = sorted(((path_of(node), node.salt) for node in nodes), key=lambda one: -len(one[0][0]))
-        for (ids, pages), salt in paths[:n_paths]:
+        for (ids, tables), salt in paths[:n_paths]:
             cache = transformers.DynamicCache()
             self._forward(torch.tensor([ids]), past_key_values=cache, use_cache=True)
-            where = torch.tensor(pages, device=pool.k.device)
             worst = 0.0
             for layer, right in enumerate(cache.layers):
-                for stored, expected in ((pool.k, right.keys[0]), (pool.v, right.values[0])):
+                pages = torch.tensor(tables[pool.group_of[layer]], device=pool.k.device)
+                held = pages.nonzero()[:, 0]  # without those behind a window that are gone
+                for stored, expected in zip(pool.pages_of[layer], (right.keys[0], right.values[0]), strict=True):
                     expected = expected.unflatten(1, (len(pages), -1)).transpose(0, 1)
-                    off = (stored[layer][where].float() - expected).square().flatten(1).mean(1)
-                    share = float((off / expected.square().mean()).max().sqrt())
+                    off = (stored[pages[held]].float() - expected[held]).square().flatten(1).mean(1)
+                    share = float((off / expected.square().mean()).max().sqrt()) if len(held) else 0.0
                     worst = max(worst, _finite(share))
-            self.verdicts.n_pages += len(pages)
+            self.verdicts.n_pages += sum(page > 0 for table in tables for page in table)
             self.verdicts.worst_key = max(self.verdicts.worst_key, worst)
             if worst > self.key_error:
                 self.verdicts.faults.append(
-                    f"cached K/V of {salt!r} is wrong by {worst:.4g} in pages {pages} for {ids}"
+                    f"cached K/V of {salt!r} is wrong by {worst:.4g} in pages {tables} for {ids}"
                 )
 
     @torch.inference_mode()
@@ -188,14 +189,16 @@ def described(record: Record) -> str:
     return f"{request.params}, seed {request.seed}, prompt {request.prompt_token_ids}, output {record.token_ids}"
 
 
-def path_of(node: Node) -> tuple[list[int], list[int]]:
-    """Tokens and pages from the root of the prefix tree down to `node`."""
+def path_of(node: Node) -> tuple[list[int], list[list[int]]]:
+    """Tokens, and pages of each group (0 for one that is gone), from the root of the prefix tree down to `node`."""
     ids: list[int] = []
-    pages: list[int] = []
+    tables: list[list[int]] = [[] for _ in node.tables]
     step: Node | None = node
     while step is not None:
-        ids, pages, step = step.tokens + ids, step.pages + pages, step.parent
-    return ids, pages
+        ids = step.tokens + ids
+        tables = [own + below for own, below in zip(step.tables, tables, strict=True)]
+        step = step.parent
+    return ids, tables
 
 
 def first_row(record: Record) -> int:

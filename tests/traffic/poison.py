@@ -20,8 +20,8 @@ class Poison:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        runner = core.executor._runner
-        self.pool, self.tables = runner._pool, runner._tables
+        runner = core.executor.worker.runner
+        self.pool, self.tables = runner.pool, runner.tables
         self._queued: list[concurrent.futures.Future[None]] = []
 
     def everything(self) -> None:
@@ -30,9 +30,9 @@ class Poison:
 
     def unowned(self) -> None:
         """Pages that no sequence and no cache owns, page 0, and the rows of free slots."""
-        roster = self._core.scheduler.roster
-        refs = roster.cache.pool.refs
-        self._apply([page for page, count in enumerate(refs) if not count], list(roster.free_slots))
+        live = self._core.scheduler.live
+        refs = live.cache.pool.refs
+        self._apply([page for page, count in enumerate(refs) if not count], list(live.free_slots))
 
     def write(self, page: int, value: float) -> None:
         """Overwrite one page, owned or not: for tests of the judge."""
@@ -50,8 +50,8 @@ class Poison:
     def _spoil(self, slots: list[int]) -> None:
         where = torch.tensor(slots, dtype=torch.int64, device=self.tables.tokens.device)
         self.tables.tokens.index_fill_(0, where, 7)  # an id that exists: padding rows of graphs look it up
-        self.tables.host_pages[slots] = 0
-        self.tables.pages.index_fill_(0, where, 0)
+        self.tables.host_pages[:, slots] = 0
+        self.tables.pages.index_fill_(1, where, 0)
 
     def _queue(self, job: Callable[[], None]) -> None:
         executor = self._core.executor

@@ -17,14 +17,15 @@ import transformers
 
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
+from quire.core.commands import Cancel, CancelSeq, Submit
 from quire.core.errors import QueueFull, RequestError
-from quire.core.events import Cancel, CancelSeq, FinishReason, SeqDelta, Submit
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.engine.build import build_engine
-from quire.engine.intake import Intake
+from quire.engine.input_processor import InputProcessor
 from traffic.arrivals import Arrivals
 from traffic.leaks import leaks, live_objects
 from traffic.oracle import Oracle, Record, Verdicts
@@ -100,9 +101,8 @@ class Soak:
         self.core, ready = build_engine(config)
         self.device = ready.device
         self.oracle = Oracle(model.to(self.device), *ERRORS[self.device, read_arch(folder).dtype])
-        self.arrivals = Arrivals(
-            Intake(config, ready, None, [], self.core.clock), seed, config.max_model_len, config.max_model_len // 8
-        )
+        inputs = InputProcessor(config, ready, None, [], self.core.clock)
+        self.arrivals = Arrivals(inputs, seed, config.max_model_len, config.max_model_len // 8)
         self.poison = Poison(self.core)
         self.poison.everything()
         self.summary = Summary()
@@ -187,7 +187,7 @@ class Soak:
         self._judge()
         summary.idle_moments += 1
         summary.leaks += leaks(self.core, self._ended, summary.tokens)
-        self.oracle.judge_pages(self.core.scheduler.roster.cache.tree, self.poison.pool)
+        self.oracle.judge_pages(self.core.scheduler.live.cache.tree, self.poison.pool)
         self.poison.unowned()
         summary.objects_last = live_objects(self.device)
         if not summary.objects_first:

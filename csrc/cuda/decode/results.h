@@ -1,4 +1,4 @@
-// Results of a line: the sums of its key warps, contracted and written. By the writers; a worker's last line by the
+// Results of a line: the sums of its key warps, contracted and written. By the writers; a CTA's last line by the
 // consumers.
 #pragma once
 #include "decode/lines.h"

@@ -50,7 +50,7 @@ constexpr int Q_BYTES = ROWS * Q_ROW_BYTES;
 // Results of lines on their way to the writers. A line's sums pass in rounds of ROUND_DIM dimensions, which keeps their
 // meeting place small.
 constexpr int RESULTS = 2;
-// The consumers write a worker's last line themselves: 0.3 us sooner. With more rows this costs 8 % of short lines.
+// The consumers write a CTA's last line themselves: 0.3 us sooner. With more rows this costs 8 % of short lines.
 constexpr bool FINISH = ROWS < 16;
 constexpr int ROUNDS_WANTED = (KEY_WARPS * ROWS * DIM + 4095) / 4096;
 constexpr int ROUNDS = ROUNDS_WANTED < 2 ? 1 : (ROUNDS_WANTED == 2 || DIM_TILES % 4 ? 2 : 4);

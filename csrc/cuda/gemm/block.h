@@ -58,14 +58,14 @@ struct Layout {
 
 __host__ __device__ inline int tiles_of(int n) { return ((QUIRE_SILU ? n / 2 : n) + OUT_ROWS - 1) / OUT_ROWS; }
 
-struct Block {
+struct GemmBlock {
     const QuireGemmArgs& a;
     char* memory;
     uint32_t base;
     Layout at;
     int rank, cluster, n_passes, first_chunk, n_chunks, n_units;
 
-    __device__ Block(const QuireGemmArgs& args, char* shared)
+    __device__ GemmBlock(const QuireGemmArgs& args, char* shared)
         : a(args), memory(shared), base(shared_address(shared)), at(args) {
         rank = blockIdx.x % CLUSTER;
         cluster = blockIdx.x / CLUSTER;
@@ -133,7 +133,7 @@ struct Block {
     __device__ void work() const;
 };
 
-__device__ inline void Block::init() const {
+__device__ inline void GemmBlock::init() const {
     if (threadIdx.x == 0) {
         for (int i = 0; i < a.n_stages; i++) {
             barrier_init(full(i), 1);

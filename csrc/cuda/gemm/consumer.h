@@ -34,7 +34,7 @@ __device__ __forceinline__ void product(float (&d)[TOKENS / 2], Operand a, Opera
 #endif
 }
 
-__device__ inline void Block::multiply(float (&d)[TOKENS / 2], int unit, int stage_index) const {
+__device__ inline void GemmBlock::multiply(float (&d)[TOKENS / 2], int unit, int stage_index) const {
     const uint32_t w = stage(stage_index) + threadIdx.x % TEAM / 128 * 64 * 128;
     const uint32_t x = QUIRE_RESIDENT ? base + at.x + unit * CHUNKS * X_BYTES : stage(stage_index) + CHUNKS * W_BYTES;
     const int n = chunks_of(unit);
@@ -49,7 +49,7 @@ __device__ inline void Block::multiply(float (&d)[TOKENS / 2], int unit, int sta
     }
 }
 
-__device__ inline void Block::multiply_pass(float (&d)[TOKENS / 2], int pass) const {
+__device__ inline void GemmBlock::multiply_pass(float (&d)[TOKENS / 2], int pass) const {
     const int lane = threadIdx.x & 31, first = pass * n_units, team = threadIdx.x / TEAM;
     // In turn: the parity of a stage tells only its last filling from the one before.
     if (TEAMS > 1 && pass > 0) barrier_wait(order(team), (pass - 1) / TEAMS & 1);
@@ -73,7 +73,7 @@ __device__ inline void Block::multiply_pass(float (&d)[TOKENS / 2], int pass) co
 }
 
 #if QUIRE_CLUSTER == 1
-__device__ inline void Block::pass(int index) const {
+__device__ inline void GemmBlock::pass(int index) const {
     const int t = threadIdx.x % TEAM, row = first_row(index) + row_of(t);
     float d[TOKENS / 2];
     Added added[QUADS];
@@ -85,7 +85,7 @@ __device__ inline void Block::pass(int index) const {
     for (int v = 0; v < QUADS; v++) store_quad(quad(d, v), added[v], row, token_of(t, v));
 }
 #else
-__device__ inline void Block::pass(int index) const {
+__device__ inline void GemmBlock::pass(int index) const {
     constexpr int N = (QUADS + CLUSTER - 1) / CLUSTER;  // quads that a thread finishes
     const int team = threadIdx.x / TEAM, t = threadIdx.x % TEAM, turn = index / TEAMS;
     const int slot = t % SHARE, source = rank * SHARE + slot, row = first_row(index) + row_of(source);
@@ -110,7 +110,7 @@ __device__ inline void Block::pass(int index) const {
 }
 #endif
 
-__device__ inline void Block::work() const {
+__device__ inline void GemmBlock::work() const {
     if (QUIRE_RESIDENT) prepare_x();
     wait_for_previous_grid();
     if (QUIRE_RESIDENT) stage_x();

@@ -10,7 +10,7 @@ __device__ __forceinline__ uint32_t normed(uint32_t pair, float scale, uint32_t 
 }
 
 // What does not depend on the previous grid.
-__device__ inline void Block::prepare_x() const {
+__device__ inline void GemmBlock::prepare_x() const {
     for (int i = threadIdx.x; i < TOKENS * n_chunks * 8; i += WORKERS) {
         const int token = i / 8 % TOKENS;
         if (token >= a.m) write16(x_cell(token, i / 8 / TOKENS, i % 8), make_uint4(0, 0, 0, 0));
@@ -22,7 +22,7 @@ __device__ inline void Block::prepare_x() const {
     }
 }
 
-__device__ inline void Block::stage_x() const {
+__device__ inline void GemmBlock::stage_x() const {
     const Element* x = static_cast<const Element*>(a.x) + first_chunk * CHUNK + threadIdx.x % 8 * 8;
     float* parts = reinterpret_cast<float*>(memory + at.parts);
     for (int i = threadIdx.x; i - int(threadIdx.x & 31) < walk_end(); i += UNROLL * WORKERS) {
@@ -49,7 +49,7 @@ __device__ inline void Block::stage_x() const {
 }
 
 // Every block of the cluster needs the squares of whole rows: sums of slices are handed to all.
-__device__ inline void Block::norm_x() const {
+__device__ inline void GemmBlock::norm_x() const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
     const float* parts = reinterpret_cast<const float*>(memory + at.parts);
     float* squares = reinterpret_cast<float*>(memory + at.squares);

@@ -13,7 +13,7 @@ __device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int c0, int
                  : "memory");
 }
 
-__device__ inline void Block::load_w(const CUtensorMap* map, int item, int stage_index) const {
+__device__ inline void GemmBlock::load_w(const CUtensorMap* map, int item, int stage_index) const {
     const int unit = item % n_units, row = first_row(item / n_units);
     for (int c = 0; c < chunks_of(unit); c++) {
         const int column = (first_chunk + unit * CHUNKS + c) * CHUNK;
@@ -26,7 +26,7 @@ __device__ inline void Block::load_w(const CUtensorMap* map, int item, int stage
     }
 }
 
-__device__ inline void Block::prefetch_w(const CUtensorMap* map, int item) const {
+__device__ inline void GemmBlock::prefetch_w(const CUtensorMap* map, int item) const {
     const int unit = item % n_units, row = first_row(item / n_units);
     for (int c = 0; c < chunks_of(unit); c++) {
         const int column = (first_chunk + unit * CHUNKS + c) * CHUNK;
@@ -38,19 +38,19 @@ __device__ inline void Block::prefetch_w(const CUtensorMap* map, int item) const
     }
 }
 
-__device__ inline void Block::load_x(const CUtensorMap* map, int item, int stage_index) const {
+__device__ inline void GemmBlock::load_x(const CUtensorMap* map, int item, int stage_index) const {
     const int unit = item % n_units;
     for (int c = 0; c < chunks_of(unit); c++)
         load_box(stage(stage_index) + CHUNKS * W_BYTES + c * X_BYTES, map, full(stage_index), L2_EVICT_LAST,
                  (first_chunk + unit * CHUNKS + c) * CHUNK, 0);
 }
 
-__device__ inline void Block::expect(int item, int stage_index) const {
+__device__ inline void GemmBlock::expect(int item, int stage_index) const {
     const int n_bytes = W_BYTES + (QUIRE_RESIDENT ? 0 : X_BYTES);
     barrier_expect(full(stage_index), chunks_of(item % n_units) * n_bytes);
 }
 
-__device__ inline void Block::feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
+__device__ inline void GemmBlock::feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
     const int n_items = n_passes * n_units, n_first = min(n_items, a.n_stages);
     for (int i = 0; i < n_first; i++) {
         expect(i, i);

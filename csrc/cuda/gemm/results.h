@@ -4,7 +4,7 @@
 
 namespace quire {
 
-__device__ inline uint32_t Block::residual_bits(int row, int token) const {
+__device__ inline uint32_t GemmBlock::residual_bits(int row, int token) const {
     uint16_t x = 0;
     if (row < n_out() && token < a.m) {
         const Element* from = static_cast<const Element*>(a.residual) + token * a.residual_row + row;
@@ -13,7 +13,7 @@ __device__ inline uint32_t Block::residual_bits(int row, int token) const {
     return x;
 }
 
-__device__ inline Block::Added Block::residual_quad(int row, int token) const {
+__device__ inline GemmBlock::Added GemmBlock::residual_quad(int row, int token) const {
     Added added = {};
     if (!QUIRE_RESIDUAL) return added;
 #pragma unroll
@@ -21,17 +21,17 @@ __device__ inline Block::Added Block::residual_quad(int row, int token) const {
     return added;
 }
 
-template <int N> __device__ inline void Block::pin(Added (&added)[N]) {
+template <int N> __device__ inline void GemmBlock::pin(Added (&added)[N]) {
 #pragma unroll
     for (int i = 0; i < N * 4; i++) asm volatile("" : "+r"(added[i / 4].bits[i % 4])::"memory");
 }
 
-__device__ inline float Block::biased(float sum, int w_row) const {
+__device__ inline float GemmBlock::biased(float sum, int w_row) const {
     return rounded(QUIRE_BIAS && w_row < a.n ? sum + widen(static_cast<const Element*>(a.bias)[w_row]) : sum);
 }
 
 // sum, up: sums of one element of y; up only for SiLU. Rounded where separate torch operations would round.
-__device__ inline void Block::store(float sum, float up, float added, int row, int token) const {
+__device__ inline void GemmBlock::store(float sum, float up, float added, int row, int token) const {
     if (row >= n_out() || token >= a.m) return;
     float y = biased(sum, row);
     if (QUIRE_SILU) y = rounded(rounded(silu(y)) * biased(up, a.n / 2 + row));
@@ -43,7 +43,7 @@ __device__ inline void Block::store(float sum, float up, float added, int row, i
 #endif
 }
 
-__device__ inline void Block::store_quad(float4 sums, const Added& added, int row, int token) const {
+__device__ inline void GemmBlock::store_quad(float4 sums, const Added& added, int row, int token) const {
     store(sums.x, sums.z, added.at(0), row, token);
     store(sums.y, sums.w, added.at(1), row, token + 1);
     if (QUIRE_SILU) return;
@@ -51,17 +51,17 @@ __device__ inline void Block::store_quad(float4 sums, const Added& added, int ro
     store(sums.w, 0.0f, added.at(3), row + 8, token + 1);
 }
 
-__device__ inline float4 Block::quad(const float (&d)[TOKENS / 2], int v) {
+__device__ inline float4 GemmBlock::quad(const float (&d)[TOKENS / 2], int v) {
     return make_float4(d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3]);
 }
 
 #if QUIRE_CLUSTER > 1
 // The block of rank r finishes what threads r * SHARE .. of every block's team have summed: [source][v][thread].
-__device__ inline uint32_t Block::sums_at(int team, int source, int v, int slot) const {
+__device__ inline uint32_t GemmBlock::sums_at(int team, int source, int v, int slot) const {
     return base + at.sums + team * SUMS_BYTES + ((source * QUADS + v) * SHARE + slot) * 16;
 }
 
-__device__ inline void Block::hand_over(const float (&d)[TOKENS / 2], int team) const {
+__device__ inline void GemmBlock::hand_over(const float (&d)[TOKENS / 2], int team) const {
     const int t = threadIdx.x % TEAM, owner = t / SHARE;
     const uint32_t there = address_in(sums_at(team, rank, 0, t % SHARE), owner);
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ inline void Block::hand_over(const float (&d)[TOKENS / 2], int team) 
     if (t % 32 % SHARE == 0) arrive_there(address_in(shared_address(&barriers()->sums[team]), owner));
 }
 
-__device__ inline float4 Block::total(int team, int v, int slot) const {
+__device__ inline float4 GemmBlock::total(int team, int v, int slot) const {
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int source = 0; source < CLUSTER; source++) {

@@ -17,8 +17,8 @@ from quire.bench.kernels.paged import LLAMA, Batch, Inputs, lognormal
 from quire.bench.kernels.timing import Call
 from quire.bench.kernels.variants import example
 from quire.kernels import catalog
-from quire.kernels.attention import op, select
-from quire.kernels.attention.plan import AttnPlan, Heads
+from quire.kernels.attention import op
+from quire.kernels.attention.schedule.plan import AttnPlan, Heads
 from quire.kernels.attention.variant import Variant
 
 QWEN = Heads(16, 8, 128)
@@ -176,14 +176,15 @@ def _calls(name: str, inputs: Inputs, variant: Variant) -> Sequence[Call]:
 
 def able(name: str, plan: AttnPlan, variant: Variant, dtype: torch.dtype) -> ModuleType:
     """The implementation. Raises NotRun when it does not take these inputs, RuntimeError when it should but cannot."""
-    module = select.module(name)
-    reason = module.obstacle(plan, variant, dtype, dtype)
+    entry = catalog.entry("attention", name)
+    arguments = (plan, variant, dtype, dtype)
+    reason = entry.obstacle(dtype, *arguments)
     if reason is not None:
         # The machine suits it, or it would not be among the implementations: what is left is a build that failed.
-        if name == "hopper" and module.static_obstacle(plan, variant, dtype, dtype) is None:
+        if entry.static_obstacle(*arguments) is None:
             raise RuntimeError(reason)
         raise NotRun(reason)
-    return module
+    return entry.load()
 
 
 def _prepare(entry: AttentionCase, setting: Setting) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -15,8 +14,7 @@ from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
 from quire.kernels import catalog
-from quire.kernels.attention import variants
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant import Variant, variants
 from quire.kernels.flash import reference
 
 BACKWARD_FLOPS = 2.5
@@ -110,7 +108,7 @@ def _own_calls(
     copies: Sequence[tuple[torch.Tensor, ...]],
     backward: bool,
 ) -> Sequence[Call]:
-    module = importlib.import_module(implementation.module)
+    module = implementation.load()
     if not backward:
         return [functools.partial(module.forward, q, k, v, variant, None) for q, k, v, _ in copies]
     calls = []
@@ -139,7 +137,7 @@ def _torch_calls(backend: SDPBackend, copies: Sequence[tuple[torch.Tensor, ...]]
 
 def _error(setting: Setting, implementation: catalog.Implementation, gradients: bool) -> float:
     """As flash/reference.py defines its tolerances."""
-    module = importlib.import_module(implementation.module)
+    module = implementation.load()
     q, k, v, d_out = SMALL.inputs(setting)
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     expected, _ = reference.flash_attention(wide[0], wide[1], wide[2], SMALL.variant)

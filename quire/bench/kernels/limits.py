@@ -38,7 +38,7 @@ class Work:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
+class DeviceLimits:
     """The device's best, each in units a second."""
 
     read_bytes_s: float
@@ -48,9 +48,9 @@ class Limits:
     """A square matmul in the run's dtype."""
     matrix: int
 
-    def better(self, other: Limits) -> Limits:
+    def better(self, other: DeviceLimits) -> DeviceLimits:
         """The higher of each: a limit that was measured twice."""
-        return Limits(
+        return DeviceLimits(
             max(self.read_bytes_s, other.read_bytes_s),
             max(self.copy_bytes_s, other.copy_bytes_s),
             max(self.flops_s, other.flops_s),
@@ -64,7 +64,7 @@ class Limits:
         return max(memory, (work.flops / self.flops_s, "matmul"))
 
 
-def measure_limits(timer: Timer, dtype: torch.dtype) -> Limits:
+def measure_limits(timer: Timer, dtype: torch.dtype) -> DeviceLimits:
     """Measure them."""
     kind = timer.device.type
     source = random_numbers(timer, READ_BYTES[kind])
@@ -73,7 +73,7 @@ def measure_limits(timer: Timer, dtype: torch.dtype) -> Limits:
     copy_bytes_s = 2 * source.nbytes / copy_s
     del source
     timer.release()
-    return Limits(read_bytes_s, copy_bytes_s, matmul_rate(timer, dtype, BUDGET_S[kind]), MATRIX[kind])
+    return DeviceLimits(read_bytes_s, copy_bytes_s, matmul_rate(timer, dtype, BUDGET_S[kind]), MATRIX[kind])
 
 
 def random_numbers(timer: Timer, n_bytes: int) -> torch.Tensor:

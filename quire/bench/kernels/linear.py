@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -23,7 +22,7 @@ EPS = 1e-5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Layer:
+class LinearCase:
     """A matrix [n, k] and what is fused with it."""
 
     n: int
@@ -38,29 +37,29 @@ class Layer:
         return self.n // 2 if self.silu_mul else self.n
 
     @property
-    def plain(self) -> Layer:
+    def plain(self) -> LinearCase:
         """The product alone."""
-        return Layer(self.n, self.k)
+        return LinearCase(self.n, self.k)
 
 
 LAYERS = {
-    "8b qkv": Layer(6144, 4096, norm=True),
-    "8b o": Layer(4096, 4096, residual=True),
-    "8b gate_up": Layer(28672, 4096, norm=True, silu_mul=True),
-    "8b down": Layer(4096, 14336, residual=True),
-    "8b head": Layer(128256, 4096),
-    "0.6b qkv": Layer(4096, 1024, norm=True),
-    "0.6b o": Layer(1024, 2048, residual=True),
-    "0.6b gate_up": Layer(6144, 1024, norm=True, silu_mul=True),
-    "0.6b down": Layer(1024, 3072, residual=True),
+    "8b qkv": LinearCase(6144, 4096, norm=True),
+    "8b o": LinearCase(4096, 4096, residual=True),
+    "8b gate_up": LinearCase(28672, 4096, norm=True, silu_mul=True),
+    "8b down": LinearCase(4096, 14336, residual=True),
+    "8b head": LinearCase(128256, 4096),
+    "0.6b qkv": LinearCase(4096, 1024, norm=True),
+    "0.6b o": LinearCase(1024, 2048, residual=True),
+    "0.6b gate_up": LinearCase(6144, 1024, norm=True, silu_mul=True),
+    "0.6b down": LinearCase(1024, 3072, residual=True),
 }
 SIZES = {"cuda": (tuple(LAYERS), (1, 16, 64, 128, 256, 512, 2048)), "cpu": (("0.6b qkv", "0.6b down"), (1, 16))}
 QUICK = ("8b gate_up, 16 rows", "0.6b qkv, 16 rows")
 SMALL = {
-    "qkv": (Layer(200, 128, norm=True), 5),
-    "down": (Layer(72, 448, residual=True), 17),
-    "gate_up": (Layer(160, 320, norm=True, silu_mul=True), 9),
-    "head": (Layer(1000, 64), 64),
+    "qkv": (LinearCase(200, 128, norm=True), 5),
+    "down": (LinearCase(72, 448, residual=True), 17),
+    "gate_up": (LinearCase(160, 320, norm=True, silu_mul=True), 9),
+    "head": (LinearCase(1000, 64), 64),
 }
 
 Arguments = tuple[object, ...]
@@ -91,50 +90,50 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     for name, (layer, m) in SMALL.items():
         for implementation in catalog.runnable(op, setting.device.type):
             if implementation.name != "reference":
-                error = functools.partial(_error, layer, m, setting, implementation.module)
+                error = functools.partial(_error, layer, m, setting, implementation)
                 yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
 
 
-def _arguments(layer: Layer, m: int, setting: Setting) -> Arguments:
+def _arguments(layer: LinearCase, m: int, setting: Setting) -> Arguments:
     """x, w, bias, norm, residual, silu_mul, out."""
     w = setting.randn(layer.n, layer.k).mul_(layer.k**-0.5)
     norm = (setting.randn(layer.k), EPS) if layer.norm else None
     return setting.randn(m, layer.k), w, None, norm, _residual(layer, m, setting), layer.silu_mul, None
 
 
-def _residual(layer: Layer, m: int, setting: Setting) -> torch.Tensor | None:
+def _residual(layer: LinearCase, m: int, setting: Setting) -> torch.Tensor | None:
     return setting.randn(m, layer.width) if layer.residual else None
 
 
-def _contenders(layer: Layer, m: int, setting: Setting, w_bytes: float) -> Iterable[Contender]:
+def _contenders(layer: LinearCase, m: int, setting: Setting, w_bytes: float) -> Iterable[Contender]:
     copies = [_arguments(layer, m, setting) for _ in range(setting.timer.n_copies(w_bytes))]
     for implementation in catalog.runnable("gemm", setting.device.type):
         is_peer = implementation.name == "reference"
-        make = functools.partial(_calls, implementation.module, copies)
+        make = functools.partial(_calls, implementation, copies)
         yield Contender("torch" if is_peer else implementation.name, make, is_peer)
 
 
-def _calls(module: str, copies: list[Arguments]) -> list[Call]:
-    function = _function(module, copies[0])
+def _calls(implementation: catalog.Implementation, copies: list[Arguments]) -> list[Call]:
+    function = _function(implementation, copies[0])
     return [functools.partial(function, *arguments) for arguments in copies]
 
 
-def _function(module: str, arguments: Arguments) -> Callable[..., torch.Tensor]:
-    """`linear` of an implementation. Raises NotRun with the Hopper kernel's reason."""
-    found = importlib.import_module(module)
-    refused = hopper.prepare(*arguments) if found is hopper else None  # type: ignore[arg-type]
+def _function(implementation: catalog.Implementation, arguments: Arguments) -> Callable[..., torch.Tensor]:
+    """`linear` of an implementation. Raises NotRun where the Hopper kernels need more than one launch."""
+    found = implementation.load()
+    refused = hopper.prepare(*arguments, apart=False) if found is hopper else None  # type: ignore[arg-type]
     if isinstance(refused, str):
         raise NotRun(refused)
     return found.linear  # type: ignore[no-any-return]
 
 
-def _error(layer: Layer, m: int, setting: Setting, module: str) -> float:
+def _error(layer: LinearCase, m: int, setting: Setting, implementation: catalog.Implementation) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
     arguments = list(_arguments(layer, m, setting))
     if layer == layer.plain:
         arguments[2] = setting.randn(layer.n)
     expected = reference.linear(*(_widened(argument) for argument in arguments))  # type: ignore[arg-type]
-    got = _function(module, tuple(arguments))(*arguments).double()
+    got = _function(implementation, tuple(arguments))(*arguments).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
-from quire.bench.kernels.limits import Limits
+from quire.bench.kernels.limits import DeviceLimits
 from quire.bench.kernels.timing import Call, CpuTimer, Sample
 from quire.bench.machine import n_cores
 
@@ -76,7 +76,7 @@ class Accuracy:
 class Results:
     """All of a run."""
 
-    limits: Limits
+    limits: DeviceLimits
     accuracies: list[Accuracy] = dataclasses.field(default_factory=list)
     timings: list[Timing] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)

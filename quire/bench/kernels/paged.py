@@ -15,7 +15,7 @@ import torch
 from quire.bench.kernels.case import Setting
 from quire.bench.kernels.limits import Work
 from quire.kernels.attention import op
-from quire.kernels.attention.plan import AttnPlan, Heads, SharedPrefix
+from quire.kernels.attention.schedule.plan import AttnPlan, Heads, SharedPrefix
 from quire.kernels.attention.variant import Variant
 
 LLAMA = Heads(32, 8, 128)

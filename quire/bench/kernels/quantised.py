@@ -6,7 +6,6 @@ The limit is the time to read the packed weights: products of bytes are faster t
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -14,7 +13,7 @@ import torch.nn.functional as F
 
 from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
-from quire.bench.kernels.linear import LAYERS, Layer
+from quire.bench.kernels.linear import LAYERS, LinearCase
 from quire.kernels import catalog
 from quire.kernels.qgemm import SCHEMES, PackedWeight, pack, reference
 
@@ -39,31 +38,31 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
     for scheme in SCHEMES:
         for implementation in catalog.runnable(op, setting.device.type):
             if implementation.name != "reference":
-                error = functools.partial(_error, scheme, setting, implementation.module)
+                error = functools.partial(_error, scheme, setting, implementation)
                 yield Check(op, scheme, implementation.name, error, reference.TOLERANCE[setting.dtype])
 
 
-def _weight(layer: Layer, setting: Setting) -> torch.Tensor:
+def _weight(layer: LinearCase, setting: Setting) -> torch.Tensor:
     return setting.randn(layer.n, layer.k).mul_(layer.k**-0.5)
 
 
-def _contenders(scheme: str, layer: Layer, m: int, setting: Setting) -> Iterable[Contender]:
+def _contenders(scheme: str, layer: LinearCase, m: int, setting: Setting) -> Iterable[Contender]:
     n_copies = setting.timer.n_copies(SCHEMES[scheme].bytes_per_weight * layer.n * layer.k)
     weights = [_weight(layer, setting) for _ in range(n_copies)]
     packed: list[PackedWeight] = [pack(weight, scheme) for weight in weights]
     x = setting.randn(m, layer.k)
     for implementation in catalog.runnable("qgemm", setting.device.type):
         if implementation.name != "reference":
-            function = importlib.import_module(implementation.module).linear
+            function = implementation.load().linear
             calls = [functools.partial(function, x, one) for one in packed]
             yield Contender(implementation.name, functools.partial(list, calls))
     yield Contender("torch", lambda: [functools.partial(F.linear, x, weight) for weight in weights], is_peer=True)
 
 
-def _error(scheme: str, setting: Setting, module: str) -> float:
+def _error(scheme: str, setting: Setting, implementation: catalog.Implementation) -> float:
     """Largest |got - reference| / (1 + |reference|)."""
-    packed = pack(_weight(Layer(200, 330), setting), scheme)
+    packed = pack(_weight(LinearCase(200, 330), setting), scheme)
     x, bias = setting.randn(7, 330), setting.randn(200)
     expected = reference.exact(x, packed, bias)
-    got = importlib.import_module(module).linear(x, packed, bias).double()
+    got = implementation.load().linear(x, packed, bias).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeGuard
 
@@ -23,7 +22,7 @@ COPY_PAGES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
+class RowShape:
     """The model whose rows are taken, and how many of them."""
 
     hidden: int
@@ -34,8 +33,8 @@ class Shape:
     rows: tuple[int, ...]
 
 
-SHAPES = {"cuda": Shape(4096, 14336, 32, 8, 128, (64, 8192)), "cpu": Shape(1024, 3072, 16, 8, 128, (8, 512))}
-SMALL = Shape(256, 192, 4, 2, 64, (5,))
+SHAPES = {"cuda": RowShape(4096, 14336, 32, 8, 128, (64, 8192)), "cpu": RowShape(1024, 3072, 16, 8, 128, (8, 512))}
+SMALL = RowShape(256, 192, 4, 2, 64, (5,))
 
 Arguments = tuple[object, ...]
 Function = Callable[..., object]
@@ -47,9 +46,9 @@ class RowOp:
 
     op: str
     function: str
-    arguments: Callable[[Setting, Shape, int], Arguments]
+    arguments: Callable[[Setting, RowShape, int], Arguments]
     """(setting, shape, rows) → fresh random arguments."""
-    elements: Callable[[Shape, int], tuple[int, int]]
+    elements: Callable[[RowShape, int], tuple[int, int]]
     """(shape, rows) → elements read, elements written."""
     changed: tuple[int, ...] = ()
     """Positions of arguments that hold results, beside what is returned."""
@@ -58,53 +57,53 @@ class RowOp:
     """Errors are relative to the largest value of a head, whose values the op mixes, not to each value."""
 
 
-def _norm(setting: Setting, shape: Shape, n: int) -> Arguments:
+def _norm(setting: Setting, shape: RowShape, n: int) -> Arguments:
     return setting.randn(n, shape.hidden), setting.randn(shape.hidden), EPS
 
 
-def _add_norm(setting: Setting, shape: Shape, n: int) -> Arguments:
+def _add_norm(setting: Setting, shape: RowShape, n: int) -> Arguments:
     return setting.randn(n, shape.hidden), setting.randn(n, shape.hidden), setting.randn(shape.hidden), EPS
 
 
-def _layer_norm(setting: Setting, shape: Shape, n: int) -> Arguments:
+def _layer_norm(setting: Setting, shape: RowShape, n: int) -> Arguments:
     return setting.randn(n, shape.hidden), setting.randn(shape.hidden), setting.randn(shape.hidden), EPS
 
 
-def _gelu(setting: Setting, shape: Shape, n: int) -> Arguments:
+def _gelu(setting: Setting, shape: RowShape, n: int) -> Arguments:
     return setting.randn(n, 2 * shape.ffn), "gelu_tanh", True
 
 
-def _silu(setting: Setting, shape: Shape, n: int) -> Arguments:
+def _silu(setting: Setting, shape: RowShape, n: int) -> Arguments:
     return (setting.randn(n, 2 * shape.ffn),)
 
 
-def _pages(setting: Setting, shape: Shape, n_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _pages(setting: Setting, shape: RowShape, n_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
     k, v = (setting.randn(n_pages, shape.n_kv_heads, PAGE, shape.head_dim) for _ in range(2))
     return k, v
 
 
-def _qkv(setting: Setting, shape: Shape, n: int) -> Arguments:
+def _qkv(setting: Setting, shape: RowShape, n: int) -> Arguments:
     angles = setting.randn(n + 7, shape.head_dim // 2, dtype=torch.float32)
     positions = torch.randperm(n + 7)[:n].to(setting.device)
     qkv = setting.randn(n, (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim)
     q_norm, k_norm = (setting.randn(shape.head_dim) for _ in range(2))
     n_pages = 2 + n // PAGE
-    cells = PAGE + torch.randperm((n_pages - 1) * PAGE)[:n].to(setting.device)
+    cache_locs = PAGE + torch.randperm((n_pages - 1) * PAGE)[:n].to(setting.device)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
-    return qkv, q_norm, k_norm, EPS, positions, cos_sin, *_pages(setting, shape, n_pages), cells
+    return qkv, q_norm, k_norm, EPS, positions, cos_sin, *_pages(setting, shape, n_pages), cache_locs
 
 
-def _copy(setting: Setting, shape: Shape, n: int) -> Arguments:
+def _copy(setting: Setting, shape: RowShape, n: int) -> Arguments:
     order = torch.randperm(2 * COPY_PAGES).tolist()
     return *_pages(setting, shape, 2 * COPY_PAGES), order[:COPY_PAGES], order[COPY_PAGES:], [PAGE] * COPY_PAGES
 
 
-def _copied(shape: Shape, n: int) -> tuple[int, int]:
+def _copied(shape: RowShape, n: int) -> tuple[int, int]:
     n_elements = 2 * COPY_PAGES * PAGE * shape.n_kv_heads * shape.head_dim
     return n_elements, n_elements
 
 
-def _moved(shape: Shape, n: int) -> tuple[int, int]:
+def _moved(shape: RowShape, n: int) -> tuple[int, int]:
     n_elements = n * (shape.n_q_heads + 2 * shape.n_kv_heads) * shape.head_dim
     return n_elements, n_elements
 
@@ -158,12 +157,11 @@ def checks(op: str, setting: Setting) -> Iterator[Check]:
 def _that_have(entry: RowOp, setting: Setting) -> Iterator[tuple[str, Function]]:
     """(implementation, the function) for those of the op that can run here and have it."""
     for implementation in catalog.runnable(entry.op, setting.device.type):
-        function = getattr(importlib.import_module(implementation.module), entry.function, None)
-        if function is not None:
-            yield implementation.name, function
+        if entry.function in implementation.functions:
+            yield implementation.name, getattr(implementation.load(), entry.function)
 
 
-def _contenders(entry: RowOp, setting: Setting, shape: Shape, n: int, read_bytes: float) -> Iterable[Contender]:
+def _contenders(entry: RowOp, setting: Setting, shape: RowShape, n: int, read_bytes: float) -> Iterable[Contender]:
     copies = [entry.arguments(setting, shape, n) for _ in range(setting.timer.n_copies(read_bytes))]
     for implementation, function in _that_have(entry, setting):
         is_peer = implementation == "reference"

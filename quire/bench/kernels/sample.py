@@ -6,7 +6,6 @@ Logits are normal with deviation 3, flatter than a language model's: top-p has t
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -90,7 +89,7 @@ def _contenders(setting: Setting, shape: tuple[int, int], controls: dict[str, An
     lines = upload(draw(shape[0], **controls).controls(), setting.device)
     for implementation in catalog.runnable("sample", setting.device.type):
         if implementation.name != "reference":
-            choose_by = importlib.import_module(implementation.module).choose_by
+            choose_by = implementation.load().choose_by
             calls = [functools.partial(choose_by, logits, lines, _out(shape[0], setting)) for logits in copies]
             yield Contender(implementation.name, functools.partial(list, calls))
     others = [functools.partial(plain, logits, **controls) for logits in copies]
@@ -105,7 +104,7 @@ def _out(n_rows: int, setting: Setting) -> Choice:
 def _error(setting: Setting, implementation: catalog.Implementation, controls: dict[str, Any]) -> float:
     logits = 3 * setting.randn(*SMALL, dtype=torch.float32)
     lines, choice = draw(SMALL[0], **controls).controls(), _out(SMALL[0], setting)
-    importlib.import_module(implementation.module).choose_by(logits, upload(lines, setting.device), choice)
+    implementation.load().choose_by(logits, upload(lines, setting.device), choice)
     worst = 0.0
     for row, control, token in zip(logits.cpu().double(), lines.T, choice.token_ids.tolist(), strict=True):
         if control[INVERSE] == 0:

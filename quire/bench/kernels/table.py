@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
-from quire.bench.kernels.limits import Limits
+from quire.bench.kernels.limits import DeviceLimits
 from quire.bench.kernels.measurement import Accuracy, Results, Timing
 
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -33,7 +33,7 @@ def lines(results: Results) -> Iterator[str]:
         yield f"{len(results.left_out)} cases were not measured: no time was left (--time-limit 0 measures all)"
 
 
-def limit_lines(limits: Limits) -> Iterator[str]:
+def limit_lines(limits: DeviceLimits) -> Iterator[str]:
     """Ceilings of the device."""
     yield (
         f"Limits measured in this run: read {rate(limits.read_bytes_s, 'B/s')}, copy {rate(limits.copy_bytes_s, 'B/s')}"

@@ -1,6 +1,6 @@
 """The variants that are measured and explained by name, with example parameters of a sensible size.
 
-Names are those of quire/kernels/attention/variants.py, and `window` for its causal with a window.
+Names are those of quire/kernels/attention/variant/variants.py, and `window` for its causal with a window.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from quire.bench.kernels.paged import Batch
-from quire.kernels.attention import variants
-from quire.kernels.attention.plan import Heads
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.schedule.plan import Heads
+from quire.kernels.attention.variant import Variant, variants
 
 CAP, SIGMOID_BIAS = 30.0, -7.0
 N_FIRST = 4

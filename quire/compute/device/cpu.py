@@ -22,8 +22,8 @@ class _Arrived:
 class CpuDevice:
     """`Device` on the host's cores."""
 
-    name = "cpu"
     torch_device = torch.device("cpu")
+    is_host = True
 
     def __init__(self, n_threads: int = 0) -> None:
         if n_threads:

@@ -51,12 +51,18 @@ class Staging:
         if start + n_bytes > len(self._device):
             raise ValueError(f"{start + n_bytes} bytes of sections do not fit the {len(self._device)} of this staging")
         self._taken = -(-(start + n_bytes) // 64) * 64
+        return self._view(start, shape, dtype)
+
+    def rest(self, dtype: torch.dtype, after: int = 0) -> Section:
+        """What no section has taken yet, but for its first `after` numbers, as one that takes nothing: sections of the
+        rest may overlap. No other section can follow."""
+        start = self._taken + -(-after * dtype.itemsize // 64) * 64
+        return self._view(start, ((len(self._device) - start) // dtype.itemsize,), dtype)
+
+    def _view(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Section:
+        n_bytes = math.prod(shape) * dtype.itemsize
         views = [part[start : start + n_bytes].view(dtype).view(shape) for part in (self._device, *self._hosts)]
         return Section(self, start, views[0], [view.numpy() for view in views[1:]])
-
-    def rest(self, dtype: torch.dtype) -> Section:
-        """What no section has taken yet, as one."""
-        return self.section(((len(self._device) - self._taken) // dtype.itemsize,), dtype)
 
     def begin(self) -> None:
         """Turn to a host side that may be written; sections' `host` changes."""
@@ -96,7 +102,7 @@ class Section:
 class CudaDevice:
     """`Device` on one GPU and its current stream; copies go through pinned memory."""
 
-    name = "cuda"
+    is_host = False
 
     def __init__(self, index: int = 0) -> None:
         if not torch.cuda.is_available():

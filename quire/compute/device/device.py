@@ -22,9 +22,9 @@ class Download(Protocol):
 class Device(Protocol):
     """One place where tensors live and kernels run, in order."""
 
-    name: str
-    """'cpu' or 'cuda'."""
     torch_device: torch.device
+    is_host: bool
+    """Its tensors lie in the host's memory: what numpy writes to them is there."""
 
     def total_bytes(self) -> int:
         """Size of its memory."""
@@ -35,7 +35,7 @@ class Device(Protocol):
         ...
 
     def release(self) -> None:
-        """Give back what is kept for later work, and the memory of what died."""
+        """Give back what is kept for later work, and what died: runners and what they recorded know each other."""
         ...
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -12,10 +12,10 @@ import torch
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Linear, Make
 from quire.compute.layers.norm import Norm
-from quire.compute.quant import Quantize
+from quire.compute.schemes.choice import Schemes
 from quire.config.layers import AttentionSpec, NormKind, QKNormScope
 from quire.config.parameters import LayerParameters
-from quire.kernels.attention import Variant, variants
+from quire.kernels.attention.variant import Variant, variants
 
 
 class Attention:
@@ -27,13 +27,13 @@ class Attention:
         parameters: LayerParameters,
         layer: int,
         make: Make,
-        quantize: Quantize | None,
+        schemes: Schemes,
         cos_sin: torch.Tensor,
     ) -> None:
         self.spec, self.layer, self.cos_sin = spec, layer, cos_sin
         self.variant = variant_of(spec, cos_sin.device)
-        self.qkv = Linear(make, parameters.qkv, quantize=quantize)
-        self.out = Linear(make, parameters.out, quantize=quantize)
+        self.qkv = Linear(make, parameters.qkv, schemes.of(parameters.qkv))
+        self.out = Linear(make, parameters.out, schemes.of(parameters.out))
         self.q_norm, self.k_norm = (
             None if table is None else Norm(make, table) for table in (parameters.q_norm, parameters.k_norm)
         )

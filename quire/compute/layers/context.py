@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from quire.kernels.attention import Variant
+from quire.kernels.attention.variant import Variant
 
 
 class Context(Protocol):

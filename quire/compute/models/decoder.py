@@ -1,7 +1,7 @@
 """A decoder built from its description: embedding, layers, final norm and head over one flat batch of tokens.
 
-Owns what stands around the layers, and all parameters by name. Does not own the data flow of a layer (`layers/block`),
-the KV cache (`Context`), where tensors live (`make`), nor loading. No family is named here.
+Owns what stands around the layers, and all parameters by name. Does not own the data flow of a layer
+(`layers/decoder_layer`), the KV cache (`Context`), where tensors live (`make`), nor loading. No family is named here.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from quire.compute.layers.block import Block
 from quire.compute.layers.context import Context
+from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
-from quire.compute.quant import Quantize, Rounded
+from quire.compute.schemes.choice import Schemes, floating
 from quire.config.arch import ModelArch
 from quire.config.parameters import EMBEDDING, POSITIONS, final_norm, head, layer_parameters
 from quire.config.rope import Rope
@@ -26,28 +26,26 @@ Part = Embedding | Linear | Norm
 
 
 class Decoder:
-    """The whole model. `make(*shape)` allocates a parameter; `tables`: the rotary tables, see `rotary_tables`; `scheme`
-    says what `pack` makes of the matrices."""
+    """The whole model. `make(*shape)` allocates a parameter; `tables`: the rotary tables, see `rotary_tables`."""
 
     def __init__(
-        self, arch: ModelArch, make: Make, tables: Mapping[Rope | None, torch.Tensor], scheme: Rounded | None = None
+        self, arch: ModelArch, make: Make, tables: Mapping[Rope | None, torch.Tensor], schemes: Schemes
     ) -> None:
-        quantize: Quantize | None = None if scheme is None else scheme.product
         self.arch = arch
         self.tables = dict(tables)
         self._device = next(iter(tables.values())).device
         self.embed = Embedding(make, EMBEDDING, arch.vocab_size, arch.hidden_size)
         self.positions = Embedding(make, POSITIONS, arch.n_positions, arch.hidden_size) if arch.n_positions else None
-        self.blocks = [
-            Block(
-                spec, layer_parameters(spec, arch.hidden_size, layer), layer, make, quantize,
+        self.layers = [
+            DecoderLayer(
+                spec, layer_parameters(spec, arch.hidden_size, layer), layer, make, schemes,
                 self.tables[spec.mixer.rope],
             )
             for layer, spec in enumerate(arch.layers)
         ]  # fmt: skip
         self.norm = Norm(make, final_norm(arch))
         tied = self.embed.weight if arch.tie_embeddings else None
-        self.head = Linear(make, head(arch), tied=tied, quantize=quantize)
+        self.head = Linear(make, head(arch), schemes.of(head(arch)), tied=tied)
 
     def forward(
         self,
@@ -68,9 +66,9 @@ class Decoder:
             x.mul_(self.arch.embedding_scale)
         if self.positions is not None:
             x.add_(self.positions(positions + self.arch.first_position))
-        for block in self.blocks[:-1]:
-            x = block(x, positions, context)
-        return self.blocks[-1](x, positions, context, wanted)
+        for layer in self.layers[:-1]:
+            x = layer(x, positions, context)
+        return self.layers[-1](x, positions, context, wanted)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, or `out`, which takes them in
@@ -89,7 +87,7 @@ class Decoder:
     def build_kernels(self, max_rows: int) -> None:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
         has_norm = self.norm.pair is not None
-        layers = {kernel: None for block in self.blocks for kernel in block.kernels()}
+        layers = {kernel: None for layer in self.layers for kernel in layer.kernels()}
         layers |= {self.head.kernel(norm=has_norm, wide=wide): None for wide in (False, True)}
         gemm.build(layers, self.dtype, self.embed.weight.device, max_rows)
 
@@ -99,14 +97,14 @@ class Decoder:
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step is embedding, plain layers (see `LayerSpec.is_plain`), RMS norm and head, and nothing else."""
+        """Whether a step is embedding, plain layers (`DecoderLayer.is_plain`), RMS norm and head, and nothing else."""
         arch = self.arch
         scaled = arch.embedding_scale != 1.0 or arch.logits_scale != 1.0 or arch.logits_soft_cap or arch.n_positions
-        layers = all(block.spec.is_plain and block.attention.is_plain for block in self.blocks)
-        return layers and not scaled and self.norm.pair is not None
+        return all(layer.is_plain for layer in self.layers) and not scaled and self.norm.pair is not None
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name as in `config.parameters`, contiguous view of the parameter), before anything is packed."""
+        """(name as in `config.parameters`, contiguous view of the parameter), before anything is finished; without the
+        matrices that a file's blocks are."""
         for name, layer, part in self._places():
             for kind, tensor in layer.part(part).items():
                 yield f"{name}.{kind}", tensor
@@ -122,7 +120,7 @@ class Decoder:
         return found
 
     def owners(self) -> dict[str, Linear]:
-        """Name as in `weights` → the layer that can be packed once all its names have their values."""
+        """Name as in `weights` → the layer that can be finished once all its names have their values."""
         layers = [(name, layer, part) for name, layer, part in self._places() if isinstance(layer, Linear)]
         return {f"{name}.{kind}": layer for name, layer, part in layers for kind in layer.part(part)}
 
@@ -141,11 +139,11 @@ class Decoder:
         for table in (self.embed, self.positions):
             if table is not None:
                 yield table.name, table, 0
-        for block in self.blocks:
-            for linear in block.linears:
+        for layer in self.layers:
+            for linear in layer.linears:
                 for part, (name, _) in enumerate(linear.matrix.parts):
                     yield name, linear, part
-            for norm in block.norms:
+            for norm in layer.norms:
                 for part, name in enumerate(norm.table.parts):
                     yield name, norm, part
         yield self.norm.table.name, self.norm, 0
@@ -154,14 +152,14 @@ class Decoder:
 
     def linears(self) -> Iterator[Linear]:
         """All layers that have a matrix."""
-        for block in self.blocks:
-            yield from block.linears
+        for layer in self.layers:
+            yield from layer.linears
         yield self.head
 
     def norms(self) -> Iterator[Norm]:
         """All of them."""
-        for block in self.blocks:
-            yield from block.norms
+        for layer in self.layers:
+            yield from layer.norms
         yield self.norm
 
     def _tables(self) -> list[torch.Tensor]:
@@ -171,7 +169,7 @@ class Decoder:
 
     @property
     def n_bytes(self) -> int:
-        """Memory of all parameters as they are now: packed, quantised or neither."""
+        """Memory of all parameters when they are finished, as their schemes declare it."""
         return sum(table.nbytes for table in self._tables()) + sum(linear.n_bytes for linear in self.linears())
 
     def leave_device(self) -> None:
@@ -186,26 +184,29 @@ class Decoder:
         """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
         tensors = [*self.tables.values(), *self._tables()]
         for linear in self.linears():
-            tensors += [linear.weight] if linear.bias is None else [linear.weight, linear.bias]
-        for block in self.blocks:
-            tensors += block.attention.variant.tensors.values()
+            tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
+        for layer in self.layers:
+            tensors += layer.attention.variant.tensors.values()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
 
-    def pack(self) -> None:
-        """Bring the matrices into the layout of the machine's products, when all weights are in place."""
+    def finish(self) -> None:
+        """Make of the matrices what their schemes store, when all weights are in place."""
         for linear in self.linears():
-            linear.pack()
+            linear.finish()
 
 
 def decoder_on(
-    device: torch.device, arch: ModelArch, dtype: torch.dtype, max_model_len: int, scheme: Rounded | None = None
+    device: torch.device, arch: ModelArch, dtype: torch.dtype, max_model_len: int, schemes: Schemes | None = None
 ) -> Decoder:
-    """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled."""
+    """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled.
+
+    schemes: of its matrices; None: those of the device for `dtype`, without rounding.
+    """
 
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     tables = {rope: table.to(device) for rope, table in rotary_tables(arch, max_model_len).items()}
-    return Decoder(arch, make, tables, scheme)
+    return Decoder(arch, make, tables, Schemes(floating(device, dtype)) if schemes is None else schemes)

@@ -1,4 +1,7 @@
-"""The KV pool on the device and the context through which a model's layers reach it."""
+"""The KV pool on the device and the context through which a model's layers reach it.
+
+Owns where a layer's keys lie: its group says which page table, its lane which part of a page (`config/kv`).
+"""
 
 from __future__ import annotations
 
@@ -11,39 +14,54 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
+from quire.config.kv import KVLayout, kv_layout
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.plan import AttnPlan, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
-from quire.kernels.kvstore import cell
+from quire.kernels.kvstore import entry
 from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qkv import rotate_and_store
 
 
 class KVPool:
-    """`k` and `v`: [n_layers, n_pages, n_kv_heads, page_size, cell] of the model's dtype, or of int8, where a cell has
-    its scale (`kernels.kvstore.cell`). Page 0 takes padding."""
+    """`k` and `v`: [n_lanes, n_pages, n_kv_heads, page_size, entry] of the model's dtype, or of int8, where an entry
+    has its scale (`kernels.kvstore.entry`). Page 0 takes padding."""
 
-    def __init__(self, arch: ModelArch, n_pages: int, page_size: int, dtype: torch.dtype, device: Device) -> None:
-        size = cell.cell_size(arch.head_dim, dtype)
-        shape = (arch.n_layers, n_pages, arch.n_kv_heads, page_size, size)
+    def __init__(
+        self,
+        arch: ModelArch,
+        n_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: Device,
+        layout: KVLayout | None = None,
+    ) -> None:
+        """layout: None: one group, of which every layer keeps everything."""
+        self.layout = kv_layout(arch, hybrid=False) if layout is None else layout
+        size = entry.entry_size(arch.head_dim, dtype)
+        shape = (self.layout.n_lanes, n_pages, arch.n_kv_heads, page_size, size)
         self.n_heads, self.head_dim = arch.n_heads, arch.head_dim
         self.k = device.zeros(shape, dtype)
         self.v = device.zeros(shape, dtype)
+        self.group_of = [group for group, _ in self.layout.places]
+        """Of each layer."""
+        self.pages_of = [(self.k[lane], self.v[lane]) for _, lane in self.layout.places]
+        """Of each layer: all pages of its keys, and of its values, [n_pages, n_kv_heads, page_size, entry]."""
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token in all layers."""
-        n_layers, _, n_kv_heads, _, size = self.k.shape
-        return 2 * n_layers * n_kv_heads * size * self.k.element_size()
+        """K and V of one token in all lanes of a page."""
+        n_lanes, _, n_kv_heads, _, size = self.k.shape
+        return 2 * n_lanes * n_kv_heads * size * self.k.element_size()
 
     def copy(self, copies: list[PageCopy]) -> None:
-        """Copy on write, in every layer."""
+        """Copy on write, in every lane."""
         if not copies:
             return
         sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
-        for layer in range(self.k.shape[0]):
-            kvstore.copy_pages(self.k[layer], self.v[layer], sources, targets, counts)
+        for lane in range(self.k.shape[0]):
+            kvstore.copy_pages(self.k[lane], self.v[lane], sources, targets, counts)
 
 
 @dataclasses.dataclass(slots=True)
@@ -51,9 +69,10 @@ class PagedContext:
     """What attention layers need in one step: where rows are written and what they see."""
 
     pool: KVPool
-    plan: AttnPlan
-    cells: torch.Tensor
-    """int64 [n_rows]: cell of each row's K and V."""
+    plans: list[AttnPlan]
+    """Of each group."""
+    cache_locs: Sequence[torch.Tensor]
+    """Of each group int64 [n_rows]: where each row's K and V are written, page * page_size + offset."""
 
     def store(
         self,
@@ -66,12 +85,14 @@ class PagedContext:
         cos_sin: torch.Tensor,
     ) -> torch.Tensor:
         """See `Context`."""
-        pages = self.pool.k[layer], self.pool.v[layer]
-        return rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, *pages, self.cells)
+        cache_locs = self.cache_locs[self.pool.group_of[layer]]
+        return rotate_and_store(
+            qkv, q_norm, k_norm, eps, positions, cos_sin, *self.pool.pages_of[layer], cache_locs
+        )  # fmt: skip
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""
-        return attention.run(q, self.pool.k[layer], self.pool.v[layer], self.plan, variant)
+        return attention.run(q, *self.pool.pages_of[layer], self.plans[self.pool.group_of[layer]], variant)
 
 
 def plan_attention(
@@ -80,21 +101,39 @@ def plan_attention(
     kv_lens: np.ndarray,
     slots: np.ndarray,
     q_indptr: np.ndarray | None = None,
-    buffers: PlanBuffers | None = None,
+    buffers: Sequence[PlanBuffers] = (),
     shared: Sequence[SharedPrefix] = (),
     settled: bool = False,
-) -> AttnPlan:
-    """The attention plan of a step on this pool (`kernels.attention.op.plan`); q_indptr None: one row a span."""
-    return attention.plan(
-        np.arange(len(kv_lens) + 1, dtype=np.int32) if q_indptr is None else q_indptr,
-        kv_lens,
-        slots,
-        tables.pages,
-        page_size=pool.k.shape[3],
-        n_q_heads=pool.n_heads,
-        n_kv_heads=pool.k.shape[2],
-        head_dim=pool.head_dim,
-        buffers=buffers,
-        shared=shared,
-        settled=settled,
-    )
+) -> list[AttnPlan]:
+    """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
+    window share their work, and differ in their page tables.
+
+    q_indptr None: one row a span. buffers: for each of `window_kinds`, or none. shared: prefixes, which only layers
+    that keep everything read together.
+    """
+    kinds, plans = window_kinds(pool.layout), []
+    for number, window in enumerate(kinds):
+        plan = attention.plan(
+            np.arange(len(kv_lens) + 1, dtype=np.int32) if q_indptr is None else q_indptr,
+            kv_lens,
+            slots,
+            tables.pages[0],
+            page_size=pool.k.shape[3],
+            n_q_heads=pool.n_heads,
+            n_kv_heads=pool.k.shape[2],
+            head_dim=pool.head_dim,
+            variant=Variant(1.0, window=window),
+            buffers=buffers[number] if buffers else None,
+            shared=() if window else shared,
+            settled=settled,
+        )
+        plans.append(plan)
+    return [
+        plans[kinds.index(window)] if group == 0 else plans[kinds.index(window)].on(tables.pages[group])
+        for group, window in enumerate(pool.layout.windows)
+    ]
+
+
+def window_kinds(layout: KVLayout) -> list[int]:
+    """The windows of a layout, each once: what the work of attention differs by."""
+    return list(dict.fromkeys(layout.windows))

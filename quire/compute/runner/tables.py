@@ -8,6 +8,7 @@ tokens that the host has not seen.
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,23 +27,26 @@ class PageWrites:
     """int64 [k]."""
 
 
+NO_WRITES: Final = PageWrites(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
 class SlotTables:
-    """`tokens` int32 [n_slots + 1, max_model_len + 1] and `pages` int32 [n_slots + 1, max_pages] on the device.
+    """`tokens` int32 [n_slots + 1, max_model_len + 1] and `pages` int32 [n_groups, n_slots + 1, max_pages] on the
+    device: a page table for each group of layers (`KVLayout`).
 
     The extra token column takes the last sampled token, which is never computed; the extra row of both belongs to no
     sequence and takes what padding writes.
     """
 
-    def __init__(self, n_slots: int, max_model_len: int, page_size: int, device: Device) -> None:
+    def __init__(self, n_slots: int, max_model_len: int, page_size: int, device: Device, n_groups: int = 1) -> None:
         self._device = device
         n_columns = -(-max_model_len // page_size)
         self.page_size = page_size
         self.spare_slot = n_slots
-        self.host_pages = np.zeros((n_slots + 1, n_columns), np.int32)
-        shared = device.name == "cpu"
-        self.pages = torch.from_numpy(self.host_pages) if shared else device.upload(self.host_pages)
+        self.host_pages = np.zeros((n_groups, n_slots + 1, n_columns), np.int32)
+        self._shared = device.is_host
+        self.pages = torch.from_numpy(self.host_pages) if self._shared else device.upload(self.host_pages)
         self.tokens = torch.zeros((n_slots + 1, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
-        self._shared = shared
 
     def open(self, opened: list[SlotOpen]) -> None:
         """Write the known tokens of new sequences, in one upload."""
@@ -58,12 +62,13 @@ class SlotTables:
     def append(self, added: list[PageAppend]) -> PageWrites:
         """Extend page lists on the host. Returns what the device's table still lacks: for `write`, or a graph."""
         for one in added:
-            self.host_pages[one.slot, one.first_index : one.first_index + len(one.pages)] = one.pages
+            self.host_pages[one.group, one.slot, one.first_index : one.first_index + len(one.pages)] = one.pages
         if self._shared or not added:
-            return PageWrites(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        n_columns = self.host_pages.shape[1]
+            return NO_WRITES
+        _, n_slots, n_columns = self.host_pages.shape
         lengths = [len(one.pages) for one in added]
-        first = np.repeat([one.slot * n_columns + one.first_index for one in added], lengths)
+        rows = [(one.group * n_slots + one.slot) * n_columns + one.first_index for one in added]
+        first = np.repeat(rows, lengths)
         within = np.arange(len(first)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return PageWrites(first + within, np.concatenate([np.asarray(one.pages, np.int64) for one in added]))
 
@@ -73,8 +78,8 @@ class SlotTables:
             at, values = self._device.upload(np.stack([writes.at, writes.values]))
             self.pages.view(-1)[at] = values.to(torch.int32)
 
-    def cells(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """int64 [n]: index `page * page_size + offset` of each (slot, position) in the KV pool."""
-        pages = self.host_pages[slots, positions // self.page_size].astype(np.int64)
-        cells: np.ndarray = pages * self.page_size + positions % self.page_size
-        return cells
+    def cache_locs(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """int64 [n_groups, n]: index `page * page_size + offset` of each (slot, position) in the KV pool."""
+        pages = self.host_pages[:, slots, positions // self.page_size].astype(np.int64)
+        cache_locs: np.ndarray = pages * self.page_size + positions % self.page_size
+        return cache_locs

@@ -43,7 +43,9 @@ class Sampled:
         return self.status == FINE
 
 
-def sift(token_ids: list[int], statuses: list[int], slots: np.ndarray) -> tuple[list[int], list[int], list[Fault]]:
+def split_faults(
+    token_ids: list[int], statuses: list[int], slots: np.ndarray
+) -> tuple[list[int], list[int], list[Fault]]:
     """The tokens that were chosen, how many each row has, and the faults of rows without one. slots: of the rows."""
     if not any(statuses):
         return token_ids, [1] * len(token_ids), []

@@ -1,6 +1,6 @@
 """How much memory the weights of a model will take, from headers and shapes alone: nothing is allocated or read.
 
-Owns the arithmetic of what `loader` will do: what each layer becomes, and the most that is there at once on the way.
+Owns the arithmetic of what `loader` will do: the most that is there at once on the way, by what the schemes declare.
 Invariant: `held_bytes` is `Decoder.n_bytes` of the loaded model (tests compare them for every scheme).
 """
 
@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable
 
 import torch
 
-from quire.compute.layers.linear import Linear, can_pack
+from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.quant import SCHEMES
-from quire.compute.weights import gguf_exact
-from quire.compute.weights.header import Entry
+from quire.compute.schemes.choice import Schemes, choose
+from quire.compute.schemes.packed import Blocks, Scheme
 from quire.compute.weights.loader import Copy, find_copies
 from quire.config.arch import ModelArch
-from quire.kernels import native
-from quire.kernels.qgemm.weight import FLOATS, packed_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,18 +26,36 @@ class Footprint:
     held_bytes: int
     """Once loaded."""
     peak_bytes: int
-    """Most at once while they are loaded: a matrix is there in both forms while it is rounded or laid out."""
+    """Most at once while they are loaded: a matrix is there in both forms while it is finished."""
     address_bytes: int
     """Most address space: all matrices are allocated before the first is filled."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sizes:
+    """Bytes of one matrix."""
+
+    matrix_bytes: int
+    """As floating numbers, before it is finished; 0 where it never is there as such, or another layer owns it."""
+    made_bytes: int
+    """Of what is stored instead; 0 where that is the matrix itself."""
+    is_begun: bool
+    """What is stored is there from the beginning, to be filled."""
+
+
+def _sizes(linear: Linear, scheme: Scheme, dtype: torch.dtype) -> _Sizes:
+    n, k = linear.matrix.n_out, linear.matrix.n_in
+    is_begun = isinstance(scheme, Blocks)
+    matrix_bytes = 0 if is_begun or linear.is_tied else n * k * dtype.itemsize
+    return _Sizes(matrix_bytes, 0 if scheme.keeps_matrix else scheme.n_bytes(n, k), is_begun)
 
 
 class Weights:
     """The weights that an engine would load from `folder`."""
 
-    def __init__(self, folder: pathlib.Path, arch: ModelArch, device: str, load_format: str = "auto") -> None:
-        """device: 'cpu' or 'cuda'. Reads the headers. Raises LoadError or ConfigError, as `load_model` would."""
-        self._device = device
-        self._arch = arch
+    def __init__(self, folder: pathlib.Path, arch: ModelArch, device: torch.device, load_format: str = "auto") -> None:
+        """Reads the headers. Raises LoadError or ConfigError, as `load_model` would."""
+        self._device, self._arch = device, arch
         self._is_dummy = load_format == "dummy"
         self._copies: list[Copy] = []
         self._in_gguf = False
@@ -51,30 +65,30 @@ class Weights:
 
     def footprint(self, dtype: torch.dtype, quantization: str) -> Footprint:
         """With parameters of `dtype` and a value of `--quantization`."""
-        model = self._model(dtype)
+        model, schemes = self._model(dtype), self._schemes(dtype, quantization)
         owners, parts = model.owners(), dict(model.weights())
-        order = list(parts) if self._is_dummy else self._names(model)
-        held = self._held(model, quantization)
-        adopted = {layer for layer, (_, is_exact) in held.items() if is_exact}
-        left = {layer: sum(owner is layer for owner in owners.values()) for layer in held}
+        sizes = {linear: _sizes(linear, schemes.of(linear.matrix), dtype) for linear in model.linears()}
+        left = {linear: sum(owner is linear for owner in owners.values()) for linear in sizes}
         now_bytes = peak_bytes = 0
-        for name in order:
-            layer = owners.get(name)
-            # What a file's blocks fill directly never exists as floats.
-            is_raw = layer not in adopted or name.endswith(".bias")
-            now_bytes += parts[name].nbytes if is_raw else 0
-            if layer is None:
+        for name in list(parts) if self._is_dummy else self._names(model):
+            linear = owners.get(name)
+            if linear is None or name.endswith(".bias") or sizes[linear].matrix_bytes:
+                now_bytes += parts[name].nbytes
+            if linear is None:
                 continue
-            left[layer] -= 1
-            if not left[layer]:
-                n_bytes, is_exact = held[layer]
-                peak_bytes = max(peak_bytes, now_bytes + n_bytes)
-                now_bytes += n_bytes - (0 if is_exact or not n_bytes else layer.weight.nbytes)
+            left[linear] -= 1
+            made_bytes = sizes[linear].made_bytes
+            if not left[linear] and made_bytes:
+                peak_bytes = max(peak_bytes, now_bytes + made_bytes)
+                now_bytes += made_bytes - sizes[linear].matrix_bytes
         if model.head.is_tied:
-            now_bytes += held[model.head][0]
+            now_bytes += sizes[model.head].made_bytes
         peak_bytes = max(peak_bytes, now_bytes)
-        all_bytes = sum(part.nbytes for part in parts.values())
-        mapped_bytes = all_bytes + max(n_bytes for n_bytes, _ in held.values())
+        others_bytes = sum(part.nbytes for name, part in parts.items() if name not in owners or name.endswith(".bias"))
+        mapped_bytes = others_bytes + sum(
+            one.matrix_bytes + (one.made_bytes if one.is_begun else 0) for one in sizes.values()
+        )
+        mapped_bytes += max(one.made_bytes for one in sizes.values())
         return Footprint(now_bytes, peak_bytes, max(mapped_bytes, peak_bytes))
 
     def _names(self, model: Decoder) -> list[str]:
@@ -83,31 +97,10 @@ class Weights:
         parts = (wholes[copy.target][1] if copy.target in wholes else [copy.target] for copy in self._copies)
         return [name for names in parts for name in names]
 
-    def _held(self, model: Decoder, quantization: str) -> dict[Linear, tuple[int, bool]]:
-        """Layer → (bytes of its packed matrix, 0 where it stays as it is; whether a file's blocks are its content)."""
-        scheme = SCHEMES[quantization]
-        allowed = gguf_exact.schemes(quantization, self._device) if self._in_gguf else ()
-        files: dict[Linear, list[Entry]] = {}
-        entries = {copy.target: copy.entry for copy in self._copies}
-        for name, layer in model.owners().items():
-            if name.endswith(".weight") and name in entries:
-                files.setdefault(layer, []).append(entries[name])
-        if model.head.is_tied and gguf_exact.TABLE in entries:
-            files[model.head] = [entries[gguf_exact.TABLE]]
-        rounded = None if scheme is None else scheme.name
-        return {layer: self._layer(layer, files.get(layer, ()), allowed, rounded) for layer in model.linears()}
-
-    def _layer(
-        self, layer: Linear, files: Iterable[Entry], allowed: tuple[str, ...], scheme: str | None
-    ) -> tuple[int, bool]:
-        exact = gguf_exact.holder(files, allowed) if allowed else None
-        dtype, (n, k) = layer.weight.dtype, layer.weight.shape
-        name = exact or scheme
-        if name is not None:
-            return packed_bytes(name, n, k), exact is not None
-        if self._device == "cpu" and native.library() is not None and dtype in native.DTYPES:
-            return packed_bytes(FLOATS[dtype], n, k), False
-        return (n * k * dtype.itemsize if can_pack(self._device, dtype) else 0), False
+    def _schemes(self, dtype: torch.dtype, quantization: str) -> Schemes:
+        entries = {copy.target: copy.entry for copy in self._copies} if self._in_gguf else None
+        return choose(quantization, self._device, dtype, self._arch, entries)
 
     def _model(self, dtype: torch.dtype) -> Decoder:
+        """Without memory, and with its matrices unfinished."""
         return decoder_on(torch.device("meta"), self._arch, dtype, 1)

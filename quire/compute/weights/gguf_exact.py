@@ -1,38 +1,32 @@
-"""Blocks of a GGUF file that a scheme of `--quantization` holds as they are: neither decoded nor rounded again.
+"""Blocks of a GGUF file read into the matrices that hold them as they are: neither decoded nor rounded again.
 
-Owns which matrices that is and how their blocks become codes and scales; does not own the layout (`kernels/qgemm`) nor
-what other types decode to (`gguf_blocks`). Invariant: dequantised, such a matrix is the file's, number for number.
+Owns how blocks become codes and scales; does not own which matrices that is (`schemes/choice`), the layout
+(`kernels/qgemm`) nor what other types decode to (`gguf_blocks`). Invariant: dequantised, such a matrix is the file's.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 
-from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder
-from quire.compute.quant import PackedProduct
+from quire.compute.schemes.choice import parts_of
+from quire.compute.schemes.packed import Blocks, PackedProduct
 from quire.compute.weights.checkpoint import read_into
 from quire.compute.weights.gguf_blocks import nibbles
 from quire.compute.weights.header import Entry
 from quire.compute.weights.names import separate_halves
-from quire.config.parameters import EMBEDDING
 from quire.core.errors import LoadError
-from quire.kernels import native, qgemm
+from quire.kernels import qgemm
 from quire.kernels.qgemm import weight as packing
 
-HELD: Final = {"int4-g32": ("Q4_0",), "int8-g32": ("Q8_0", "Q4_0")}
-"""Scheme → types of tensors that it holds; the smallest first."""
-TABLE: Final = f"{EMBEDDING}.weight"
 BLOCK_LEN: Final = 32
-"""Values in a block of either type, which share a scale."""
-GRID: Final = tuple(range(-8, 8))
-"""What the codes of Q4_0 stand for."""
+"""Values in a block of any of these types, which share a scale."""
 PIECE_ROWS: Final = 16 * packing.TILE
 """Rows that are laid out at once."""
 
@@ -45,49 +39,19 @@ class Place:
     first_row: int
 
 
-def schemes(quantization: str, device: str) -> tuple[str, ...]:
-    """Which of `HELD` may hold matrices for a value of `--quantization`: without one, any that is fast here."""
-    if quantization == "auto":
-        return tuple(HELD) if device == "cpu" and native.library() is not None else ()
-    return (quantization,) if quantization in HELD else ()
+def places(model: Decoder, entries: Mapping[str, Entry]) -> dict[str, Place]:
+    """Name of a parameter → where its blocks go, for each matrix of `model` that holds blocks.
 
-
-def places(model: Decoder, allowed: tuple[str, ...], entries: dict[str, Entry]) -> dict[str, Place]:
-    """Give each layer of `model` that a scheme can hold as it is in the file a product to be filled.
-
-    allowed: see `schemes`; entries: name among the model's weights → tensor of the file. → name → where its blocks go.
-    A tied head has the blocks of the embedding, which is read a second time for the table itself.
+    entries: name of a parameter with its kind → tensor of the file.
     """
-    parts: dict[Linear, dict[str, Entry]] = {}
-    for name, layer in model.owners().items():
-        if name.endswith(".weight"):
-            parts.setdefault(layer, {})[name] = entries[name]
-    if model.head.is_tied:
-        parts[model.head] = {TABLE: entries[TABLE]}
-    return {name: place for layer, found in parts.items() for name, place in _adopt(layer, allowed, found).items()}
-
-
-def holder(parts: Iterable[Entry], allowed: tuple[str, ...]) -> str | None:
-    """The smallest of the allowed schemes for a layer of these parts, in the order of rows; None where none can hold
-    their types or one ends within a tile."""
-    entries = list(parts)
-    if any(entry.shape[0] % packing.TILE for entry in entries[:-1]):
-        return None
-    return next((name for name in allowed if all(entry.dtype in HELD[name] for entry in entries)), None)
-
-
-def _adopt(layer: Linear, allowed: tuple[str, ...], parts: dict[str, Entry]) -> dict[str, Place]:
-    """A place for each part; none where no scheme can hold them all."""
-    entries, scheme = list(parts.values()), holder(parts.values(), allowed)
-    if scheme is None:
-        return {}
-    n, k = sum(entry.shape[0] for entry in entries), entries[0].shape[1]
-    packed = packing.empty(scheme, n, k, table=GRID if packing.SCHEMES[scheme].bits == 4 else ())
-    found, first_row = {}, 0
-    for name, entry in parts.items():
-        found[name] = Place(packed, first_row)
-        first_row += entry.shape[0]
-    layer.adopt(PackedProduct(packed))
+    found = {}
+    for linear in model.linears():
+        if isinstance(linear.scheme, Blocks):
+            assert isinstance(linear.product, PackedProduct)
+            first_row = 0
+            for name, entry in parts_of(linear.matrix, model.arch, entries).items():
+                found[name] = Place(linear.product.packed, first_row)
+                first_row += entry.shape[0]
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.quant import SCHEMES
+from quire.compute.schemes.choice import TABLE, Schemes, choose
 from quire.compute.weights import gguf_exact
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.dummy import fill_random
@@ -72,7 +72,7 @@ def load_model(
     """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
-    quantization: a name of `compute.quant.SCHEMES`; 'auto' keeps blocks of a GGUF file. A matrix is quantised as soon
+    quantization: a name of `schemes.choice.SCHEMES`; 'auto' keeps blocks of a GGUF file. A matrix is finished as soon
     as it is complete, so that few are in memory in both forms. check_finite: refuse NaN and infinity. progress: show a
     bar; None shows it on a terminal only.
     Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers.
@@ -89,26 +89,25 @@ def load_model(
                 " %d tokens at every length, so shorter prompts differ slightly from transformers",
                 *(max_model_len, rope.original_max_position, rope.type, max_model_len),
             )
-    scheme = SCHEMES[quantization]
 
-    def build(place: torch.device) -> Decoder:
-        return decoder_on(place, arch, dtype, max_model_len, scheme)
+    def build(schemes: Schemes) -> Decoder:
+        return decoder_on(device, arch, dtype, max_model_len, schemes)
 
     if load_format == "dummy":
-        model = build(device)
+        model = build(choose(quantization, device, dtype))
         total = sum(tensor.nbytes for _, tensor in model.weights())
         with ticking("making random weights", total, format_bytes) as ticker:
             fill_random(_packing(model, ticker.advance), seed, device)
     else:
-        shards, copies, in_gguf = find_copies(folder, build(torch.device("meta")), load_format)
-        model = build(device)
+        nowhere = decoder_on(torch.device("meta"), arch, dtype, max_model_len)
+        shards, copies, in_gguf = find_copies(folder, nowhere, load_format)
+        entries = {copy.target: copy.entry for copy in copies[0] if not copy.compare} if in_gguf else None
+        model = build(choose(quantization, device, dtype, arch, entries))
         targets = Targets(model)
-        allowed = gguf_exact.schemes(quantization, device.type) if in_gguf else ()
-        if allowed:
-            entries = {copy.target: copy.entry for copy in copies[0] if not copy.compare}
-            targets.places = gguf_exact.places(model, allowed, entries)
+        if entries is not None:
+            targets.places = gguf_exact.places(model, entries)
         _stream(shards, copies, targets, check_finite, progress)
-    model.pack()
+    model.finish()
     return model
 
 
@@ -131,7 +130,7 @@ def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:
 
 
 class Targets:
-    """The parameters that still take values; a layer whose last one got its values is packed and let go."""
+    """The parameters that still take values; a layer whose last one got its values is finished and let go."""
 
     def __init__(self, model: Decoder) -> None:
         self._offsets = model.offsets()
@@ -161,7 +160,7 @@ class Targets:
             del self.tensors[name]
             if layer not in self._owners.values():
                 self._forget_wholes()
-                layer.pack()
+                layer.finish()
 
     def _forget_wholes(self) -> None:
         """Let go of views whose parts have all got their values."""
@@ -176,7 +175,7 @@ def _packing(model: Decoder, advance: Callable[[int], object]) -> Iterator[tuple
         tensor = targets.tensors[name]
         yield name, tensor
         advance(tensor.nbytes)
-        del tensor  # or it would keep its matrix while that is packed
+        del tensor  # or it would keep its matrix while that is finished
         targets.filled(name)
 
 
@@ -255,8 +254,8 @@ def _read_tensors(
             if copy.target in targets.places and not copy.compare:
                 place = targets.places[copy.target]
                 for n_bytes in gguf_exact.fill(descriptor, copy.entry, place, copy.rows.n_interleaved, shard.path):
-                    advance(n_bytes if copy.target != gguf_exact.TABLE else 0)
-                if copy.target != gguf_exact.TABLE:
+                    advance(n_bytes if copy.target != TABLE else 0)
+                if copy.target != TABLE:
                     targets.filled(copy.target)
                     continue
             target = targets.tensors[copy.target].view(-1)

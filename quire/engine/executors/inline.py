@@ -1,6 +1,6 @@
 """Runs plans in this process. On a GPU launches return before the work is done; on a CPU one worker thread computes.
 
-Owns the order of steps (first in, first out). Does not own what a step does (`compute/runner`).
+Owns the order of steps (first in, first out). Does not own what a step does (`compute/worker`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ready(Result, Protocol):
 
 
 class Launcher(Protocol):
-    """The part of the runner that an executor needs."""
+    """The part of a worker that an executor needs."""
 
     def launch(self, plan: StepPlan) -> Pending: ...
 
@@ -80,13 +80,13 @@ class LaunchedFuture(concurrent.futures.Future[StepResult]):
 class LaunchExecutor:
     """For devices that compute on their own: `submit` launches at once in the caller's thread."""
 
-    def __init__(self, runner: Launcher) -> None:
-        self._runner = runner
+    def __init__(self, worker: Launcher) -> None:
+        self.worker = worker
         self._unmasked: LaunchedFuture | None = None
 
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
         try:
-            future = LaunchedFuture(self._runner.launch(plan))
+            future = LaunchedFuture(self.worker.launch(plan))
             self._unmasked = future if plan.masked else None
             return future
         except Exception as error:
@@ -135,8 +135,8 @@ class ThreadExecutor:
     after a failure slots are not what plans take them for.
     """
 
-    def __init__(self, runner: Launcher, prepare: Callable[[StepPlan], Ready | None] | None = None) -> None:
-        self._runner, self._prepare = runner, prepare
+    def __init__(self, worker: Launcher, prepare: Callable[[StepPlan], Ready | None] | None = None) -> None:
+        self.worker, self._prepare = worker, prepare
         self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-compute")
         self._masks: queue.SimpleQueue[StepMasks | None] = queue.SimpleQueue()
         self._changing: ComputedFuture | None = None
@@ -159,7 +159,7 @@ class ThreadExecutor:
         start_s = time.perf_counter()
         step: Pending | None = None
         try:
-            step = self._runner.launch(plan)
+            step = self.worker.launch(plan)
         finally:
             masks = self._masks.get() if plan.masked else None  # also after a failure: they must not reach another step
         if plan.masked:

@@ -141,7 +141,7 @@ class MatcherLink:
 
     def close(self) -> None:
         """End the process and forget everything."""
-        self._hang_up()
+        self._disconnect()
         self._seqs.clear()
         os.close(self._descriptor)
 
@@ -154,7 +154,7 @@ class MatcherLink:
         try:
             self._child.send(encode(order))
         except OSError:
-            raise _Ended(self._last_word()) from None
+            raise _Ended(self._read_end()) from None
 
     def _hear(self) -> Begun | Turned:
         assert self._child is not None
@@ -163,7 +163,7 @@ class MatcherLink:
             return report
         raise _Ended(report if isinstance(report, Died) else Died())
 
-    def _last_word(self) -> Died:
+    def _read_end(self) -> Died:
         """Of a process that does not read any more."""
         while self._child is not None and self._child.waits(0.0):
             report = hear(self._child)
@@ -203,7 +203,7 @@ class MatcherLink:
             if n_blameless >= MAX_BLAMELESS:
                 lost = list(self._seqs)
             self._fail(lost, ended.died)
-            self._hang_up()
+            self._disconnect()
             try:
                 self._rebuild()
                 return
@@ -252,7 +252,7 @@ class MatcherLink:
                 else:
                     self._note(report)
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._child is not None:
             self._child.close()
             self._child = None

@@ -33,7 +33,7 @@ from quire.engine.grammars.wire import (
     Channel,
     Died,
     GrammarSettings,
-    Trial,
+    GrammarTrial,
     decode_order,
     encode,
 )
@@ -62,7 +62,7 @@ def serve_matchers(
     MatcherProcess(compiler, settings, connection, memory).run()
 
 
-class Forker:
+class ForkServer:
     """The first process: its children, and copies of their ends of the sockets."""
 
     def __init__(self, control: socket.socket, serve: Serve) -> None:
@@ -90,7 +90,7 @@ class Forker:
                     os.kill(self._unwanted.pop(fd), signal.SIGKILL)
                     self._poll.unregister(fd)
                 elif fd in self._ends:
-                    self._bury(fd)
+                    self._reap(fd)
 
     def _fork(self, kind: bytes, fds: list[int]) -> None:
         end = socket.socket(fileno=fds[0])
@@ -105,7 +105,7 @@ class Forker:
         self._poll.register(pidfd, select.POLLIN)
         self._poll.register(end, 0)  # its hang-up is told in any case
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         """A child has ended. If that was not its own doing, its socket says so as its last word."""
         pid, end = self._ends.pop(pidfd)
         self._poll.unregister(pidfd)
@@ -144,7 +144,7 @@ def _serve_trial(compiler: GrammarCompiler, settings: GrammarSettings, connectio
     _limit(resource.RLIMIT_STACK, TRIAL_STACK_BYTES)
     _limit(resource.RLIMIT_AS, _virtual_bytes() + settings.compile_bytes)
     order = decode_order(connection.receive())
-    if isinstance(order, Trial):
+    if isinstance(order, GrammarTrial):
         # The kernel ends the process when this timer has run out: it counts processor time, native code's too.
         signal.setitimer(signal.ITIMER_PROF, settings.compile_s)
         verdict = tried(compiler, order.params, lambda: signal.setitimer(signal.ITIMER_PROF, WALK_S))
@@ -198,7 +198,7 @@ def main(serve: Serve = serve_matchers) -> int:
     for number in LEFT_ALONE:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_ALONE)
-    Forker(socket.socket(fileno=int(sys.argv[1])), serve).run()
+    ForkServer(socket.socket(fileno=int(sys.argv[1])), serve).run()
     return 0
 
 

@@ -23,7 +23,7 @@ import msgspec
 from quire.core.errors import EngineError, GrammarsBusy, QuireError
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.grammars.processes import GrammarProcesses, hear
-from quire.engine.grammars.wire import TRIAL, Died, Trial, encode
+from quire.engine.grammars.wire import TRIAL, Died, GrammarTrial, encode
 from quire.text.grammar import refused
 from quire.text.grammar_trial import Verdict
 
@@ -233,7 +233,7 @@ class GrammarTrials:
         settings = self._processes.settings
         with self._processes.fork(TRIAL) as child:
             try:
-                child.send(encode(Trial(params)))
+                child.send(encode(GrammarTrial(params)))
                 is_answered = child.waits(WALL_FACTOR * (settings.compile_s + 1))
             except OSError:
                 is_answered = True

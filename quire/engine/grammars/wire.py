@@ -56,7 +56,7 @@ class GrammarSettings(msgspec.Struct):
     """Memory that it may take."""
 
 
-class Trial(msgspec.Struct, tag=True):
+class GrammarTrial(msgspec.Struct, tag=True):
     """To a process for one trial: say whether this is of use."""
 
     params: StructuredOutputsParams
@@ -105,7 +105,7 @@ class Died(msgspec.Struct, tag=True):
     """Where in our code it failed, if it did."""
 
 
-Order = Trial | Begin | Turn
+Order = GrammarTrial | Begin | Turn
 Report = Verdict | Begun | Turned | Died
 
 _LENGTH: Final = struct.Struct("=I")

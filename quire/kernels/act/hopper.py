@@ -8,9 +8,6 @@ import torch
 
 from quire.kernels import hopper_rows
 
-MAX_ROWS = 1 << 30
-"""The Triton kernel is not faster at any number of rows that was measured."""
-
 
 class _Args(ctypes.Structure):
     """QuireSiluMulArgs in csrc/cuda/rows.cu."""

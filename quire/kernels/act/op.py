@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from quire.kernels import backends
+from quire.kernels.selector import select
 
 ACTIVATIONS: Final = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 
@@ -18,7 +18,7 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """
     if x.dim() != 2 or x.shape[1] % 2 or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} must be [n, 2 f] with contiguous rows")
-    y: torch.Tensor = backends.choose("act", x.device.type, x).silu_mul(x)
+    y: torch.Tensor = select("act", "silu_mul", x)(x)
     return y
 
 
@@ -35,5 +35,5 @@ def activate(x: torch.Tensor, activation: str, *, gated: bool) -> torch.Tensor:
         return silu_mul(x)
     if x.dim() != 2 or (gated and x.shape[1] % 2) or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} must be [n, f] or [n, 2 f] with contiguous rows")
-    y: torch.Tensor = backends.module("act", x.device.type).activate(x, activation, gated)
+    y: torch.Tensor = select("act", "activate", x)(x, activation, gated)
     return y

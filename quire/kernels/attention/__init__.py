@@ -2,8 +2,8 @@
 
 from quire.kernels.attention.merge import merge
 from quire.kernels.attention.op import plan, plan_buffers, plan_ragged, run
-from quire.kernels.attention.plan import AttnPlan, Layout, PlanBuffers, SharedPrefix
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.schedule.plan import AttnPlan, Layout, PlanBuffers, SharedPrefix
+from quire.kernels.attention.variant import Variant, expression, variants
 
 __all__ = [
     "AttnPlan",
@@ -11,9 +11,11 @@ __all__ = [
     "PlanBuffers",
     "SharedPrefix",
     "Variant",
+    "expression",
     "merge",
     "plan",
     "plan_buffers",
     "plan_ragged",
     "run",
+    "variants",
 ]

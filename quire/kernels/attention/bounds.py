@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from quire.kernels.attention.expression import Expr
-from quire.kernels.attention.plan import AttnPlan
+from quire.kernels.attention.schedule.plan import AttnPlan
 from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant.expression import Expr
 
 Interval = tuple[float, float]
 UNKNOWN: Interval = (float("-inf"), float("inf"))

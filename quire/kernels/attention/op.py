@@ -1,20 +1,33 @@
-"""Public attention: plan once a step, run once a layer. Checks what it is given; select.py picks the implementation."""
+"""Public attention: plan once a step, run once a layer. Checks what it is given; selection.py says what runs."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from quire.kernels.attention import bounds, select
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, Mirrored, PlanBuffers, SharedPrefix, Spans
+from quire.core.errors import ConfigError
+from quire.kernels.attention import bounds, selection
+from quire.kernels.attention.cpu import work as cpu_work
+from quire.kernels.attention.schedule import work as cuda_work
+from quire.kernels.attention.schedule.plan import (
+    AttnPlan,
+    AttnSpans,
+    Heads,
+    Layout,
+    Mirrored,
+    PlanBuffers,
+    SharedPrefix,
+)
 from quire.kernels.attention.variant import Variant
-from quire.kernels.kvstore import cell
+from quire.kernels.kvstore import entry
 
 MAX_GROUP = 128
 """Query heads of one KV head: the rows of the largest tile."""
+WORK: Mapping[str, Callable[[AttnPlan, torch.device], object]] = {"cpu": cpu_work.make, "cuda": cuda_work.make}
+"""Device type → what turns a plan into the device's list of work."""
 
 
 def plan(
@@ -53,7 +66,7 @@ def plan(
     if blocks is not None and len(blocks) != 2:
         raise ValueError(f"blocks is a pair (indptr, indices), not {len(blocks)} values")
     lists = map(_int32, blocks) if blocks is not None else (None, None)
-    spans = Spans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *lists)
+    spans = AttnSpans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *lists)
     seen = variant or Variant(1.0)
     bare = AttnPlan(
         Layout.PAGED if blocks is None else Layout.SPARSE,
@@ -92,7 +105,7 @@ def plan_ragged(
     """
     bounds = _int32(kv_indptr)
     seen = variant or Variant(1.0)
-    spans = Spans(_int32(q_indptr), np.diff(bounds), bounds[:-1].copy())
+    spans = AttnSpans(_int32(q_indptr), np.diff(bounds), bounds[:-1].copy())
     heads = Heads(n_q_heads, n_kv_heads, head_dim)
     bare = AttnPlan(Layout.RAGGED, heads, 1, spans, None, seen.causal, seen.window, seen.n_first)
     _check_spans(bare)
@@ -121,9 +134,15 @@ def plan_buffers(
     device = "none" if like.page_table is None else like.page_table.device.type
     if device != "cuda":
         raise ValueError(f"plan_buffers takes a plan over pages on a CUDA device; the device of its pages: {device}")
-    sizes = {"span_tokens": span_tokens, "max_rows": max_rows, "max_blocks": max_blocks}
-    made: PlanBuffers = select.work_module("cuda").Buffers(like, max_spans, max_large, memory=memory, **sizes)
-    return made
+    return cuda_work.Buffers(
+        like,
+        max_spans,
+        max_large,
+        span_tokens=span_tokens,
+        max_rows=max_rows,
+        max_blocks=max_blocks,
+        memory=memory,
+    )
 
 
 def run(
@@ -140,7 +159,7 @@ def run(
     q: [n, n_q_heads, head_dim], n >= q_indptr[-1], last dimension contiguous; rows beyond q_indptr[-1] are padding.
     k, v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows [n_keys, n_kv_heads, head_dim], any strides
     with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored. On CPU
-    also int8 cells, then with a last dimension of head_dim + 4 (kernels.kvstore.cell).
+    also int8 entries, then with a last dimension of head_dim + 4 (kernels.kvstore.entry).
     out: like q, contiguous, or None to allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural
     logarithm of each row's sum of weights (-inf where nothing is seen), or None.
     Returns out; its padding rows hold anything. Row i of span s stands at position kv_lens[s] - (q_indptr[s + 1] - i).
@@ -158,7 +177,7 @@ def run(
         )
     if lse is not None:
         _check_lse(lse, q, variant)
-    select.choose(plan, variant, q.device.type, q.dtype, k.dtype).run(q, k, v, plan, variant, out, lse)
+    selection.choose(plan, variant, q.device, q.dtype, k.dtype)(q, k, v, plan, variant, out, lse)
     return out
 
 
@@ -171,7 +190,9 @@ def _with_work(bare: AttnPlan, buffers: PlanBuffers | None, device: torch.device
         place = torch.device(device)
     else:
         raise ValueError("a plan over rows of keys needs the device that they are on")
-    return dataclasses.replace(bare, work=select.work_module(place.type).make(bare, place))
+    if place.type not in WORK:
+        raise ConfigError(f"attention has no kernel for device {place.type!r}: use 'cpu' or 'cuda'")
+    return dataclasses.replace(bare, work=WORK[place.type](bare, place))
 
 
 def _int32(values: np.ndarray) -> np.ndarray:
@@ -280,7 +301,7 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
     if not q.dtype.is_floating_point:
         raise ValueError(f"q is {q.dtype}: attention takes floating-point types")
     heads = plan.heads
-    size = cell.cell_size(heads.head_dim, k.dtype)
+    size = entry.entry_size(heads.head_dim, k.dtype)
     if plan.layout is Layout.RAGGED:
         axes = "n_keys, n_kv_heads, head_dim"
         wanted: tuple[int, ...] = (heads.n_kv_heads, size)
@@ -302,7 +323,7 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
         raise ValueError("the last dimension of q, k and v must be contiguous")
     if k.dtype != v.dtype or k.dtype not in (q.dtype, torch.float8_e4m3fn, torch.int8):
         raise ValueError(
-            f"q is {q.dtype} but k, v are {k.dtype}, {v.dtype}: use q's dtype, float8_e4m3fn or int8 cells for both"
+            f"q is {q.dtype} but k, v are {k.dtype}, {v.dtype}: use q's dtype, float8_e4m3fn or int8 entries for both"
         )
     if plan.causal and not variant.causal:
         raise ValueError("the variant is not causal but the plan is: give the variant to plan()")

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from quire.kernels.attention import lower
-from quire.kernels.attention.plan import AttnPlan, Layout
-from quire.kernels.attention.variant import Variant
-from quire.kernels.kvstore import cell
+from quire.kernels.attention.schedule.plan import AttnPlan, Layout
+from quire.kernels.attention.variant import Variant, lowering
+from quire.kernels.kvstore import entry
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """dtype → largest |kernel - float64 reference| for values of about unit size: probabilities and output rounded once."""
@@ -19,11 +18,6 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, tor
 MAX_BLOCK_ROWS = 256
 MAX_LOGITS = 1 << 24
 """Rows of a span are taken in blocks of at most so many rows and logits, which bounds the memory."""
-
-
-def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
-    """There is none."""
-    return None
 
 
 def run(
@@ -70,7 +64,7 @@ def _positions(plan: AttnPlan, span: int) -> np.ndarray:
 def _gather(
     k: torch.Tensor, v: torch.Tensor, plan: AttnPlan, span: int, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cells of keys and values at these positions, [n_keys, n_kv_heads, cell]."""
+    """The entries of keys and values at these positions, [n_keys, n_kv_heads, entry]."""
     at = int(plan.spans.kv_at[span])
     if plan.layout is Layout.RAGGED:
         return k[at + positions], v[at + positions]
@@ -105,8 +99,8 @@ class _Block:
             "kv_head": torch.arange(plan.heads.n_kv_heads, device=q.device)[:, None],
             "dim": self.dim,
         }
-        self.keys = self._hook("key_transform", cell.decode(keys, self.wide), site)
-        self.values = self._hook("value_transform", cell.decode(values, self.wide), site)
+        self.keys = self._hook("key_transform", entry.decode(keys, self.wide), site)
+        self.values = self._hook("value_transform", entry.decode(values, self.wide), site)
 
     def attend(self, q: torch.Tensor, q_row: torch.Tensor, q_pos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [n, n_q_heads, head_dim] → output of the same shape, lse [n, n_q_heads]."""
@@ -156,4 +150,4 @@ class _Block:
         if "dim" in site:
             first, second = x.chunk(2, dim=-1) if x.shape[-1] % 2 == 0 else (x, x[..., :0])
             leaves["partner", "half"] = torch.cat((-second, first), dim=-1)
-        return lower.evaluate(expr, {**leaves, ("value", "x"): x}, self.wide).expand(x.shape)
+        return lowering.evaluate(expr, {**leaves, ("value", "x"): x}, self.wide).expand(x.shape)

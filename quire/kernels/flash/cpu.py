@@ -9,10 +9,9 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.kernels.attention import expression
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant import Variant, expression
 from quire.kernels.flash.op import Ragged
-from quire.kernels.flash.reference import Block, q_heads
+from quire.kernels.flash.reference import LogitBlock, q_heads
 
 ROWS, KEYS = 128, 512
 
@@ -138,7 +137,7 @@ class _Part:
         variant, heads = self._variant, self._heads
         logits = queries @ self.heads_first(self._k, keys).mT * variant.scale
         deep = logits.unflatten(2, (heads.shape[1], -1))  # type: ignore[no-untyped-call]
-        block = Block(self._first_row, rows, keys, self._q_len, self._kv_len)
+        block = LogitBlock(self._first_row, rows, keys, self._q_len, self._kv_len)
         visible = block.visible(variant, heads).expand(deep.shape).flatten(2, 3)
         if self._transform is None or self._slope is None:
             return logits, visible, 1.0

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from quire.kernels import backends, transfer
+from quire.kernels import selector, transfer
 from quire.kernels.attention.variant import COORDINATES, Variant
 
 INSTEAD = {
@@ -101,7 +101,7 @@ class _Attention(torch.autograd.Function):
         variant: Variant,
         ragged: Ragged | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = backends.module("flash", q.device.type).forward(q, k, v, variant, ragged)
+        out, lse = selector.select("flash", "forward", q)(q, k, v, variant, ragged)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.set_materialize_grads(False)
         ctx.variant, ctx.ragged = variant, ragged
@@ -113,8 +113,8 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         d_out = torch.zeros_like(out) if d_out is None else d_out
         d_out = d_out if d_out.stride(-1) == 1 else d_out.contiguous()
-        module = backends.module("flash", q.device.type)
-        return *module.backward(q, k, v, out, lse, d_out, d_lse, ctx.variant, ctx.ragged), None, None
+        backward = selector.select("flash", "backward", q)
+        return *backward(q, k, v, out, lse, d_out, d_lse, ctx.variant, ctx.ragged), None, None
 
 
 def _check_variant(variant: Variant, device: torch.device) -> None:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.attention import lower
-from quire.kernels.attention.expression import Expr
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant import Variant, lowering
+from quire.kernels.attention.variant.expression import Expr
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """dtype → largest |out - float64 reference| / (1 + |reference|): probabilities and output are rounded once."""
@@ -18,7 +17,7 @@ GRADIENT_TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 
 """The same for gradients, as a share of the largest: probabilities, their gradients and the result are rounded."""
 
 
-class Block:
+class LogitBlock:
     """Coordinates of logits [.., hk, group, rows, keys] of one sequence or, where lengths agree, of several."""
 
     def __init__(self, first_row: torch.Tensor, rows: range, keys: range, q_len: int, kv_len: int) -> None:
@@ -51,7 +50,7 @@ class Block:
             leaves["scalar", name] = torch.tensor(scalar, dtype=torch.float64, device=logits.device)
         for name, tensor in variant.tensors.items():
             leaves["load", name] = tensor
-        return lower.evaluate(expr, leaves, logits.dtype)
+        return lowering.evaluate(expr, leaves, logits.dtype)
 
 
 def q_heads(n_q_heads: int, n_kv_heads: int, device: torch.device) -> torch.Tensor:
@@ -71,7 +70,7 @@ def flash_attention(
     kv_len, hk = k.shape[1:3]
     heads = q_heads(hq, hk, q.device)
     first_row = torch.arange(n_seqs, device=q.device) * q_len
-    block = Block(first_row, range(q_len), range(kv_len), q_len, kv_len)
+    block = LogitBlock(first_row, range(q_len), range(kv_len), q_len, kv_len)
     logits = torch.einsum("bqhgd,bkhd->bhgqk", q.to(wide).unflatten(2, (hk, -1)), k.to(wide)) * variant.scale  # type: ignore[no-untyped-call]
     if "logits_transform" in variant.program.hooks:
         logits = block.evaluate(variant.program.hooks["logits_transform"], variant, heads, logits)

@@ -15,8 +15,8 @@ import torch
 import triton
 
 from quire.kernels import jit
-from quire.kernels.attention import expression, triton_hooks
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.triton import hooks as triton_hooks
+from quire.kernels.attention.variant import Variant, expression
 from quire.kernels.flash import triton_kernels as kernels
 from quire.kernels.flash.op import Ragged
 

@@ -3,7 +3,7 @@
 Flash attention (Dao et al. 2022, algorithms 2 and 4; Dao 2023, section 3.2, for the order of the loops). Every gradient
 has one writer: no atomics, the same bits in every run. Only blocks on an edge of what is visible are masked.
 Strides are in elements, (sequence, row, head); ragged sequences have sequence strides of 0 and rows of their own.
-Hooks as in attention/triton_hooks.py (a kernel's own argument cannot be called `params`: the launcher of @triton.jit
+Hooks as in attention/triton/hooks.py (a kernel's own argument cannot be called `params`: the launcher of @triton.jit
 shadows that name); dead lanes show them the coordinates of the last row or key.
 """
 

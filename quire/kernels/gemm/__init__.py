@@ -1,6 +1,7 @@
 """Linear layers as one launch: product, norm before it, activation or residual after it."""
 
-from quire.kernels.gemm.ahead import Layer, build
-from quire.kernels.gemm.op import Norm, linear, obstacle
+from quire.kernels.gemm.ahead import LinearShape, build
+from quire.kernels.gemm.hopper import Norm
+from quire.kernels.gemm.op import linear, obstacle
 
-__all__ = ["Layer", "Norm", "build", "linear", "obstacle"]
+__all__ = ["LinearShape", "Norm", "build", "linear", "obstacle"]

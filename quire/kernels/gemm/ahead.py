@@ -15,16 +15,16 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from quire.kernels import jit
-from quire.kernels.gemm.choice import fastest
+from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper import Build, compile_variant, n_processors_of, static_obstacle, variant_of
-from quire.kernels.gemm.plan import MAX_NORM_ROWS, Product
+from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
 from quire.kernels.hopper import machine_obstacle
 
 logger = logging.getLogger("quire.kernels")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Layer:
+class LinearShape:
     """A linear layer as `linear` is called for it."""
 
     n: int
@@ -37,7 +37,7 @@ class Layer:
     """The result is float32."""
 
 
-def build(layers: Iterable[Layer], dtype: torch.dtype, device: torch.device, max_rows: int) -> None:
+def build(layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.device, max_rows: int) -> None:
     """Compile what `linear` picks for any number of rows up to max_rows, in parallel (seconds if they are new).
 
     A kernel that is only best for a few numbers of rows above 1,024 may be missed; its first call then compiles it.
@@ -61,12 +61,12 @@ def _rows(max_rows: int) -> Iterator[int]:
 
 
 def _variants(
-    layer: Layer, dtype: torch.dtype, max_rows: int, n_processors: int
+    layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     kind = Build(dtype, layer.residual, layer.bias, layer.wide)
     for m in _rows(max_rows):
         for norm in {layer.norm and m <= MAX_NORM_ROWS, False}:
-            product = Product(m, layer.n, layer.k, norm, layer.silu_mul)
+            product = ProductShape(m, layer.n, layer.k, norm, layer.silu_mul)
             made = static_obstacle(product, dtype) or fastest(product, n_processors)
             if not isinstance(made, str):
                 yield variant_of(product, made, kind)

@@ -1,7 +1,7 @@
 """Linear layers in CUDA C++ for Hopper (csrc/cuda/gemm.cu, gemm_wide.cu), built by the JIT once for each variant.
 
 Owns which builds there are, their arguments and their launch. Does not own the kernels, their tiling (plan.py, wide.py)
-nor which is best (choice.py). Invariant: a launch allocates only its result and room for sums, and never waits, so it
+nor which is best (estimate.py). Invariant: a launch allocates only its result and room for sums, and never waits, so it
 can be captured in a CUDA graph.
 """
 
@@ -16,14 +16,20 @@ from collections.abc import Callable
 import torch
 
 from quire.kernels import jit
-from quire.kernels.gemm.choice import fastest
-from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, Product
+from quire.kernels.gemm.estimate import fastest
+from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.norm import rms_norm
 
 DTYPES = (torch.bfloat16, torch.float16)
 ALIGNMENT_BYTES = 16
+ROW_STEP = 8
+"""As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
 MAX_ROWS = 1 << 16
+
+Norm = tuple[torch.Tensor, float]
+"""Weight [k] and eps of an RMS norm of x."""
 
 
 class _Args(ctypes.Structure):
@@ -67,45 +73,106 @@ class Launch:
     function: Callable[..., int]
     plan: Plan | WidePlan
 
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: Norm | None,
+        residual: torch.Tensor | None,
+        silu_mul: bool,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See op.py; for the arguments that it was prepared for."""
+        m, n = x.shape[0], w.shape[0]
+        y = out if residual is None else residual
+        if y is None:
+            y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)
+        if isinstance(self.plan, WidePlan):
+            sums = torch.empty(self.plan.sums_size, dtype=torch.float32, device=x.device)
+            args: ctypes.Structure = _wide_arguments(self.plan, x, w, bias, y, sums)
+        else:
+            args = _arguments(self.plan, x, w, bias, norm, residual, y)
+        code = self.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
+        if code:
+            raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
+        return y
+
 
 def prepare(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
-    norm: tuple[torch.Tensor, float] | None,
+    norm: Norm | None,
     residual: torch.Tensor | None,
     silu_mul: bool,
     out: torch.Tensor | None,
-) -> Launch | str:
-    """The kernel for these arguments, or why there is none. Compiles what is new (seconds)."""
+    *,
+    apart: bool = True,
+) -> Callable[..., torch.Tensor] | str:
+    """`linear` ready for these arguments, or why it is not for these kernels. Compiles what is new (seconds).
+
+    apart: a norm that cannot be fused may be a launch of its own.
+    """
     m, row = x.shape[0], x.stride(0)
     if not 1 <= m <= MAX_ROWS:
         return f"{m} rows are not within 1..{MAX_ROWS}"
     if not x.is_cuda:
         return f"tensors are on {x.device}"
-    for name, tensor in (("x", x), ("w", w), ("norm", norm and norm[0])):
-        if tensor is not None and tensor.data_ptr() % ALIGNMENT_BYTES:
-            return f"the address of {name} is not a multiple of {ALIGNMENT_BYTES} bytes"
-    if row * x.element_size() % ALIGNMENT_BYTES and m > 1:
-        return f"rows of x are {row} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
-    if norm is not None and m > MAX_NORM_ROWS:
-        return f"a norm is fused for at most {MAX_NORM_ROWS} rows, here are {m}"
-    fused = (
-        norm is not None,
-        silu_mul,
-        residual is not None,
-        bias is not None,
-        out is not None and out.dtype != x.dtype,
-    )
-    found = _prepared(m, *w.shape, x.dtype, x.device, *fused)
+    if w.data_ptr() % ALIGNMENT_BYTES:
+        return f"the address of w is not a multiple of {ALIGNMENT_BYTES} bytes"
+    if x.data_ptr() % ALIGNMENT_BYTES:
+        found: Launch | str = f"the address of x is not a multiple of {ALIGNMENT_BYTES} bytes"
+    elif row % ROW_STEP and m > 1:
+        found = f"rows of x are {row} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
+    elif norm is not None and norm[0].data_ptr() % ALIGNMENT_BYTES:
+        found = f"the address of norm is not a multiple of {ALIGNMENT_BYTES} bytes"
+    elif norm is not None and m > MAX_NORM_ROWS:
+        found = f"a norm is fused for at most {MAX_NORM_ROWS} rows, here are {m}"
+    else:
+        found = _launch(x, w, bias, norm is not None, residual, silu_mul, out)
+    if norm is None or not apart or isinstance(found, Launch):
+        return found
+    # The product alone may still be for a kernel: the norm's result lies as a kernel wants it.
+    alone = _launch(x, w, bias, False, residual, silu_mul, out)
+    return alone if isinstance(alone, str) else functools.partial(_after_norm, alone)
+
+
+def _launch(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: bool,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> Launch | str:
+    """What only shapes, types and the place of the result decide."""
+    fused = (norm, silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
+    found = _prepared(x.shape[0], *w.shape, x.dtype, x.device, *fused)
     y = out if residual is None else residual
-    is_wide = isinstance(found, Launch) and isinstance(found.plan, WidePlan)
-    if is_wide and y is not None and (y.data_ptr() | y.stride(0) * y.element_size()) % ALIGNMENT_BYTES:
+    if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
+        return found
+    if (y.data_ptr() | y.stride(0) * y.element_size()) % ALIGNMENT_BYTES:
         return f"rows of the result do not start at multiples of {ALIGNMENT_BYTES} bytes"
     return found
 
 
-def static_obstacle(product: Product, dtype: torch.dtype) -> str | None:
+def _after_norm(
+    launch: Launch,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: Norm | None,
+    residual: torch.Tensor | None,
+    silu_mul: bool,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """A norm by its own kernel, then the product."""
+    return launch(x if norm is None else rms_norm(x, *norm), w, bias, None, residual, silu_mul, out)
+
+
+def static_obstacle(product: ProductShape, dtype: torch.dtype) -> str | None:
     """Why no machine could run this with this kernel, or None."""
     if dtype not in DTYPES:
         return f"x is {dtype}: it must be bfloat16 or float16"
@@ -128,7 +195,7 @@ def _prepared(
     bias: bool,
     wide: bool,
 ) -> Launch | str:
-    product, build = Product(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
+    product, build = ProductShape(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
     found = static_obstacle(product, build.dtype) or machine_obstacle()
     if found:
         return found
@@ -147,7 +214,7 @@ def n_processors_of(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def load(product: Product, plan: Plan | WidePlan, build: Build) -> Launch:
+def load(product: ProductShape, plan: Plan | WidePlan, build: Build) -> Launch:
     """The kernel of a plan, compiled if it is new. Raises BuildError."""
     library = ctypes.CDLL(str(compile_variant(*variant_of(product, plan, build))))
     function = library.quire_gemm_wide if isinstance(plan, WidePlan) else library.quire_gemm
@@ -156,7 +223,7 @@ def load(product: Product, plan: Plan | WidePlan, build: Build) -> Launch:
     return Launch(function, plan)
 
 
-def variant_of(product: Product, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
+def variant_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> tuple[str, tuple[str, ...]]:
     """(source in csrc/cuda, definitions): what tells the library of a plan from others."""
     macros: dict[str, int] = {
         "SILU": product.silu,
@@ -187,38 +254,12 @@ def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
     return jit.shared_library(source.removesuffix(".cu"), sources, flags, "", "nvcc")
 
 
-def run(
-    launch: Launch,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    norm: tuple[torch.Tensor, float] | None,
-    residual: torch.Tensor | None,
-    silu_mul: bool,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    """See op.py; launch: what `prepare` found for these arguments."""
-    m, n = x.shape[0], w.shape[0]
-    y = out if residual is None else residual
-    if y is None:
-        y = torch.empty(m, n // 2 if silu_mul else n, dtype=x.dtype, device=x.device)
-    if isinstance(launch.plan, WidePlan):
-        sums = torch.empty(launch.plan.sums_size, dtype=torch.float32, device=x.device)
-        args: ctypes.Structure = _wide_arguments(launch.plan, x, w, bias, y, sums)
-    else:
-        args = _arguments(launch.plan, x, w, bias, norm, residual, y)
-    code = launch.function(ctypes.byref(args), torch.cuda.current_stream(x.device).cuda_stream)
-    if code:
-        raise RuntimeError(f"gemm {tuple(x.shape)} x {tuple(w.shape)} could not be launched: CUDA error {code}")
-    return y
-
-
 def _arguments(
     plan: Plan,
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
-    norm: tuple[torch.Tensor, float] | None,
+    norm: Norm | None,
     residual: torch.Tensor | None,
     y: torch.Tensor,
 ) -> _Args:
@@ -244,13 +285,13 @@ def linear(
     x: torch.Tensor,
     w: torch.Tensor,
     bias: torch.Tensor | None,
-    norm: tuple[torch.Tensor, float] | None,
+    norm: Norm | None,
     residual: torch.Tensor | None,
     silu_mul: bool,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """See op.py. Raises ValueError where this kernel cannot run."""
-    launch = prepare(x, w, bias, norm, residual, silu_mul, out)
+    """See op.py, in one launch. Raises ValueError where there is none."""
+    launch = prepare(x, w, bias, norm, residual, silu_mul, out, apart=False)
     if isinstance(launch, str):
         raise ValueError(f"this product is not for the Hopper kernel: {launch}")
-    return run(launch, x, w, bias, norm, residual, silu_mul, out)
+    return launch(x, w, bias, norm, residual, silu_mul, out)

@@ -1,17 +1,12 @@
-"""Public linear layer with what stands around it in a decoder. Checks shapes and picks the implementation.
-
-Owns the choice: a Hopper kernel where one can run and is likely to be the fastest (`obstacle`), else the composed one.
-Invariant: the choice depends on shapes, types, alignment and the machine, never on values.
-"""
+"""Public linear layer with what stands around it in a decoder. Checks shapes and picks the implementation."""
 
 from __future__ import annotations
 
 import torch
 
-from quire.kernels.gemm import composed, hopper
-from quire.kernels.norm import rms_norm
-
-Norm = tuple[torch.Tensor, float]
+from quire.kernels.gemm import hopper
+from quire.kernels.gemm.hopper import Norm
+from quire.kernels.selector import select
 
 
 def linear(
@@ -38,15 +33,9 @@ def linear(
     Raises ValueError on a mismatch.
     """
     _check(x, w, bias, norm, residual, silu_mul, out)
-    if not x.is_cuda:
-        return composed.linear(x, w, bias, norm, residual, silu_mul, out)
-    launch = hopper.prepare(x, w, bias, norm, residual, silu_mul, out)
-    if isinstance(launch, str) and norm is not None:  # the product alone may still be for the kernel
-        x, norm = rms_norm(x, *norm), None
-        launch = hopper.prepare(x, w, bias, norm, residual, silu_mul, out)
-    if isinstance(launch, str):
-        return composed.linear(x, w, bias, norm, residual, silu_mul, out)
-    return hopper.run(launch, x, w, bias, norm, residual, silu_mul, out)
+    arguments = (x, w, bias, norm, residual, silu_mul, out)
+    y: torch.Tensor = select("gemm", "linear", *arguments)(*arguments)
+    return y
 
 
 def obstacle(
@@ -61,7 +50,7 @@ def obstacle(
 ) -> str | None:
     """Why these arguments of `linear` are not one launch of the Hopper kernel, or None. May compile it (seconds)."""
     _check(x, w, bias, norm, residual, silu_mul, out)
-    found = hopper.prepare(x, w, bias, norm, residual, silu_mul, out)
+    found = hopper.prepare(x, w, bias, norm, residual, silu_mul, out, apart=False)
     return found if isinstance(found, str) else None
 
 

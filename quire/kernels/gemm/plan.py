@@ -35,7 +35,7 @@ UNEVEN, TRAVEL, SMALL_RING = 0.3, 0.12, 0.01
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Product:
+class ProductShape:
     """The shape of one product; n: rows of w, gate and up together."""
 
     m: int
@@ -67,13 +67,13 @@ class Plan:
 
 
 @functools.cache
-def plan(product: Product, n_processors: int) -> Plan | None:
+def plan(product: ProductShape, n_processors: int) -> Plan | None:
     """The cheapest plan by the model of `_cost_us`, or None if none fits (a norm and a huge K)."""
     found = list(_candidates(product, n_processors))
     return min(found, key=lambda one: _cost_us(product, one, n_processors), default=None)
 
 
-def _candidates(product: Product, n_processors: int) -> Iterator[Plan]:
+def _candidates(product: ProductShape, n_processors: int) -> Iterator[Plan]:
     few = product.tokens <= MAX_RESIDENT_ROWS
     for cluster in (1, 2, 4, 8):
         kinds = [(3, True, True)] if few and (cluster < 4 or product.norm) else []
@@ -104,12 +104,12 @@ def chunks_of(plan: Plan) -> int:
     return 2 if tile_rows(plan) == 64 else 1
 
 
-def tiles_of(product: Product, plan: Plan) -> int:
+def tiles_of(product: ProductShape, plan: Plan) -> int:
     """Tiles of w; with SiLU half of a tile's rows are gate, half are up."""
     return math.ceil(product.n / tile_rows(plan))
 
 
-def shared_bytes(product: Product, plan: Plan, n_stages: int) -> int:
+def shared_bytes(product: ProductShape, plan: Plan, n_stages: int) -> int:
     """Shared memory of a block: `Layout` in csrc/cuda/gemm/block.h."""
     rows, chunks, tokens = tile_rows(plan), chunks_of(plan), product.tokens
     teams = plan.groups if plan.turns else 1
@@ -123,7 +123,7 @@ def shared_bytes(product: Product, plan: Plan, n_stages: int) -> int:
     return total + 8 * (2 * MAX_STAGES + 3 * teams + 1)
 
 
-def _stages(product: Product, plan: Plan, limit: int) -> int:
+def _stages(product: ProductShape, plan: Plan, limit: int) -> int:
     """Most stages of the ring that fit."""
     step = shared_bytes(product, plan, 1) - shared_bytes(product, plan, 0)
     return min(MAX_STAGES, (limit - shared_bytes(product, plan, 0)) // step)
@@ -134,7 +134,7 @@ def _max_clusters(cluster: int, n_processors: int) -> int:
     return n_processors // cluster if cluster < 4 else n_processors // cluster // 2 * 2
 
 
-def _cost_us(product: Product, plan: Plan, n_processors: int) -> float:
+def _cost_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
     """About how long it takes, fitted to an H200: the slower of memory and one block, then what does not overlap."""
     chunks, rows = chunks_of(plan), tile_rows(plan)
     n_blocks = plan.n_clusters * plan.cluster

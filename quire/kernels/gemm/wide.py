@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Iterator
 
-from quire.kernels.gemm.plan import CHUNK, Product
+from quire.kernels.gemm.plan import CHUNK, ProductShape
 
 TILE_ROWS = 128
 """Rows of w in a tile; with SiLU half of them are gate, half are up."""
@@ -49,17 +49,17 @@ class WidePlan:
 
 
 @functools.cache
-def wide_plan(product: Product, n_processors: int) -> WidePlan:
+def wide_plan(product: ProductShape, n_processors: int) -> WidePlan:
     """The cheapest plan by the model of `wide_us`."""
     return min(_candidates(product, n_processors), key=lambda one: wide_us(product, one, n_processors))
 
 
-def n_tiles(product: Product, tokens: int) -> int:
+def n_tiles(product: ProductShape, tokens: int) -> int:
     """Tiles of 128 rows of w by `tokens` tokens."""
     return math.ceil(product.n / TILE_ROWS) * math.ceil(product.m / tokens)
 
 
-def _candidates(product: Product, n_processors: int) -> Iterator[WidePlan]:
+def _candidates(product: ProductShape, n_processors: int) -> Iterator[WidePlan]:
     for tokens, splits in SPLITS.items():
         tiles = n_tiles(product, tokens)
         together = max(1, min(math.ceil(product.m / tokens), L2_BYTES // (tokens * product.k * 2)))
@@ -71,7 +71,7 @@ def _candidates(product: Product, n_processors: int) -> Iterator[WidePlan]:
                 yield WidePlan(tokens, split, tiles, together)
 
 
-def wide_us(product: Product, plan: WidePlan, n_processors: int) -> float:
+def wide_us(product: ProductShape, plan: WidePlan, n_processors: int) -> float:
     """About how long it takes, fitted to an H200 at full clock."""
     tiles = n_tiles(product, plan.tokens)
     n_passes = math.ceil(tiles / plan.n_teams)

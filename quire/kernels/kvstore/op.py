@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quire.kernels import backends
+from quire.kernels.selector import select
 
 
 def copy_pages(
@@ -16,9 +16,9 @@ def copy_pages(
     targets: Sequence[int],
     n_tokens: Sequence[int],
 ) -> None:
-    """Copy the first n_tokens[i] cells of page sources[i] to page targets[i], for keys and values (copy on write).
+    """Copy the first n_tokens[i] entries of page sources[i] to page targets[i], for keys and values (copy on write).
 
-    k_pages, v_pages: [n_pages, n_kv_heads, page_size, cell], of any type; what a cell is: cell.py.
+    k_pages, v_pages: [n_pages, n_kv_heads, page_size, entry], of any type; what an entry is: entry.py.
 
     The three lists have equal length; no target may be a source or appear twice.
     """
@@ -26,7 +26,7 @@ def copy_pages(
     if not len(sources) == len(targets) == len(n_tokens):
         raise ValueError(f"{len(sources)} sources, {len(targets)} targets and {len(n_tokens)} counts must match")
     if len(sources):
-        backends.module("kvstore", k_pages.device.type).copy_pages(k_pages, v_pages, sources, targets, n_tokens)
+        select("kvstore", "copy_pages", k_pages)(k_pages, v_pages, sources, targets, n_tokens)
 
 
 def _check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor) -> None:

@@ -7,9 +7,11 @@ import ctypes
 import torch
 
 from quire.kernels import hopper_rows
+from quire.kernels.catalog import Slower
 
 MAX_ROWS = 512
-"""Beyond these the Triton kernel is as fast or up to a quarter faster (H200, lab notes 13)."""
+MANY_ROWS = Slower(f"more than {MAX_ROWS} rows: Triton's kernel is as fast, or up to a quarter faster")
+"""Measured on an H200 (lab notes 13)."""
 
 MAX_SIZE = 16384
 """Elements of a row that the threads of a block can hold."""
@@ -27,7 +29,9 @@ class _Args(ctypes.Structure):
 
 
 def obstacle(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> str | None:
-    """Why this kernel cannot run on these tensors, or None. May compile it (seconds)."""
+    """Why this kernel does not run on these tensors, or None. May compile it (seconds)."""
+    if len(x) > MAX_ROWS:
+        return MANY_ROWS
     h = x.shape[-1]
     if h % hopper_rows.WIDTH or not 0 < h <= MAX_SIZE:
         return f"rows have {h} elements: it must be a multiple of {hopper_rows.WIDTH} up to {MAX_SIZE}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels import backends
+from quire.kernels.selector import select
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -15,7 +15,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     kernel launched just before has ended: synchronize once after writing parameters. Raises ValueError on a mismatch.
     """
     _check(x, weight)
-    y: torch.Tensor = backends.choose("norm", x.device.type, x, weight).rms_norm(x, weight, eps)
+    y: torch.Tensor = select("norm", "rms_norm", x, weight)(x, weight, eps)
     return y
 
 
@@ -30,8 +30,7 @@ def add_rms_norm(
     if x.shape != residual.shape or x.dtype != residual.dtype or x.dim() != 2:
         shapes = f"x {tuple(x.shape)} {x.dtype} and residual {tuple(residual.shape)} {residual.dtype}"
         raise ValueError(f"{shapes} must be [n, h] and alike")
-    chosen = backends.choose("norm", x.device.type, x, weight, residual)
-    y, total = chosen.add_rms_norm(x, residual, weight, eps)
+    y, total = select("norm", "add_rms_norm", x, weight, residual)(x, residual, weight, eps)
     return y, total
 
 
@@ -50,7 +49,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
             raise ValueError(f"{name} {tuple(table.shape)} {table.dtype} does not fit x {tuple(x.shape)} {x.dtype}")
     if x.dim() not in (2, 3) or x.stride(-1) != 1:
         raise ValueError(f"x {tuple(x.shape)} must be [n, h] or [n, heads, h] with contiguous rows")
-    y: torch.Tensor = backends.module("norm", x.device.type).layer_norm(x, weight, bias, eps)
+    y: torch.Tensor = select("norm", "layer_norm", x, weight, bias)(x, weight, bias, eps)
     return y
 
 

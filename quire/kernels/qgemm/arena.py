@@ -1,8 +1,8 @@
-"""Memory of packed weights, on large pages where the system gives them on request.
+"""Memory of packed weights, on huge pages where the system gives them on request.
 
-A product reads each weight once; with pages of 4 KB a seventh of one thread's bandwidth went into translating addresses
-(docs/lab-notes.md, 15). Matrices follow one another in chunks, so that small ones share large pages. Invariant: a chunk
-lives as long as a tensor in it.
+A product reads each weight once; with memory pages of 4 KB a seventh of one thread's bandwidth went into translating
+addresses (docs/lab-notes.md, 15). Matrices follow one another in chunks, so that small ones share huge pages.
+Invariant: a chunk lives as long as a tensor in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import torch
 
 CHUNK_BYTES = 1 << 26
-LARGE_PAGE = 1 << 21
+HUGE_PAGE = 1 << 21
 ALIGNMENT = 64
 """A cache line."""
 
@@ -47,12 +47,12 @@ def arena() -> Arena:
 
 def _chunk(n_bytes: int) -> torch.Tensor:
     """Fresh memory; it takes none of the machine's until it is written."""
-    whole = n_bytes + -n_bytes % LARGE_PAGE
+    whole = n_bytes + -n_bytes % HUGE_PAGE
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(whole, dtype=torch.uint8)
-    memory = mmap.mmap(-1, whole + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without large pages
+    memory = mmap.mmap(-1, whole + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     every_byte = torch.frombuffer(memory, dtype=torch.uint8)
-    first = -every_byte.data_ptr() % LARGE_PAGE
+    first = -every_byte.data_ptr() % HUGE_PAGE
     return every_byte[first : first + whole]

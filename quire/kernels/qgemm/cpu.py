@@ -1,4 +1,4 @@
-"""Packed linear layers on CPU: the native library, else the torch reference (slow; `native.explain()` says so)."""
+"""Packed linear layers on CPU, in the native library: float32, bfloat16 and float16."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import ctypes
 import torch
 
 from quire.kernels import native
-from quire.kernels.act import silu_mul as silu_mul_op
 from quire.kernels.gemm import Norm
-from quire.kernels.norm import rms_norm
-from quire.kernels.qgemm import reference, rounding
+from quire.kernels.qgemm import rounding
 from quire.kernels.qgemm import weight as weights
 from quire.kernels.qgemm.weight import SCHEMES, PackedWeight
 
@@ -22,7 +20,7 @@ INT8, NIBBLES, F32, BF16, F16, BYTES = range(6)
 FLOAT_FORMATS = {"float32": F32, "bfloat16": BF16, "float16": F16}
 
 
-class Matrix(ctypes.Structure):
+class NativeMatrix(ctypes.Structure):
     """QuireMatrix in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
@@ -31,7 +29,7 @@ class Matrix(ctypes.Structure):
     )  # fmt: skip
 
 
-class Call(ctypes.Structure):
+class NativeLinear(ctypes.Structure):
     """QuireLinear in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
@@ -53,14 +51,14 @@ class _Pack(ctypes.Structure):
     )  # fmt: skip
 
 
-def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> Matrix:
+def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> NativeMatrix:
     """The weight as C sees it; it points into `packed` and `bias`, which must be contiguous."""
     address = None if bias is None else bias.data_ptr()
     group, form = 0, FLOAT_FORMATS.get(packed.scheme, INT8)
     if packed.scheme in SCHEMES and SCHEMES[packed.scheme].group:
         group, form = SCHEMES[packed.scheme].group, BYTES if SCHEMES[packed.scheme].bits == 8 else NIBBLES
     table = (ctypes.c_uint8 * 16)(*(value + 128 for value in packed.table))
-    return Matrix(
+    return NativeMatrix(
         packed.data.data_ptr(), packed.scales.data_ptr(), address, None, packed.n, packed.k, form, group,
         packed.unit, table,
     )  # fmt: skip
@@ -68,18 +66,18 @@ def matrix(packed: PackedWeight, bias: torch.Tensor | None) -> Matrix:
 
 def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
     """See op.py; weight: finite. unit: for scales of groups."""
-    library, form = native.library(), SCHEMES[scheme]
-    if library is None or weight.dtype not in native.DTYPES or not form.group:
+    form = SCHEMES[scheme]
+    if not form.group:
         return weights.pack(weight, scheme, unit)
     weight = weight.detach() if weight.stride(1) == 1 else weight.detach().contiguous()
     n, k = weight.shape
-    packed = weights.empty(scheme, n, k, unit, rounding.BOOK if form.bits == 4 else ())
+    packed = weights.empty(scheme, n, k, unit, rounding.CODEBOOK if form.bits == 4 else ())
     call = _Pack(
         weight.data_ptr(), packed.data.data_ptr(), packed.scales.data_ptr(), *weight.shape, weight.stride(0),
         native.DTYPES[weight.dtype], form.bits, form.group, torch.get_num_threads(), unit,
         (ctypes.c_float * 16)(*packed.table),
     )  # fmt: skip
-    library.quire_pack(ctypes.byref(call))
+    native.required().quire_pack(ctypes.byref(call))
     return packed
 
 
@@ -93,9 +91,6 @@ def linear(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
-    library = native.library()
-    if library is None or x.dtype not in native.DTYPES:
-        return _composed(x, packed, bias, norm, residual, silu_mul, out)
     then, result = NOTHING, out
     if silu_mul:
         then = SILU_MUL
@@ -107,28 +102,11 @@ def linear(
         result = x.new_empty(len(x), packed.n // 2 if silu_mul else packed.n)
     bias = None if bias is None else bias.contiguous()
     weight, eps = (None, 0.0) if norm is None else (norm[0].contiguous(), norm[1])
-    call = Call(
+    call = NativeLinear(
         ctypes.addressof(packed_matrix := matrix(packed, bias)), x.data_ptr(),
         None if weight is None else weight.data_ptr(), result.data_ptr(),
         len(x), x.stride(0), result.stride(0), eps, native.DTYPES[x.dtype], then, torch.get_num_threads(),
     )  # fmt: skip
-    library.quire_linear(ctypes.byref(call))
+    native.required().quire_linear(ctypes.byref(call))
     del packed_matrix
     return result
-
-
-def _composed(
-    x: torch.Tensor,
-    packed: PackedWeight,
-    bias: torch.Tensor | None,
-    norm: Norm | None,
-    residual: torch.Tensor | None,
-    silu_mul: bool,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    y = reference.linear(x if norm is None else rms_norm(x, *norm), packed, bias)
-    if silu_mul:
-        y = silu_mul_op(y)
-    if residual is not None:
-        return residual.add_(y)
-    return y if out is None else out.copy_(y)

@@ -7,11 +7,11 @@ import math
 import torch
 
 from quire.core.errors import ConfigError
-from quire.kernels import backends
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm import rounding
 from quire.kernels.qgemm import weight as weights
 from quire.kernels.qgemm.weight import FLOATS, SCHEMES, PackedWeight
+from quire.kernels.selector import select
 
 
 def pack(weight: torch.Tensor, scheme: str) -> PackedWeight:
@@ -31,7 +31,7 @@ def pack(weight: torch.Tensor, scheme: str) -> PackedWeight:
     if SCHEMES[scheme].group and 0 < largest < rounding.LEAST:
         problem = f"its largest magnitude is {largest:.3g}, below {rounding.LEAST:.3g}"
         raise ValueError(f"weight {shape} is too small for the scales of {scheme}: {problem}; int8 takes it")
-    packed: PackedWeight = backends.module("qgemm", "cpu").pack(weight, scheme, rounding.unit_of(largest))
+    packed: PackedWeight = select("qgemm", "pack", weight)(weight, scheme, rounding.unit_of(largest))
     return packed
 
 
@@ -71,7 +71,7 @@ def linear(
     if norm is not None and (norm[0].shape != x.shape[1:] or norm[0].dtype != x.dtype):
         raise ValueError(f"norm {tuple(norm[0].shape)} {norm[0].dtype} does not fit x {tuple(x.shape)} {x.dtype}")
     _check_target(x, packed, residual, silu_mul, out)
-    y: torch.Tensor = backends.module("qgemm", "cpu").linear(x, packed, bias, norm, residual, silu_mul, out)
+    y: torch.Tensor = select("qgemm", "linear", x)(x, packed, bias, norm, residual, silu_mul, out)
     return y
 
 

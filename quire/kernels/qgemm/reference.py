@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.qgemm.weight import SCHEMES, PackedWeight, unpack, unpack_floats
+from quire.kernels.act import reference as act_reference
+from quire.kernels.gemm import Norm
+from quire.kernels.norm import reference as norm_reference
+from quire.kernels.qgemm.weight import SCHEMES, PackedWeight, pack, unpack, unpack_floats
+
+__all__ = ["SMALLEST", "TOLERANCE", "exact", "linear", "pack", "quantized_rows"]
 
 SMALLEST = 1e-30
 """Rows or groups of activations whose largest magnitude is smaller count as zeros."""
@@ -30,9 +35,22 @@ def quantized_rows(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Ten
     return integers, torch.where(most.isfinite(), scales, torch.nan)
 
 
-def linear(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor,
+    packed: PackedWeight,
+    bias: torch.Tensor | None = None,
+    norm: Norm | None = None,
+    residual: torch.Tensor | None = None,
+    silu_mul: bool = False,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     """See op.py."""
-    return exact(x, packed, bias).to(x.dtype)
+    y = exact(x if norm is None else norm_reference.rms_norm(x, *norm), packed, bias).to(x.dtype)
+    if silu_mul:
+        y = act_reference.silu_mul(y)
+    if residual is not None:
+        return residual.add_(y)
+    return y if out is None else out.copy_(y)
 
 
 def exact(x: torch.Tensor, packed: PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

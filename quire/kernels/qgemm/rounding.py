@@ -1,6 +1,6 @@
 """How weights are rounded to 8 or 4 bits, in plain torch: the oracle of csrc/cpu/pack.cpp, used if that is not built.
 
-Owns the numbers of `BOOK` and the search for scales; does not own where codes lie in memory (`weight.py`).
+Owns the numbers of `CODEBOOK` and the search for scales; does not own where codes lie in memory (`weight.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
-BOOK: Final = (-127, -89, -68, -52, -38, -27, -17, -7, 3, 13, 24, 36, 49, 65, 85, 112)
+CODEBOOK: Final = (-127, -89, -68, -52, -38, -27, -17, -7, 3, 13, 24, 36, 49, 65, 85, 112)
 """What the 16 codes of 4 bits stand for, ascending; times a group's scale they are weights.
 
 Levels that are dense where weights are, as in NF4 (Dettmers et al., 2023, QLoRA, section 3), but fitted to the error
@@ -21,7 +21,7 @@ largest is made 127). Trained weights lie between the normal distribution and t 
 negative, the ends differ.
 """
 FACTORS: Final = (0.8, 0.9, 1.0)
-"""Of the scale that maps a group's largest weight to an end of the book."""
+"""Of the scale that maps a group's largest weight to an end of the codebook."""
 STEPS: Final = (0.05, 0.025)
 """Then up and down from the best scale so far."""
 LEAST: Final = 2.0**-83
@@ -29,12 +29,12 @@ LEAST: Final = 2.0**-83
 in units of `unit_of`, and so is its inverse."""
 
 
-def nearest(values: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
-    """Index of the nearest of the ascending numbers `book`, the lower one half way between two: int64."""
-    return torch.bucketize(values, (book[:-1] + book[1:]) / 2)
+def nearest(values: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
+    """Index of the nearest of the ascending numbers `codebook`, the lower one half way between two: int64."""
+    return torch.bucketize(values, (codebook[:-1] + codebook[1:]) / 2)
 
 
-def best_scales(groups: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
+def best_scales(groups: torch.Tensor, codebook: torch.Tensor) -> torch.Tensor:
     """groups: float32 [..., group] → [...]: of the scales tried the one with the least squared error.
 
     Tried are: the value of largest magnitude lies at the first or the last level, times each of `FACTORS`; then steps
@@ -43,13 +43,13 @@ def best_scales(groups: torch.Tensor, book: torch.Tensor) -> torch.Tensor:
     least, most = groups.aminmax(dim=-1)
     big = torch.where(-least > most, least, most)
     found = torch.zeros_like(big), torch.full_like(big, torch.inf)
-    for end in (book[0], book[-1]):
+    for end in (codebook[0], codebook[-1]):
         for factor in FACTORS:
-            found = _better(found, (factor / end).expand_as(big), big, groups, book)
+            found = _better(found, (factor / end).expand_as(big), big, groups, codebook)
     for step in STEPS:
         start = found[0]
         for factor in (1 + step, 1 - step):
-            found = _better(found, start * factor, big, groups, book)
+            found = _better(found, start * factor, big, groups, codebook)
     return big * found[0]
 
 
@@ -58,11 +58,11 @@ def _better(
     ratio: torch.Tensor,
     big: torch.Tensor,
     groups: torch.Tensor,
-    book: torch.Tensor,
+    codebook: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """found: the best scales over `big`, and their errors; with `ratio` in their place where its error is less."""
     u = groups * inverse(big * ratio)[..., None]
-    error = (u - book[nearest(u, book)]).square().sum(-1) * ratio.square()
+    error = (u - codebook[nearest(u, codebook)]).square().sum(-1) * ratio.square()
     return torch.where(error < found[1], ratio, found[0]), torch.minimum(error, found[1])
 
 
@@ -81,7 +81,7 @@ def whole_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def grouped(rows: torch.Tensor, bits: int, group: int, unit: float) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [n, k] → codes [n, k padded], fitted to the float16 scales [n, groups], which are in `unit`.
 
-    8 bits: integers in -127..127, the largest magnitude of a group is 127. 4 bits: indices into `BOOK`.
+    8 bits: integers in -127..127, the largest magnitude of a group is 127. 4 bits: indices into `CODEBOOK`.
     """
     last = rows.shape[1] // group * group
     parts = [_rounded(part, bits, unit) for part in rows[:, :last].split(group, 1) if part.numel()]  # type: ignore[no-untyped-call]
@@ -97,9 +97,9 @@ def _rounded(groups: torch.Tensor, bits: int, unit: float) -> tuple[torch.Tensor
         scales = (groups.abs().amax(-1) / 127 / unit).half()
         wide = scales.float() * unit
         return (groups / torch.where(wide == 0, 1.0, wide)[:, None]).clamp_(-127, 127).round_(), scales
-    book = torch.tensor(BOOK, dtype=torch.float32)
-    scales = (best_scales(groups, book) / unit).half()
-    return nearest(groups * inverse(scales.float() * unit)[:, None], book), scales
+    codebook = torch.tensor(CODEBOOK, dtype=torch.float32)
+    scales = (best_scales(groups, codebook) / unit).half()
+    return nearest(groups * inverse(scales.float() * unit)[:, None], codebook), scales
 
 
 def unit_of(largest: float) -> float:

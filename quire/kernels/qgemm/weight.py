@@ -86,33 +86,35 @@ class PackedWeight:
         return wide.flatten(1)[:, : self.k].contiguous()
 
 
-def empty(scheme: str, n: int, k: int, unit: float = 1.0, table: tuple[int, ...] = ()) -> PackedWeight:
-    """A quantised matrix whose codes and scales are to be filled in; `table`: of 4 bits."""
-    form, n_tiles = SCHEMES[scheme], -(-n // TILE)
-    whole = k + -k % (form.group or UNIT)
-    data = arena().empty((n_tiles, whole * form.bits // 32, TILE, 4), torch.uint8)
-    if form.group:
-        scales = arena().empty((n_tiles, whole // form.group, TILE), torch.float16)
-    else:
-        scales = arena().empty((n_tiles * TILE,), torch.float32)
-    return PackedWeight(scheme, n, k, data, scales, unit, table)
+Layout = tuple[tuple[int, ...], torch.dtype]
+"""Shape and type of a tensor."""
 
 
-def packed_bytes(scheme: str, n: int, k: int) -> int:
-    """`PackedWeight.n_bytes` of a matrix [n, k] under one of `SCHEMES` or the values of `FLOATS`."""
-    n_rows = n + -n % TILE
+def layout(scheme: str, n: int, k: int) -> tuple[Layout, Layout]:
+    """Of `PackedWeight.data` and `scales` for a matrix [n, k] under one of `SCHEMES` or the values of `FLOATS`."""
+    n_tiles = -(-n // TILE)
     if scheme not in SCHEMES:
-        itemsize = next(dtype.itemsize for dtype, name in FLOATS.items() if name == scheme)
-        return n_rows * (k + (k % 2 if scheme == "bfloat16" else 0)) * itemsize
+        dtype = next(dtype for dtype, name in FLOATS.items() if name == scheme)
+        shape = (n_tiles, -(-k // 2), TILE, 2) if scheme == "bfloat16" else (n_tiles, k, TILE)
+        return (shape, dtype), ((0,), dtype)
     form = SCHEMES[scheme]
     whole = k + -k % (form.group or UNIT)
-    return n_rows * whole * form.bits // 8 + (n_rows * whole // form.group * 2 if form.group else n_rows * 4)
+    data = (n_tiles, whole * form.bits // 32, TILE, 4), torch.uint8
+    if form.group:
+        return data, ((n_tiles, whole // form.group, TILE), torch.float16)
+    return data, ((n_tiles * TILE,), torch.float32)
+
+
+def empty(scheme: str, n: int, k: int, unit: float = 1.0, table: tuple[int, ...] = ()) -> PackedWeight:
+    """A quantised matrix whose codes and scales are to be filled in; `table`: of 4 bits."""
+    data, scales = (arena().empty(*one) for one in layout(scheme, n, k))
+    return PackedWeight(scheme, n, k, data, scales, unit, table)
 
 
 def pack(weight: torch.Tensor, scheme: str, unit: float) -> PackedWeight:
     """See op.py; weight: finite. unit: for scales of groups."""
     form = SCHEMES[scheme]
-    table = rounding.BOOK if form.bits == 4 else ()
+    table = rounding.CODEBOOK if form.bits == 4 else ()
     n, k = weight.shape
     packed = empty(scheme, n, k, unit if form.group else 1.0, table)
     n_rows = max(1, PIECE_VALUES // weight.shape[1] // TILE) * TILE

@@ -1,4 +1,4 @@
-"""Qk-norm, rotary embedding and page writes on CPU: three functions of the native library, else the torch reference."""
+"""Qk-norm, rotary embedding and page writes on CPU: three functions of the native library."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from quire.kernels.norm import cpu as norm
 from quire.kernels.qkv import reference
 
 
+def obstacle(
+    qkv: torch.Tensor,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
+    eps: float,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    cache_locs: torch.Tensor,
+) -> str | None:
+    """Why the library cannot run these arguments, or None."""
+    return None if cos_sin.dtype is torch.float32 else f"cos_sin is {cos_sin.dtype}: it must be float32"
+
+
 def rotate_and_store(
     qkv: torch.Tensor,
     q_norm: torch.Tensor | None,
@@ -20,17 +35,15 @@ def rotate_and_store(
     cos_sin: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> torch.Tensor:
     """See op.py. Heads without a norm are rotated in place."""
-    library = native.library()
-    if library is None or qkv.dtype not in native.DTYPES or cos_sin.dtype != torch.float32:
-        return reference.rotate_and_store(qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
+    library = native.required()
     q, k, v = reference.split(qkv, k_pages)
     q = q if q_norm is None else norm.rms_norm(q, q_norm, eps)
     k = k if k_norm is None else norm.rms_norm(k, k_norm, eps)
     _rotate(library, q, k, positions, cos_sin)
-    _store(library, k, v, k_pages, v_pages, cells)
+    _store(library, k, v, k_pages, v_pages, cache_locs)
     return q
 
 
@@ -51,12 +64,12 @@ def _store(
     v: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> None:
     _, n_kv_heads, page_size, _ = k_pages.shape
     library.quire_store_kv(
         native.DTYPES[k.dtype], k_pages.dtype == torch.int8,
         k.data_ptr(), k.stride(0), k.stride(1), v.data_ptr(), v.stride(0), v.stride(1),
-        k_pages.data_ptr(), v_pages.data_ptr(), cells.data_ptr(), k.shape[0], n_kv_heads, page_size, k.shape[2],
+        k_pages.data_ptr(), v_pages.data_ptr(), cache_locs.data_ptr(), k.shape[0], n_kv_heads, page_size, k.shape[2],
         torch.get_num_threads(),
     )  # fmt: skip

@@ -7,9 +7,11 @@ import ctypes
 import torch
 
 from quire.kernels import hopper_rows
+from quire.kernels.catalog import Slower
 
 MAX_ROWS = 512
-"""Beyond these the Triton kernel is as fast or up to a quarter faster (H200, lab notes 13)."""
+MANY_ROWS = Slower(f"more than {MAX_ROWS} rows: Triton's kernel is as fast, or up to a quarter faster")
+"""Measured on an H200 (lab notes 13)."""
 
 MAX_LANES = 32
 """Threads of a head, each with two times `hopper_rows.WIDTH` dimensions."""
@@ -20,7 +22,7 @@ class _Args(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in (
-            "qkv", "q_norm", "k_norm", "positions", "cos_sin", "cells", "q", "k_pages", "v_pages",
+            "qkv", "q_norm", "k_norm", "positions", "cos_sin", "cache_locs", "q", "k_pages", "v_pages",
         )],
         ("qkv_row", ctypes.c_int64),
         *[(name, ctypes.c_int32) for name in (
@@ -39,9 +41,11 @@ def obstacle(
     cos_sin: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> str | None:
-    """Why this kernel cannot run on these arguments, or None. May compile it (seconds)."""
+    """Why this kernel does not run on these arguments, or None. May compile it (seconds)."""
+    if len(qkv) > MAX_ROWS:
+        return MANY_ROWS
     n_pages, _, page_size, d = k_pages.shape
     rotary = cos_sin.shape[1]
     if d % hopper_rows.WIDTH or rotary % (2 * hopper_rows.WIDTH) or d > MAX_LANES * 2 * hopper_rows.WIDTH:
@@ -49,7 +53,7 @@ def obstacle(
     if cos_sin.dtype is not torch.float32 or positions.dtype not in (torch.int64, torch.int32):
         return f"cos_sin is {cos_sin.dtype} and positions are {positions.dtype}: it must be float32, int64 or int32"
     if not cos_sin.shape[0] or n_pages * page_size >= 1 << 31:
-        return f"{n_pages} pages of {page_size} cells are 2^31 or more, or cos_sin {tuple(cos_sin.shape)} has no rows"
+        return f"{n_pages} pages of {page_size} tokens are 2^31 or more, or cos_sin {tuple(cos_sin.shape)} has no rows"
     if qkv.stride(0) % hopper_rows.WIDTH or not hopper_rows.aligned(qkv, q_norm, k_norm, cos_sin, k_pages, v_pages):
         return "an address or a row is not at a multiple of 16 bytes"
     return hopper_rows.obstacle(qkv.dtype)
@@ -64,7 +68,7 @@ def rotate_and_store(
     cos_sin: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> torch.Tensor:
     """See op.py. qkv stays as it is, q is contiguous."""
     _, n_kv_heads, page_size, d = k_pages.shape
@@ -73,7 +77,7 @@ def rotate_and_store(
     norms = [None if weight is None else weight.data_ptr() for weight in (q_norm, k_norm)]
     if n:
         args = _Args(
-            qkv.data_ptr(), *norms, positions.data_ptr(), cos_sin.data_ptr(), cells.data_ptr(), q.data_ptr(),
+            qkv.data_ptr(), *norms, positions.data_ptr(), cos_sin.data_ptr(), cache_locs.data_ptr(), q.data_ptr(),
             k_pages.data_ptr(), v_pages.data_ptr(), qkv.stride(0), n, n_q_heads, n_kv_heads, d,
             cos_sin.shape[1] // 2, page_size, cos_sin.shape[0], positions.dtype is torch.int64, eps,
         )  # fmt: skip

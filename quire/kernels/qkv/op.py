@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels import backends
-from quire.kernels.kvstore import cell
+from quire.kernels.kvstore import entry
+from quire.kernels.selector import select
 
 
 def rotate_and_store(
@@ -17,33 +17,34 @@ def rotate_and_store(
     cos_sin: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> torch.Tensor:
-    """Norm and rotate queries and keys, write keys and values into their cells, return the queries.
+    """Norm and rotate queries and keys, write keys and values into their entries, return the queries.
 
     qkv: [n, (n_q_heads + 2 n_kv_heads) * d], the heads of q, then of k, then of v; last dimension contiguous. It may be
     changed: do not use it afterwards. q_norm, k_norm: [d], weights of an RMS norm over each head (see kernels.norm)
     that comes first, as in Qwen3, or None for no norm. positions: [n], int64 or int32, each < max_pos.
     cos_sin: [max_pos, rotary_dim] float32, cat(cos, sin) with rotary_dim / 2 columns each: rotary embedding (Su et al.
     2021, eq. 34) with the halves of a head as pairs, as in HF Llama; dimensions beyond rotary_dim pass unrotated.
-    k_pages, v_pages: [n_pages, n_kv_heads, page_size, d] of qkv's dtype or, on CPU, int8 cells [.., d + 4] with a scale
-    each (kernels.kvstore.cell). cells: [n] int64, page * page_size + offset,
-    distinct except in the dummy page 0; cells and positions are not range-checked.
+    k_pages, v_pages: [n_pages, n_kv_heads, page_size, d] of qkv's dtype or, on CPU, int8 entries [.., d + 4] with a
+    scale each (kernels.kvstore.entry). cache_locs: [n] int64, where each row's token lies: page * page_size + offset,
+    distinct except in the dummy page 0; cache_locs and positions are not range-checked.
     Norm, its weight and the rotation each round to the dtype, with arithmetic in float32 between. q_norm, k_norm and
     cos_sin may be read before the kernel launched just before has ended: synchronize once after writing them.
     Returns q: [n, n_q_heads, d], last dimension contiguous. Raises ValueError on a mismatch.
     """
     _check_pages(qkv, k_pages, v_pages)
-    d = cell.head_dim_of(k_pages)
+    d = entry.head_dim_of(k_pages)
     _check_norms(qkv, q_norm, k_norm, d)
-    if positions.shape != qkv.shape[:1] or cells.shape != qkv.shape[:1] or cells.dtype != torch.int64:
-        raise ValueError(f"positions {_shape(positions)} and cells {_shape(cells)} do not fit qkv {_shape(qkv)}")
+    if positions.shape != qkv.shape[:1] or cache_locs.shape != qkv.shape[:1] or cache_locs.dtype != torch.int64:
+        shapes = f"positions {_shape(positions)} and cache_locs {_shape(cache_locs)}"
+        raise ValueError(f"{shapes} do not fit qkv {_shape(qkv)}")
     if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > d:
         raise ValueError(f"cos_sin {_shape(cos_sin)} does not fit heads of {d}")
-    if not (positions.is_contiguous() and cells.is_contiguous() and cos_sin.is_contiguous()):
-        raise ValueError("positions, cells and cos_sin must be contiguous")
-    arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells)
-    q: torch.Tensor = backends.choose("qkv", qkv.device.type, *arguments).rotate_and_store(*arguments)
+    if not (positions.is_contiguous() and cache_locs.is_contiguous() and cos_sin.is_contiguous()):
+        raise ValueError("positions, cache_locs and cos_sin must be contiguous")
+    arguments = (qkv, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs)
+    q: torch.Tensor = select("qkv", "rotate_and_store", *arguments)(*arguments)
     return q
 
 
@@ -52,7 +53,7 @@ def _check_pages(qkv: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor
         raise ValueError(f"k_pages {_shape(k_pages)} and v_pages {_shape(v_pages)} must be equal 4-d pools")
     if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise ValueError("k_pages and v_pages must be contiguous")
-    n_kv_heads, d = k_pages.shape[1], cell.head_dim_of(k_pages)
+    n_kv_heads, d = k_pages.shape[1], entry.head_dim_of(k_pages)
     if k_pages.dtype == torch.int8 and k_pages.device.type != "cpu":
         raise ValueError(f"pages of int8 work on the CPU only, not on {k_pages.device}: use qkv's {qkv.dtype}")
     if qkv.dim() != 2 or d < 1 or qkv.shape[1] % d or qkv.shape[1] // d <= 2 * n_kv_heads:

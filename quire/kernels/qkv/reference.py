@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.kvstore import cell
+from quire.kernels.kvstore import entry
 from quire.kernels.norm import reference as norm
 
 TOLERANCE = {torch.float64: 2e-12, torch.float32: 4e-6, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
@@ -20,20 +20,20 @@ def rotate_and_store(
     cos_sin: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> torch.Tensor:
     """See op.py; leaves qkv as it was."""
     q, k, v = split(qkv, k_pages)
     q = q if q_norm is None else norm.rms_norm(q, q_norm, eps)
     k = k if k_norm is None else norm.rms_norm(k, k_norm, eps)
-    store(rotate(k, positions, cos_sin), v, k_pages, v_pages, cells)
+    store(rotate(k, positions, cos_sin), v, k_pages, v_pages, cache_locs)
     return rotate(q, positions, cos_sin)
 
 
 def split(qkv: torch.Tensor, k_pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Views [n, heads, d] of the fused projection: q, k, v."""
     n_kv_heads = k_pages.shape[1]
-    heads = qkv.unflatten(1, (-1, cell.head_dim_of(k_pages)))  # type: ignore[no-untyped-call]
+    heads = qkv.unflatten(1, (-1, entry.head_dim_of(k_pages)))  # type: ignore[no-untyped-call]
     q, k, v = heads.split((heads.shape[1] - 2 * n_kv_heads, n_kv_heads, n_kv_heads), dim=1)
     return q, k, v
 
@@ -47,8 +47,10 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> t
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(x.dtype)
 
 
-def store(k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cells: torch.Tensor) -> None:
-    """Indexed assignment; of equal cells an unspecified one wins (only the dummy page has such)."""
-    pages, offsets = cells // k_pages.shape[2], cells % k_pages.shape[2]
-    k_pages[pages, :, offsets] = cell.encode(k) if k_pages.dtype == torch.int8 else k
-    v_pages[pages, :, offsets] = cell.encode(v) if v_pages.dtype == torch.int8 else v
+def store(
+    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, cache_locs: torch.Tensor
+) -> None:
+    """Indexed assignment; of equal ones an unspecified one wins (only the dummy page has such)."""
+    pages, offsets = cache_locs // k_pages.shape[2], cache_locs % k_pages.shape[2]
+    k_pages[pages, :, offsets] = entry.encode(k) if k_pages.dtype == torch.int8 else k
+    v_pages[pages, :, offsets] = entry.encode(v) if v_pages.dtype == torch.int8 else v

@@ -24,7 +24,7 @@ def rotate_and_store(
     cos_sin: torch.Tensor,
     k_pages: torch.Tensor,
     v_pages: torch.Tensor,
-    cells: torch.Tensor,
+    cache_locs: torch.Tensor,
 ) -> torch.Tensor:
     """See op.py. qkv stays as it is, q is contiguous."""
     _, n_kv_heads, page_size, d = k_pages.shape
@@ -34,7 +34,7 @@ def rotate_and_store(
     q_groups, kv_groups = triton.cdiv(n_q_heads, heads), triton.cdiv(n_kv_heads, heads)
     if n:
         _rotate_and_store[(n * (q_groups + 2 * kv_groups),)](
-            qkv, qkv.stride(0), q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells,
+            qkv, qkv.stride(0), q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs,
             N_Q=n_q_heads, N_KV=n_kv_heads, D=d, HALF=half, PAGE=page_size, HEADS=heads, Q_GROUPS=q_groups,
             KV_GROUPS=kv_groups, BLOCK_D=triton.next_power_of_2(d),
             BLOCK_HALF=triton.next_power_of_2(max(1, half)), BLOCK_REST=triton.next_power_of_2(max(1, d - 2 * half)),
@@ -45,7 +45,7 @@ def rotate_and_store(
 
 @triton.jit(do_not_specialize=["eps"])  # type: ignore[untyped-decorator]
 def _rotate_and_store(  # type: ignore[no-untyped-def]
-    qkv, qkv_stride, q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cells,
+    qkv, qkv_stride, q, q_norm, k_norm, eps, positions, cos_sin, k_pages, v_pages, cache_locs,
     N_Q: tl.constexpr, N_KV: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, PAGE: tl.constexpr,
     HEADS: tl.constexpr, Q_GROUPS: tl.constexpr, KV_GROUPS: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
@@ -60,9 +60,9 @@ def _rotate_and_store(  # type: ignore[no-untyped-def]
             HEADS, D, HALF, BLOCK_HALF, BLOCK_REST,
         )  # fmt: skip
     else:
-        cell = tl.load(cells + i)
+        cache_loc = tl.load(cache_locs + i)
         heads += (group - Q_GROUPS) % KV_GROUPS * HEADS
-        live, to = heads < N_KV, ((cell // PAGE * N_KV + heads) * PAGE + cell % PAGE) * D
+        live, to = heads < N_KV, ((cache_loc // PAGE * N_KV + heads) * PAGE + cache_loc % PAGE) * D
         if group < Q_GROUPS + KV_GROUPS:
             _rotate(
                 row + (N_Q + heads) * D, k_pages + to, live, k_norm, eps, positions + i, cos_sin,

@@ -27,7 +27,7 @@ _BYTE_PENALTIES = np.where(_BITS, np.float32(0), np.float32(-np.inf)).astype(np.
 """float32 [256, 8]: what each byte of a mask adds to eight logits."""
 
 
-class Choosing(ctypes.Structure):
+class NativeChoice(ctypes.Structure):
     """QuireChoice in csrc/cpu/quire_cpu.h."""
 
     _fields_ = (
@@ -48,7 +48,7 @@ def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: 
     truncated = lines[INVERSE] > 0
     truncated &= (lines[DROP] > -np.inf) | (lines[TOP_K] > 0) | (lines[TOP_P] < 1)
     floors = _floors(logits, np.arange(len(logits)), lines, truncated) if truncated.any() else None
-    call = Choosing(
+    call = NativeChoice(
         logits.data_ptr(), lines[UNIFORM].ctypes.data, lines[INVERSE].ctypes.data,
         None if floors is None else floors.ctypes.data, out.token_ids.data_ptr(), out.status.data_ptr(),
         logits.stride(0), logits.shape[1], len(logits), torch.get_num_threads(),
@@ -65,7 +65,7 @@ def _restrict(logits: torch.Tensor, masks: TokenMasks) -> None:
     bits = np.zeros((len(rows), n_words), np.int32)
     bits[:, : given.shape[1]] = given
     spread = _BYTE_PENALTIES.take(bits.view(np.uint8).ravel(), axis=0)
-    penalties = torch.from_numpy(spread.reshape(len(rows), -1)[:, : logits.shape[1]])
+    penalties = torch.from_numpy(spread.reshape(len(rows), n_words * MASK_WORD_BITS)[:, : logits.shape[1]])
     if len(rows) == len(logits):  # as in a step in which every sequence is masked
         logits.add_(penalties)
     else:

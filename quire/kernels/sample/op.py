@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels import backends
 from quire.kernels.sample.draw import N_CONTROLS, Choice, Draw, TokenMasks
+from quire.kernels.selector import select
 from quire.kernels.transfer import upload
 
 CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -54,5 +54,5 @@ def choose_by(
         ids = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
         out = Choice(ids, torch.empty(n_rows, dtype=torch.uint8, device=logits.device))
     if n_rows:
-        backends.module("sample", logits.device.type).choose_by(logits, controls, out, masks)
+        select("sample", "choose_by", logits)(logits, controls, out, masks)
     return out

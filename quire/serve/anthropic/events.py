@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.outputs import CompletionOutput, RequestOutput
-from quire.serve.openai.blocks import Block, BlockKind, Blocks, Change, arguments_of
+from quire.serve.openai.blocks import BlockKind, Change, ContentBlock, ContentBlocks, arguments_of
 from quire.serve.openai.frames import encode
 from quire.serve.openai.schema import JsonObject
 from quire.text.message import MessageReader
@@ -21,7 +21,7 @@ class MessageAnswer:
 
     def __init__(self, model: str, request_id: str, reader: Callable[[], MessageReader] | None) -> None:
         self._head: JsonObject = {"id": f"msg_{request_id}", "type": "message", "role": "assistant", "model": model}
-        self._blocks = Blocks(reader)
+        self._blocks = ContentBlocks(reader)
         self._last: CompletionOutput | None = None
         self._is_begun = False
 
@@ -59,7 +59,7 @@ class MessageAnswer:
         if change.begins:
             if block.index:
                 events.append(_event("content_block_stop", index=block.index - 1))
-            empty = Block(block.kind, block.index, "", block.call_id, block.name)
+            empty = ContentBlock(block.kind, block.index, "", block.call_id, block.name)
             events.append(_event("content_block_start", index=block.index, content_block=_content(empty)))
         if change.delta:
             events.append(_event("content_block_delta", index=block.index, delta=_delta(block, change.delta)))
@@ -77,7 +77,7 @@ class MessageAnswer:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _content(block: Block) -> JsonObject:
+def _content(block: ContentBlock) -> JsonObject:
     if block.kind is BlockKind.CALL:
         return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments_of(block.text)}
     if block.kind is BlockKind.REASONING:
@@ -85,7 +85,7 @@ def _content(block: Block) -> JsonObject:
     return {"type": "text", "text": block.text}
 
 
-def _delta(block: Block, text: str) -> JsonObject:
+def _delta(block: ContentBlock, text: str) -> JsonObject:
     if block.kind is BlockKind.CALL:
         return {"type": "input_json_delta", "partial_json": text}
     if block.kind is BlockKind.REASONING:

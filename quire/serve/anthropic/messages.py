@@ -11,7 +11,7 @@ from quire.serve.anthropic.context_edits import check_edits
 from quire.serve.anthropic.events import MessageAnswer
 from quire.serve.anthropic.input import translate
 from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, refusal_of
 from quire.serve.openai.chat import chat_job, chat_prompt
@@ -21,8 +21,8 @@ from quire.serve.openai.refused_fields import GENERATING, PROMPTING
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
-_MESSAGES: Decoder[MessagesRequest] = Decoder(MessagesRequest, refused=GENERATING)
-_COUNT: Decoder[CountTokensRequest] = Decoder(CountTokensRequest, refused=PROMPTING)
+_MESSAGES: BodyDecoder[MessagesRequest] = BodyDecoder(MessagesRequest, refused=GENERATING)
+_COUNT: BodyDecoder[CountTokensRequest] = BodyDecoder(CountTokensRequest, refused=PROMPTING)
 
 
 async def serve_messages(state: ServerState, exchange: Exchange) -> None:

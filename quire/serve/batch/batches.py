@@ -9,9 +9,9 @@ import msgspec
 from quire.core.errors import shown
 from quire.serve.batch.files import store_of, stored
 from quire.serve.batch.lines import ENDPOINTS
-from quire.serve.batch.listing import page_of
+from quire.serve.batch.listing import list_query_of
 from quire.serve.batch.schema import BatchRecord, fresh_id
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.openai.refused_fields import BATCHES
@@ -31,7 +31,7 @@ class BatchRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     metadata: dict[str, str] | None = None
 
 
-_DECODER: Decoder[BatchRequest] = Decoder(BatchRequest, refused=BATCHES)
+_DECODER: BodyDecoder[BatchRequest] = BodyDecoder(BatchRequest, refused=BATCHES)
 
 
 async def serve_batch_create(state: ServerState, exchange: Exchange) -> None:
@@ -64,10 +64,10 @@ async def serve_batch_create(state: ServerState, exchange: Exchange) -> None:
 async def serve_batches(state: ServerState, exchange: Exchange) -> None:
     """Batches, newest first. Query: limit, after."""
     store = store_of(state)
-    page = page_of(exchange)
+    query = list_query_of(exchange)
     owner = exchange.tenant.name
-    found = await stored(store, lambda disk: disk.batches(owner, page.after, page.limit + 1))
-    await exchange.respond_json(page.listed(found))
+    found = await stored(store, lambda disk: disk.batches(owner, query.after, query.limit + 1))
+    await exchange.respond_json(query.listed(found))
 
 
 async def serve_batch(state: ServerState, exchange: Exchange) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from quire.serve.batch.outputs import ContentLost, Piece, append
+from quire.serve.batch.outputs import ContentLost, ResultPiece, append
 from quire.serve.batch.runner import LineRunner, places
 from quire.serve.batch.space import StorageFull
 from quire.serve.batch.store import BatchStore, StoreThread
@@ -94,11 +94,11 @@ class BatchEnd:
         await self._store.run(lambda disk: disk.outputs.shorten())
         return True
 
-    async def _append(self, piece: Piece, kind: bool) -> None:
+    async def _append(self, piece: ResultPiece, kind: bool) -> None:
         file_id, n_before = piece.targets[kind]
         path = self._store.store.content_path(file_id)
         await self._store.aside(lambda: append(path, n_before, piece.data[kind]))
 
-    async def _lose(self, piece: Piece, kind: bool) -> None:
+    async def _lose(self, piece: ResultPiece, kind: bool) -> None:
         await self._store.run(lambda disk: disk.outputs.lost(self._owner, piece, kind))
         await self._fail("output_file_lost", OUTPUT_LOST)

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import IO, TypeVar
 
 from quire.core.errors import shown
-from quire.serve.batch.listing import page_of
+from quire.serve.batch.listing import list_query_of
 from quire.serve.batch.outputs import make_durable
 from quire.serve.batch.schema import FileRecord, fresh_id
 from quire.serve.batch.space import StorageFull
@@ -67,10 +67,10 @@ async def serve_file_upload(state: ServerState, exchange: Exchange) -> None:
 async def serve_files(state: ServerState, exchange: Exchange) -> None:
     """Files, newest first. Query: purpose, limit, after."""
     store = store_of(state)
-    page = page_of(exchange, ("purpose",), most=10_000)
-    owner, purpose = exchange.tenant.name, page.values.get("purpose")
-    found = await stored(store, lambda disk: disk.files(owner, purpose, page.after, page.limit + 1))
-    await exchange.respond_json(page.listed(found))
+    query = list_query_of(exchange, ("purpose",), most=10_000)
+    owner, purpose = exchange.tenant.name, query.values.get("purpose")
+    found = await stored(store, lambda disk: disk.files(owner, purpose, query.after, query.limit + 1))
+    await exchange.respond_json(query.listed(found))
 
 
 async def serve_file(state: ServerState, exchange: Exchange) -> None:

@@ -12,9 +12,9 @@ import secrets
 import msgspec
 
 from quire.core.errors import shown
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.loopback import Reply
+from quire.serve.http.loopback import LoopbackReply
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 
 MAX_ID_CHARS = 512
@@ -36,10 +36,10 @@ class _Named(msgspec.Struct):
     custom_id: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_LINE: Decoder[_Line] = Decoder(_Line)
-_STREAMS: Decoder[_Streams] = Decoder(_Streams)
-_NAMED: Decoder[_Named] = Decoder(_Named)
-_NAME: Decoder[str] = Decoder(str)
+_LINE: BodyDecoder[_Line] = BodyDecoder(_Line)
+_STREAMS: BodyDecoder[_Streams] = BodyDecoder(_Streams)
+_NAMED: BodyDecoder[_Named] = BodyDecoder(_Named)
+_NAME: BodyDecoder[str] = BodyDecoder(str)
 _MAX_NAME_BYTES = 12 * MAX_ID_CHARS + 2
 """As long as a good custom_id can be in JSON: two escapes a character, and the marks around it."""
 
@@ -93,7 +93,7 @@ def mark_of(custom_id: str) -> bytes:
     return hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
 
 
-def answered(custom_id: str | None, reply: Reply) -> bytes:
+def answered(custom_id: str | None, reply: LoopbackReply) -> bytes:
     """The output line of a line that an endpoint answered, well or badly; without its line end."""
     response = {"status_code": reply.status, "request_id": reply.request_id, "body": msgspec.Raw(reply.body)}
     return msgspec.json.encode({"id": _fresh_id(), "custom_id": custom_id, "response": response, "error": None})

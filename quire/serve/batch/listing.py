@@ -1,4 +1,4 @@
-"""Lists that come page by page: `limit` and `after` of a query, and the shape of the answer. Owns no records."""
+"""Lists that come in parts: `limit` and `after` of a query, and the shape of the answer. Owns no records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_VALUE_CHARS = 128
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Page:
+class ListQuery:
     """What a query asks for."""
 
     limit: int
@@ -35,7 +35,7 @@ class Page:
         }
 
 
-def page_of(exchange: Exchange, known: tuple[str, ...] = (), *, most: int = 100, default: int = 20) -> Page:
+def list_query_of(exchange: Exchange, known: tuple[str, ...] = (), *, most: int = 100, default: int = 20) -> ListQuery:
     """Raises a 400 Refusal for a repeated field, and for a limit out of range."""
     values: dict[str, str] = {}
     for name, given in query_of(exchange, ("limit", "after", "order", *known)).items():
@@ -49,4 +49,4 @@ def page_of(exchange: Exchange, known: tuple[str, ...] = (), *, most: int = 100,
     limit = values.pop("limit", str(default))
     if not limit.isdecimal() or not 1 <= int(limit) <= most:
         raise bad_request(f"limit = {shown(limit)} is not allowed: it must be 1 to {most}.", "limit")
-    return Page(int(limit), values.pop("after", None), values)
+    return ListQuery(int(limit), values.pop("after", None), values)

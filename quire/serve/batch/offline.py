@@ -23,7 +23,7 @@ from quire.serve.batch.lines import BatchLine, answered, custom_id_of, failed, m
 from quire.serve.config import ServerConfig
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.keys import NOBODY
-from quire.serve.http.loopback import Reply, ask
+from quire.serve.http.loopback import LoopbackReply, ask
 from quire.serve.http.refusal import Refusal
 from quire.serve.http.threads import SHORT_BODY_BYTES
 from quire.serve.state import ServerState
@@ -170,7 +170,7 @@ class _Batch:
         self._held_bytes += len(found) - len(line.body)
         return found, reply.status == 200
 
-    async def _ask(self, line: BatchLine) -> Reply:
+    async def _ask(self, line: BatchLine) -> LoopbackReply:
         while True:
             reply = await ask(self._app.answer_inside, line.url, line.body, NOBODY)
             if not reply.is_busy:

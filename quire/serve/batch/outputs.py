@@ -24,7 +24,7 @@ class ContentLost(Exception):
     """The content of a file is not on the disk, or not all of it."""
 
 
-class Piece:
+class ResultPiece:
     """The next results of a batch."""
 
     def __init__(self, rows: list[tuple[int, bool, bytes]], targets: dict[bool, tuple[str, int]]) -> None:
@@ -41,7 +41,7 @@ class Outputs:
         self._database = database
         self._space = space
 
-    def next_piece(self, owner: str, batch_id: str) -> Piece | None:
+    def next_piece(self, owner: str, batch_id: str) -> ResultPiece | None:
         """What is to be moved next, None at the end."""
         query = "select line, is_error, output from results where batch_id = ? order by line limit ?"
         rows: list[tuple[int, bool, bytes]] = []
@@ -59,9 +59,9 @@ class Outputs:
             self._database.execute(
                 "insert into unfinished values (?, ?, 0, '', ?, ?)", (targets[kind][0], owner, batch_id, int(kind))
             )
-        return Piece(rows, {kind: targets[kind] for kind in {row[1] for row in rows}})
+        return ResultPiece(rows, {kind: targets[kind] for kind in {row[1] for row in rows}})
 
-    def moved(self, batch_id: str, piece: Piece) -> None:
+    def moved(self, batch_id: str, piece: ResultPiece) -> None:
         """The piece is in its files, and durable."""
         self._database.execute("delete from results where batch_id = ? and line <= ?", (batch_id, piece.last_line))
         for kind, (file_id, n_before) in piece.targets.items():
@@ -69,10 +69,10 @@ class Outputs:
             self._database.execute("update unfinished set bytes = ? where id = ?", (n_bytes, file_id))
 
     def shorten(self) -> None:
-        """Give pages of the database back that no result needs any more."""
+        """Give room of the database back that no result needs any more."""
         self._database.execute("pragma incremental_vacuum").fetchall()
 
-    def lost(self, owner: str, piece: Piece, kind: bool) -> None:
+    def lost(self, owner: str, piece: ResultPiece, kind: bool) -> None:
         """The file of one kind is gone: it begins anew with this piece."""
         file_id, n_bytes = piece.targets[kind]
         self._database.execute("update unfinished set bytes = 0 where id = ?", (file_id,))

@@ -18,7 +18,7 @@ from quire.serve.batch.scan import read_at
 from quire.serve.batch.schema import fresh_id
 from quire.serve.batch.store import StoreThread
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.loopback import Reply, Run, ask
+from quire.serve.http.loopback import LoopbackReply, Run, ask
 from quire.serve.http.refusal import Refusal, bad_request
 from quire.serve.http.threads import SHORT_BODY_BYTES
 from quire.serve.state import ServerState
@@ -80,7 +80,7 @@ class LineRunner:
     async def aside(self, work: Callable[[], T], n_bytes: int) -> T:
         """Result of `work` on `n_bytes` of input or output, in a thread. Large ones have their turn among those of
         requests: several that keep the interpreter at once would hold the event loop up for as long as all together."""
-        async with self._state.large_turn.of(n_bytes):
+        async with self._state.large_work_lock.of(n_bytes):
             return await self._store.aside(work)
 
     async def failed(self, line: Line, code: str, message: str) -> Output:
@@ -106,7 +106,7 @@ class LineRunner:
         path, max_bytes = self._store.store.content_path(line.input_file_id), self._state.config.max_body_bytes
         name = await self.aside(lambda: _name(path, line.offset, line.length, max_bytes, False), line.length)
         refusal = bad_request(QUARANTINED.format(line.deaths), code="request_quarantined")
-        return Output(answered(name, Reply(refusal.status, fresh_id("req_"), refusal.body())), True)
+        return Output(answered(name, LoopbackReply(refusal.status, fresh_id("req_"), refusal.body())), True)
 
 
 def places(lines: list[ScannedLine]) -> list[tuple[int, int]]:
@@ -140,5 +140,5 @@ def _name(path: pathlib.Path, offset: int, length: int, max_bytes: int, must_rea
         return None
 
 
-def _answered(line: BatchLine, reply: Reply) -> Output:
+def _answered(line: BatchLine, reply: LoopbackReply) -> Output:
     return Output(answered(line.custom_id, reply), reply.status != 200)

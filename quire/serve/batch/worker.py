@@ -39,7 +39,7 @@ GUILTY_DEATHS = 3
 """Deaths while a line ran alone after which it runs no more. Some may have had another cause: a kill from outside."""
 TRIAL_PAUSE_S = 15.0
 """Time from the start to a trial, for each death of the line: a server that dies is not to die all the time, and a
-parent gives a process up that ends again and again within seconds of its start (`fleet.py`)."""
+parent gives a process up that ends again and again within seconds of its start (`api_processes.py`)."""
 
 
 class BatchWorker:

@@ -15,7 +15,7 @@ SMALL_BYTES = 64 * 1024
 """Of each body so much is not counted."""
 
 
-class BodyRoom:
+class BodyMemory:
     """Room for `limit` bytes."""
 
     def __init__(self, limit: int) -> None:

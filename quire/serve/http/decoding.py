@@ -1,6 +1,6 @@
 """From body bytes to a typed request. Owns the translation of msgspec's errors into 400s that name the field.
 
-Types refuse unknown fields; a body that has some is sifted (`sieve.py`) and decoded again.
+Types refuse unknown fields; a body that has some is filtered (`unknown_fields.py`) and decoded again.
 Invariants: any bytes give either a value or a Refusal; a client's value is repeated only in part, never whole.
 """
 
@@ -13,11 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from quire.core.errors import SHOWN_CHARS
+from quire.core.errors import SHOWN_CHARS, shown
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.json_scan import IdList, census, cuts, find_ids, largest_member, windows
+from quire.serve.http.json_scan import IdList, count_body, cuts, find_ids, largest_member, windows
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
-from quire.serve.http.sieve import Refused, Sieve
+from quire.serve.http.unknown_fields import Refused, UnknownFieldFilter
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`")
 _WHERE = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`$")
 
 
-class Decoder(Generic[T]):
+class BodyDecoder(Generic[T]):
     """Decodes JSON bodies of one type. Large ones are looked at first (`json_scan.py`)."""
 
     def __init__(self, kind: Any, ids_field: str = "", refused: Refused | None = None) -> None:
@@ -44,7 +44,7 @@ class Decoder(Generic[T]):
         be ignored."""
         self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(kind)
         self._ids_field = ids_field
-        self._sieve = Sieve(kind, refused or {})
+        self._unknown_fields = UnknownFieldFilter(kind, refused or {})
 
     def decode(
         self, body: bytes | msgspec.Raw, ignored: IgnoredParams, within: str = "", most_ids: int = sys.maxsize
@@ -57,7 +57,7 @@ class Decoder(Generic[T]):
         return self._decode(body, ignored, within)
 
     def _decode_large(self, body: bytes, ignored: IgnoredParams, most_ids: int) -> T:
-        found = census(body, MAX_VALUES)
+        found = count_body(body, MAX_VALUES)
         if found.n_others > MAX_VALUES:
             raise _too_much(body, f"more than {MAX_VALUES} strings, lists, objects, booleans and nulls")
         if found.n_escapes > MAX_ESCAPES:
@@ -82,9 +82,9 @@ class Decoder(Generic[T]):
             except msgspec.ValidationError as error:
                 if not _UNKNOWN.match(str(error)):
                     raise
-            return self._decoder.decode(self._sieve.sifted(body, within, ignored))
+            return self._decoder.decode(self._unknown_fields.filtered(body, within, ignored))
         except msgspec.ValidationError as error:
-            raise _explained(str(error), within) from None
+            raise _explained(str(error), within, body) from None
         except msgspec.DecodeError as error:
             raise bad_request(f"The body is not valid JSON: {str(error)[:SHOWN_CHARS]}.", code="invalid_json") from None
         except UnicodeDecodeError:
@@ -135,8 +135,8 @@ def _too_much(body: bytes, what: str) -> Refusal:
     return bad_request(f"The body has {what}: send less in one request.{most}", key or None, "body_too_complex")
 
 
-def _explained(error: str, within: str) -> Refusal:
-    """msgspec's message → 400 with `param`."""
+def _explained(error: str, within: str, body: bytes | msgspec.Raw) -> Refusal:
+    """msgspec's message → 400 with `param`, and with the value where that is small."""
     where = _WHERE.search(error)
     path = ".".join(filter(None, (within, where.group(1) if where else "")))
     problem = error[: where.start()] if where else error
@@ -147,7 +147,24 @@ def _explained(error: str, within: str) -> Refusal:
     param = path.removesuffix("[...]")
     if ".content[" in param and param.endswith(".type"):
         return unsupported(param, f"message parts must be text. {_cut(problem)}.")
-    return bad_request(f"{param or 'The body'}: {_cut(problem)}.", param or None, "invalid_type")
+    if where is not None and where.group(0).startswith(" - at `key`"):
+        return bad_request(f"{param}: a key is wrong. {_cut(problem)}.", param, "invalid_type")
+    found = _found(body, where.group(1)) if where else None
+    named = param if found is None else f"{param} = {shown(found)}"
+    return bad_request(f"{named or 'The body'}: {_cut(problem)}.", param or None, "invalid_type")
+
+
+def _found(body: bytes | msgspec.Raw, path: str) -> str | float | bool | None:
+    """What stands at a path of names, in a body that is not long; None for what is no plain value."""
+    if not isinstance(body, bytes) or len(body) > LARGE_BYTES or not path or "[" in path:
+        return None
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value if isinstance(value, str | int | float) else None
 
 
 def _joined(path: str, field: str) -> str:

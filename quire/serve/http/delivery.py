@@ -1,7 +1,7 @@
 """Carrying out one answer while its client may leave, stop reading, or have to be told that we shut down.
 
-`Attendant.attend(work)` runs the work of an exchange and watches the connection beside it; `Outbox` writes an event
-stream. Owns cancelling. Does not own what is computed or how events look.
+`ExchangeTask.run(work)` runs the work of an exchange and watches the connection beside it; `EventStreamWriter` writes
+an event stream. Owns cancelling. Does not own what is computed or how events look.
 Invariants: work never outlives its client; memory held for a client that does not read is bounded; silence is filled
 with comments, so that proxies keep the stream open.
 """
@@ -28,7 +28,7 @@ _STREAM_HEADERS = [
 ]
 
 
-class Outbox:
+class EventStreamWriter:
     """The event stream of one exchange. The first `put` sends the headers: an earlier error is a plain answer."""
 
     def __init__(self, exchange: Exchange, answers: AnswerMaker) -> None:
@@ -86,23 +86,23 @@ class Outbox:
             await self._write(frames)
 
 
-class Attendant:
+class ExchangeTask:
     """Runs the work of one exchange; ends it when the client leaves, stalls, or `stop` is called."""
 
-    def __init__(self, exchange: Exchange, config: ServerConfig, outbox: Outbox | None = None) -> None:
+    def __init__(self, exchange: Exchange, config: ServerConfig, writer: EventStreamWriter | None = None) -> None:
         self._exchange = exchange
         self._config = config
-        self._outbox = outbox
+        self._writer = writer
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._reason: Exception = ClientGone()
 
     def stop(self, reason: Exception) -> None:
-        """End the work; `attend` raises `reason`."""
+        """End the work; `run` raises `reason`."""
         if not self._ended.done():
             self._reason = reason
             self._ended.set_result(None)
 
-    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of `work`. Raises what it raises, ClientGone, or the reason given to `stop`."""
         task = asyncio.create_task(work)
         watcher = asyncio.create_task(self._watch())
@@ -138,23 +138,23 @@ class Attendant:
 
     def _due_s(self) -> float | None:
         """When `_tick` has something to do."""
-        box = self._outbox
-        if box is None:
+        writer = self._writer
+        if writer is None:
             return None
-        if box.writing_since_s is not None:
-            return box.writing_since_s + self._config.write_timeout
-        return box.last_write_s + self._config.sse_keep_alive
+        if writer.writing_since_s is not None:
+            return writer.writing_since_s + self._config.write_timeout
+        return writer.last_write_s + self._config.sse_keep_alive
 
     async def _tick(self) -> None:
-        box = self._outbox
+        writer = self._writer
         due_s = self._due_s()
-        if box is None or due_s is None or due_s > asyncio.get_running_loop().time():
+        if writer is None or due_s is None or due_s > asyncio.get_running_loop().time():
             return
-        stalled, silence = box.writing_since_s is not None, self._exchange.silence
+        stalled, silence = writer.writing_since_s is not None, self._exchange.silence
         if not stalled:
             try:
                 async with asyncio.timeout(self._config.write_timeout):
-                    await box.put(self._exchange.dialect.silence if silence is None else silence())
+                    await writer.put(self._exchange.dialect.silence if silence is None else silence())
             except TimeoutError:
                 stalled = True
         if stalled:

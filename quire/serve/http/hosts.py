@@ -1,10 +1,10 @@
 """Under which names this server answers, and to which web pages: against DNS rebinding and forged requests.
 
-A browser sends the name by which it found the server (`Host`) and the page that asks (`Origin`, `Sec-Fetch-Site`); no
-page can change them. Owns --allowed-hosts, and the answers that CORS needs by --allowed-origins, --allowed-methods,
---allowed-headers and --allow-credentials. Does not own keys.
-Invariants: a server on loopback answers under loopback names and those that were allowed; a page of another origin that
-was not allowed changes nothing here; clients that are no browsers send neither header and are not concerned.
+A browser sends the name by which it found the server (`Host`) and the web page that asks (`Origin`,
+`Sec-Fetch-Site`); no web page can change them. Owns --allowed-hosts, and the answers that CORS needs by
+--allowed-origins, --allowed-methods, --allowed-headers and --allow-credentials. Does not own keys.
+Invariants: a server on loopback answers under loopback names and those that were allowed; a web page of another origin
+that was not allowed changes nothing here; clients that are no browsers send neither header and are not concerned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPOSED = (
     b"x-request-id, request-id, x-client-request-id, retry-after, x-ignored-params, x-max-tokens,"
     b" x-max-tokens-requested"
 )
-"""Headers of an answer that a page of another origin may read."""
+"""Headers of an answer that a web page of another origin may read."""
 PREFLIGHT_S = 600
 """How long a browser may remember a preflight."""
 METHODS: Final = "GET, HEAD, POST, DELETE"
@@ -40,7 +40,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Cors(NamedTuple):
-    """What pages of other origins may do, as the options say it; * in a list stands for any."""
+    """What web pages of other origins may do, as the options say it; * in a list stands for any."""
 
     origins: list[str]
     methods: list[str]
@@ -72,7 +72,7 @@ def binds_loopback(host: str) -> bool:
 
 
 def check_allowed(hosts: Iterable[str], cors: Cors) -> None:
-    """ConfigError for a value of the options that can match nothing, or would let every page act as its visitor."""
+    """ConfigError for a value of the options that can match nothing, or would let every web page act as its visitor."""
     for host in hosts:
         if host != "*" and _address(host) is None and not _NAME.fullmatch(host.lower()):
             raise ConfigError(
@@ -111,9 +111,9 @@ class Hosts:
         self._origins = {_plain(origin) for origin in cors.origins}
         methods = METHODS if "*" in cors.methods else ", ".join(cors.methods).upper()
         self._methods = methods.encode()
-        headers = dict.fromkeys([*cors.headers, "Content-Type"])  # without the last no page can send JSON
+        headers = dict.fromkeys([*cors.headers, "Content-Type"])  # without the last no web page can send JSON
         self._headers = None if "*" in cors.headers else ", ".join(headers).encode()
-        """None: those that a page asks for."""
+        """None: those that a web page asks for."""
         self._credentials = [(b"access-control-allow-credentials", b"true")] if cors.credentials else []
 
     def check_host(self, exchange: Exchange, *, is_probe: bool) -> None:
@@ -137,7 +137,7 @@ class Hosts:
             )
 
     def check_origin(self, exchange: Exchange) -> None:
-        """Let an allowed page read the answer. Raises a 403 Refusal if another page wants to change something."""
+        """Let an allowed web page read the answer. Raises a 403 Refusal if another one wants to change something."""
         origins = exchange.header(b"origin")
         if len(origins) == 1 and self._is_allowed(origins[0]):
             exchange.more_headers += self._allowance(origins[0])
@@ -152,12 +152,12 @@ class Hosts:
             raise Refusal(
                 403,
                 f"A web page of another origin{whose} may not do this. If it should, start the server with"
-                " --allowed-origins and the page's origin.",
+                " --allowed-origins and the web page's origin.",
                 code="origin_not_allowed",
             )
 
     def preflight(self, exchange: Exchange) -> Headers | None:
-        """The answer's headers if an allowed page asks what it may send; None for any other request."""
+        """The answer's headers if an allowed web page asks what it may send; None for any other request."""
         asked = exchange.scope["method"] == "OPTIONS" and exchange.header(b"access-control-request-method")
         if not asked or not exchange.more_headers:
             return None

@@ -1,7 +1,7 @@
 """Request fields that are let through without being used: what a client is told of them, and what the operator is.
 
 Owns the header `X-Ignored-Params`, the limits on names, and who refuses them (`--strict`, `X-Strict: 1`). Does not own
-which fields these are (`sieve.py`, and the endpoints that look at values).
+which fields these are (`unknown_fields.py`, and the endpoints that look at values).
 Invariants: a value is never repeated; header, log and metric are bounded whatever a body has; in strict mode the first
 such field is a 400 that names it.
 """

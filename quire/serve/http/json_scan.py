@@ -23,7 +23,7 @@ _SPACE = re.compile(rb"[ \t\r\n]*+")
 
 
 @dataclasses.dataclass(slots=True)
-class Census:
+class BodyCounts:
     """What a body has, at least about: what is not JSON is counted somehow."""
 
     n_escapes: int = 0
@@ -44,9 +44,9 @@ class IdList:
     """Spans of the lists in it, brackets included."""
 
 
-def census(body: bytes, most_others: int) -> Census:
+def count_body(body: bytes, most_others: int) -> BodyCounts:
     """Count what is in a body; counting ends where there are more than `most_others` of what is no number."""
-    found, at, n_places = Census(), 0, 1
+    found, at, n_places = BodyCounts(), 0, 1
     while at < len(body) and found.n_others <= most_others:
         end = min(at + WINDOW_BYTES, len(body))
         closed = _end(_CLOSED, body, at, end)

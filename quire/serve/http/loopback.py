@@ -22,7 +22,7 @@ Run = Callable[[Exchange], Awaitable[None]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reply:
+class LoopbackReply:
     """A whole answer. `body` is JSON."""
 
     status: int
@@ -54,7 +54,7 @@ _OWN_CODES = ("rate_limit_exceeded", GrammarsBusy.code)
 _CODE = msgspec.json.Decoder(_Refused)
 
 
-async def ask(run: Run, path: str, body: bytes, tenant: Tenant) -> Reply:
+async def ask(run: Run, path: str, body: bytes, tenant: Tenant) -> LoopbackReply:
     """The answer of POST `path` with this JSON body, in the background. Cancelling cancels the work."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
     status, retry_after_s, is_whole = 0, 0, False
@@ -87,5 +87,5 @@ async def ask(run: Run, path: str, body: bytes, tenant: Tenant) -> Reply:
     await run(exchange)
     request_id = f"req_{exchange.request_id}"
     if not is_whole:  # what had begun was cut off, as a connection would be
-        return Reply(500, request_id, internal_error().body())
-    return Reply(status, request_id, b"".join(parts), retry_after_s)
+        return LoopbackReply(500, request_id, internal_error().body())
+    return LoopbackReply(status, request_id, b"".join(parts), retry_after_s)

@@ -88,7 +88,8 @@ def unsupported(param: str, why: str) -> Refusal:
 
 def too_large(limit: int) -> Refusal:
     """413; closes, because the rest of the body is not read."""
-    return Refusal(413, f"The request body is longer than {limit} bytes.", code="content_too_large", close=True)
+    message = f"The request body is longer than {limit} bytes: send less in one, or raise --max-body-bytes."
+    return Refusal(413, message, code="content_too_large", close=True)
 
 
 def unavailable(code: str, message: str) -> Refusal:

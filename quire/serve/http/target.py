@@ -15,7 +15,7 @@ from quire.serve.http.refusal import bad_request
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([/?].*)?", re.IGNORECASE)
 
 
-class Target(NamedTuple):
+class RequestTarget(NamedTuple):
     """What is asked for."""
 
     path: bytes
@@ -24,7 +24,7 @@ class Target(NamedTuple):
     """Host and port of an absolute target, which count in place of the Host header (section 3.2.2)."""
 
 
-def read_target(sent: bytes, method: bytes) -> Target:
+def read_target(sent: bytes, method: bytes) -> RequestTarget:
     """The parts of a request target. Raises a 400 Refusal for what is no target of `method`."""
     if not sent.isascii() or b"#" in sent:
         raise bad_request("The request target must be ASCII, without a fragment (#).", code="bad_http")
@@ -36,4 +36,4 @@ def read_target(sent: bytes, method: bytes) -> Target:
     path, _, query = sent.partition(b"?")
     if not path.startswith(b"/") and not (path == b"*" and method == b"OPTIONS"):
         raise bad_request("The request target must be a path, such as /v1/models, or an http URL.", code="bad_http")
-    return Target(path, query, authority)
+    return RequestTarget(path, query, authority)

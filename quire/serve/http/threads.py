@@ -1,6 +1,6 @@
 """Threads for work that would keep the event loop from others: bodies have theirs, texts have theirs.
 
-Owns when work goes to a thread, how much of it waits, and the turn of large ones. Does not own the work.
+Owns when work goes to a thread, how much of it waits, and that large ones take turns. Does not own the work.
 Invariants: short work is done at once; at most `MAX_PENDING` long ones of a kind wait, more are refused with 429; one
 large work runs at a time, whatever its kind, so that the event loop has its turn between any two calls that keep the
 interpreter, and smaller ones have a thread left.
@@ -28,8 +28,8 @@ MAX_PENDING = 256
 TIME_LIMIT_S = 30.0
 
 
-class LargeTurn:
-    """The turn of large work, shared by all threads of a process."""
+class LargeWorkLock:
+    """Lets one large work run at a time in all threads of a process."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -42,10 +42,10 @@ class LargeTurn:
 class WorkThreads:
     """The threads for one kind of work."""
 
-    def __init__(self, name: str, turn: LargeTurn) -> None:
+    def __init__(self, name: str, lock: LargeWorkLock) -> None:
         """name: of the threads."""
         self._pool = concurrent.futures.ThreadPoolExecutor(N_THREADS, thread_name_prefix=name)
-        self._turn = turn
+        self._large_work = lock
         self._n_pending = 0
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class WorkThreads:
             raise QueueFull(f"{self._n_pending} long texts wait to be read or tokenized: try again later")
         self._n_pending += 1
         try:
-            async with self._turn.of(size), asyncio.timeout(TIME_LIMIT_S):
+            async with self._large_work.of(size), asyncio.timeout(TIME_LIMIT_S):
                 return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except TimeoutError:
             message = f"{param or 'The body'} took longer than {TIME_LIMIT_S:g} s to process."

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.errors import RequestError
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, refusal_of
 from quire.serve.ollama.input import check_generate, check_think, served_name, translate_chat, translate_generate
-from quire.serve.ollama.replies import Reply
+from quire.serve.ollama.replies import OllamaReply
 from quire.serve.ollama.schema import OllamaChatRequest, OllamaGenerateRequest
 from quire.serve.ollama.unused import note_unused
 from quire.serve.openai.chat import chat_job
@@ -23,8 +23,8 @@ from quire.serve.openai.naming import Translated, renamed
 from quire.serve.openai.validation import check_model, check_sequences, sampling_params
 from quire.serve.state import ServerState
 
-_CHAT: Decoder[OllamaChatRequest] = Decoder(OllamaChatRequest)
-_GENERATE: Decoder[OllamaGenerateRequest] = Decoder(OllamaGenerateRequest)
+_CHAT: BodyDecoder[OllamaChatRequest] = BodyDecoder(OllamaChatRequest)
+_GENERATE: BodyDecoder[OllamaGenerateRequest] = BodyDecoder(OllamaGenerateRequest)
 
 
 async def serve_ollama_chat(state: ServerState, exchange: Exchange) -> None:
@@ -35,7 +35,7 @@ async def serve_ollama_chat(state: ServerState, exchange: Exchange) -> None:
     check_model(model, state.limits.model_names)
     note_unused(body, exchange.ignored)
     if not body.messages:
-        await exchange.respond_json(Reply(body.model, None, is_chat=True).loaded())
+        await exchange.respond_json(OllamaReply(body.model, None, is_chat=True).loaded())
         return
     await _answer(state, exchange, body, lambda: translate_chat(body, model))
 
@@ -49,7 +49,7 @@ async def serve_ollama_generate(state: ServerState, exchange: Exchange) -> None:
     check_generate(body)
     note_unused(body, exchange.ignored)
     if not body.prompt:
-        await exchange.respond_json(Reply(body.model, None, is_chat=False).loaded())
+        await exchange.respond_json(OllamaReply(body.model, None, is_chat=False).loaded())
         return
     await _answer(state, exchange, body, lambda: translate_generate(body, model))
 
@@ -67,7 +67,7 @@ async def _answer(
         else:
             check_think(body.think, state.style)
             job = await chat_job(state, exchange, translated.chat, translated.names)
-        reply = Reply(body.model, job.reader, is_chat=isinstance(body, OllamaChatRequest))
+        reply = OllamaReply(body.model, job.reader, is_chat=isinstance(body, OllamaChatRequest))
         exchange.silence = reply.silence
         await answer(state, exchange, job, reply, streams=bool(translated.chat.stream))
     except RequestError as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from quire.core.errors import shown
 from quire.core.events import ModelFacts
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, bad_request, unsupported
 from quire.serve.ollama.input import LATEST, served_name
@@ -27,7 +27,7 @@ NEVER = "9999-12-31T23:59:59Z"
 """When the model leaves memory."""
 _QUOTES = '"""'
 _LEVELS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-_SHOW: Decoder[OllamaShowRequest] = Decoder(OllamaShowRequest)
+_SHOW: BodyDecoder[OllamaShowRequest] = BodyDecoder(OllamaShowRequest)
 
 
 async def serve_ollama_version(_state: ServerState, exchange: Exchange) -> None:
@@ -63,7 +63,9 @@ async def serve_ollama_show(state: ServerState, exchange: Exchange) -> None:
         raise bad_request("model is missing.", "model", "missing_required_parameter")
     name = served_name(given, state.limits.model_names)
     if name not in state.limits.model_names:
-        raise Refusal(404, f"The model {shown(given)} does not exist here.", param="model", code="model_not_found")
+        names = ", ".join(state.limits.model_names)
+        message = f"The model {shown(given)} does not exist here. This server has: {names}."
+        raise Refusal(404, message, param="model", code="model_not_found")
     llm, facts = state.llm, state.llm.ready.model
     family = facts.family
     template = None if llm.chat_template is None else llm.chat_template.sources.get("default")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from quire.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from quire.serve.openai.blocks import Block, BlockKind, Blocks, arguments_of
+from quire.serve.openai.blocks import BlockKind, ContentBlock, ContentBlocks, arguments_of
 from quire.serve.openai.schema import JsonObject
 from quire.text.message import MessageReader
 
@@ -21,12 +21,12 @@ NS = 1_000_000_000
 """Nanoseconds in a second: the unit of all durations here."""
 
 
-class Reply:
+class OllamaReply:
     """One answer. is_chat: /api/chat, which has messages; else /api/generate, which has texts."""
 
     def __init__(self, model: str, reader: Callable[[], MessageReader] | None, *, is_chat: bool) -> None:
         self._model, self._is_chat = model, is_chat
-        self._blocks = Blocks(reader)
+        self._blocks = ContentBlocks(reader)
         self._n_called = 0
         """Blocks before this one are no call, or a call that was sent."""
         self._last: CompletionOutput | None = None
@@ -58,7 +58,7 @@ class Reply:
         """The answer to a request that only wants the model to be there."""
         return self._line("", "", [], {"done_reason": "load", "done": True})
 
-    def _take(self, output: RequestOutput) -> list[tuple[str, str, list[Block]]]:
+    def _take(self, output: RequestOutput) -> list[tuple[str, str, list[ContentBlock]]]:
         """(content, thinking, calls) of what is new."""
         self._metrics, found = output.metrics, []
         for part in output.outputs:
@@ -73,16 +73,16 @@ class Reply:
                 found += self._called(len(self._blocks.all))
         return found
 
-    def _called(self, stop: int) -> list[tuple[str, str, list[Block]]]:
+    def _called(self, stop: int) -> list[tuple[str, str, list[ContentBlock]]]:
         """The calls before block `stop` that were not sent: they are complete."""
         new = [block for block in self._blocks.all[self._n_called : stop] if block.kind is BlockKind.CALL]
         self._n_called = stop
         return [("", "", [block]) for block in new]
 
-    def _encoded(self, content: str, thinking: str, calls: list[Block]) -> bytes:
+    def _encoded(self, content: str, thinking: str, calls: list[ContentBlock]) -> bytes:
         return msgspec.json.encode(self._line(content, thinking, calls, {"done": False})) + b"\n"
 
-    def _line(self, content: str, thinking: str, calls: list[Block], end: JsonObject) -> JsonObject:
+    def _line(self, content: str, thinking: str, calls: list[ContentBlock], end: JsonObject) -> JsonObject:
         head: JsonObject = {"model": self._model, "created_at": now()}
         said: JsonObject = {"thinking": thinking} if thinking else {}
         if not self._is_chat:
@@ -91,7 +91,7 @@ class Reply:
             said["tool_calls"] = [self._call(block) for block in calls]
         return {**head, "message": {"role": "assistant", "content": content, **said}, **end}
 
-    def _call(self, block: Block) -> JsonObject:
+    def _call(self, block: ContentBlock) -> JsonObject:
         """index: counts the calls of the answer."""
         before = sum(one.kind is BlockKind.CALL for one in self._blocks.all[: block.index])
         function = {"index": before, "name": block.name, "arguments": arguments_of(block.text)}

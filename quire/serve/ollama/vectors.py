@@ -8,7 +8,7 @@ import numpy as np
 from quire.core.errors import RequestError
 from quire.core.outputs import RequestMetrics, RequestOutput
 from quire.core.request import Pooling, pooling_params
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items
 from quire.serve.http.refusal import bad_request, internal_error, refusal_of
@@ -23,8 +23,8 @@ from quire.serve.openai.tokens import most_tokens
 from quire.serve.openai.validation import check_model, check_sequences
 from quire.serve.state import ServerState
 
-_EMBED: Decoder[OllamaEmbedRequest] = Decoder(OllamaEmbedRequest)
-_EMBEDDINGS: Decoder[OllamaEmbeddingsRequest] = Decoder(OllamaEmbeddingsRequest)
+_EMBED: BodyDecoder[OllamaEmbedRequest] = BodyDecoder(OllamaEmbedRequest)
+_EMBEDDINGS: BodyDecoder[OllamaEmbeddingsRequest] = BodyDecoder(OllamaEmbeddingsRequest)
 
 
 async def serve_ollama_embed(state: ServerState, exchange: Exchange) -> None:

@@ -28,7 +28,7 @@ class BlockKind(enum.Enum):
 
 
 @dataclasses.dataclass(slots=True)
-class Block:
+class ContentBlock:
     """One block, as far as it has come. `text` of a call is its arguments."""
 
     kind: BlockKind
@@ -42,17 +42,17 @@ class Block:
 class Change:
     """New text of a block. `begins`: the block is new, and the one before it has ended."""
 
-    block: Block
+    block: ContentBlock
     delta: str
     begins: bool
 
 
-class Blocks:
+class ContentBlocks:
     """Blocks of one completion, in order. reader: makes what reads a text that has more than content."""
 
     def __init__(self, reader: Callable[[], MessageReader] | None) -> None:
         self._reader = MessageReader() if reader is None else reader()
-        self.all: list[Block] = []
+        self.all: list[ContentBlock] = []
 
     def take(self, part: CompletionOutput) -> list[Change]:
         """What a new part of the output changes."""
@@ -60,12 +60,12 @@ class Blocks:
         if part.finish_reason is None:
             return [self._change(piece) for piece in pieces]
         changes = [self._change(piece) for piece in (*pieces, *self._reader.finish())]
-        return changes if self.all else [self._begin(Block(BlockKind.TEXT, 0), "")]
+        return changes if self.all else [self._begin(ContentBlock(BlockKind.TEXT, 0), "")]
 
     def _change(self, piece: Piece) -> Change:
         match piece.kind:
             case PieceKind.CALL:
-                block = Block(BlockKind.CALL, len(self.all), call_id=call_id(), name=piece.text)
+                block = ContentBlock(BlockKind.CALL, len(self.all), call_id=call_id(), name=piece.text)
                 return self._begin(block, "")
             case PieceKind.ARGUMENTS:
                 kind = BlockKind.CALL
@@ -74,12 +74,12 @@ class Blocks:
             case PieceKind.CONTENT:
                 kind = BlockKind.TEXT
         if not self.all or self.all[-1].kind is not kind:
-            return self._begin(Block(kind, len(self.all)), piece.text)
+            return self._begin(ContentBlock(kind, len(self.all)), piece.text)
         block = self.all[-1]
         block.text += piece.text
         return Change(block, piece.text, begins=False)
 
-    def _begin(self, block: Block, text: str) -> Change:
+    def _begin(self, block: ContentBlock, text: str) -> Change:
         block.text = text
         self.all.append(block)
         return Change(block, text, begins=True)

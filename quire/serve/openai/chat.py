@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from quire.core.errors import InvalidParameter, RequestError, shown
 from quire.core.outputs import CompletionOutput, RequestOutput
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items, LaidOut
 from quire.serve.http.refusal import bad_request, refusal_of, unsupported
@@ -45,7 +45,7 @@ from quire.serve.openai.validation import (
 from quire.serve.state import ServerState
 from quire.text.message import Call, MessageReader, Piece, PieceKind
 
-_DECODER: Decoder[ChatRequest] = Decoder(ChatRequest, refused=GENERATING)
+_DECODER: BodyDecoder[ChatRequest] = BodyDecoder(ChatRequest, refused=GENERATING)
 
 
 async def serve_chat(state: ServerState, exchange: Exchange) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from quire.core.errors import InvalidParameter, RequestError
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling import MAX_N
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items, LaidOut
 from quire.serve.http.refusal import refusal_of, unsupported
@@ -43,7 +43,7 @@ from quire.serve.state import ServerState
 
 DEFAULT_MAX_TOKENS = 16
 
-_DECODER: Decoder[CompletionRequest] = Decoder(CompletionRequest, ids_field="prompt", refused=GENERATING)
+_DECODER: BodyDecoder[CompletionRequest] = BodyDecoder(CompletionRequest, ids_field="prompt", refused=GENERATING)
 
 
 async def serve_completion(state: ServerState, exchange: Exchange) -> None:

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from quire.core.errors import shown
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.schema import (
@@ -39,7 +39,7 @@ MAX_DEPTH = 64
 """Nesting of JSON values that reach the template."""
 MAX_NODES = 20_000
 MAX_KWARGS = 16
-_PARAMETERS: Decoder[JsonObject | None] = Decoder(JsonObject | None)
+_PARAMETERS: BodyDecoder[JsonObject | None] = BodyDecoder(JsonObject | None)
 _SERVER_TOOLS = """apply_patch code_execution code_interpreter computer computer_use_preview file_search
     image_generation local_shell mcp mcp_toolset namespace shell tool_search tool_search_tool_bm25
     tool_search_tool_regex web_fetch web_search web_search_preview"""

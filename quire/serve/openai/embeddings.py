@@ -15,7 +15,7 @@ import numpy as np
 from quire.core.errors import InvalidParameter, RequestError, shown
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, pooling_params
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items
 from quire.serve.http.refusal import bad_request, internal_error, refusal_of
@@ -33,7 +33,7 @@ from quire.serve.openai.validation import (
 )
 from quire.serve.state import ServerState
 
-_DECODER: Decoder[EmbeddingRequest] = Decoder(EmbeddingRequest, ids_field="input", refused=EMBEDDING)
+_DECODER: BodyDecoder[EmbeddingRequest] = BodyDecoder(EmbeddingRequest, ids_field="input", refused=EMBEDDING)
 _POOLINGS = {pooling.value: pooling for pooling in Pooling}
 FORMATS = ("float", "base64")
 

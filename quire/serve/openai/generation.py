@@ -22,7 +22,7 @@ from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, Terms
 from quire.core.sampling import SamplingParams
 from quire.engine.stream import RequestStream
-from quire.serve.http.delivery import Attendant, Outbox
+from quire.serve.http.delivery import EventStreamWriter, ExchangeTask
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import encoded
 from quire.serve.http.refusal import Refusal, internal_error, unavailable
@@ -105,12 +105,12 @@ async def answer(state: ServerState, exchange: Exchange, job: Job, shape: Answer
     exchange.tenant.enter()
     if exchange.is_background and state.limits.has_priorities:
         job = dataclasses.replace(job, priority=BACKGROUND_PRIORITY)
-    outbox = Outbox(exchange, state.answers) if streams else None
-    attendant = Attendant(exchange, state.config, outbox)
-    if outbox is not None:
-        await state.attend(attendant, _stream(state, exchange, job, shape, outbox))
+    writer = EventStreamWriter(exchange, state.answers) if streams else None
+    exchange_task = ExchangeTask(exchange, state.config, writer)
+    if writer is not None:
+        await state.run_exchange(exchange_task, _stream(state, exchange, job, shape, writer))
     else:
-        data = await state.attend(attendant, _whole(state, exchange, job, shape))
+        data = await state.run_exchange(exchange_task, _whole(state, exchange, job, shape))
         if data is not None:
             await exchange.respond(200, data)
 
@@ -134,10 +134,12 @@ def _n_cells(output: RequestOutput) -> int:
     return n_cells
 
 
-async def _stream(state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, outbox: Outbox) -> None:
+async def _stream(
+    state: ServerState, exchange: Exchange, job: Job, shape: AnswerShape, writer: EventStreamWriter
+) -> None:
     async with Generation(state, exchange, job) as generation:
-        await generation.deliver(outbox, shape.frames)
-    await outbox.finish(shape.closing(generation.usage.plain()))
+        await generation.deliver(writer, shape.frames)
+    await writer.finish(shape.closing(generation.usage.plain()))
 
 
 class Generation:
@@ -210,14 +212,14 @@ class Generation:
             tasks = [group.create_task(self._last(stream)) for stream in self._streams]
         return [task.result() for task in tasks]
 
-    async def deliver(self, outbox: Outbox, frames: FrameSource) -> None:
+    async def deliver(self, writer: EventStreamWriter, frames: FrameSource) -> None:
         """Write the frames of all outputs as they come."""
         if len(self._streams) == 1:
-            await self._pump(0, self._streams[0], outbox, frames)
+            await self._pump(0, self._streams[0], writer, frames)
             return
         async with _FirstError(), asyncio.TaskGroup() as group:
             for index, stream in enumerate(self._streams):
-                group.create_task(self._pump(index, stream, outbox, frames))
+                group.create_task(self._pump(index, stream, writer, frames))
 
     async def _last(self, stream: RequestStream) -> RequestOutput:
         last = None
@@ -231,7 +233,7 @@ class Generation:
         self._count_reasoning({}, last)
         return last
 
-    async def _pump(self, index: int, stream: RequestStream, outbox: Outbox, frames: FrameSource) -> None:
+    async def _pump(self, index: int, stream: RequestStream, writer: EventStreamWriter, frames: FrameSource) -> None:
         now_s = asyncio.get_running_loop().time
         last_s, n_tokens = 0.0, 0
         counts: dict[int, ReasoningCount] = {}
@@ -250,9 +252,9 @@ class Generation:
             made = frames(index, output)
             if isinstance(made, bytes):
                 if made:
-                    await outbox.put(made)
+                    await writer.put(made)
             else:
-                await outbox.put_pieces(made)
+                await writer.put_pieces(made)
 
     def _check(self, output: RequestOutput) -> None:
         for part in output.outputs:

@@ -7,7 +7,7 @@ import time
 
 from quire.core.errors import shown
 from quire.core.outputs import RequestOutput
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.embeddings import EmbeddingAnswer, answer_with_vectors
@@ -16,7 +16,7 @@ from quire.serve.openai.scoring_schema import PoolingRequest
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
-_DECODER: Decoder[PoolingRequest] = Decoder(PoolingRequest, ids_field="input")
+_DECODER: BodyDecoder[PoolingRequest] = BodyDecoder(PoolingRequest, ids_field="input")
 NOT_TASKS = ("token_embed", "token_classify", "classify", "score", "plugin")
 """vLLM's other tasks."""
 

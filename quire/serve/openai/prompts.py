@@ -9,7 +9,7 @@ from __future__ import annotations
 from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.http.refusal import bad_request
-from quire.serve.http.threads import LargeTurn, WorkThreads
+from quire.serve.http.threads import LargeWorkLock, WorkThreads
 from quire.serve.openai.conversation import Conversation
 from quire.text.length import check_length
 from quire.text.tokenizer import Tokenizer
@@ -28,9 +28,9 @@ DECODE_CONTEXT = 8
 class PromptMaker:
     """Tokenizes and renders for one loaded model."""
 
-    def __init__(self, llm: AsyncLLM, turn: LargeTurn) -> None:
+    def __init__(self, llm: AsyncLLM, lock: LargeWorkLock) -> None:
         self._llm = llm
-        self._threads = WorkThreads("quire-text", turn)
+        self._threads = WorkThreads("quire-text", lock)
 
     def close(self) -> None:
         """Drop waiting work."""
@@ -39,7 +39,7 @@ class PromptMaker:
     async def encode(
         self, texts: list[str], *, add_special_tokens: bool, param: str, most: int | None = None
     ) -> list[list[int]]:
-        """Token ids of texts, each at most `most` tokens long (None: the context's length).
+        """Token ids of texts, each at most `most` tokens long (None: what the context holds, less one for an answer).
 
         Raises Refusal without a tokenizer, ContextLengthExceeded when a text is too long, or QueueFull when texts pile
         up.
@@ -50,7 +50,7 @@ class PromptMaker:
         for text in texts:
             check_length(len(text), self._llm.max_model_len, param)
 
-        limit = self._llm.max_model_len if most is None else most
+        limit = self._llm.max_model_len - 1 if most is None else most
 
         def work() -> list[list[int]]:
             try:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from quire.core.sampling import SamplingParams
-from quire.serve.http.sieve import Refused, RefusedField
+from quire.serve.http.unknown_fields import Refused, RefusedField
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.schema import ChatRequest, CompletionRequest
 

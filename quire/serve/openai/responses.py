@@ -6,7 +6,7 @@ A request is turned into chat's words (`responses_input.py`), so that one set of
 from __future__ import annotations
 
 from quire.core.errors import RequestError
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import Refusal, refusal_of
 from quire.serve.openai.chat import chat_job
@@ -19,7 +19,7 @@ from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.validation import check_model
 from quire.serve.state import ServerState
 
-_DECODER: Decoder[ResponsesRequest] = Decoder(ResponsesRequest, refused=GENERATING)
+_DECODER: BodyDecoder[ResponsesRequest] = BodyDecoder(ResponsesRequest, refused=GENERATING)
 
 
 async def serve_responses(state: ServerState, exchange: Exchange) -> None:

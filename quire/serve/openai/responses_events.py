@@ -14,7 +14,7 @@ from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.sampling import SamplingParams
 from quire.serve.http.json_pieces import LaidOut, encoded, json_pieces
 from quire.serve.http.refusal import Refusal
-from quire.serve.openai.blocks import Block, BlockKind, Blocks, Change
+from quire.serve.openai.blocks import BlockKind, Change, ContentBlock, ContentBlocks
 from quire.serve.openai.logprobs import TokenNames, chat_entries
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.schema import JsonObject
@@ -47,7 +47,7 @@ class ResponseAnswer:
         self._n_top = body.top_logprobs or 0
         self._shows_logprobs = shows_logprobs
         self._head = _head(body, params, request_id)
-        self._blocks = Blocks(reader)
+        self._blocks = ContentBlocks(reader)
         self._rows: dict[int, LogprobRows] = {}
         """Logprobs of each text block."""
         self._new_rows: LogprobRows | None = None
@@ -123,8 +123,8 @@ class ResponseAnswer:
             events.append(self._event("response.function_call_arguments.delta", **where, delta=change.delta))
         return events
 
-    def _added(self, block: Block) -> list[Event]:
-        empty = Block(block.kind, block.index, "", block.call_id, block.name)
+    def _added(self, block: ContentBlock) -> list[Event]:
+        empty = ContentBlock(block.kind, block.index, "", block.call_id, block.name)
         item = self._item(empty, "in_progress")
         events = [self._event("response.output_item.added", output_index=block.index, item={**item, **_no_parts(item)})]
         if block.kind is not BlockKind.CALL:
@@ -132,7 +132,7 @@ class ResponseAnswer:
             events.append(self._event("response.content_part.added", **where, part=self._part(empty)))
         return events
 
-    def _done(self, block: Block) -> list[Event]:
+    def _done(self, block: ContentBlock) -> list[Event]:
         item = self._item(block, "completed")
         where = {"item_id": item["id"], "output_index": block.index}
         events: list[Event] = []
@@ -167,7 +167,7 @@ class ResponseAnswer:
         last = len(self._blocks.all) - 1
         return [self._item(block, last_status if block.index == last else "completed") for block in self._blocks.all]
 
-    def _item(self, block: Block, status: str) -> JsonObject:
+    def _item(self, block: ContentBlock, status: str) -> JsonObject:
         item: JsonObject = {"id": self._item_id(block), "type": "message", "status": status}
         if block.kind is BlockKind.CALL:
             return {
@@ -181,7 +181,7 @@ class ResponseAnswer:
             return {**item, "type": "reasoning", "summary": [], "content": [self._part(block)]}
         return {**item, "role": "assistant", "content": [self._part(block)]}
 
-    def _part(self, block: Block) -> JsonObject:
+    def _part(self, block: ContentBlock) -> JsonObject:
         if block.kind is BlockKind.REASONING:
             return {"type": "reasoning_text", "text": block.text}
         rows = self._rows.get(block.index) if block.text else None
@@ -190,7 +190,7 @@ class ResponseAnswer:
     def _logprobs(self, rows: LogprobRows | None) -> LaidOut:
         return LaidOut(lambda: chat_entries(rows, self._n_top, self._names))
 
-    def _item_id(self, block: Block) -> str:
+    def _item_id(self, block: ContentBlock) -> str:
         return f"{_PREFIXES[block.kind]}_{self._id}_{block.index}"
 
     def _event(self, kind: str, **fields: object) -> Event:

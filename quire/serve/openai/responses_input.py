@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from quire.core.errors import shown
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import bad_request, unsupported
 from quire.serve.openai.naming import Translated
@@ -54,12 +54,12 @@ _SERVER_ITEMS = """code_interpreter_call file_search_call image_generation_call 
 SERVER_ITEMS = frozenset(_SERVER_ITEMS.split())
 """What another server did with tools of its own, which are skipped too."""
 
-_ITEM_TYPE: Decoder[ItemType] = Decoder(ItemType)
-_ITEMS: dict[str, Decoder[Any]] = {
-    "message": Decoder(MessageItem),
-    "function_call": Decoder(CallItem),
-    "function_call_output": Decoder(CallOutputItem),
-    "reasoning": Decoder(ReasoningItem),
+_ITEM_TYPE: BodyDecoder[ItemType] = BodyDecoder(ItemType)
+_ITEMS: dict[str, BodyDecoder[Any]] = {
+    "message": BodyDecoder(MessageItem),
+    "function_call": BodyDecoder(CallItem),
+    "function_call_output": BodyDecoder(CallOutputItem),
+    "reasoning": BodyDecoder(ReasoningItem),
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from quire.core.errors import RequestError
 from quire.core.outputs import RequestOutput
 from quire.core.request import Pooling, pooling_params
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items
 from quire.serve.http.refusal import bad_request, internal_error, refusal_of, unsupported
@@ -32,8 +32,8 @@ from quire.serve.openai.validation import (
 )
 from quire.serve.state import ServerState
 
-_SCORE: Decoder[ScoreRequest] = Decoder(ScoreRequest)
-_RERANK: Decoder[RerankRequest] = Decoder(RerankRequest)
+_SCORE: BodyDecoder[ScoreRequest] = BodyDecoder(ScoreRequest)
+_RERANK: BodyDecoder[RerankRequest] = BodyDecoder(RerankRequest)
 PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 """Names under which the two sets of texts may come."""
 

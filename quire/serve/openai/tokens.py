@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.errors import InvalidParameter, RequestError
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.refusal import bad_request, refusal_of
 from quire.serve.openai.conversation import add_defaults, conversation_of
@@ -16,8 +16,8 @@ MAX_TOKENS = 128 * 1024
 SMALL_TOKENS = 4096
 """Answers of up to so many tokens or characters are written at once."""
 
-_TOKENIZE: Decoder[TokenizeRequest] = Decoder(TokenizeRequest, refused=PROMPTING)
-_DETOKENIZE: Decoder[DetokenizeRequest] = Decoder(DetokenizeRequest, ids_field="tokens")
+_TOKENIZE: BodyDecoder[TokenizeRequest] = BodyDecoder(TokenizeRequest, refused=PROMPTING)
+_DETOKENIZE: BodyDecoder[DetokenizeRequest] = BodyDecoder(DetokenizeRequest, ids_field="tokens")
 
 
 async def serve_tokenize(state: ServerState, exchange: Exchange) -> None:

@@ -1,7 +1,7 @@
 """The checks that every generating endpoint shares: from the common fields to `SamplingParams`.
 
 Owns ranges, caps and combinations of the fields in `schema.SamplingFields`. Types were checked by the decoder; what
-needs the model (token ids, lengths) is checked again by `SamplingParams.verify` and the engine's intake.
+needs the model (token ids, lengths) is checked again by `SamplingParams.verify` and the engine's input processor.
 Invariant: a field is honoured, noted as ignored, or refused by name.
 """
 
@@ -36,7 +36,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What the loaded model and the server allow."""
 
     model_names: tuple[str, ...]
@@ -131,7 +131,7 @@ def stream_choice(body: SamplingFields) -> StreamChoice:
 
 def sampling_params(
     body: SamplingFields,
-    limits: Limits,
+    limits: RequestLimits,
     *,
     max_tokens: int | None,
     logprobs: int | None,
@@ -158,8 +158,8 @@ def sampling_params(
     return params
 
 
-def check_priority(priority: int | None, limits: Limits) -> int:
-    """The priority of a request; 400 for one that the order of arrival would ignore. Its range is the intake's."""
+def check_priority(priority: int | None, limits: RequestLimits) -> int:
+    """The priority of a request; 400 for one that the order of arrival would ignore. Its range: `InputProcessor`."""
     if priority and not limits.has_priorities:
         raise unsupported(
             "priority", "requests run in order of arrival; the operator can start with --scheduling-policy priority."
@@ -167,7 +167,7 @@ def check_priority(priority: int | None, limits: Limits) -> int:
     return priority or 0
 
 
-def check_sequences(n_prompts: int, n: int, limits: Limits) -> None:
+def check_sequences(n_prompts: int, n: int, limits: RequestLimits) -> None:
     """400 if one request asks for more sequences than the server allows in one request."""
     if n_prompts * n > limits.max_sequences:
         raise bad_request(
@@ -185,7 +185,7 @@ def check_cells(prompt_len: int, n_alternatives: int | None, param: str) -> None
         )
 
 
-def fit_output(params: SamplingParams, prompt_lens: list[int], limits: Limits, *, is_strict: bool) -> Headers:
+def fit_output(params: SamplingParams, prompt_lens: list[int], limits: RequestLimits, *, is_strict: bool) -> Headers:
     """Lower `max_tokens` to what the context leaves, as vLLM does; returns headers that say so. Where there is no room,
     or less than `min_tokens`, or the request is strict, nothing is lowered: it will be refused for its length. With
     several prompts this leaves the most that one of them has room for; `Generation` looks at each."""
@@ -196,7 +196,9 @@ def fit_output(params: SamplingParams, prompt_lens: list[int], limits: Limits, *
     return [(b"x-max-tokens-requested", b"%d" % asked), (b"x-max-tokens", b"%d" % room)]
 
 
-def bound_output(params: SamplingParams, prompt_lens: list[int], limits: Limits, param: str = "logprobs") -> None:
+def bound_output(
+    params: SamplingParams, prompt_lens: list[int], limits: RequestLimits, param: str = "logprobs"
+) -> None:
     """InvalidParameter if the log-probabilities of the output could become too large an answer. Where the request gives
     no `max_tokens` it is lowered instead. param: the field that asks for them."""
     if params.logprobs is None:

@@ -98,6 +98,9 @@ def _reasons(one: Explanation, figures: dict[str, Any]) -> list[str]:
         wanted, cached = (shown(figures[f"miss_{name}_text"]) for name in ("wanted", "cached"))
         text = f"The best cached prefix differs at token {one.miss_position}: {wanted} here, {cached} there."
         found.append((0.0, text))
+    if one.miss_lost:
+        what = _count(one.miss_lost, "token")
+        found.append((0.0, f"{what} more of the prompt were cached, but what their windows show had been evicted."))
     return [text for _, text in sorted(found, key=lambda pair: -pair[0])]
 
 

@@ -1,6 +1,6 @@
 """How late the event loop comes round, and where it was held when that was too long.
 
-Owns one timer on the loop and one thread beside it. Does not own the page /metrics (`metrics.py`).
+Owns one timer on the loop and one thread beside it. Does not own the text of /metrics (`metrics.py`).
 The timer compares the time at which it was due with the time at which it runs, and with the CPU time of the loop's
 thread; the thread takes the loop's stack while the timer is overdue. Three causes are told apart:
 the loop's own thread computed ("loop"), it waited while another thread of this process kept the interpreter

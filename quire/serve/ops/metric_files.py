@@ -16,7 +16,7 @@ import msgspec
 Labels = tuple[str, str, str]
 
 
-class Counts(msgspec.Struct):
+class ProcessCounts(msgspec.Struct):
     """Everything that one process has counted."""
 
     histograms: dict[str, tuple[list[int], float]] = {}
@@ -40,11 +40,11 @@ class MetricFiles:
         self._folder = pathlib.Path(folder)
         self._own = self._folder / f"metrics-{index}"
 
-    def own(self) -> Counts:
+    def own(self) -> ProcessCounts:
         """What the process before this one had counted."""
         return _read(self._own)
 
-    def exchange(self, counts: Counts) -> list[Counts]:
+    def exchange(self, counts: ProcessCounts) -> list[ProcessCounts]:
         """Leave `counts`; returns those of the others. A disk that is full keeps the older ones."""
         with contextlib.suppress(OSError):
             fresh = self._own.with_suffix(".new")
@@ -54,8 +54,8 @@ class MetricFiles:
         return [_read(path) for path in sorted(names)]
 
 
-def _read(path: pathlib.Path) -> Counts:
+def _read(path: pathlib.Path) -> ProcessCounts:
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=Counts)
+        return msgspec.msgpack.decode(path.read_bytes(), type=ProcessCounts)
     except (OSError, msgspec.DecodeError):
-        return Counts()
+        return ProcessCounts()

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names under the prefix `quire:`. Owns histograms of request times and the page /metrics.
+"""Prometheus metrics: vLLM's names under the prefix `quire:`. Owns histograms of request times and /metrics' text.
 
 Gauges and token counters come from the engine's last `EngineStats`. Invariants: label values are from closed sets;
 counters only grow; a scrape walks no request.
@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from quire.core.events import EngineStats, FinishReason
 from quire.core.outputs import RequestMetrics
 from quire.serve.ops.loop_monitor import Lag
-from quire.serve.ops.metric_files import Counts, MetricFiles
+from quire.serve.ops.metric_files import MetricFiles, ProcessCounts
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -62,7 +62,7 @@ class Histogram:
             self._counts = [mine + other for mine, other in zip(self._counts, counts, strict=True)]
             self._sum += total
 
-    def family(self, model_name: str, others: Iterable[Counts]) -> HistogramMetricFamily:
+    def family(self, model_name: str, others: Iterable[ProcessCounts]) -> HistogramMetricFamily:
         """The histogram in Prometheus' form, with what other processes have counted."""
         whole = Histogram(self.name, self.meaning, self._bounds)
         for counts, total in (self.counts, *(other.histograms.get(self.name, ([], 0.0)) for other in others)):
@@ -101,7 +101,7 @@ class LoopLags:
             self._own[cause].add(buckets, total)
             self._worst_s[cause] = max(self._worst_s[cause], worst_s)
 
-    def families(self, index: int, others: Iterable[Counts]) -> Iterator[Metric]:
+    def families(self, index: int, others: Iterable[ProcessCounts]) -> Iterator[Metric]:
         """The two families, with a series for each process and cause."""
         labels = ["process", "cause"]
         whole = HistogramMetricFamily(
@@ -156,7 +156,7 @@ class Metrics:
             *(self.queue, self.prefill, self.decode, self.inference, self.params_n, self.max_tokens),
         )
         self._files: MetricFiles | None = None
-        self._others: list[Counts] = []
+        self._others: list[ProcessCounts] = []
         self._publishing = asyncio.Lock()
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -182,7 +182,7 @@ class Metrics:
             async with self._publishing:
                 histograms = {histogram.name: histogram.counts for histogram in self._histograms}
                 answers, lost = list(self._answers.items()), dict(self._lost_clients)
-                counts = Counts(histograms, answers, lost, self._index, self.loop.counts(), dict(self._ignored))
+                counts = ProcessCounts(histograms, answers, lost, self._index, self.loop.counts(), dict(self._ignored))
                 self._others = await asyncio.to_thread(self._files.exchange, counts)
 
     def count_answer(self, route: str, method: str, status: int) -> None:
@@ -221,7 +221,7 @@ class Metrics:
             self.tpot.observe((times.finished_s - times.first_token_s) / (output_len - 1))
 
     async def text(self, stats: EngineStats) -> bytes:
-        """The page at /metrics. It has a line for each series of each process, and is made in a thread."""
+        """The text of /metrics. It has a line for each series of each process, and is made in a thread."""
         await self.publish()
         self.stats = stats
         return await asyncio.to_thread(generate_latest, self._registry)

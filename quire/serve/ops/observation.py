@@ -1,4 +1,4 @@
-"""What can be looked at: /health, /metrics, /version, /v1/models, /load, and /v1/engine for the page."""
+"""What can be looked at: /health, /metrics, /version, /v1/models, /load, and /v1/engine for the web page."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ async def serve_model(state: ServerState, exchange: Exchange) -> None:
     """One model by name."""
     name = urllib.parse.unquote(exchange.scope["path_params"]["model"])
     if name not in state.limits.model_names:
-        raise Refusal(404, f"The model {shown(name)} does not exist here.", param="model", code="model_not_found")
+        names = ", ".join(state.limits.model_names)
+        message = f"The model {shown(name)} does not exist here. This server has: {names}."
+        raise Refusal(404, message, param="model", code="model_not_found")
     await exchange.respond_json(_model(state, name))
 
 
 async def serve_engine(state: ServerState, exchange: Exchange) -> None:
-    """State of the engine for the page: gauges, counters and the map of KV pages (base64, one byte a page)."""
+    """State of the engine for the web page: gauges, counters and the map of KV pages (base64, one byte a page)."""
     llm = state.llm
     stats = msgspec.to_builtins(llm.stats())
     stats["page_map"] = base64.b64encode(llm.stats().page_map).decode()
@@ -59,6 +61,7 @@ async def serve_engine(state: ServerState, exchange: Exchange) -> None:
             "model": llm.model_name,
             "version": __version__,
             "healthy": llm.healthy() and not state.draining,
+            "recovering": llm.is_recovering,
             "time_s": time.monotonic(),
             "engine": msgspec.to_builtins(llm.ready),
             "default_sampling": llm.default_sampling,
@@ -81,7 +84,7 @@ async def serve_load(state: ServerState, exchange: Exchange) -> None:
             "kv_pages_total": stats.n_pages,
             "kv_pages_free": stats.n_pages_free,
             "kv_cache_usage_perc": 1.0 - stats.n_pages_free / stats.n_pages if stats.n_pages else 0.0,
-            "tokens_per_second": state.speed.tokens_per_s(stats.generation_tokens, time.monotonic()),
+            "tokens_per_second": llm.speed.tokens_per_s(time.monotonic()),
         }
     )
 

@@ -19,7 +19,7 @@ from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.serve.batch.batches import BatchRequest
 from quire.serve.http.dialect import THREAD_NOT_FOUND, dialect_of
 from quire.serve.http.exchange import Exchange
-from quire.serve.http.sieve import Refused
+from quire.serve.http.unknown_fields import Refused
 from quire.serve.ollama.schema import (
     OllamaChatRequest,
     OllamaEmbeddingsRequest,

@@ -16,7 +16,7 @@ STARTER_PROMPTS = [
     "Write a function that reverses a string.",
     "Extract name and age as JSON: Anna is 31 years old.",
 ]
-"""What the page proposes for an empty conversation where the operator proposes nothing."""
+"""What the web page proposes for an empty conversation where the operator proposes nothing."""
 FOLDER = pathlib.Path(__file__).parent
 
 _TYPES = {
@@ -50,7 +50,7 @@ _SECURITY: Headers = [
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asset:
-    """One file of the page, as an endpoint."""
+    """One file of the web page, as an endpoint."""
 
     content: bytes
     media_type: bytes
@@ -58,7 +58,7 @@ class Asset:
 
     @classmethod
     def load(cls, name: str, media_type: bytes) -> Asset:
-        """Read a file of the page's folder (OSError when it is not installed)."""
+        """Read a file of the web page's folder (OSError when it is not installed)."""
         content = (FOLDER / name).read_bytes()
         return cls(content, media_type, b'"%b"' % hashlib.sha256(content).hexdigest()[:16].encode())
 

@@ -79,7 +79,7 @@ function show(info) {
   view.pageSize = engine.page_size;
   $("model").textContent = $("model").title = info.model;
   document.title = info.model + " · Quire";
-  state(info.healthy ? "good" : "bad", info.healthy ? (stats.n_running ? "working" : "ready") : "stalled");
+  state(info.healthy ? "good" : "bad", info.healthy ? (stats.n_running ? "working" : "ready") : info.recovering ? "starting again" : "stalled");
   view.samples.push({ time: info.time_s, tokens: stats.generation_tokens });
   while (view.samples.length > 2 && info.time_s - view.samples[0].time > 2) view.samples.shift();
   const [from, to] = [view.samples[0], view.samples.at(-1)];
@@ -156,7 +156,8 @@ function pageAt(x, y) {
 /** One small page for each page of the pool: free, cached, or the colour of the request that holds it. */
 function drawMap() {
   const n = view.map.length, width = $("map").clientWidth;
-  if (!n || !width) return;
+  if (!width) return;
+  if (!n) { canvas("map", 0); return; }  // the pages of an engine that is gone
   const gap = n > 1500 ? 1 : 2;
   let cell = 14;
   const rows = (size) => Math.ceil(n / Math.floor((width + gap) / (size + gap)));

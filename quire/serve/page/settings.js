@@ -8,7 +8,7 @@ const NUMBERS = [
   { key: "top_k", label: "Top k", note: "0 = all", min: 0, max: 200, step: 1, value: 0 },
   { key: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, value: 0 },
   { key: "max_tokens", label: "Max tokens", note: "empty = all the room", plain: true, min: 1, step: 1, value: "" },
-  { key: "seed", label: "Seed", note: "empty = new each time", plain: true, step: 1, value: "" },
+  { key: "seed", label: "Seed", note: "empty = another each time", plain: true, step: 1, value: "" },
   { key: "presence_penalty", label: "Presence penalty", more: true, min: -2, max: 2, step: 0.1, value: 0 },
   { key: "frequency_penalty", label: "Frequency penalty", more: true, min: -2, max: 2, step: 0.1, value: 0 },
   { key: "repetition_penalty", label: "Repetition penalty", more: true, min: 0.5, max: 2, step: 0.05, value: 1 },

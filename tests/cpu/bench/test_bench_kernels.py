@@ -16,7 +16,7 @@ import torch
 from quire.bench import machine
 from quire.bench.kernels import attention, attention_check, chart, measurement, registry, session, steadiness, table
 from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
-from quire.bench.kernels.limits import Limits, Work
+from quire.bench.kernels.limits import DeviceLimits, Work
 from quire.bench.kernels.measurement import Progress, Results, Timing
 from quire.bench.kernels.paged import Batch, Inputs
 from quire.bench.kernels.timing import Call, CpuTimer, Sample, Timer
@@ -24,10 +24,10 @@ from quire.bench.options import KernelBenchOptions
 from quire.cli.main import main
 from quire.core.errors import ConfigError
 from quire.kernels import catalog
-from quire.kernels.attention import variants
-from quire.kernels.attention.plan import Heads
+from quire.kernels.attention.schedule.plan import Heads
+from quire.kernels.attention.variant import variants
 
-LIMITS = Limits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
+LIMITS = DeviceLimits(read_bytes_s=100.0, copy_bytes_s=50.0, flops_s=1000.0, matrix=8)
 
 
 class FixedTimer(Timer):

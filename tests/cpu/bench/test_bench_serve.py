@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from quire.bench.client import CompletionsClient, RequestTrace, first_model, open_session
+from quire.bench.client import ClientTrace, CompletionsClient, first_model, open_session
 from quire.bench.datasets import BenchRequest
 from quire.bench.loadgen import run_load
 from quire.bench.options import ServeBenchOptions
@@ -202,8 +202,8 @@ async def test_waiting_for_a_server_is_said_once(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == ""
 
 
-def trace(start_s: float, *chunk_times_s: float, error: str = "") -> RequestTrace:
-    return RequestTrace(10, start_s, start_s, list(chunk_times_s), len(chunk_times_s), True, error)
+def trace(start_s: float, *chunk_times_s: float, error: str = "") -> ClientTrace:
+    return ClientTrace(10, start_s, start_s, list(chunk_times_s), len(chunk_times_s), True, error)
 
 
 def test_goodput_counts_requests_within_every_limit() -> None:

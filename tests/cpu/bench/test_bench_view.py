@@ -104,7 +104,7 @@ def test_a_pass_ends_with_its_window_and_the_next_is_clean(llm: LLM) -> None:
         assert found.begin_s < found.kernels[-1].start_s < found.end_s, "kernels and steps are on one clock"
         assert all(record.n_tokens == 1 for record in found.steps)
         names = {kernel.name for kernel in found.kernels}
-        assert ("quire_run_tape" in names) == (native.library() is not None)
+        assert ("quire_fused_step" in names) == (native.library() is not None)
     assert llm.on_step is None and not llm.stats().n_running
     short = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, detokenize=False)
     (output,) = llm.generate([{"prompt_token_ids": [5, 6, 7]}], short, use_tqdm=False)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.online import stall_row, stall_summary
 from benchmarks.served import free_port, served
-from quire.bench.client import RequestTrace
+from quire.bench.client import ClientTrace
 from quire.core.errors import EngineError
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -27,12 +27,12 @@ SHAPE = {
 SERVE = ["--load-format", "dummy", "--skip-tokenizer-init", "--device", "cpu", "--num-threads", "1"]
 
 
-def stream(*times_s: float) -> RequestTrace:
-    return RequestTrace(chunk_times_s=list(times_s))
+def stream(*times_s: float) -> ClientTrace:
+    return ClientTrace(chunk_times_s=list(times_s))
 
 
 def test_gaps_beside_the_prompt_are_those_that_overlap_its_prefill() -> None:
-    prompt = RequestTrace(start_s=1.0, chunk_times_s=[1.5])
+    prompt = ClientTrace(start_s=1.0, chunk_times_s=[1.5])
     streams = [
         stream(0.1, 0.2, 0.3, 0.9, 1.2, 1.2, 1.6, 1.7),  # before: 100, 600; two chunks in one read are one arrival
         stream(0.05, 0.95, 1.55, 1.56),  # its gap that began before the streams settled is not counted

@@ -10,7 +10,7 @@ import pytest
 from quire.bench.kernels.variants import NAMED, SHORT
 from quire.cli.main import main
 from quire.kernels import catalog, jit
-from quire.kernels.attention import variants
+from quire.kernels.attention.variant import variants
 
 
 def out_of(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:

@@ -14,8 +14,9 @@ import pytest
 import pytest_asyncio
 
 from quire.config.engine import EngineConfig
+from quire.core.commands import Command
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineDead, LoadError, QueueFull, RequestError
-from quire.core.events import Command, SeqDelta
+from quire.core.events import SeqDelta
 from quire.core.failure import Code
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import OutputKind, SamplingParams

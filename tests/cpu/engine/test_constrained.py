@@ -17,8 +17,8 @@ import byte_model
 from schema_cases import CASES
 
 from quire import LLM, SamplingParams
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import InvalidParameter, RequestError
-from quire.core.events import Cancel, Submit
 from quire.core.failure import Code
 from quire.core.outputs import CompletionOutput
 from quire.core.structured import StructuredOutputsParams
@@ -177,7 +177,7 @@ def test_cut_outputs_say_so(demo: LLM) -> None:
 
 def test_cancelled_requests_leave_nothing(demo: LLM) -> None:
     for n_steps in range(6):
-        request = demo._intake.request("Bob is", constrained(n=2, json=PERSON))
+        request = demo._input_processor.request("Bob is", constrained(n=2, json=PERSON))
         demo.engine.handle(Submit(request))
         for _ in range(n_steps):
             demo.engine.step()

@@ -33,7 +33,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "GRACE_S", 1.0)
 
 
-class Fleet:
+class Server:
     """One engine and its API processes, all in this one."""
 
     def __init__(self, supervisor: EngineSupervisor, llms: list[AsyncLLM]) -> None:
@@ -46,14 +46,14 @@ class Fleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(n: int, command: tuple[str, ...] = COMMAND, **options: object) -> AsyncIterator[Fleet]:
+async def serving(n: int, command: tuple[str, ...] = COMMAND, **options: object) -> AsyncIterator[Server]:
     config = EngineConfig(device="null", disable_log_stats=True, **options)  # type: ignore[arg-type]
     supervisor = EngineSupervisor(config, command)
     starting = asyncio.create_task(supervisor.start())
     llms = [await AsyncLLM.connect(config, supervisor.address, index) for index in range(n)]
     await starting
     try:
-        yield Fleet(supervisor, llms)
+        yield Server(supervisor, llms)
     finally:
         for llm in llms:
             await llm.shutdown()
@@ -89,7 +89,7 @@ def innocent(number: int) -> list[int]:
 async def test_the_guilty_is_found(fault: int, token: int, n_innocents: int, n_processes: int) -> None:
     """At its prompt or at a later token, by a signal or by a hang, and by kills, which may come from outside.
     Each two of fault, number of innocents and number of processes meet."""
-    async with fleet(n_processes, engine_stall_timeout=2.0) as server:
+    async with serving(n_processes, engine_stall_timeout=2.0) as server:
         golden = await asyncio.gather(*[server.submit(i, innocent(i)) for i in range(n_innocents)])
         waiting = [server.submit(i, innocent(i)) for i in range(n_innocents // 2)]
         guilty = server.submit(0, [fault, token])
@@ -110,7 +110,7 @@ async def test_the_guilty_is_found(fault: int, token: int, n_innocents: int, n_p
 async def test_clients_that_stream_and_try_again(n_processes: int) -> None:
     """The guilty has sent output, so it fails each time and comes back as a new request, to another API process;
     so do innocents, and requests arrive all the time."""
-    async with fleet(n_processes, engine_stall_timeout=2.0) as server:
+    async with serving(n_processes, engine_stall_timeout=2.0) as server:
 
         async def insist(number: int, prompt: list[int]) -> list[int]:
             while True:
@@ -134,7 +134,7 @@ async def test_clients_that_stream_and_try_again(n_processes: int) -> None:
 
 
 async def test_two_that_are_guilty() -> None:
-    async with fleet(1) as server:
+    async with serving(1) as server:
         innocents = [server.submit(i, innocent(i)) for i in range(3)]
         guilty = [server.submit(0, [CRASH, 0]), server.submit(0, [CRASH, 5])]
         innocents += [server.submit(i, innocent(i)) for i in range(3, 6)]
@@ -149,7 +149,7 @@ async def test_two_that_are_guilty() -> None:
 @pytest.mark.parametrize("n_processes", [1, 2])
 async def test_kills_from_outside_convict_nobody(n_processes: int) -> None:
     """Four of them, during 400 requests: most of them suspects afterwards, and on trial when the next kill comes."""
-    async with fleet(n_processes, SHORT_TRIALS, max_engine_restarts=10) as server:
+    async with serving(n_processes, SHORT_TRIALS, max_engine_restarts=10) as server:
         slow = [SLOW, 0]
         waiting = [server.submit(i, [*slow, i], PARAMS) for i in range(400)]
         for number in range(4):
@@ -169,11 +169,11 @@ async def test_kills_from_outside_convict_nobody(n_processes: int) -> None:
 
 
 async def test_requests_that_only_waited_are_no_suspects() -> None:
-    async with fleet(1, max_num_seqs=4, engine_stall_timeout=2.0) as server:
+    async with serving(1, max_num_seqs=4, engine_stall_timeout=2.0) as server:
         waiting = [server.submit(i, [SLOW, 0, i]) for i in range(3)]
         guilty = server.submit(0, [HANG, 2])
         waiting += [server.submit(i, innocent(i)) for i in range(300)]
-        known = server.llms[0]._replay.quarantine._known
+        known = server.llms[0]._recovery.quarantine._known
         async with asyncio.timeout(LIMIT_S):
             while not server.supervisor.n_restarts or not server.llms[0].healthy():
                 await asyncio.sleep(0.01)

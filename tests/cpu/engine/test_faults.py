@@ -10,17 +10,19 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.control.slot_params import slot_params
 from quire.core.clock import MonotonicClock, VirtualClock
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import EngineError, RequestError
-from quire.core.events import Cancel, FinishReason, SeqDelta, Submit
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
+from quire.engine.executors.digests import null_reference
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.executors.null import NullExecutor, null_reference
+from quire.engine.executors.null import NullExecutor
 
 VOCAB = 50
 
@@ -172,7 +174,7 @@ def test_an_exception_while_planning_leaves_no_half_admitted_sequence(monkeypatc
     core = engine(LaunchExecutor(FakeLauncher()))
     core.handle(Submit(request("a")))
     with monkeypatch.context() as patch:
-        patch.setattr("quire.control.draft.StepDraft.open", raiser)
+        patch.setattr("quire.control.plan_builder.PlanBuilder.open", raiser)
         assert_one_end_each(core.step(), ["a"])
     assert_works(core)
 
@@ -181,7 +183,7 @@ def test_an_exception_in_a_submission_refuses_it_alone(monkeypatch: pytest.Monke
     core = engine(LaunchExecutor(FakeLauncher()))
     core.handle(Submit(request("good")))
     with monkeypatch.context() as patch:
-        patch.setattr("quire.control.roster.slot_params", raiser)
+        patch.setattr("quire.control.live_seqs.slot_params", raiser)
         with pytest.raises(EngineError, match="taking this request"):
             core.handle(Submit(request("bad")))
     heard = run(core)
@@ -191,7 +193,7 @@ def test_an_exception_in_a_submission_refuses_it_alone(monkeypatch: pytest.Monke
         core.handle(Submit(request("long", max_tokens=1000)))
 
 
-@pytest.mark.parametrize("place", ["quire.control.queue.WaitQueue.push", "quire.control.roster.Roster.end"])
+@pytest.mark.parametrize("place", ["quire.control.queue.WaitQueue.push", "quire.control.live_seqs.LiveSeqs.end"])
 def test_an_exception_in_half_of_a_command_ends_everything_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core = engine(LaunchExecutor(FakeLauncher()))
     core.handle(Submit(request("a")))

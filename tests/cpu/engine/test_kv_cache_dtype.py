@@ -12,13 +12,13 @@ import pytest
 
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.runner.pool import KVPool
+from quire.compute.worker import KV_DTYPES
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
 from quire.core.outputs import RequestOutput
 from quire.core.sampling import SamplingParams
-from quire.engine.build import KV_DTYPES
 from quire.engine.capacity import equation
 from quire.engine.llm import LLM
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 from test_faults import VOCAB, FakeLauncher, assert_one_end_each, assert_works, engine, request, run
 
-from quire.control.ration import GOOD_STEPS, Ration
+from quire.control.backoff import GOOD_STEPS, Backoff
 from quire.control.slot_params import slot_params
-from quire.core.events import FinishReason, Submit
+from quire.core.commands import Submit
+from quire.core.events import FinishReason
 from quire.core.failure import Code
 from quire.core.plan import StepPlan
+from quire.engine.executors.digests import null_reference
 from quire.engine.executors.executor import is_out_of_memory
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.executors.null import null_reference
 
 
 class OutOfMemoryError(RuntimeError):
@@ -37,7 +38,7 @@ class SmallLauncher(FakeLauncher):
 @pytest.mark.parametrize("make", [LaunchExecutor, ThreadExecutor])
 @pytest.mark.parametrize("most", [1, 3, 7, 15])
 def test_steps_shrink_until_they_fit_and_every_token_is_right(make, most: int, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("quire.control.ration.MIN_TOKENS", 1)
+    monkeypatch.setattr("quire.control.backoff.MIN_TOKENS", 1)
     launcher = SmallLauncher(most)
     core = engine(make(launcher))
     requests = [request(name, n=1) for name in ("a", "bb", "ccc", "dddd", "eeeee", "ffffff")]
@@ -83,10 +84,10 @@ def test_what_counts_as_out_of_memory() -> None:
 
 
 def test_the_ration_comes_back() -> None:
-    ration = Ration(8, 64)
-    while ration.halve():
-        assert ration.n_tokens >= ration.n_seqs >= 1
-    assert (ration.n_seqs, ration.n_tokens) == (1, 16)
+    backoff = Backoff(8, 64)
+    while backoff.halve():
+        assert backoff.n_tokens >= backoff.n_seqs >= 1
+    assert (backoff.n_seqs, backoff.n_tokens) == (1, 16)
     for _ in range(10 * GOOD_STEPS):
-        ration.count_step()
-    assert (ration.n_seqs, ration.n_tokens) == (8, 64)
+        backoff.count_step()
+    assert (backoff.n_seqs, backoff.n_tokens) == (8, 64)

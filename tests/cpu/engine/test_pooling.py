@@ -50,5 +50,5 @@ def test_what_cannot_be_asked_for(llm: LLM) -> None:
     with pytest.raises(ContextLengthExceeded):
         llm.embed([[1] * 100_000], use_tqdm=False)
     with pytest.raises(InvalidParameter, match="pooling"):
-        llm._intake.request([1], SamplingParams(n=2, max_tokens=1), pooling=Pooling.LAST)
+        llm._input_processor.request([1], SamplingParams(n=2, max_tokens=1), pooling=Pooling.LAST)
     assert pooling_params().max_tokens == 1

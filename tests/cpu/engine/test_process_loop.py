@@ -13,25 +13,17 @@ import pytest
 import zmq
 from test_faults import FakeLauncher, engine, request, run
 
+from quire.core.commands import Hello, Shutdown, Submit
 from quire.core.errors import EngineError
-from quire.core.events import (
-    EngineReady,
-    EngineStats,
-    FinishReason,
-    Hello,
-    SeqDelta,
-    Shutdown,
-    StepOutputs,
-    Submit,
-)
+from quire.core.events import EngineReady, EngineStats, FinishReason, SeqDelta, StepOutputs
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
-from quire.engine.commands import read_commands
+from quire.engine.command_reader import read_commands
 from quire.engine.core import MAX_FAILED_STEPS, EngineCore
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
-from quire.engine.port import Port
 from quire.engine.process import EngineLoop, StatusPipe
 from quire.engine.progress import SILENCE_LIMIT_S, STALL_LIMIT_S, STEP_LIMIT_S, makes_progress
+from quire.engine.router import ClientRouter
 from quire.engine.throughput import LOG_PERIOD_S, ThroughputLog
 from quire.engine.wire import decode_event, encode
 
@@ -76,8 +68,8 @@ class FakeSocket:
 
 def serve(core: EngineCore, socket: FakeSocket) -> None:
     socket.inbox.appendleft(encode([Hello()]))
-    port = Port(socket, READY)  # type: ignore[arg-type]
-    EngineLoop(core, port, StatusPipe(-1), log_stats=False).run()
+    router = ClientRouter(socket, READY)  # type: ignore[arg-type]
+    EngineLoop(core, router, StatusPipe(-1), log_stats=False).run()
 
 
 def broken(submit: Submit, path: str, value: object) -> dict[str, object]:
@@ -235,7 +227,7 @@ def test_gauges_of_a_thousand_sequences_take_less_than_a_millisecond() -> None:
         one = request("a")
         one.request_id, one.prompt_token_ids = str(i), [i, *range(1000)]
         scheduler.submit(one)
-    while scheduler.roster.waiting:
+    while scheduler.live.waiting:
         assert scheduler.schedule() is not None
     times = []
     for _ in range(9):

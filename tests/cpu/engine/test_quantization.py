@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import random
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from quire.core.sampling import SamplingParams
 from quire.engine.build import build_engine
 from quire.engine.capacity import equation, size_pool
 from quire.engine.llm import LLM
+from quire.planner.memory import Room
 
 DEMO = pathlib.Path(__file__).resolve().parents[3] / "quire/_models/demo"
 
@@ -56,28 +56,15 @@ def test_the_null_engine_refuses() -> None:
         build_engine(EngineConfig(model=str(DEMO), quantization="int4", device="null"))
 
 
-@dataclasses.dataclass
-class Memory:
-    """A CPU with so many bytes, half of them free."""
-
-    total: int
-    name: str = "cpu"
-
-    def total_bytes(self) -> int:
-        return self.total
-
-    def free_bytes(self) -> int:
-        return self.total // 2
-
-
 def test_the_pool_is_sized_beside_the_true_bytes_of_the_weights() -> None:
     arch, config = read_arch(DEMO), EngineConfig(num_gpu_blocks_override=500, max_num_seqs=4)
     limits = resolve(config, arch, "cpu")
-    fixed_bytes = equation(config, limits, arch, taken_bytes=1).fixed_bytes
-    memory = Memory(fixed_bytes + 500 * equation(config, limits, arch).page_bytes + 5_000_000)
-    assert size_pool(config, limits, arch, memory, weights_bytes=4_999_999)[0] == 500
+    fixed_bytes = equation(config, limits, arch, weights_bytes=1).fixed_bytes
+    total_bytes = fixed_bytes + 500 * equation(config, limits, arch).page_bytes + 5_000_000
+    room = Room(total_bytes, total_bytes // 2)
+    assert size_pool(config, limits, arch, room, weights_bytes=4_999_999)[0] == 500
     with pytest.raises(ConfigError, match="500 KV pages do not fit"):
-        size_pool(config, limits, arch, memory, weights_bytes=5_000_002)
+        size_pool(config, limits, arch, room, weights_bytes=5_000_002)
 
 
 def test_another_value_is_refused() -> None:

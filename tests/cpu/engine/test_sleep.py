@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +15,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, EngineAsleep, InvalidParameter, SleepFailed
 from quire.core.events import EngineStats
 from quire.core.failure import Code
-from quire.engine.sleep import Residence
+from quire.engine.sleep import SleepMode
 
 OPTIONS: Any = {"num_threads": 1, "num_gpu_blocks_override": 200, "max_model_len": 512, "enable_sleep_mode": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -36,9 +36,8 @@ def said(llm: LLM) -> str:
 def test_memory_is_given_up_and_taken_again(llm: LLM) -> None:
     before = said(llm)
     for level, is_kept in ((1, True), (2, False), (1, True)):
-        runner = llm.engine.executor._runner  # type: ignore[attr-defined]
-        pool, model = weakref.ref(runner._pool), weakref.ref(runner._model)
-        del runner
+        worker = llm.engine.executor.worker  # type: ignore[attr-defined]
+        pool, model = weakref.ref(worker.runner.pool), weakref.ref(worker.model)
         llm.sleep(level)
         gc.collect()
         assert llm.is_sleeping() and llm.stats().is_asleep
@@ -77,39 +76,34 @@ def test_what_cannot_be_asked_for(llm: LLM) -> None:
         LLM.sleep(type("Off", (), {"config": EngineConfig()})())  # type: ignore[arg-type]
 
 
-class Model:
-    """Counts where it is."""
+class Sleeper:
+    """A worker that wakes up when there is no shortage."""
 
-    is_on_device = True
+    def __init__(self, shortage: list[Exception]) -> None:
+        self.shortage, self.is_loaded, self.level = shortage, True, 0
 
-    def leave_device(self) -> None:
-        self.is_on_device = False
+    def sleep(self, level: int) -> None:
+        self.is_loaded &= level == 1
+        self.level = level
 
-    def enter_device(self) -> None:
-        self.is_on_device = True
+    def wake(self) -> None:
+        self.is_loaded, self.level = True, 0
+        if self.shortage:
+            raise self.shortage.pop()
 
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_an_engine_that_cannot_wake_sleeps_on(level: int) -> None:
-    shortage: list[Exception] = [MemoryError("no memory"), RuntimeError("CUDA out of memory\nmore")]
-    made: list[Model] = []
-
-    def make(model: Model) -> Any:
-        if shortage:
-            raise shortage.pop()
-        made.append(model)
-        return "executor"
-
-    residence: Residence[Model] = Residence(Model(), Model, make, lambda: None)
-    residence.leave(level)
+    worker = Sleeper([MemoryError("no memory"), RuntimeError("CUDA out of memory\nmore")])
+    sleep_mode: SleepMode[Sleeper] = SleepMode(worker, lambda _: cast(Any, "executor"))
+    sleep_mode.sleep(level)
     for reason in ("CUDA out of memory", "no memory"):
         with pytest.raises(SleepFailed, match=reason):
-            residence.enter()
-        assert residence.is_asleep
-        model = residence._model
-        assert model is None if level == 2 else model is not None and not model.is_on_device
-    assert residence.enter() == "executor" and not residence.is_asleep  # type: ignore[comparison-overlap]
-    assert made[0].is_on_device
+            sleep_mode.wake_up()
+        assert sleep_mode.is_asleep
+        assert worker.level == level and worker.is_loaded == (level == 1)
+    assert sleep_mode.wake_up() == "executor" and not sleep_mode.is_asleep  # type: ignore[comparison-overlap]
+    assert worker.level == 0
 
 
 def test_an_engine_process_sleeps_and_wakes() -> None:

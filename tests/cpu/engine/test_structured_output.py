@@ -18,8 +18,9 @@ import quire
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import VirtualClock
+from quire.core.commands import Cancel, Submit
 from quire.core.errors import GrammarsBusy, RequestError
-from quire.core.events import Cancel, FinishReason, SeqDelta, Submit
+from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code
 from quire.core.request import Request, Terms
 from quire.core.sampling import SamplingParams
@@ -120,7 +121,7 @@ def test_a_wrong_token_ends_its_sequence_with_an_error(structured: StructuredOut
     delta = SeqDelta("r0", 0, [wrong])
     structured.follow([delta], engine)
     assert delta.failure is not None and delta.failure.code is Code.GRAMMAR_FAILED and structured.n_live == 0
-    assert not engine.roster.requests
+    assert not engine.live.requests
 
 
 def test_a_complete_text_stops(structured: StructuredOutput) -> None:

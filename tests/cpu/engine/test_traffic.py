@@ -13,7 +13,7 @@ from traffic.checkpoint import SMALL, write_checkpoint
 from traffic.soak import CPU, Soak
 
 from quire.compute.runner import runner
-from quire.compute.runner.batch import FlatBatch, flatten
+from quire.compute.runner.batch_builder import FlatBatch, build_batch
 from quire.compute.runner.pool import KVPool
 from quire.compute.sample import penalties, slots
 from quire.control.pages import PagePool
@@ -43,7 +43,9 @@ def test_no_wrong_token_and_nothing_leaked(llama: Checkpoint) -> None:
     assert found.verdicts.n_best > 0.999 * found.tokens and found.verdicts.n_pages > 50
 
 
-@pytest.mark.parametrize(("family", "dtype"), [("Mistral", torch.bfloat16), ("Qwen3", torch.float32)])
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("Mistral", torch.bfloat16), ("Qwen2", torch.float32), ("Qwen3", torch.float32)]
+)
 def test_other_models_and_settings(tmp_path: pathlib.Path, family: str, dtype: torch.dtype) -> None:
     model = write_checkpoint(tmp_path, family, SMALL, dtype)
     odd = {"block_size": 4, "num_gpu_blocks_override": 300, "pipeline_depth": 3, "scheduling_policy": "priority"}
@@ -56,7 +58,7 @@ def nothing(*_: Any, **__: Any) -> None: ...
 
 
 def one_key_too_many(spans: Any, masked: Any) -> FlatBatch:
-    batch = flatten(spans, masked)
+    batch = build_batch(spans, masked)
     batch.kv_lens += 1
     return batch
 
@@ -75,7 +77,7 @@ def all_but_one(drop: Callable[..., None]) -> Callable[..., None]:
 
 BUGS: dict[str, tuple[object, str, Callable[[Any], Any], str]] = {
     "copy on write does nothing": (KVPool, "copy", lambda _: nothing, "wrong|error"),
-    "attention reads a key too many": (runner, "flatten", lambda _: one_key_too_many, "wrong|error"),
+    "attention reads a key too many": (runner, "build_batch", lambda _: one_key_too_many, "wrong|error"),
     "penalties do nothing": (penalties, "apply", lambda _: nothing, "wrong token"),
     "seeds are ignored": (slots, "seed_key", lambda seed_key: lambda seed: seed_key(0 * seed), "wrong token"),
     "cancel does nothing": (Scheduler, "cancel", lambda _: nothing, "after its end"),
@@ -99,5 +101,5 @@ def test_a_page_with_other_contents_is_seen(llama: Checkpoint, value: float) -> 
     for _ in range(100):
         soak._arrive()
         soak.turn()
-    soak.poison.write(soak.core.scheduler.roster.running[0].pages[0], value)
+    soak.poison.write(soak.core.scheduler.live.running[0].tables[0][0], value)
     assert soak.run(n_steps=50, n_idle=0).faults

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import quire
-from benchmarks.vllm_page import method_rows, refused_arguments
+from benchmarks.vllm_document import method_rows, refused_arguments
 from quire.cli.model import load_llm
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from quire.kernels.attention import expression as ex
-from quire.kernels.attention import op, reference, variants
-from quire.kernels.attention.expression import Expr, Operand, as_float, tanh, where
-from quire.kernels.attention.plan import AttnPlan, Heads, Layout, SharedPrefix, Spans
-from quire.kernels.attention.variant import COORDINATES, Params, Site, Variant
-from quire.kernels.kvstore import cell
+from quire.kernels.attention import op, reference
+from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Heads, Layout, SharedPrefix
+from quire.kernels.attention.variant import COORDINATES, Params, Site, Variant, variants
+from quire.kernels.attention.variant import expression as ex
+from quire.kernels.attention.variant.expression import Expr, Operand, as_float, tanh, where
+from quire.kernels.kvstore import entry
 
 NAN = float("nan")
 
@@ -36,7 +36,7 @@ class PagedCase:
     n_padding: int = 3
     layout: Layout = Layout.PAGED
     kv_dtype: torch.dtype | None = None
-    """torch.float8_e4m3fn for fp8 pages, torch.int8 for cells with a scale."""
+    """torch.float8_e4m3fn for fp8 pages, torch.int8 for entries with a scale."""
     strided: bool = False
     """k and v are views of one token-major tensor (NHD), q of a fused projection."""
     sequences: list[int] | None = None
@@ -59,7 +59,7 @@ class PagedCase:
         both = torch.stack((k, v), dim=1)
         if self.strided and self.layout is not Layout.RAGGED:
             both = both.transpose(2, 3).contiguous().transpose(2, 3)
-        both = cell.encode(both) if self.kv_dtype == torch.int8 else both.to(self.kv_dtype or self.dtype)
+        both = entry.encode(both) if self.kv_dtype == torch.int8 else both.to(self.kv_dtype or self.dtype)
         both = both.to(self.device)
         self.k, self.v = (x if self.strided else x.contiguous() for x in both.unbind(1))
         q = self._normal(rng, self.n_rows + self.n_padding, self.n_q_heads * (2 if self.strided else 1))
@@ -96,7 +96,7 @@ class PagedCase:
         return [torch.cat((self._normal(rng, n_keys, self.n_kv_heads), poison)) for _ in range(2)]
 
     def _paged(self, rng: np.random.Generator) -> list[torch.Tensor]:
-        """Fill `page_table`, `slots`; return the pools. Page 0 is nobody's: unused cells of the table name it."""
+        """Fill `page_table`, `slots`; return the pools. Page 0 is nobody's: unused places of the table name it."""
         sequences = self.sequences or list(range(len(self.spans)))
         n_sequences = max(sequences, default=-1) + 1
         lengths = np.zeros(n_sequences, int)
@@ -151,7 +151,7 @@ class PagedCase:
     def bare_plan(self, variant: Variant | None = None, **options: object) -> AttnPlan:
         """The plan without a work list."""
         sparse = (self.block_indptr, self.blocks) if self.layout is Layout.SPARSE else (None, None)
-        spans = Spans(self.q_indptr, self.kv_lens, self.kv_at, *sparse)
+        spans = AttnSpans(self.q_indptr, self.kv_lens, self.kv_at, *sparse)
         if variant is not None:
             options.update(causal=variant.causal, window=variant.window, n_first=variant.n_first)
         options.setdefault("shared", self.shared)

@@ -127,7 +127,7 @@ class FakeState:
         self.draining = False
         self.batch_news = asyncio.Event()
         self.keys = types.SimpleNamespace(named=Tenant)
-        self.large_turn = types.SimpleNamespace(of=lambda size: contextlib.nullcontext())
+        self.large_work_lock = types.SimpleNamespace(of=lambda size: contextlib.nullcontext())
         self.llm = types.SimpleNamespace(
             ready=types.SimpleNamespace(max_num_seqs=6),
             n_open=0,

@@ -11,7 +11,7 @@ import sys
 
 from serve_fakes import FakeEngine, byte_tokenizer, make_llm
 
-from quire.core.events import Command, Submit
+from quire.core.commands import Command, Submit
 from quire.engine.async_llm import AsyncLLM
 from quire.serve.batch import worker as batch_worker
 from quire.serve.config import ServerConfig

@@ -92,14 +92,14 @@ class Light:
                     found.append(child)
         return sorted(found, key=lambda child: child.pid)
 
-    def workers(self) -> list[psutil.Process]:
-        return self.children("quire.serve.worker")
+    def api_processes(self) -> list[psutil.Process]:
+        return self.children("quire.serve.api_process")
 
-    def wait_workers(self, n: int) -> list[psutil.Process]:
+    def wait_processes(self, n: int) -> list[psutil.Process]:
         """All `n` of them answer on a connection of their own."""
 
         def all_listen() -> list[psutil.Process]:
-            found = self.workers()
+            found = self.api_processes()
             ready = [one for one in found if any(c.status == "LISTEN" for c in one.net_connections("tcp"))]
             return ready if len(ready) == n else []
 

@@ -146,7 +146,7 @@ def check_scheduler() -> None:
         "a result that nobody waits for": lambda: scheduler.commit(StepResult(step=99)),
     }.items():
         expect(f"scheduler: {name}", raises(QuireError, work))
-    expect("scheduler: refusals leave one request", list(scheduler.roster.requests) == ["a"])
+    expect("scheduler: refusals leave one request", list(scheduler.live.requests) == ["a"])
     plan = scheduler.schedule()
     expect("scheduler: it still plans", plan is not None and plan.n_tokens == 2)
 

@@ -1,7 +1,7 @@
 """An engine without a model under the real `AsyncLLM`: deterministic tokens, a pace, and faults on demand.
 
-Everything but the model is real: intake, outflow, tokenizer, chat template, streams. The reply to a prompt is the text
-`reply_to(prompt ids)` in byte tokens, so tests know every answer beforehand.
+Everything but the model is real: input and output processors, tokenizer, chat template, streams. The reply to a
+prompt is the text `reply_to(prompt ids)` in byte tokens, so tests know every answer beforehand.
 """
 
 from __future__ import annotations
@@ -15,27 +15,20 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config.engine import EngineConfig
 from quire.config.generation import GenerationDefaults
+from quire.core.commands import Cancel, CancelSeq, Command, Explain, ResetPrefixCache, Sleep, Submit, WakeUp
 from quire.core.errors import EngineDead, QuireError
 from quire.core.events import (
-    Cancel,
-    CancelSeq,
     Chunk,
-    Command,
     Done,
     EngineReady,
     EngineStats,
-    Explain,
     Explained,
     Explanation,
     FinishReason,
     ModelFacts,
-    ResetPrefixCache,
     SeqDelta,
-    Sleep,
     StepGroup,
     StepOutputs,
-    Submit,
-    WakeUp,
 )
 from quire.core.failure import Code, Failure
 from quire.core.logprobs import PackedLogprobs
@@ -43,7 +36,7 @@ from quire.core.request import Request
 from quire.core.result import TokenLogprobs
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.async_llm import AsyncLLM
-from quire.engine.commands import refusals
+from quire.engine.command_reader import refusals
 from quire.engine.frontend import Frontend
 from quire.text.chat_template import ChatTemplate
 from quire.text.grammar import GrammarCompiler

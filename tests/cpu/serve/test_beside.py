@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quire.serve.config import ServerConfig
-from quire.serve.http.delivery import Attendant
+from quire.serve.http.delivery import ExchangeTask
 from quire.serve.http.exchange import Exchange
 from quire.serve.ops.beside import keep_going
 
@@ -47,6 +47,6 @@ async def test_work_does_not_go_on_unwatched() -> None:
         raise AssertionError(message)
 
     scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "headers": []}
-    attendant = Attendant(Exchange(scope, receive, send), ServerConfig())
+    exchange_task = ExchangeTask(Exchange(scope, receive, send), ServerConfig())
     with pytest.raises(RuntimeError, match="a bug"):
-        await asyncio.wait_for(attendant.attend(asyncio.Event().wait()), 30)
+        await asyncio.wait_for(exchange_task.run(asyncio.Event().wait()), 30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.errors import GrammarsBusy, QueueFull, QuireError
-from quire.serve.http.loopback import Reply
+from quire.serve.http.loopback import LoopbackReply
 from quire.serve.http.refusal import Refusal, refusal_of
 
 
@@ -19,5 +19,5 @@ from quire.serve.http.refusal import Refusal, refusal_of
 )
 def test_one_tenants_grammars_keep_only_that_tenant_waiting(error: QuireError | Refusal, is_own: bool) -> None:
     refusal = error if isinstance(error, Refusal) else refusal_of(error)
-    reply = Reply(refusal.status, "req_1", refusal.body())
+    reply = LoopbackReply(refusal.status, "req_1", refusal.body())
     assert reply.is_busy and reply.is_tenants_own is is_own

@@ -14,7 +14,7 @@ from quire.serve.page.assets import FILES, FOLDER
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BOARD = ROOT / "examples" / "grafana-dashboard.json"
-DECISION = ROOT / "docs" / "decisions" / "0011-page-libraries.md"
+DECISION = ROOT / "docs" / "decisions" / "0011-web-page-libraries.md"
 
 
 def test_every_metric_of_the_dashboard_exists(server: Any) -> None:

@@ -20,7 +20,7 @@ import pytest
 from live_server import read_all
 from serve_fakes import reply_to
 
-from quire.engine.logs import MAX_REPEATS, MAX_TRACEBACK_CHARS, Damper, OneLine
+from quire.engine.logs import MAX_REPEATS, MAX_TRACEBACK_CHARS, OneLineFormatter, RateLimitFilter
 from quire.serve.app import _routes
 from quire.serve.config import ServerConfig
 from quire.serve.ops.metrics import LAG_BUCKETS
@@ -233,20 +233,20 @@ def test_x04_secrets_and_prompts_are_in_no_log(make_server: Any, caplog: pytest.
 
 
 def test_x06_equal_lines_are_counted_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    damper, now_s = Damper(), 0.0
+    rate_limit, now_s = RateLimitFilter(), 0.0
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     record = logging.LogRecord("quire.serve", logging.ERROR, "file.py", 7, "it failed: %s", ("why",), None)
-    assert sum(damper.filter(record) for _ in range(100_000)) == MAX_REPEATS
-    assert damper.filter(logging.LogRecord("quire.serve", logging.ERROR, "file.py", 8, "other", (), None))
+    assert sum(rate_limit.filter(record) for _ in range(100_000)) == MAX_REPEATS
+    assert rate_limit.filter(logging.LogRecord("quire.serve", logging.ERROR, "file.py", 8, "other", (), None))
     now_s = 60.0
-    assert damper.filter(record) and "99980 more like it" in record.getMessage()
+    assert rate_limit.filter(record) and "99980 more like it" in record.getMessage()
 
 
 def test_x06_lines_of_others_stay_one_line() -> None:
     record = logging.LogRecord(
         "quire", logging.INFO, "f", 1, "path %s", ("/a\r\nERROR fake\x1b[2J" + "x" * 9000,), None
     )
-    line = OneLine("%(levelname)s %(message)s").format(record)
+    line = OneLineFormatter("%(levelname)s %(message)s").format(record)
     assert line.isprintable() and "\n" not in line and len(line) <= 4000
 
 
@@ -262,7 +262,7 @@ def test_x06_tracebacks_are_bounded_and_forge_no_line() -> None:
         fall(300)
     except ValueError:
         record = logging.LogRecord("quire", logging.ERROR, "f", 1, "it failed", (), sys.exc_info())
-    first, *others = OneLine("%(levelname)s %(message)s").format(record).split("\n")
+    first, *others = OneLineFormatter("%(levelname)s %(message)s").format(record).split("\n")
     assert first == "ERROR it failed" and "Traceback" in others[0] and "yyy" in others[-1]
     assert all(line.startswith("  ") and line.isprintable() for line in others)
     assert sum(map(len, others)) < 2 * MAX_TRACEBACK_CHARS

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quire.serve.anthropic.schema import CountTokensRequest, MessagesRequest
 from quire.serve.batch.batches import BatchRequest
-from quire.serve.http.decoding import Decoder
+from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.refusal import Refusal
 from quire.serve.openai.responses_schema import ResponsesRequest
@@ -81,6 +81,6 @@ def test_any_items_and_blocks_are_answered_or_refused(open_client: httpx.Client,
 def test_decoder_refuses_or_returns(body: bytes) -> None:
     for kind in (ChatRequest, CompletionRequest, *BODIES.values()):
         try:
-            assert isinstance(Decoder(kind).decode(body, IgnoredParams()), kind)
+            assert isinstance(BodyDecoder(kind).decode(body, IgnoredParams()), kind)
         except Refusal as refusal:
             assert refusal.status == 400

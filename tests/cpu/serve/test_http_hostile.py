@@ -185,6 +185,24 @@ def kinds_of(annotation: str) -> set[str]:
     return {others.get(part, part) for part in parts}
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", "0.7", "temperature = '0.7': Expected float, got str."),
+        ("seed", 1e30, "seed = 1e+30: Expected int, got float."),
+        ("logit_bias", {"a": 1}, "logit_bias: a key is wrong. Expected int, got str."),
+        ("stop", "x" * 90_000, None),
+    ],
+)
+def test_a_wrong_value_is_shown(http: Any, field: str, value: Any, message: str | None) -> None:
+    body = {"model": "fake", "prompt": "x", "max_tokens": 1, field: value}
+    if message is None:
+        body["temperature"] = []
+        message = "temperature: Expected float, got array."
+    assert check_error(http.post("/v1/completions", json=body), 400)["message"] == message
+
+
+
 @pytest.mark.parametrize(("path", "kind"), [(CHAT, ChatRequest), (TEXT, CompletionRequest)])
 def test_wrong_type_of_each_field_names_it(http: Any, path: str, kind: Any) -> None:
     annotations: dict[str, str] = {}

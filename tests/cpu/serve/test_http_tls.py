@@ -213,8 +213,8 @@ def test_several_processes_serve_https(certificate: dict[str, str]) -> None:
         found = set()
         for child in psutil.Process(process.process.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):  # a zombie is none
-                is_worker = any("quire.serve.worker" in word for word in child.cmdline())
-                if is_worker and any(each.status == psutil.CONN_LISTEN for each in child.net_connections("tcp")):
+                is_api_process = any("quire.serve.api_process" in word for word in child.cmdline())
+                if is_api_process and any(each.status == psutil.CONN_LISTEN for each in child.net_connections("tcp")):
                     found.add(child.pid)
         return found
 

@@ -240,7 +240,7 @@ def test_long_histories_with_names_of_their_own(http: httpx.Client) -> None:  # 
 
 
 def test_values_stay_as_they_came(http: httpx.Client, server: Any) -> None:  # noqa: F811
-    """A sifted body gives the request that the body without the unknown fields gives, byte for byte."""
+    """A filtered body gives the request that the body without the unknown fields gives, byte for byte."""
     odd = b'"content": "\\u00fc \\n\\ud83d\\ude00 \\"x\\"", "role": "user"'
     rest = b'"temperature": 1e-1, "seed": 9007199254740993, "max_tokens": 2'
     plain = b'{"model": "fake", "messages": [{%b}], %b}' % (odd, rest)

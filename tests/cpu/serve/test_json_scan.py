@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.serve.http import decoding, json_scan
-from quire.serve.http.decoding import MAX_ESCAPES, MAX_NUMBERS, MAX_VALUES, Decoder
+from quire.serve.http.decoding import MAX_ESCAPES, MAX_NUMBERS, MAX_VALUES, BodyDecoder
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.json_scan import census, cuts, find_ids, largest_member, skip_string
+from quire.serve.http.json_scan import count_body, cuts, find_ids, largest_member, skip_string
 from quire.serve.http.refusal import Refusal
 from quire.serve.openai.schema import CompletionRequest, DetokenizeRequest, EmbeddingRequest
 
@@ -50,7 +50,7 @@ def test_the_census_is_right_wherever_windows_end(value: Any, window: int, escap
     body = written(value, escaped, spaced)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_scan, "WINDOW_BYTES", window)
-        found = census(body, 10**9)
+        found = count_body(body, 10**9)
     n_numbers, n_others, n_empty = counts(value)
     assert found.n_others == n_others and found.n_escapes == body.count(b"\\")
     assert n_numbers <= found.n_numbers <= n_numbers + n_empty, "an empty list counts as if it held a number"
@@ -60,14 +60,14 @@ def test_the_census_is_right_wherever_windows_end(value: Any, window: int, escap
 def test_what_is_no_json_is_judged_too(body: bytes, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_scan, "WINDOW_BYTES", window)
-        found = census(body, 10**9)
+        found = count_body(body, 10**9)
         assert found.n_escapes == body.count(b"\\") and found.n_others >= 0
         find_ids(body, b"prompt")
         largest_member(body, 10**9)
 
 
 def test_counting_ends_where_it_is_too_much() -> None:
-    assert census(b"[]," * 5_000_000, 1000).n_others < 100_000
+    assert count_body(b"[]," * 5_000_000, 1000).n_others < 100_000
 
 
 @pytest.mark.parametrize("tail", [b'"', b"", b'\\"', b"\\", b'\\\\"x', b'\\\\\\"x"'])
@@ -122,7 +122,7 @@ def test_large_bodies_give_what_small_ones_give(
         patch.setattr(decoding, "LARGE_BYTES", 0)
         patch.setattr(decoding, "MAX_NUMBERS", most_numbers)
         try:
-            assert Decoder(CompletionRequest, "prompt").decode(data, IgnoredParams()) == expected
+            assert BodyDecoder(CompletionRequest, "prompt").decode(data, IgnoredParams()) == expected
         except Refusal as refusal:
             assert refusal.code == "body_too_complex"
             outside = counts({key: value for key, value in body.items() if key != "prompt"})
@@ -132,7 +132,7 @@ def test_large_bodies_give_what_small_ones_give(
 
 def refusal_of(data: bytes, kind: Any = CompletionRequest, field: str = "prompt") -> Refusal:
     with pytest.raises(Refusal) as found:
-        Decoder(kind, field).decode(data, IgnoredParams())
+        BodyDecoder(kind, field).decode(data, IgnoredParams())
     return found.value
 
 
@@ -168,16 +168,16 @@ def test_broken_lists_of_token_ids_are_refused(prompt: bytes, code: str) -> None
 def test_long_lists_of_token_ids_are_taken() -> None:
     draw = random.Random(4)
     ids = [draw.randrange(200_000) for _ in range(MAX_NUMBERS + 1000)]
-    flat = Decoder(CompletionRequest, "prompt").decode(
+    flat = BodyDecoder(CompletionRequest, "prompt").decode(
         json.dumps({"model": "m", "prompt": ids, "n": 2}).encode(), IgnoredParams()
     )
     assert flat.prompt == ids and flat.n == 2
     nested = {"model": "m", "input": [ids[:7], [], ids[7:]], "user": "u"}
-    found: EmbeddingRequest = Decoder(EmbeddingRequest, "input").decode(
+    found: EmbeddingRequest = BodyDecoder(EmbeddingRequest, "input").decode(
         json.dumps(nested, indent=1).encode(), IgnoredParams()
     )
     assert found.input == nested["input"] and found.user == "u"
-    tokens: DetokenizeRequest = Decoder(DetokenizeRequest, "tokens").decode(
+    tokens: DetokenizeRequest = BodyDecoder(DetokenizeRequest, "tokens").decode(
         json.dumps({"tokens": ids}).encode(), IgnoredParams()
     )
     assert tokens.tokens == ids

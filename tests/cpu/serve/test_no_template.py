@@ -10,13 +10,13 @@ import pytest
 from quire.core.errors import ConfigError
 from quire.engine.llm import LLM
 from quire.serve.http.refusal import Refusal
-from quire.serve.http.threads import LargeTurn
+from quire.serve.http.threads import LargeWorkLock
 from quire.serve.openai.conversation import Conversation
 from quire.serve.openai.prompts import PromptMaker
 
 
 def test_the_reply_says_what_to_pass() -> None:
-    maker = PromptMaker(types.SimpleNamespace(chat_template=None), LargeTurn())  # type: ignore[arg-type]
+    maker = PromptMaker(types.SimpleNamespace(chat_template=None), LargeWorkLock())  # type: ignore[arg-type]
     with pytest.raises(Refusal) as caught:
         asyncio.run(maker.render(Conversation([{"role": "user", "content": "x"}], None, True, False, {}, 1)))
     maker.close()

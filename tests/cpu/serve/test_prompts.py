@@ -11,8 +11,8 @@ import pytest
 from serve_fakes import byte_tokenizer
 
 from quire.core.errors import ContextLengthExceeded, QueueFull
-from quire.serve.http.bodies import SMALL_BYTES, BodyRoom
-from quire.serve.http.threads import LARGE_BYTES, MAX_PENDING, LargeTurn, WorkThreads
+from quire.serve.http.bodies import SMALL_BYTES, BodyMemory
+from quire.serve.http.threads import LARGE_BYTES, MAX_PENDING, LargeWorkLock, WorkThreads
 from quire.serve.openai import prompts
 from quire.serve.openai.prompts import SEGMENT_CHARS, check_tokens, decoded
 
@@ -69,7 +69,7 @@ def test_a_text_that_may_fit_is_not_refused(chars: int) -> None:
 
 
 def bodies() -> WorkThreads:
-    return WorkThreads("quire-bodies", LargeTurn())
+    return WorkThreads("quire-bodies", LargeWorkLock())
 
 
 def test_one_large_work_at_a_time_and_smaller_ones_beside_it() -> None:
@@ -86,8 +86,8 @@ def test_one_large_work_at_a_time_and_smaller_ones_beside_it() -> None:
             running[0] -= 1
 
     async def run() -> None:
-        turn = LargeTurn()
-        threads, texts = WorkThreads("quire-bodies", turn), WorkThreads("quire-text", turn)
+        lock = LargeWorkLock()
+        threads, texts = WorkThreads("quire-bodies", lock), WorkThreads("quire-text", lock)
         tasks = [asyncio.create_task(one.run(large, LARGE_BYTES + 1, 0)) for one in (threads, texts) * 3]
         await asyncio.to_thread(begun.wait, 20)
         for one in (threads, texts):
@@ -122,8 +122,8 @@ def test_texts_that_wait_do_not_keep_bodies_out() -> None:
     """Each kind of work has threads and a queue of its own."""
 
     async def run() -> None:
-        turn, gate = LargeTurn(), threading.Event()
-        threads, texts = WorkThreads("quire-bodies", turn), WorkThreads("quire-text", turn)
+        lock, gate = LargeWorkLock(), threading.Event()
+        threads, texts = WorkThreads("quire-bodies", lock), WorkThreads("quire-text", lock)
         tasks = [asyncio.create_task(texts.run(lambda: gate.wait(20), 2, 1)) for _ in range(MAX_PENDING)]
         await asyncio.sleep(0)
         assert await threads.run(lambda: 7, 2, 1) == 7
@@ -144,7 +144,7 @@ def test_short_work_stays_in_its_thread() -> None:
 
 
 def test_bodies_find_room_or_are_told_so() -> None:
-    room = BodyRoom(1000)
+    room = BodyMemory(1000)
     with room.share() as first, room.share() as second, room.share() as small:
         first(SMALL_BYTES + 300)
         first(SMALL_BYTES + 600)

@@ -326,6 +326,7 @@ def test_killed_engine_is_started_again(
         assert kill_engine_in_a_stream(process)["error"]["code"] == "engine_lost"
         health = httpx.get(process.base + "/health")
         assert health.status_code == 503 and health.headers["retry-after"]
+        assert health.json()["error"]["code"] == "engine_lost"
         refused = httpx.post(process.base + "/v1/completions", json=whole)
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "engine_lost"
         (tmp_path / "held").unlink()

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from light_server import BODY, PATH, Light, light, wait_for
 
-FLEET = pytest.mark.parametrize("flags", [[], ["--api-processes", "2"]], ids=["one", "fleet"])
+ONE_OR_SEVERAL = pytest.mark.parametrize("flags", [[], ["--api-processes", "2"]], ids=["one", "several"])
 
 
 def write_keys(path: pathlib.Path, *keys: str) -> None:
@@ -31,7 +31,7 @@ def status(server: Light, key: str) -> int:
     return found.pop() if len(found) == 1 else 0
 
 
-@FLEET
+@ONE_OR_SEVERAL
 def test_hangup_reads_keys_again_and_opens_the_record_again(tmp_path: pathlib.Path, flags: list[str]) -> None:
     """The key file has the size and time that it had, so that only the signal says that it has changed; the record was
     moved away as logrotate does."""
@@ -62,7 +62,7 @@ def test_hangup_reads_keys_again_and_opens_the_record_again(tmp_path: pathlib.Pa
         assert "again" in server.log
 
 
-@FLEET
+@ONE_OR_SEVERAL
 def test_signals_that_every_process_outlives(tmp_path: pathlib.Path, flags: list[str]) -> None:
     """To all of them: SIGHUP and SIGUSR1 many times, from the first moment on; SIGPIPE too once they serve (between
     fork and exec Python lets it end a child)."""
@@ -97,7 +97,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return bool(int(lines["SigCgt"], 16) >> (number - 1) & 1)
 
 
-@FLEET
+@ONE_OR_SEVERAL
 def test_stacks_of_every_process(tmp_path: pathlib.Path, flags: list[str]) -> None:
     with light(tmp_path, *flags) as server:
         server.wait_ready()
@@ -108,7 +108,7 @@ def test_stacks_of_every_process(tmp_path: pathlib.Path, flags: list[str]) -> No
             wait_for(lambda: " in main\n" in server.log[before:] or " in run\n" in server.log[before:])  # noqa: B023
 
 
-@FLEET
+@ONE_OR_SEVERAL
 def test_nohup_is_respected(tmp_path: pathlib.Path, flags: list[str]) -> None:
     """With SIGHUP ignored when it starts, it stays ignored: nothing is read again, and nothing ends."""
     previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -127,7 +127,7 @@ def test_nohup_is_respected(tmp_path: pathlib.Path, flags: list[str]) -> None:
         server.stop()
 
 
-@FLEET
+@ONE_OR_SEVERAL
 def test_a_closed_terminal_ends_the_server(tmp_path: pathlib.Path, flags: list[str]) -> None:
     """The system sends the same signal then; who has closed the window does not want a server that runs on."""
     master, slave = os.openpty()

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from light_server import light, wait_for
 
-from quire.engine.stdio import Outlet
+from quire.engine.stdio import QueuedStream
 
 N_REQUESTS = 3000
 """Each writes a line of some 80 bytes; a pipe holds 65,536."""
@@ -33,11 +33,11 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def test_an_outlet_takes_everything_and_counts_what_it_drops(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    outlet = Outlet(writing, "stderr", max_bytes=200_000)
+    queued = QueuedStream(writing, "stderr", max_bytes=200_000)
     lines = [b"%06d %s\n" % (number, b"x" * 90) for number in range(10_000)]
     for line in lines:
-        assert outlet.write(line) == len(line)
-    assert not outlet.drain(0.1), "nobody reads"
+        assert queued.write(line) == len(line)
+    assert not queued.drain(0.1), "nobody reads"
     got = bytearray()
 
     def read() -> None:
@@ -46,9 +46,9 @@ def test_an_outlet_takes_everything_and_counts_what_it_drops(pipe: tuple[int, in
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert outlet.drain(60)
-    outlet.write(b"last\n")
-    assert outlet.drain(60)
+    assert queued.drain(60)
+    queued.write(b"last\n")
+    assert queued.drain(60)
     os.close(writing)
     reader.join(60)
     *kept, note, last = bytes(got).splitlines(keepends=True)
@@ -60,23 +60,23 @@ def test_an_outlet_takes_everything_and_counts_what_it_drops(pipe: tuple[int, in
 def test_an_outlet_on_a_file_that_others_have_made_non_blocking(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     os.set_blocking(writing, False)
-    outlet = Outlet(writing, "stderr")
+    queued = QueuedStream(writing, "stderr")
     data = b"x" * 79 + b"\n"
     for _ in range(5000):
-        outlet.write(data)
+        queued.write(data)
     got = b""
     while len(got) < 5000 * len(data):
         got += os.read(reading, 65536)
-    assert got == data * 5000 and outlet.drain(10)
+    assert got == data * 5000 and queued.drain(10)
 
 
 def test_an_outlet_on_a_closed_pipe_and_on_a_full_disk(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
     for fd in (pipe[1], os.open("/dev/full", os.O_WRONLY)):
-        outlet = Outlet(fd, "stderr")
+        queued = QueuedStream(fd, "stderr")
         for _ in range(1000):
-            outlet.write(b"x" * 100)
-        assert outlet.drain(10)
+            queued.write(b"x" * 100)
+        assert queued.drain(10)
 
 
 @pytest.mark.parametrize("flags", [[], ["--api-processes", "2"]])

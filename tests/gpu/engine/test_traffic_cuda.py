@@ -60,7 +60,8 @@ def test_no_wrong_token_and_nothing_leaked(
     found = Soak(*checkpoints(family, dtype), seed=0, **{**CUDA, **options}).run(n_steps=N_TURNS)
     assert not found.faults
     assert found.preemptions > 0 and found.cancels > 10 and found.doomed > 0 and found.prefix_hits > 0
-    assert found.kinds["mixed"] > 50 and found.kinds["decode"] > 50 and found.kinds["shared"] > 0
+    assert found.kinds["mixed"] > 50 and found.kinds["decode"] > 50
+    assert bool(found.kinds["shared"]) == (family != "Mistral"), "windows read no prefix together"
     assert found.verdicts.n_tokens == found.tokens > 2000 and found.verdicts.n_logprobs > 100
     assert found.verdicts.n_best > (0.8 if dtype is BFLOAT16 else 0.999) * found.tokens
 

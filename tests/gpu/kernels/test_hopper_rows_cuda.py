@@ -37,7 +37,7 @@ class Chain:
     head_weight: torch.Tensor
     positions: torch.Tensor
     cos_sin: torch.Tensor
-    cells: torch.Tensor
+    cache_locs: torch.Tensor
     pages: torch.Tensor
 
     @classmethod
@@ -66,7 +66,7 @@ class Chain:
             normed = rms_norm(x, self.weights[i], 1e-5)
             between()
             norms = (self.head_weight, None, 1e-5)
-            q = rotate_and_store(normed, *norms, self.positions, self.cos_sin, *self.pages[:, i], self.cells)
+            q = rotate_and_store(normed, *norms, self.positions, self.cos_sin, *self.pages[:, i], self.cache_locs)
             between()
             gated = silu_mul(windows(q, n, WIDTH))
             between()
@@ -119,7 +119,7 @@ def test_a_chain_in_a_graph_that_uses_memory_again() -> None:
         for i in range(ROUNDS):
             x = rms_norm(x, chain.weights[i], 1e-5)
             x = rotate_and_store(
-                x, chain.head_weight, None, 1e-5, chain.positions, chain.cos_sin, *chain.pages[:, i], chain.cells
+                x, chain.head_weight, None, 1e-5, chain.positions, chain.cos_sin, *chain.pages[:, i], chain.cache_locs
             )
             x = silu_mul(windows(x, 64, WIDTH))
             last, x = x, windows(x, 64, WIDTH)

@@ -62,11 +62,14 @@ def test_lines_for_people() -> None:
         "decode_step_ms": compared("decode_step_ms", 3.52, 4.05),
         "output_tokens_per_second": compared("output_tokens_per_second", 11_900, 10_900),
         "first_token_ms": compared("first_token_ms", 1.0, 20.0),
+        "latency_ms": compared("latency_ms", 711.0, 11.4),
     }
     assert lines(limits) == [
         "limit 3.52 ms a decode step; attained 4.05 = 87 %",
         "limit 11,900 output tok/s; attained 10,900 = 92 %",
         "limit 1 ms to the first token; attained 20 = 5.0 %",
+        "attained 11.4 ms in all; the limit from this run's ceilings, 711, is none: other work kept the cores from "
+        "their best while these were measured, or the weights fit a cache",
     ]
     hardware = Hardware("toy", 4.54e12, 790e12, 0.0)
     assert ceilings_line(hardware, "bfloat16") == (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.cli.chat import Conversation, Message, converse, obey, stoppable
+from quire.cli.chat import ChatHistory, Message, converse, obey, stoppable
 from quire.cli.generate import print_all, print_stream, read_prompt
 from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError
 from quire.core.failure import Code, Failure
@@ -35,8 +35,8 @@ class Parrot:
         yield outputs(text[2:])
 
 
-def talk(*lines: str, system: str = "") -> tuple[str, Parrot, Conversation]:
-    target, parrot, conversation = io.StringIO(), Parrot(), Conversation(system)
+def talk(*lines: str, system: str = "") -> tuple[str, Parrot, ChatHistory]:
+    target, parrot, conversation = io.StringIO(), Parrot(), ChatHistory(system)
     converse(iter(lines), parrot, target, conversation)
     return target.getvalue(), parrot, conversation
 
@@ -92,7 +92,7 @@ class Interrupted:
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation() -> None:
     before = signal.getsignal(signal.SIGINT)
-    target, answer, conversation = io.StringIO(), Interrupted(1), Conversation()
+    target, answer, conversation = io.StringIO(), Interrupted(1), ChatHistory()
     converse(iter(["one", "two"]), stoppable(answer), target, conversation)
     assert target.getvalue() == "ab\nab\n" and answer.n_closed == 2
     assert [message["content"] for message in conversation.turns] == ["one", "ab", "two", "ab"]
@@ -102,12 +102,12 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation() -> None:
 def test_a_second_ctrl_c_leaves() -> None:
     answer = Interrupted(2)
     with pytest.raises(KeyboardInterrupt):
-        converse(iter(["one"]), stoppable(answer), io.StringIO(), Conversation())
+        converse(iter(["one"]), stoppable(answer), io.StringIO(), ChatHistory())
     assert answer.n_closed == 1 and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_system_without_text_removes_it() -> None:
-    conversation = Conversation("x", [{"role": "user", "content": "y"}])
+    conversation = ChatHistory("x", [{"role": "user", "content": "y"}])
     assert obey("/system", conversation, io.StringIO())
     assert conversation.messages == []
 

@@ -44,7 +44,9 @@ def test_an_unknown_shape_is_refused_with_the_nearest() -> None:
         engine_config(parsed("shape:qwen3-0.6"))
 
 
-PARAMETERS = {"qwen3-0.6b": 596_049_920, "llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400}
+PARAMETERS = {
+    "gemma-3-1b": 999_885_952, "llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400, "qwen3-0.6b": 596_049_920,
+}  # fmt: skip
 """As published with the checkpoints of these shapes."""
 
 
@@ -52,8 +54,9 @@ PARAMETERS = {"qwen3-0.6b": 596_049_920, "llama-3.1-8b": 8_030_261_248, "llama-3
 def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
     c = json.loads((FOLDER / name / "config.json").read_text())
     heads, kv, dim, hidden = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"]
-    layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * c["intermediate_size"] + 2 * hidden
-    layer += 2 * dim if c["model_type"] == "qwen3" else 0
+    n_norms = 4 if c["model_type"] == "gemma3_text" else 2
+    layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * c["intermediate_size"] + n_norms * hidden
+    layer += 0 if c["model_type"] == "llama" else 2 * dim
     embeddings = c["vocab_size"] * hidden * (1 if c["tie_word_embeddings"] else 2)
     assert layer * c["num_hidden_layers"] + embeddings + hidden == PARAMETERS[name]
 

@@ -11,7 +11,7 @@ import pytest
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser, add_flags, read_flags
-from quire.config.foreign import FOREIGN, LLAMA_HINTS, Shape, State
+from quire.config.foreign import FOREIGN, LLAMA_HINTS, OptionShape, State
 from quire.config.options import keyword_options
 from quire.config.vllm_flags import SHORT
 from quire.core.errors import ConfigError
@@ -64,11 +64,11 @@ def test_each_option_is_taken_or_says_what_to_do(capsys: pytest.CaptureFixture[s
     """On the command line, in each of its values, and no word of the option is left to be the model."""
     option, flag = FOREIGN[name], "--" + name.replace("_", "-")
     if option.state is State.REFUSED:
-        words = [flag] if option.shape is Shape.SWITCH else [flag, "17"]
+        words = [flag] if option.shape is OptionShape.SWITCH else [flag, "17"]
         assert f"{flag} is known in vLLM, not in Quire: {option.instead}" in refused(capsys, *words)
-        if option.shape is Shape.SWITCH:
+        if option.shape is OptionShape.SWITCH:
             assert taken("--no-" + flag[2:]) == EngineConfig()
-    elif option.state is State.SAME and option.shape is Shape.SWITCH:
+    elif option.state is State.SAME and option.shape is OptionShape.SWITCH:
         for value, spelling in (("true", flag), ("false", "--no-" + flag[2:])):
             if value in option.values:
                 assert taken(spelling, "MODEL").model == "MODEL"
@@ -80,7 +80,7 @@ def test_each_option_is_taken_or_says_what_to_do(capsys: pytest.CaptureFixture[s
         message = refused(capsys, flag, "surprising")
         assert "'surprising' is known in vLLM, not in Quire" in message and option.instead in message
     elif option.state is State.NO_EFFECT:
-        values = {Shape.SWITCH: [], Shape.VALUE: ["1"], Shape.LIST: ["1", "2"]}[option.shape]
+        values = {OptionShape.SWITCH: [], OptionShape.VALUE: ["1"], OptionShape.LIST: ["1", "2"]}[option.shape]
         assert taken("MODEL", flag, *values, "--seed", "3") == EngineConfig(model="MODEL", seed=3)
 
 

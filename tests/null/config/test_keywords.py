@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from benchmarks.vllm_page import PAGE, page
-from quire.cli.keywords_page import TARGET, keywords_page
+from benchmarks.vllm_document import DOCUMENT, document
+from quire.cli.keywords_module import TARGET, keywords_module
 from quire.config.engine import EngineConfig
 from quire.config.foreign import FOREIGN, State
 from quire.config.keywords import EngineOptions
@@ -75,12 +75,12 @@ SamplingParams(tempereature=1.0)
 
 
 def test_the_keywords_are_up_to_date() -> None:
-    assert TARGET.read_text() == keywords_page(), "run: python -m quire.cli.keywords_page"
+    assert TARGET.read_text() == keywords_module(), "run: python -m quire.cli.keywords_module"
 
 
 def test_the_page_about_vllm_is_up_to_date() -> None:
     """And no name of vLLM's is unknown, which is a KeyError."""
-    assert PAGE.read_text() == page(), "run: python benchmarks/vllm_page.py"
+    assert DOCUMENT.read_text() == document(), "run: python benchmarks/vllm_document.py"
 
 
 def test_vllms_arguments_that_are_taken_are_typed() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from quire.config.engine import EngineConfig
-from quire.config.foreign import FOREIGN, Shape, State
+from quire.config.foreign import FOREIGN, OptionShape, State
 from quire.config.options import describe
 from quire.config.wording import in_python, keywords_for_flags
 from quire.core.errors import ConfigError
@@ -47,7 +47,7 @@ def test_an_error_keeps_what_it_is() -> None:
 @pytest.mark.parametrize("name", sorted(set(FOREIGN) - set(OPTIONS)))
 def test_no_refusal_in_python_names_a_flag_of_the_engine(name: str) -> None:
     option = FOREIGN[name]
-    values = {Shape.SWITCH: [True, False], Shape.LIST: [["surprising"]]}.get(option.shape, ["surprising"])
+    values = {OptionShape.SWITCH: [True, False], OptionShape.LIST: [["surprising"]]}.get(option.shape, ["surprising"])
     for value in values:
         try:
             EngineArgs(**{name: value})

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from quire.control import commit, faults, roster, scheduler
+from quire.control import commit, faults, live_seqs, scheduler
 from quire.control.admission import Admission
 from quire.control.cache import PageCache
 from quire.control.config import SchedulerConfig
-from quire.control.draft import StepDraft
 from quire.control.eviction import EvictionOrder
+from quire.control.live_seqs import LiveSeqs
 from quire.control.pages import PagePool
+from quire.control.plan_builder import PlanBuilder
 from quire.control.queue import WaitQueue
-from quire.control.roster import Roster
 from quire.control.seq import Seq, SeqState
 from quire.control.slot_params import slot_params
 from quire.control.tree import PrefixTree
@@ -33,18 +33,18 @@ def wrap(patch: Patch, owner: Any, name: str, make: Callable[[Any], Any]) -> Non
 
 
 def salt_is_ignored(patch: Patch) -> None:
-    wrap(patch, PrefixTree, "match", lambda real: lambda self, salt, tokens, n: real(self, "", tokens, n))
+    wrap(patch, PrefixTree, "path", lambda real: lambda self, salt, tokens, n: real(self, "", tokens, n))
     wrap(patch, PrefixTree, "extend", lambda real: lambda self, salt, *rest, **named: real(self, "", *rest, **named))
 
 
 def fork_forgets_the_copy(patch: Patch) -> None:
-    patch.setattr(StepDraft, "copy", lambda self, source, target, n: None)
+    patch.setattr(PlanBuilder, "copy", lambda self, source, target, n: None)
 
 
 def fork_copies_a_row_less(patch: Patch) -> None:
     wrap(
         patch,
-        StepDraft,
+        PlanBuilder,
         "copy",
         lambda real: lambda self, source, target, n: n > 1 and real(self, source, target, n - 1),
     )
@@ -52,11 +52,14 @@ def fork_copies_a_row_less(patch: Patch) -> None:
 
 def fork_writes_the_shared_page(patch: Patch) -> None:
     def fork(self: Admission, seq: Seq, sibling: Seq) -> bool:
-        self.roster.waiting.pop()
-        n_pages = self.roster.config.pages_for(seq.prompt_len)
-        self.roster.admit(seq, self.roster.cache.fork(seq, sibling, n_pages), seq.prompt_len - 1)
-        self.draft.open(seq)
-        self.draft.span(seq, 1)
+        self.live.waiting.pop()
+        cache, n_pages = self.live.cache, self.live.config.pages_for(seq.prompt_len)
+        starts = cache.starts(seq.prompt_len - 1)
+        tables = [[0] * first + table[first:n_pages] for table, first in zip(sibling.tables, starts, strict=True)]
+        cache._begin(seq, tables, starts)
+        self.live.admit(seq, seq.prompt_len - 1, [])
+        self.builder.open(seq)
+        self.builder.span(seq, 1)
         self.admitted.append(seq)
         return True
 
@@ -85,7 +88,7 @@ def whole_prompt_is_matched(patch: Patch) -> None:
 
 def match_compares_the_first_page_of_a_node_only(patch: Patch) -> None:
     patch.setattr(
-        PrefixTree, "_common_pages", lambda self, node, tokens, depth, last: min(len(node.pages), last - depth)
+        PrefixTree, "_common_pages", lambda self, node, tokens, depth, last: min(node.n_pages, last - depth)
     )
 
 
@@ -101,7 +104,7 @@ def page_is_freed_twice(patch: Patch) -> None:
         patch,
         PageCache,
         "release",
-        lambda real: lambda self, seq, keep: (real(self, seq, keep=keep), self.pool.drop(seq.pages[-1:])),
+        lambda real: lambda self, seq, keep: (real(self, seq, keep=keep), self.pool.drop(seq.tables[0][-1:])),
     )
 
 
@@ -111,7 +114,7 @@ def unlock_is_forgotten(patch: Patch) -> None:
 
 def cancelled_in_flight_keeps_its_pages(patch: Patch) -> None:
     def release(self: PageCache, seq: Seq, *, keep: bool) -> None:
-        if not (seq.computed < seq.planned and len(seq.pages) > 1):
+        if not (seq.computed < seq.planned and seq.n_table_pages > 1):
             real(self, seq, keep=keep)
 
     real = PageCache.release
@@ -125,10 +128,11 @@ def eviction_takes_locked_leaves(patch: Patch) -> None:
 
 
 def eviction_leaks_a_page(patch: Patch) -> None:
-    def trim(self: PrefixTree, leaf: Any, n_cut: int) -> None:
-        real(self, leaf, n_cut)
+    def trim(self: PrefixTree, leaf: Any, n_cut: int) -> int:
+        n_free: int = real(self, leaf, n_cut)
         if n_cut > 1:
             self._pool.refs[self._pool._free.pop()] = 1
+        return n_free
 
     real = PrefixTree._trim
     patch.setattr(PrefixTree, "_trim", trim)
@@ -172,34 +176,37 @@ def pages_of_a_fork_enter_the_tree(patch: Patch) -> None:
     def publish(self: PageCache, seq: Seq, *, leaving: bool = False) -> None:
         n_full, first = min(seq.planned, len(seq.tokens)) // self.page_size, seq.n_tree_pages
         if self.enabled and n_full > first:
-            salt, pages = seq.request.cache_salt, seq.pages[:n_full]
-            seq.node, seq.n_tree_pages = self.tree.extend(salt, seq.node, first, seq.tokens, pages, through=leaving)
+            salt, tables = seq.request.cache_salt, seq.tables
+            seq.node, seq.n_tree_pages = self.tree.extend(
+                salt, seq.node, first, seq.tokens, tables, n_full, through=leaving
+            )
 
     patch.setattr(PageCache, "publish", publish)
 
 
 def fork_locks_the_whole_path_of_its_sibling(patch: Patch) -> None:
-    def fork(self: PageCache, seq: Seq, source: Seq, n: int) -> list[int]:
-        self.pool.share(source.pages[:n])
+    def fork(self: PageCache, seq: Seq, source: Seq, n: int) -> None:
+        starts = self.starts(seq.prompt_len - 1)
+        self._begin(seq, [[0] * at + table[at:n] for table, at in zip(source.tables, starts, strict=True)], starts)
         if source.node is not None:
-            self.tree.lock(self.tree.match(seq.request.cache_salt, source.tokens, source.n_tree_pages * self.page_size))
+            self.tree.lock(self.tree.path(seq.request.cache_salt, source.tokens, source.n_tree_pages * self.page_size))
             seq.node, seq.n_tree_pages = source.node, source.n_tree_pages
-        return source.pages[:n]
+        self.grow(seq, 1)
 
     patch.setattr(PageCache, "fork", fork)
 
 
 def budget_is_overrun(patch: Patch) -> None:
-    wrap(patch, StepDraft, "__init__", lambda real: lambda self, step, budget: real(self, step, budget + 1))
+    wrap(patch, PlanBuilder, "__init__", lambda real: lambda self, step, budget: real(self, step, budget + 1))
 
 
 def one_sequence_too_many(patch: Patch) -> None:
-    def build(self: Roster, config: SchedulerConfig) -> None:
+    def build(self: LiveSeqs, config: SchedulerConfig) -> None:
         real(self, config)
         self.free_slots.append(config.max_num_seqs)
 
-    real = Roster.__init__
-    patch.setattr(Roster, "__init__", build)
+    real = LiveSeqs.__init__
+    patch.setattr(LiveSeqs, "__init__", build)
 
 
 def length_is_one_too_long(patch: Patch) -> None:
@@ -216,7 +223,7 @@ def too_long_is_accepted(patch: Patch) -> None:
 
 
 def preempted_goes_to_the_back(patch: Patch) -> None:
-    def preempt(self: Roster, seq: Seq, *, trusted: bool = True) -> None:
+    def preempt(self: LiveSeqs, seq: Seq, *, trusted: bool = True) -> None:
         key = seq.key
         self._vacate(seq, SeqState.WAITING, trusted)
         self._arrivals += 1
@@ -224,18 +231,18 @@ def preempted_goes_to_the_back(patch: Patch) -> None:
         self.waiting.push(seq)
         self.preemptions += 1
 
-    patch.setattr(Roster, "preempt", preempt)
+    patch.setattr(LiveSeqs, "preempt", preempt)
 
 
 def first_is_preempted(patch: Patch) -> None:
-    def make_room(roster: Roster, draft: StepDraft, seq: Seq) -> bool:
-        while roster.cache.n_available == 0:
-            draft.is_tight = True
-            victims = [other for other in roster.running if other.last_step != draft.step]
-            roster.preempt(victims[0])
+    def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
+        while live.cache.n_available < live.cache.n_groups:
+            builder.is_tight = True
+            victims = [other for other in live.running if other.last_step != builder.step]
+            live.preempt(victims[0])
             if victims[0] is seq:
                 return False
-        draft.grow(roster.cache, seq, 1)
+        builder.grow(live.cache, seq, 1)
         return True
 
     patch.setattr(scheduler, "make_room", make_room)
@@ -253,28 +260,28 @@ def preempted_resumes_before_its_token_came(patch: Patch) -> None:
 def preempted_loses_its_token_in_flight(patch: Patch) -> None:
     """Its result is dropped but it resumes with the token's K/V counted as known."""
 
-    def preempt(self: Roster, seq: Seq, *, trusted: bool = True) -> None:
+    def preempt(self: LiveSeqs, seq: Seq, *, trusted: bool = True) -> None:
         real(self, seq, trusted=trusted)
         if seq.n_outputs > 0:
             seq.tokens.pop()
 
-    real = Roster.preempt
-    patch.setattr(Roster, "preempt", preempt)
+    real = LiveSeqs.preempt
+    patch.setattr(LiveSeqs, "preempt", preempt)
 
 
 def ended_still_speaks(patch: Patch) -> None:
-    def end(self: Roster, seq: Seq, reason: FinishReason, *, trusted: bool = True) -> None:
+    def end(self: LiveSeqs, seq: Seq, reason: FinishReason, *, trusted: bool = True) -> None:
         ignored = seq.ignore_through
         real(self, seq, reason, trusted=trusted)
         seq.ignore_through = ignored
 
-    real = Roster.end
-    patch.setattr(Roster, "end", end)
+    real = LiveSeqs.end
+    patch.setattr(LiveSeqs, "end", end)
     patch.setattr(commit, "InvariantError", AssertionError)
 
 
 def faulted_pages_stay_in_the_tree(patch: Patch) -> None:
-    patch.setattr(faults, "_distrust", lambda roster, drafts, origin, first_bad: None)
+    patch.setattr(faults, "_distrust", lambda live, builders, origin, first_bad: None)
 
 
 def only_the_faulting_span_is_distrusted(patch: Patch) -> None:
@@ -282,21 +289,21 @@ def only_the_faulting_span_is_distrusted(patch: Patch) -> None:
 
 
 def readers_of_faulted_pages_go_on(patch: Patch) -> None:
-    def distrust(roster: Roster, drafts: Any, origin: Seq, first_bad: int) -> None:
-        node = faults._published(roster, origin, first_bad, set())
+    def distrust(live: LiveSeqs, builders: Any, origin: Seq, first_bad: int) -> None:
+        node = faults._published(live, origin, first_bad, set())
         if node is not None and node.lock == 0:
-            roster.cache.tree.detach(node)
+            live.cache.tree.detach(node)
 
     patch.setattr(faults, "_distrust", distrust)
 
 
 def admission_takes_before_it_checks(patch: Patch) -> None:
     def admit(self: Admission, seq: Seq) -> bool:
-        if self.roster.cache.n_available > 0 and seq.prompt_len > 4:
-            page = self.roster.cache.take(1)
+        if self.live.cache.n_available > 0 and seq.prompt_len > 4:
+            page = self.live.cache.take(1)
             admitted = real(self, seq)
             if admitted:
-                self.roster.cache.pool.drop(page)
+                self.live.cache.pool.drop(page)
             return admitted
         return real(self, seq)
 
@@ -316,17 +323,17 @@ def prompt_logprobs_skip_cached_rows(patch: Patch) -> None:
 
 
 def slot_is_not_closed(patch: Patch) -> None:
-    def vacate(self: Roster, *rest: Any) -> None:
+    def vacate(self: LiveSeqs, *rest: Any) -> None:
         real(self, *rest)
         if len(self.running) > 1:
             self.closed.pop()
 
-    real = Roster._vacate
-    patch.setattr(Roster, "_vacate", vacate)
+    real = LiveSeqs._vacate
+    patch.setattr(LiveSeqs, "_vacate", vacate)
 
 
 def samples_share_a_seed(patch: Patch) -> None:
-    patch.setattr(roster, "slot_params", lambda request, index: slot_params(request, 0))
+    patch.setattr(live_seqs, "slot_params", lambda request, index: slot_params(request, 0))
 
 
 def end_tokens_are_masked_too_short(patch: Patch) -> None:
@@ -334,26 +341,26 @@ def end_tokens_are_masked_too_short(patch: Patch) -> None:
         good = slot_params(request, index)
         return msgspec.structs.replace(good, masked_until=good.masked_until - 1)
 
-    patch.setattr(roster, "slot_params", params)
+    patch.setattr(live_seqs, "slot_params", params)
 
 
 def priority_is_ignored(patch: Patch) -> None:
-    def add(self: Roster, request: Any) -> None:
+    def add(self: LiveSeqs, request: Any) -> None:
         priority, request.priority = request.priority, 0
         real(self, request)
         request.priority = priority
 
-    real = Roster.add
-    patch.setattr(Roster, "add", add)
+    real = LiveSeqs.add
+    patch.setattr(LiveSeqs, "add", add)
 
 
 def prompts_starve_decodes(patch: Patch) -> None:
-    def plan_decodes(roster: Roster, draft: StepDraft) -> list[Seq]:
-        running = roster.running
+    def plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
+        running = live.running
         hidden = running[-1:] if len(running) > 2 and running[0].planned < running[0].prefill_end else []
-        roster.running = [seq for seq in running if seq not in hidden]
-        prompts = real(roster, draft)
-        roster.running = running
+        live.running = [seq for seq in running if seq not in hidden]
+        prompts = real(live, builder)
+        live.running = running
         return prompts
 
     real = scheduler._plan_decodes
@@ -364,13 +371,13 @@ def later_arrivals_overtake(patch: Patch) -> None:
     def pop_shortest(self: WaitQueue) -> Seq | None:
         first = real(self)
         heaps = [heap for level in self._levels.values() for heap in level.heaps()]
-        live = [seq for heap in heaps for _, seq in heap if seq.state is SeqState.WAITING]
-        if first is None or len(live) < 2:
+        waiting = [seq for heap in heaps for _, seq in heap if seq.state is SeqState.WAITING]
+        if first is None or len(waiting) < 2:
             return first
-        shortest = min(live, key=lambda seq: (len(seq.tokens), seq.key))
+        shortest = min(waiting, key=lambda seq: (len(seq.tokens), seq.key))
         shortest.key, first.key = first.key, shortest.key
         self.__init__()  # type: ignore[misc]
-        for seq in live:
+        for seq in waiting:
             self.push(seq)
         return shortest
 
@@ -386,7 +393,9 @@ def head_of_the_queue_never_fits(patch: Patch) -> None:
     """A full pool's worth of slack is asked of a resumed sequence: it waits for ever once it is alone."""
     wrap(
         patch, Admission, "_pages_wanted",
-        lambda real: lambda self, seq: real(self, seq) + (self.roster.config.n_pages if seq.last_step >= 0 else 0),
+        lambda real: lambda self, seq, *rest: (
+            real(self, seq, *rest) + (self.live.config.n_pages if seq.last_step >= 0 else 0)
+        ),
     )  # fmt: skip
 
 

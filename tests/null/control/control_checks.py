@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-
+from quire.config.kv import first_page
 from quire.control.node import Node
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq, SeqState
-from quire.engine.executors.null import NON_FINITE, ROW_BYTES, NullExecutor, _kv_row
+from quire.engine.executors.digests import NON_FINITE, ROW_BYTES, State
+from quire.engine.executors.null import NullExecutor
 
 
-def live_seqs(scheduler: Scheduler) -> list[Seq]:
-    return [seq for seqs in scheduler.roster.requests.values() for seq in seqs if seq.state is not SeqState.ENDED]
+def unended_seqs(scheduler: Scheduler) -> list[Seq]:
+    return [seq for seqs in scheduler.live.requests.values() for seq in seqs if seq.state is not SeqState.ENDED]
 
 
 def tree_nodes(scheduler: Scheduler) -> list[Node]:
-    tree = scheduler.roster.cache.tree
+    tree = scheduler.live.cache.tree
     return [node for root in tree.roots.values() for node in tree.subtree(root) if node is not root]
+
+
+def held_by(seq: Seq) -> list[int]:
+    """The pages of all groups."""
+    return [page for table in seq.tables for page in table if page]
+
+
+def pages_of(node: Node) -> list[int]:
+    return [page for table in node.tables for page in table if page]
 
 
 def path_of(node: Node) -> list[Node]:
@@ -29,16 +38,21 @@ def path_of(node: Node) -> list[Node]:
 
 def check_pages(scheduler: Scheduler) -> None:
     """A 1-8: every page has exactly the owners that its reference count says, and only those."""
-    roster, config = scheduler.roster, scheduler.config
-    pool = roster.cache.pool
+    live, config = scheduler.live, scheduler.config
+    pool = live.cache.pool
     owners = [0] * config.n_pages
-    for seq in roster.running:
-        assert len(seq.pages) == config.pages_for(seq.planned), "a table is longer or shorter than what is planned"
-        assert len(set(seq.pages)) == len(seq.pages)
-        for page in seq.pages:
+    n_unheard = config.num_speculative_tokens * (config.pipeline_depth + 1)
+    for seq in live.running:
+        most = config.pages_for(min(seq.planned + n_unheard, seq.limit))
+        for table, window in zip(seq.tables, config.kv.windows, strict=True):
+            assert config.pages_for(seq.planned) <= len(table) <= most, "a table is longer or shorter than planned"
+            first = first_page(window, seq.computed, config.page_size)
+            assert not any(table[:first]) and all(table[first:]), "a page behind a window, or a hole before it"
+        assert len(set(held_by(seq))) == len(held_by(seq))
+        for page in held_by(seq):
             owners[page] += 1
     nodes = tree_nodes(scheduler)
-    cached = [page for node in nodes for page in node.pages]
+    cached = [page for node in nodes for page in pages_of(node)]
     for page in cached:
         owners[page] += 1
     assert len(set(cached)) == len(cached), "a page is twice in the tree"
@@ -46,44 +60,62 @@ def check_pages(scheduler: Scheduler) -> None:
     assert pool.refs == owners, "reference counts differ from owners"
     free = pool._free
     assert sorted(free) == [page for page in range(1, config.n_pages) if not owners[page]], "free list differs"
-    unlocked = [page for node in nodes if node.lock == 0 for page in node.pages]
-    held = {page for seq in roster.running for page in seq.pages}
-    assert held.issuperset(page for node in nodes if node.lock for page in node.pages), "a locked page nobody uses"
+    n_full = config.kv.n_full
+    held = {page for seq in live.running for page in held_by(seq)}
+    loose = {page for node in nodes for table in node.tables[n_full:] for page in table if page} - held
+    assert loose == set(live.cache.tree.windows.loose), "pages of windows that nobody holds, and those that may go"
+    unlocked = [page for node in nodes if node.lock == 0 for table in node.tables[:n_full] for page in table]
+    unlocked += loose
+    locked = [page for node in nodes if node.lock for table in node.tables[:n_full] for page in table]
+    assert held.issuperset(locked), "a locked page nobody uses"
     assert len(free) + len(unlocked) + len(held) == config.n_usable_pages, "pages without a named owner"
     assert not held.intersection(unlocked), "an evictable page is in use"
-    assert roster.cache.n_available == len(free) + len(unlocked)
-    if not roster.running:
-        assert roster.cache.n_available == config.n_usable_pages, "a quiescent pool is not wholly available"
+    assert live.cache.n_available == len(free) + len(unlocked)
+    if not live.running:
+        assert live.cache.n_available == config.n_usable_pages, "a quiescent pool is not wholly available"
 
 
 def check_tree(scheduler: Scheduler) -> None:
     """B 9-12, 15: exact keys, full pages, locks as sequences hold them, counters, bounded metadata, eviction order."""
-    roster, size = scheduler.roster, scheduler.config.page_size
-    tree, nodes = roster.cache.tree, tree_nodes(scheduler)
-    assert tree.n_nodes == len(nodes) <= tree.n_pages == sum(len(node.pages) for node in nodes)
-    assert tree.n_unlocked == sum(len(node.pages) for node in nodes if node.lock == 0)
+    live, size = scheduler.live, scheduler.config.page_size
+    tree, nodes = live.cache.tree, tree_nodes(scheduler)
+    n_full = scheduler.config.kv.n_full
+    assert tree.n_nodes == len(nodes) and tree.n_pages == sum(len(pages_of(node)) for node in nodes)
+    assert tree.n_unlocked == n_full * sum(node.n_pages for node in nodes if node.lock == 0)
+    places = {
+        page: (node, group) for node in nodes for group, table in enumerate(node.tables) if group >= n_full
+        for page in table if page
+    }  # fmt: skip
+    assert tree.windows.places == places, "a page of a window is not where the tree looks for it"
+    ticks = list(tree.windows.loose.values())
+    assert ticks == sorted(ticks)
     assert all(root.children for root in tree.roots.values()), "an empty root stays"
     assert len(tree._order) <= 2 * len(nodes) + 65 + scheduler.config.n_pages, "the eviction order is not bounded"
     locks: dict[Node, int] = {}
-    for seq in roster.running:
+    for seq in live.running:
         assert (seq.node is None) == (seq.n_tree_pages == 0)
         if seq.node is None:
             continue
         path = path_of(seq.node)
         tokens = [token for node in path for token in node.tokens]
-        pages = [page for node in path for page in node.pages]
         assert path[0].salt == seq.request.cache_salt, "a path of another salt"
-        assert roster.cache.tree.roots[path[0].salt] is path[0], "a path outside the tree"
+        assert live.cache.tree.roots[path[0].salt] is path[0], "a path outside the tree"
         assert len(tokens) == seq.n_tree_pages * size and seq.tokens[: len(tokens)] == tokens, "a path of other tokens"
-        assert pages == seq.pages[: seq.n_tree_pages], "a lock on pages of others"
+        for group, own in enumerate(seq.tables):
+            pages = [page for node in path for page in node.tables[group]]
+            agree = all(one in (0, other) for one, other in zip(own, pages, strict=False))
+            assert agree and (group >= n_full or pages == own[: seq.n_tree_pages]), "a lock on pages of others"
         for node in path:
             locks[node] = locks.get(node, 0) + 1
     entries = {(stamp, id(node)) for stamp, _, node in tree._order._heap}
     for node in nodes:
-        assert node.pages and len(node.tokens) == len(node.pages) * size, "a node with partial pages"
+        assert node.n_pages and {len(table) * size for table in node.tables} == {len(node.tokens)}, "partial pages"
+        assert all(all(table) for table in node.tables[:n_full]), "a hole in what is kept"
         assert node.lock == locks.get(node, 0), "a lock without a holder, or a holder without a lock"
         assert node.parent is not None and node.parent.children[tree._page_key(node.tokens, 0)] is node
         if node.lock == 0 and not node.children:
+            assert any(table[-1] for table in node.tables), "a leaf that ends without a page"
+        if node.lock == 0 and not node.children and n_full:
             assert (node.stamp, id(node)) in entries, "an unlocked leaf that eviction cannot find"
         for child in node.children.values():
             assert child.lock <= node.lock and (node.lock or child.stamp <= node.stamp)
@@ -95,52 +127,61 @@ def check_contents(scheduler: Scheduler, device: NullExecutor) -> None:
     Not to be asked while a faulted step is in flight.
     """
     size = scheduler.config.page_size
-    for root in scheduler.roster.cache.tree.roots.values():
-        stack = [(root, hashlib.blake2b(digest_size=ROW_BYTES))]
-        while stack:
-            node, state = stack.pop()
-            state = state.copy()
-            for i, token in enumerate(node.tokens):
-                row = _kv_row(state, token)
-                offset = i % size * ROW_BYTES
-                stored = device._rows[node.pages[i // size]][offset : offset + ROW_BYTES]
-                assert stored in (row, NON_FINITE), (
-                    f"page {node.pages[i // size]} in the tree holds other K/V than its path says"
-                )
-                state.update(row)
-            stack += [(child, state) for child in node.children.values()]
+    for root in scheduler.live.cache.tree.roots.values():
+        for group, window in enumerate(scheduler.config.kv.windows):
+            stack: list[tuple[Node, list[int]]] = [(root, [])]
+            while stack:
+                node, before = stack.pop()
+                state = State(window)
+                for token in before:
+                    state.add(state.row(token))
+                for i, token in enumerate(node.tokens):
+                    row, page = state.row(token), node.tables[group][i // size]
+                    offset = i % size * ROW_BYTES
+                    stored = device._rows[page][offset : offset + ROW_BYTES]
+                    assert not page or stored in (row, NON_FINITE), (
+                        f"page {page} in the tree holds other K/V than its path says"
+                    )
+                    state.add(row)
+                stack += [(child, before + node.tokens) for child in node.children.values()]
 
 
 def check_seqs(scheduler: Scheduler) -> None:
     """C 16, D 24, E 30: lengths in order; only running sequences hold anything; slots are held once."""
-    roster, config = scheduler.roster, scheduler.config
-    assert len(roster.running) <= config.max_num_seqs
-    assert sorted([seq.slot for seq in roster.running] + roster.free_slots) == list(range(config.max_num_seqs)), "slots"
-    assert [seq.key for seq in roster.running] == sorted(seq.key for seq in roster.running)
-    for seq in live_seqs(scheduler):
+    live, config = scheduler.live, scheduler.config
+    assert len(live.running) <= config.max_num_seqs
+    assert sorted([seq.slot for seq in live.running] + live.free_slots) == list(range(config.max_num_seqs)), "slots"
+    assert [seq.key for seq in live.running] == sorted(seq.key for seq in live.running)
+    for seq in unended_seqs(scheduler):
         seq.check()
         if seq.state is SeqState.WAITING:
-            assert seq.slot == -1 and not seq.pages and seq.node is None and seq.planned == 0, "a waiting holder"
+            assert seq.slot == -1 and not seq.tables and seq.node is None and seq.planned == 0, "a waiting holder"
         else:
-            assert seq in roster.running
+            assert seq in live.running
 
 
 def check_stats(scheduler: Scheduler, n_submitted: int, n_ended: int) -> None:
     """E 26, H 37: gauges equal the state, submitted = waiting + running + finished."""
-    roster, stats = scheduler.roster, scheduler.stats()
-    live = live_seqs(scheduler)
-    assert stats.n_running == len(roster.running) == sum(seq.state is SeqState.RUNNING for seq in live)
-    assert stats.n_waiting == sum(seq.state is SeqState.WAITING for seq in live), "n_waiting differs from the state"
+    live, stats = scheduler.live, scheduler.stats()
+    unended = unended_seqs(scheduler)
+    assert stats.n_running == len(live.running) == sum(seq.state is SeqState.RUNNING for seq in unended)
+    assert stats.n_waiting == sum(seq.state is SeqState.WAITING for seq in unended), "n_waiting differs from the state"
     assert sum(stats.finished.values()) == n_ended, "finish reasons do not add up to what ended"
     assert n_submitted == stats.n_waiting + stats.n_running + n_ended
-    assert stats.n_pages_free == roster.cache.n_available and stats.n_pages == scheduler.config.n_usable_pages
-    rows = {(page, i) for seq in roster.running for i, page in _rows(seq, scheduler.config.page_size)}
+    assert stats.n_pages_free == live.cache.n_available and stats.n_pages == scheduler.config.n_usable_pages
+    rows = {one for seq in live.running for one in _rows(seq, scheduler.config.page_size)}
     assert stats.n_tokens_held == len(rows)
-    assert stats.n_slots_taken == len({page for page, _ in rows}) * scheduler.config.page_size
-    owner = {page: seq.slot % 254 + 2 for seq in roster.running for page in seq.pages}
+    held = {page for seq in live.running for page in held_by(seq)}
+    assert stats.n_slots_taken == len(held) * scheduler.config.page_size
+    owner = {page: seq.slot % 254 + 2 for seq in live.running for page in held_by(seq)}
     for page, cell in enumerate(stats.page_map):
-        assert cell == owner.get(page, 1 if roster.cache.pool.refs[page] else 0) or (cell > 1 and page in owner)
+        assert cell == owner.get(page, 1 if live.cache.pool.refs[page] else 0) or (cell > 1 and page in owner)
 
 
 def _rows(seq: Seq, size: int) -> list[tuple[int, int]]:
-    return [(position % size, seq.pages[position // size]) for position in range(seq.planned)]
+    """(page, token in it), of all groups."""
+    return [
+        (table[position // size], position % size)
+        for table, first in zip(seq.tables, seq.held_from, strict=True)
+        for position in range(first * size, seq.planned)
+    ]

@@ -7,8 +7,18 @@ import sys
 from collections import deque
 
 import hypothesis.strategies as st
-from control_checks import check_contents, check_pages, check_seqs, check_stats, check_tree, live_seqs, tree_nodes
-from control_model import VOCAB, Ledger
+from control_checks import (
+    check_contents,
+    check_pages,
+    check_seqs,
+    check_stats,
+    check_tree,
+    held_by,
+    pages_of,
+    tree_nodes,
+    unended_seqs,
+)
+from control_model import VOCAB, Ledger, layout_of
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.control.config import SchedulerConfig
@@ -22,7 +32,8 @@ from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Pooling, Request, Terms, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
-from quire.engine.executors.null import NON_FINITE, NullExecutor
+from quire.engine.executors.digests import NON_FINITE
+from quire.engine.executors.null import NullExecutor
 from quire.planner.pace import Pace
 
 MASK_BYTES = -(-VOCAB // 32) * 4
@@ -54,13 +65,17 @@ class FaultyDevice(NullExecutor):
 
 TIGHT = Pace(factor=1.5, weights_s=2.0, token_s=1.0, cached_s=0.1, pair_s=0.1, min_tokens=1)
 """Beside a few decodes it leaves prompts one to three tokens a step."""
+WINDOWS = [(0,), (0,), (0,), (0, 3), (0, 0, 2, 6), (5,), (1, 8)]
+"""Of groups: one that keeps everything, several, and windows alone."""
 configs = st.builds(
-    lambda size, pages, seqs, budget, threshold, policy, caching, depth, pace: SchedulerConfig(
-        n_pages=pages + 1, page_size=size, max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
+    lambda size, windows, pages, seqs, budget, threshold, policy, caching, depth, pace, drafts: SchedulerConfig(
+        n_pages=pages * len(windows) + 1, kv=layout_of(*windows), page_size=size,
+        max_num_seqs=seqs, max_num_batched_tokens=seqs + budget, max_model_len=40,
         long_prefill_token_threshold=threshold, policy=policy, enable_prefix_caching=caching, pipeline_depth=depth,
-        min_shared_tokens=1, pace=pace,
+        min_shared_tokens=1, pace=pace, num_speculative_tokens=drafts,
     ),
     size=st.sampled_from([1, 2, 4]),
+    windows=st.sampled_from(WINDOWS),
     pages=st.integers(2, 20),
     seqs=st.integers(1, 5),
     budget=st.sampled_from([0, 1, 3, 8, 20]),
@@ -69,6 +84,7 @@ configs = st.builds(
     caching=st.sampled_from([True, True, True, False]),
     depth=st.integers(1, 3),
     pace=st.sampled_from([None, None, TIGHT]),
+    drafts=st.sampled_from([0, 0, 0, 1, 3, 6]),
 )  # fmt: skip
 
 prompts = st.builds(lambda k, tail: (BASE[:k] + tail)[:20], st.integers(1, 20), st.lists(st.integers(1, 2), max_size=3))
@@ -111,8 +127,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.device = FaultyDevice(
             n_pages=config.n_pages, page_size=config.page_size, max_num_seqs=config.max_num_seqs,
             max_model_len=config.max_model_len, vocab_size=VOCAB, clock=self.clock,
+            acceptance=0.6, depth=config.pipeline_depth, windows=config.kv.windows,
         )  # fmt: skip
-        self.ledger = Ledger()
+        self.ledger = Ledger(config.kv.windows)
         self.in_flight: deque[tuple[list[Seq], StepPlan, StepResult]] = deque()
         self.counters: dict[str, int] = {}
 
@@ -180,13 +197,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         """D 20-23: everything accepted ends within a bound; then nothing is held."""
-        live = live_seqs(self.scheduler)
-        bound = 20 + sum(seq.limit + 4 for seq in live) * (len(live) + 1)
+        unended = unended_seqs(self.scheduler)
+        bound = 20 + sum(seq.limit + 4 for seq in unended) * (len(unended) + 1)
         while self.scheduler.has_work():
             bound -= 1
             assert bound > 0, "sequences do not end"
             self._turn()
-        assert not self.ledger.live() and not self.scheduler.roster.running and not self.in_flight
+        assert not self.ledger.live() and not self.scheduler.live.running and not self.in_flight
 
     # ---- what operations are made of -----------------------------------------------------------------------------
 
@@ -196,14 +213,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(live or list(self.ledger.seqs)))
 
     def _submit(self, request: Request) -> None:
-        number = self.scheduler.roster.n_submitted
+        number = self.scheduler.live.n_submitted
         request.request_id, request.seed = f"r{number}", number * 10
         total = len(request.prompt_token_ids) + request.max_tokens
-        fits = total <= self.config.max_model_len and self.config.pages_for(total - 1) <= self.config.n_usable_pages
+        n_pages = sum(self.config.pages_of(total - 1))
+        fits = total <= self.config.max_model_len and n_pages <= self.config.n_usable_pages
         try:
             self.scheduler.submit(request)
         except ContextLengthExceeded:
-            assert not fits and self.scheduler.roster.n_submitted == number, "a request that fits was refused"
+            assert not fits and self.scheduler.live.n_submitted == number, "a request that fits was refused"
             return
         assert fits, "a request that can never run was accepted"  # C 18
         self.ledger.add(request, number, request.priority if self.config.policy == "priority" else 0)
@@ -216,15 +234,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.check()
 
     def _schedule(self) -> bool:
-        roster = self.scheduler.roster
-        before = {seq: (seq.state, seq.planned, seq.prefill_end) for seq in live_seqs(self.scheduler)}
-        pages = (list(roster.cache.pool.refs), list(roster.cache.pool._free), roster.cache.tree.n_nodes)
-        preemptions = roster.preemptions
+        live = self.scheduler.live
+        before = {seq: (seq.state, seq.planned, seq.prefill_end) for seq in unended_seqs(self.scheduler)}
+        pages = (list(live.cache.pool.refs), list(live.cache.pool._free), live.cache.tree.n_nodes)
+        preemptions = live.preemptions
         plan = self.scheduler.schedule()
         if plan is None:
             assert self.in_flight or not before, "work, nothing in flight, and no plan"  # D 20, 25
-            if roster.preemptions == preemptions:  # a sequence may give way to those whose last results are in flight
-                assert pages == (roster.cache.pool.refs, list(roster.cache.pool._free), roster.cache.tree.n_nodes)
+            if live.preemptions == preemptions:  # a sequence may give way to those whose last results are in flight
+                assert pages == (live.cache.pool.refs, list(live.cache.pool._free), live.cache.tree.n_nodes)
                 assert all(state == (seq.state, seq.planned, seq.prefill_end) for seq, state in before.items())
             return False
         seqs = list(self.scheduler.in_flight[-1].seqs)
@@ -253,7 +271,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             for row in rows
             if seqs[row].state is not SeqState.ENDED and plan.step > seqs[row].ignore_through
         }
-        read = {page for row in rows for page in (seqs[row].pages or seqs[row].left_pages)}
+        tables = [table for row in rows for table in (seqs[row].tables or seqs[row].left_tables)]
+        read = {page for table in tables for page in table if page}
         poisoned = {page for page in read if self.device.is_poisoned(page)}
         deltas: list[SeqDelta] = self.scheduler.commit(result)
         self._check_poison_is_gone(poisoned)
@@ -261,15 +280,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.ledger.hear(delta, may_fail=(delta.request_id, delta.index) in must_fail)
         sent_back = {(seq.request.request_id, seq.index) for seq in seqs if seq.ignore_through >= plan.step}
         assert all(self.ledger.seqs[name].ended or name in sent_back for name in must_fail), "a fault had no effect"
-        assert not must_fail or any(self.ledger.seqs[name].ended for name in must_fail), "a fault ended nobody"
+        if len(must_fail) == len(rows) > 0:  # the fault of one that has ended may send those back who fail with it
+            assert any(self.ledger.seqs[name].ended for name in must_fail), "a fault ended nobody"
 
     def _check_poison_is_gone(self, poisoned: set[int]) -> None:
         """F: non-finite K/V that was noticed is in nobody's table and not in the tree."""
-        roster = self.scheduler.roster
+        live = self.scheduler.live
         nodes = tree_nodes(self.scheduler)
-        assert not poisoned.intersection(page for node in nodes for page in node.pages), "bad K/V stays in the tree"
-        for seq in roster.running:
-            assert not poisoned.intersection(seq.pages) and seq.copied_page not in poisoned, "a reader goes on"
+        assert not poisoned.intersection(page for node in nodes for page in pages_of(node)), "bad K/V stays in the tree"
+        for seq in live.running:
+            assert not poisoned.intersection(held_by(seq) + seq.copied_pages), "a reader goes on"
 
     def _check_hints(self, plan: StepPlan) -> None:
         """Pages that a hint calls shared are the same in the tables of that step, and planned before its end."""
@@ -279,37 +299,46 @@ class SchedulerMachine(RuleBasedStateMachine):
         named = [slot for slots, _ in plan.shared_prefixes for slot in slots]
         assert len(set(named)) == len(named), "a sequence is in two groups"
         for slots, n_pages in plan.shared_prefixes:
-            shared = {tuple(self.device._slots[slot].pages[:n_pages]) for slot in slots}
-            assert len(slots) > 1 and len(shared) == 1 and len(shared.pop()) == n_pages, (
+            n_full = self.config.kv.n_full
+            shared = {tuple(page for table in self._kept(slot) for page in table[:n_pages]) for slot in slots}
+            assert len(slots) > 1 and len(shared) == 1 and len(shared.pop()) == n_pages * n_full, (
                 "other pages than the hint says"
             )
             assert all(n_pages * self.config.page_size <= end_of[slot] for slot in slots), "pages that are not full"
 
+    def _kept(self, slot: int) -> list[list[int]]:
+        """Its tables of groups without a window, as the device has them."""
+        return self.device._slots[slot].tables[: self.config.kv.n_full]
+
     def _check_plan(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """C 16, 19 and D 22: budgets, decode first, victims and admissions by the stated order."""
-        config, running = self.config, self.scheduler.roster.running
+        config, running = self.config, self.scheduler.live.running
         threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         assert sum(plan.spans.lengths) == plan.n_tokens <= config.max_num_batched_tokens
         self._check_pace(plan, seqs, before)
         orders = {seq: self.ledger.seqs[seq.request.request_id, seq.index].order for seq in before}
-        for seq, start, length in zip(seqs, plan.spans.starts, plan.spans.lengths, strict=True):
+        spans = plan.spans
+        for seq, start, length, n_drafts in zip(seqs, spans.starts, spans.lengths, spans.n_drafts, strict=True):
             last = len(seq.request.prompt_token_ids) + seq.request.max_tokens - 1
-            assert length <= threshold and start + length <= last, "a span beyond the limits"
+            assert length - n_drafts <= threshold and start + length <= last, "a span beyond the limits"
+            assert n_drafts <= config.num_speculative_tokens, "more drafts than are allowed"
         preempted = [seq for seq in before if before[seq][0] is SeqState.RUNNING and seq.state is SeqState.WAITING]
         for victim in preempted:
             assert all(orders[victim] > orders[seq] for seq in running), "the wrong victim was preempted"
         for seq, (state, start, prefill_end) in before.items():
             if state is SeqState.RUNNING and seq not in preempted and prefill_end <= start < seq.limit:
-                assert seq in seqs, "a decoding sequence was left out of a step"
+                waits = seq is running[-1] and seq.planned >= seq.returns_at
+                assert seq in seqs or waits, "a decoding sequence was left out of a step"
         admitted = [seq for seq in seqs if before[seq][0] is SeqState.WAITING]
         assert not (preempted and admitted), "a step that preempts admits"
         for seq in before:
             same = [orders[other] for other in admitted if other.request.terms == seq.request.terms]
             if seq.state is SeqState.WAITING and same and orders[seq] < max(same):
-                siblings = self.scheduler.roster.requests[seq.request.request_id]
+                siblings = self.scheduler.live.requests[seq.request.request_id]
                 in_prompt = [other for other in siblings if other.state is SeqState.RUNNING]
                 assert seq.request.params.n > 1 and in_prompt, "a later arrival overtook a waiting sequence"
-                assert all(other.prompt_step >= plan.step for other in in_prompt), "a sample waits though it could fork"
+                forks = [other for other in in_prompt if self.scheduler.live.cache.can_fork(seq, other)]
+                assert all(other.prompt_step >= plan.step for other in forks), "a sample waits though it could fork"
 
     def _check_pace(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """Beside decodes prompts take at most as many tokens as the pace allows at the longest context among them."""
@@ -320,7 +349,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         contexts = [start for state, start, end in before.values() if state is SeqState.RUNNING and start < end]
         allowed = self.config.pace.prompt_tokens(len(decodes), sum(decodes), max(contexts, default=0))
-        assert plan.n_tokens - len(decodes) <= allowed, "prompts stall the decodes beside them"
+        n_prompt_tokens = plan.n_tokens - len(decodes) - sum(plan.spans.n_drafts)
+        assert n_prompt_tokens <= allowed, "prompts stall the decodes beside them"
 
     @invariant()
     def check(self) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 
+from quire.config.kv import KVGroup, KVLayout, KVSpec
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.logprobs import PackedLogprobs
 from quire.core.plan import SlotParams
 from quire.core.request import Pooling, Request
-from quire.engine.executors.null import null_logprobs, null_reference
+from quire.engine.executors.digests import null_logprobs, null_reference
 
 VOCAB = 7
+
+
+def layout_of(*windows: int) -> KVLayout:
+    """A group of one layer for each window."""
+    return KVLayout(tuple(KVGroup(KVSpec(1, 1, window), (i,)) for i, window in enumerate(windows)), 1)
 
 
 @dataclasses.dataclass
@@ -31,7 +37,9 @@ class Expected:
         return self.request.request_id, self.index
 
 
-def expect(request: Request, index: int, order: tuple[int, int, int]) -> Expected:
+def expect(
+    request: Request, index: int, order: tuple[int, int, int], windows: tuple[int, ...] = (0,)
+) -> Expected:
     """Run the reference and apply the stop rules by hand."""
     params, prompt_len = request.params, len(request.prompt_token_ids)
     stops = {*request.end_token_ids, *params.stop_token_ids}
@@ -43,7 +51,7 @@ def expect(request: Request, index: int, order: tuple[int, int, int]) -> Expecte
     )  # fmt: skip
     if request.pooling is not None:
         return Expected(request, index, order, [], FinishReason.STOP)
-    tokens = null_reference(request.prompt_token_ids, slot, request.max_tokens, VOCAB)
+    tokens = null_reference(request.prompt_token_ids, slot, request.max_tokens, VOCAB, windows)
     for i, token in enumerate(tokens):
         if token in stops and i >= params.min_tokens:
             return Expected(request, index, order, tokens[: i + 1], FinishReason.STOP)
@@ -61,13 +69,14 @@ def null_pooled(request: Request) -> list[float]:
 class Ledger:
     """All sequences ever submitted, by (request id, index)."""
 
-    def __init__(self) -> None:
+    def __init__(self, windows: tuple[int, ...] = (0,)) -> None:
+        self.windows = windows
         self.seqs: dict[tuple[str, int], Expected] = {}
         self.n_generated = 0
 
     def add(self, request: Request, number: int, priority: int) -> None:
         for index in range(request.params.n):
-            self.seqs[request.request_id, index] = expect(request, index, (priority, number, index))
+            self.seqs[request.request_id, index] = expect(request, index, (priority, number, index), self.windows)
 
     @property
     def n_ended(self) -> int:

@@ -11,8 +11,8 @@ from test_scheduler_cases import Rig
 
 from quire.control import commit, faults
 from quire.control.cache import PageCache
+from quire.control.live_seqs import LiveSeqs
 from quire.control.pages import PagePool
-from quire.control.roster import Roster
 from quire.control.scheduler import Scheduler
 from quire.control.tree import PrefixTree
 from quire.core.errors import EngineError
@@ -24,8 +24,8 @@ from quire.core.sampling import SamplingParams
 STAGES: list[tuple[Any, str]] = [
     (commit, "_append_token"),
     (commit, "_complete_first"),
-    (Roster, "end"),
-    (Roster, "_vacate"),
+    (LiveSeqs, "end"),
+    (LiveSeqs, "_vacate"),
     (PageCache, "release"),
     (PageCache, "publish"),
     (PrefixTree, "unlock"),
@@ -94,7 +94,7 @@ def assert_nothing_is_left(rig: Rig) -> None:
     stats = rig.scheduler.stats()
     assert not rig.scheduler.has_work() and not rig.scheduler.in_flight
     assert stats.n_running == stats.n_waiting == stats.n_pages_cached == 0 and stats.n_pages_free == stats.n_pages
-    assert sum(stats.finished.values()) == rig.scheduler.roster.n_submitted
+    assert sum(stats.finished.values()) == rig.scheduler.live.n_submitted
     rig.results.clear()
     requests = [rig.submit(f"new{i}", [i % 2 + 1] * 9, 5) for i in range(9)]
     rig.run()
@@ -131,10 +131,13 @@ def test_a_result_that_does_not_fit_changes_nothing(case: str) -> None:
 
 
 def snapshot(scheduler: Scheduler) -> tuple[Any, ...]:
-    roster = scheduler.roster
+    live = scheduler.live
     return (
-        [(seq.state, seq.computed, seq.planned, list(seq.tokens), list(seq.pages)) for seq in roster.running],
-        list(roster.cache.pool.refs),
-        list(roster.free_slots),
+        [
+            (seq.state, seq.computed, seq.planned, list(seq.tokens), [list(table) for table in seq.tables])
+            for seq in live.running
+        ],
+        list(live.cache.pool.refs),
+        list(live.free_slots),
         scheduler.stats(),
     )

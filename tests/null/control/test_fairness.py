@@ -166,7 +166,7 @@ def test_time_limits() -> None:
     clock.advance(4.0)
     [late] = scheduler.expire()
     assert late.request_id == "runs" and late.failure is not None and late.failure.code is Code.REQUEST_TIMEOUT
-    assert scheduler.expire() == [] and list(scheduler.roster.requests) == ["patient"]
+    assert scheduler.expire() == [] and list(scheduler.live.requests) == ["patient"]
     stats = scheduler.stats()
     assert stats.n_running == 0 and stats.n_pages_free == stats.n_pages and stats.finished["error"] == 2
 
@@ -176,7 +176,7 @@ def test_limits_of_ended_requests_are_forgotten() -> None:
     for i in range(5000):
         scheduler.submit(request(f"r{i}", time_limit_s=1e6))
         scheduler.cancel(f"r{i}")
-    assert len(scheduler.roster.deadlines._heap) < 600
+    assert len(scheduler.live.deadlines._heap) < 600
 
 
 @pytest.mark.parametrize("returned", [False, True])

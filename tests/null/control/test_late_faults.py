@@ -7,7 +7,8 @@ from test_scheduler_cases import VOCAB, Rig
 from quire.control.slot_params import slot_params
 from quire.core.events import FinishReason
 from quire.core.plan import StepPlan
-from quire.engine.executors.null import NON_FINITE, NullExecutor, null_reference
+from quire.engine.executors.digests import NON_FINITE, null_reference
+from quire.engine.executors.null import NullExecutor
 
 PROMPT = list(range(1, 31))
 
@@ -26,15 +27,16 @@ def poisoned_rig(at: tuple[int, int], **limits: object) -> Rig:
     config = rig.config
     rig.device = PoisonedDevice(
         n_pages=config.n_pages, page_size=config.page_size, max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len, vocab_size=VOCAB, clock=rig.clock,
+        max_model_len=config.max_model_len, vocab_size=VOCAB, clock=rig.clock, windows=config.kv.windows,
     )  # fmt: skip
     rig.device.at = at
     return rig
 
 
 def poisoned_pages_in_tree(rig: Rig) -> list[int]:
-    tree = rig.scheduler.roster.cache.tree
-    pages = [page for root in tree.roots.values() for node in tree.subtree(root) for page in node.pages]
+    tree = rig.scheduler.live.cache.tree
+    nodes = [node for root in tree.roots.values() for node in tree.subtree(root)]
+    pages = [page for node in nodes for table in node.tables for page in table]
     return [page for page in pages if NON_FINITE in rig.device._rows[page]]
 
 

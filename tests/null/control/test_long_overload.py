@@ -71,7 +71,7 @@ def peak_rate() -> float:
     """Requests a second when there is always just enough to do."""
     rig = Rig()
     for _ in range(1500):
-        while len(rig.scheduler.roster.requests) < 12:
+        while len(rig.scheduler.live.requests) < 12:
             rig.send()
         rig.step()
     return len(rig.n_done) / rig.clock.now_s()
@@ -91,12 +91,12 @@ def test_o08_an_hour_at_twice_the_capacity(monkeypatch: pytest.MonkeyPatch) -> N
             gc.collect()
             sizes.append(sys.getallocatedblocks())
         scheduler = rig.scheduler
-        assert len(scheduler.roster.waiting) <= 24 and len(scheduler.roster.requests) <= 32
+        assert len(scheduler.live.waiting) <= 24 and len(scheduler.live.requests) <= 32
     assert len(rig.n_done) / 3600 >= 0.9 * peak, "goodput falls under overload"
     assert rig.n_refused + rig.n_late > 0.35 * rig.n_sent, "that was no overload"
     assert len(sizes) == 4 and sizes[-1] - sizes[0] < 2000, "something grows"
-    assert len(scheduler.roster.deadlines._heap) < 600
+    assert len(scheduler.live.deadlines._heap) < 600
     while scheduler.has_work():
         rig.step()
     stats = scheduler.stats()
-    assert stats.n_pages_free == stats.n_pages and not scheduler.roster.requests
+    assert stats.n_pages_free == stats.n_pages and not scheduler.live.requests

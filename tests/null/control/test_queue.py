@@ -49,7 +49,8 @@ def test_only_legal_changes_of_state() -> None:
 
 def test_lengths_are_checked_when_they_change() -> None:
     one = seq(0, 0)
-    one.enter(0, [1], 0, 4, 0)
+    one.tables, one.held_from, one.room = [[1]], [0], 4
+    one.enter(0, 0, [])
     one.plan(3, step=0)
     with pytest.raises(InvariantError, match="limit 3"):
         one.plan(1, step=1)

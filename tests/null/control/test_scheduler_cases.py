@@ -17,7 +17,8 @@ from quire.core.plan import StepPlan
 from quire.core.request import Pooling, Request, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
-from quire.engine.executors.null import NullExecutor, null_reference
+from quire.engine.executors.digests import null_reference
+from quire.engine.executors.null import NullExecutor
 from quire.planner.pace import Pace
 
 VOCAB = 100
@@ -41,6 +42,7 @@ class Rig:
             max_model_len=self.config.max_model_len,
             vocab_size=VOCAB,
             clock=self.clock,
+            windows=self.config.kv.windows,
         )
         self.results: deque[StepResult] = deque()
         self.said: dict[tuple[str, int], list[int]] = {}
@@ -280,7 +282,7 @@ def test_one_sample_can_end_alone() -> None:
     assert (
         len(rig.said["a", 0]) == 4
         and len(rig.said["a", 1]) == 1
-        and request.request_id not in rig.scheduler.roster.requests
+        and request.request_id not in rig.scheduler.live.requests
     )
     assert rig.scheduler.stats().finished == {"stop": 1, "length": 1, "abort": 0, "error": 0}
 
@@ -361,7 +363,7 @@ def test_stats_of_a_large_pool_stay_small() -> None:
     rig.turn()
     stats = rig.scheduler.stats()
     assert len(stats.page_map) <= 4096 and max(stats.page_map) == 2
-    held = {page // 3 for seq in rig.scheduler.roster.running for page in seq.pages}
+    held = {page // 3 for seq in rig.scheduler.live.running for page in seq.tables[0]}
     assert {i for i, cell in enumerate(stats.page_map) if cell > 1} == held
     assert stats.n_tokens_held == 100 and stats.n_slots_taken == 100
 
@@ -393,7 +395,7 @@ def test_a_vector_instead_of_tokens(pooling: Pooling) -> None:
         assert len(found) == 1 and found[0].finish_reason is FinishReason.STOP and not found[0].token_ids
         assert found[0].pooled == ([87.0, 29.0] if pooling is Pooling.LAST else [sum(prompt) / 30, 14.5])
         assert found[0].n_cached == (28 if name == "again" and pooling is Pooling.LAST else 0)
-    assert not rig.scheduler.roster.requests
+    assert not rig.scheduler.live.requests
 
 
 def test_a_result_without_the_vector_is_an_error() -> None:

@@ -1,7 +1,8 @@
-"""The state machine catches every bug of `bugs.py`, most in short runs, all in a long one."""
+"""The state machine catches every bug of `bugs.py` and `draft_bugs.py`, most in short runs, all in a long one."""
 
 from __future__ import annotations
 
+import draft_bugs
 import pytest
 from bugs import BUGS, Bug
 from control_machine import SchedulerMachine
@@ -15,7 +16,7 @@ SEEDS = (13, 3, 11)
 """They show most bugs early. Which examples a seed makes depends also on the modules that are loaded."""
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", BUGS + draft_bugs.BUGS, ids=lambda bug: bug.__name__)
 def test_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, EngineError)):

@@ -32,7 +32,7 @@ def test_sequences_with_a_common_prefix_are_one_group() -> None:
     plan = decode_step(one)
     slots = {f"a{i}": plan.spans.slots[i] for i in range(4)}
     assert plan.shared_prefixes == [(sorted(slots.values()), 10)]
-    pages = {seq.slot: seq.pages for seq in one.scheduler.roster.running}
+    pages = {seq.slot: seq.tables[0] for seq in one.scheduler.live.running}
     assert len({tuple(pages[slot][:10]) for slot in slots.values()}) == 1
 
 
@@ -51,7 +51,7 @@ def test_a_group_splits_where_that_reads_fewer_pages() -> None:
         for i in range(3):
             one.submit(f"{family}{i}", [1, 2, 3, 4, *[family] * 40, *[80 + i] * 8], 8)
     decode_step(one)
-    groups = shared_prefixes(one.scheduler.roster.running, 1)
+    groups = shared_prefixes(one.scheduler.live.running, 1)
     assert sorted((len(slots), n_pages) for slots, n_pages in groups) == [(3, 11), (3, 11)]
     assert len({slot for slots, _ in groups for slot in slots}) == 6
 
@@ -63,7 +63,7 @@ def test_pairs_below_a_long_prefix_stay_together() -> None:
         for i in range(2):
             one.submit(f"{pair}{i}", [*PREFIX, *[pair] * 4, *[80 + i] * 8], 8)
     decode_step(one)
-    groups = shared_prefixes(one.scheduler.roster.running, 1)
+    groups = shared_prefixes(one.scheduler.live.running, 1)
     assert [(len(slots), n_pages) for slots, n_pages in groups] == [(4, 10)]
 
 
@@ -71,7 +71,7 @@ def test_a_prefix_that_only_waiting_sequences_share_is_no_group() -> None:
     one = rig()
     one.submit("first", [*PREFIX, 5, 6, 7], 8)
     decode_step(one)
-    assert shared_prefixes(one.scheduler.roster.running, 1) == []
+    assert shared_prefixes(one.scheduler.live.running, 1) == []
 
 
 def test_the_limit_is_checked() -> None:

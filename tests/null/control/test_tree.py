@@ -20,7 +20,7 @@ def build(n_pages: int = 64) -> tuple[PagePool, PrefixTree]:
 def put(pool: PagePool, tree: PrefixTree, tokens: list[int], salt: str = "") -> list[int]:
     """Cache all full pages of `tokens`, as a sequence that ends does; returns its pages."""
     pages = pool.take(len(tokens) // SIZE)
-    node, n_pages = tree.extend(salt, None, 0, tokens, pages, through=True)
+    node, n_pages = tree.extend(salt, None, 0, tokens, [pages], len(pages), through=True)
     assert n_pages == len(pages)
     if node is not None:
         tree.unlock(node)
@@ -29,7 +29,7 @@ def put(pool: PagePool, tree: PrefixTree, tokens: list[int], salt: str = "") -> 
 
 
 def found(tree: PrefixTree, tokens: list[int], salt: str = "") -> list[int]:
-    return tree.match(salt, tokens, len(tokens)).pages
+    return tree.match(salt, tokens, len(tokens)).tables[0]
 
 
 def test_match_finds_whole_pages_only() -> None:
@@ -39,7 +39,7 @@ def test_match_finds_whole_pages_only() -> None:
     assert found(tree, [1, 2, 3, 4, 5]) == pages
     assert found(tree, [1, 2, 3, 9]) == pages[:1]
     assert found(tree, [1]) == [] and found(tree, [2, 1]) == []
-    assert tree.match("", [1, 2, 3, 4], 3).pages == pages[:1], "the limit counts tokens"
+    assert tree.match("", [1, 2, 3, 4], 3).tables[0] == pages[:1], "the limit counts tokens"
 
 
 def test_salts_are_apart_and_empty_roots_go() -> None:
@@ -72,7 +72,7 @@ def test_a_page_that_is_there_keeps_its_place() -> None:
     pool, tree = build()
     first = put(pool, tree, [1, 2, 3, 4])
     own = pool.take(2)
-    node, n_pages = tree.extend("", None, 0, [1, 2, 3, 4], own, through=False)
+    node, n_pages = tree.extend("", None, 0, [1, 2, 3, 4], [own], 2, through=False)
     assert node is None and n_pages == 0, "one who stays does not lock what it does not use"
     assert found(tree, [1, 2, 3, 4]) == first
     pool.drop(own)
@@ -84,7 +84,7 @@ def test_one_sequence_grows_one_node() -> None:
     tokens, pages = list(range(20)), pool.take(10)
     node, n_held = None, 0
     for end in (3, 7, 10):
-        node, n_held = tree.extend("", node, n_held, tokens, pages[:end], through=False)
+        node, n_held = tree.extend("", node, n_held, tokens, [pages], end, through=False)
     assert tree.n_nodes == 1 and tree.n_pages == 10 and n_held == 10 and tree.n_unlocked == 0
 
 
@@ -169,7 +169,7 @@ def all_paths(tree: PrefixTree) -> list[tuple[str, tuple[int, ...]]]:
         stack = [(child, ()) for child in root.children.values()]
         while stack:
             node, before = stack.pop()
-            for i in range(len(node.pages)):
+            for i in range(node.n_pages):
                 paths.append((salt, (*before, *node.tokens[: (i + 1) * SIZE])))
             stack += [(child, (*before, *node.tokens)) for child in node.children.values()]
     return paths

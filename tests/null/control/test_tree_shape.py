@@ -33,19 +33,19 @@ def scheduler_after(prompts: list[list[int]]) -> Scheduler:
 def test_shape_of_a_small_tree() -> None:
     common = list(range(8))
     scheduler = scheduler_after([[*common, *[1] * 4], [*common, *[2] * 12], [9] * 4])
-    shape = tree_shape(scheduler.roster.cache.tree)
+    shape = tree_shape(scheduler.live.cache.tree)
     assert sorted(shape) == sorted(
         [(-1, 2, 0), (-1, 1, 0), (shape.index((-1, 2, 0)), 1, 0), (shape.index((-1, 2, 0)), 3, 0)]
     )
-    assert sum(pages for _, pages, _ in shape) == scheduler.roster.cache.tree.n_pages
+    assert sum(pages for _, pages, _ in shape) == scheduler.live.cache.tree.n_pages
     assert all(parent < i for i, (parent, _, _) in enumerate(shape))
     assert scheduler.stats().tree == shape and scheduler.stats(with_map=False).tree == []
 
 
 def test_a_wide_tree_is_cut() -> None:
     scheduler = scheduler_after([[i, *[0] * 3, *[i] * 4] for i in range(400)])
-    assert len(tree_shape(scheduler.roster.cache.tree)) == MAX_TREE_NODES
-    assert scheduler.stats().n_tree_nodes == scheduler.roster.cache.tree.n_nodes == 400
+    assert len(tree_shape(scheduler.live.cache.tree)) == MAX_TREE_NODES
+    assert scheduler.stats().n_tree_nodes == scheduler.live.cache.tree.n_nodes == 400
 
 
 def test_a_cut_keeps_the_heaviest() -> None:
@@ -53,7 +53,7 @@ def test_a_cut_keeps_the_heaviest() -> None:
     light = [[i, *[0] * 3] for i in range(300)]
     heavy = [[500, *[1] * 39], [600, *[2] * 3, *[3] * 20], [600, *[2] * 3, *[4] * 8]]
     scheduler = scheduler_after([*light, *heavy])
-    shape = tree_shape(scheduler.roster.cache.tree)
+    shape = tree_shape(scheduler.live.cache.tree)
     assert len(shape) == MAX_TREE_NODES and all(parent < i for i, (parent, _, _) in enumerate(shape))
     below = [(parent, pages) for parent, pages, _ in shape if parent >= 0]
     assert (-1, 10, 0) in shape and sorted(pages for _, pages in below) == [2, 5]
@@ -64,5 +64,5 @@ def test_a_cut_keeps_the_heaviest() -> None:
 def test_of_a_huge_tree_the_part_nearest_to_the_root_is_weighed() -> None:
     tree = PrefixTree(PagePool(MAX_WALKED_NODES + 60), 1)
     for i in range(MAX_WALKED_NODES + 40):
-        tree.roots.setdefault("", Node(None, "", [], [], 0)).children[str(i).encode()] = Node(None, "", [i], [i], i)
+        tree.roots.setdefault("", Node(None, "", [], [[]], 0)).children[str(i).encode()] = Node(None, "", [i], [[i]], i)
     assert len(tree_shape(tree)) == MAX_TREE_NODES

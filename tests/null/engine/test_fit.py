@@ -13,7 +13,8 @@ from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
-from quire.engine.fit import Case, Room, check_fit
+from quire.engine.fit import FitCase, check_fit
+from quire.planner.memory import Room
 
 ARCH = read_arch(pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes/llama-3.1-8b")
 GIB = 1 << 30
@@ -34,12 +35,13 @@ def sizes_of(dtype: str, quantization: str) -> Sizes:
     return Sizes(held, held + GIB, full + GIB)
 
 
-def case(room: Room, device: str = "cpu", **options: object) -> Case:
-    config = EngineConfig(model="m", **options)  # type: ignore[arg-type]
-    return Case(config, resolve(config, ARCH, device), ARCH, device, room, sizes_of, rounds=device == "cpu")
+def case(room: Room, device: str = "cpu", **options: object) -> FitCase:
+    config, is_cpu = EngineConfig(model="m", **options), device == "cpu"  # type: ignore[arg-type]
+    room = dataclasses.replace(room, is_main=is_cpu)
+    return FitCase(config, resolve(config, ARCH, device), ARCH, room, sizes_of, rounds=is_cpu, rounds_kv=is_cpu)
 
 
-def refusal(one: Case) -> list[str]:
+def refusal(one: FitCase) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         check_fit(one)
     return caught.value.message.splitlines()
@@ -49,7 +51,7 @@ def gib(text: str) -> float:
     return float(re.findall(r"([\d.]+) GiB", text)[0])
 
 
-def taken(one: Case, line: str) -> Case:
+def taken(one: FitCase, line: str) -> FitCase:
     """The case with a proposed option."""
     flag, value = line.split()[:2]
     name = flag.removeprefix("--").replace("-", "_")

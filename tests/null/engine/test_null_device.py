@@ -10,7 +10,8 @@ from quire.config.model import parse_arch
 from quire.core.clock import VirtualClock
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, SlotParams, Spans, StepPlan
 from quire.core.result import StepResult
-from quire.engine.executors.null import NullExecutor, PlanError, null_reference
+from quire.engine.executors.digests import null_reference
+from quire.engine.executors.null import NullExecutor, PlanError
 from quire.planner.cost import CostModel
 from quire.planner.hardware import hardware_named
 
@@ -114,7 +115,7 @@ PROMPT = [1, 2, 3, 4, 5]
 FIRST = plan(0, (0, 0, 5, True), **opened(PROMPT))
 BAD = {
     "not open": plan(1, (1, 0, 1, False)),
-    "continues at": plan(1, (0, 6, 1, False)),
+    "planned at 6": plan(1, (0, 6, 1, False)),
     "token 6": plan(1, (0, 5, 2, False)),
     "beyond its": plan(1, (0, 5, 1, True), (1, 0, 5, True), **opened(PROMPT, 1, (3,))),
     "two spans": plan(1, (0, 5, 1, True), (0, 6, 1, True)),

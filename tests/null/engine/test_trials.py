@@ -10,8 +10,9 @@ import random
 import pytest
 
 from quire.core.clock import VirtualClock
+from quire.core.commands import Submit
 from quire.core.errors import RequestQuarantined
-from quire.core.events import EndKind, EngineEnd, FinishReason, SeqDelta, Submit, Working
+from quire.core.events import EndKind, EngineEnd, FinishReason, SeqDelta, Working
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.quarantine import MARGIN_TOKENS, MEMORY_S, Quarantine, fingerprint

@@ -15,8 +15,10 @@ from quire.planner.memory import GRAPH_OWN_BYTES, MIN_PAGES, MemoryEquation
 
 
 def equation(arch: ModelArch = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:
-    limits = {"page_size": 16, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 8192, **changes}
-    return MemoryEquation(arch=arch, graph_sizes=graph_sizes, **limits)
+    limits = {"page_size": 16, "max_num_seqs": 256, "max_num_batched_tokens": 8192, "max_model_len": 8192}
+    return MemoryEquation(
+        arch=arch, graph_sizes=graph_sizes, **{"weights_bytes": 2 * arch.n_parameters, **limits, **changes}
+    )
 
 
 def test_weights_of_known_models() -> None:
@@ -47,10 +49,9 @@ def test_the_inverse_is_exact(budget: int, seqs: int, tokens: int, size: int) ->
 
 def test_every_limit_costs_something() -> None:
     base = equation().fixed_bytes
-    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "weight_itemsize"):
+    for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "weights_bytes", "itemsize"):
         assert equation(**{name: 2 * getattr(equation(), name)}).fixed_bytes > base, name
     assert equation(kv_itemsize=1).page_bytes * 2 == equation().page_bytes
-    assert equation(loaded_weights_bytes=5).weights_bytes == 5
 
 
 def test_captured_steps_take_partial_rows_and_logits_once() -> None:

@@ -179,6 +179,20 @@ def test_end_tokens_beyond_the_tokenizer_are_left_out(tokenizer: HfTokenizer, en
     assert matcher.accept(a) and matcher.mask()[end // 8] == 1 << end % 8 and sum(matcher.mask()) == 1 << end % 8
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"regex": "(a"}, 'invalid regex "(a": unclosed group'),
+        ({"regex": "a[b"}, 'invalid regex "a[b": unclosed character class'),
+        ({"json": {"type": "string", "pattern": "(a"}}, "unclosed group"),
+    ],
+)
+def test_a_bad_pattern_says_why(compiler: GrammarCompiler, asked: dict[str, object], reason: str) -> None:
+    with pytest.raises(RequestError) as found:
+        compiler.compile(grammar_of(StructuredOutputsParams(**asked)))  # type: ignore[arg-type]
+    assert reason in found.value.message and "at 1(" not in found.value.message
+
+
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: HfTokenizer) -> None:
     first = compiler.compile(grammar_of(StructuredOutputsParams(regex="ab")))
     second = compiler.compile(grammar_of(StructuredOutputsParams(regex="ab")))

@@ -56,11 +56,11 @@ class PagedContext:
         )
         positions = torch.cat([torch.arange(start, start + length) for _, start, length in spans])
         rows = torch.repeat_interleave(torch.from_numpy(slots).long(), torch.from_numpy(lengths).long())
-        self.cells = self.table[rows, positions // PAGE].long() * PAGE + positions % PAGE
+        self.cache_locs = self.table[rows, positions // PAGE].long() * PAGE + positions % PAGE
         return positions
 
     def store(self, layer: int, *given: Any) -> torch.Tensor:
-        return rotate_and_store(*given, self.k_pages[layer], self.v_pages[layer], self.cells)
+        return rotate_and_store(*given, self.k_pages[layer], self.v_pages[layer], self.cache_locs)
 
     def attend(self, layer: int, q: torch.Tensor, variant: attention.Variant) -> torch.Tensor:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)

@@ -46,7 +46,7 @@ def test_family(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
     assert arch.family == case.partition("-")[0]
     assert arch.n_parameters == sum(p.numel() for p in oracle.parameters())
     model = tools["load"](tmp_path)
-    footprint = Weights(tmp_path, arch, "cpu").footprint(torch.float32, "none")
+    footprint = Weights(tmp_path, arch, torch.device("cpu")).footprint(torch.float32, "none")
     assert footprint.held_bytes == model.n_bytes <= footprint.peak_bytes
     expected = oracle(torch.tensor([IDS])).logits[0]
     assert expected.abs().max() > 1, "the oracle says nothing"

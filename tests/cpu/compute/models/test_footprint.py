@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from quire.bench.shape import FOLDER
-from quire.compute.quant import SCHEMES
+from quire.compute.schemes.choice import SCHEMES
 from quire.compute.weights.footprint import Weights
 from quire.config.model import read_arch
 from quire.kernels import native
 
+CPU = torch.device("cpu")
 ODD = {"hidden_size": 96, "intermediate_size": 104, "num_hidden_layers": 2, "head_dim": 32}
 EVEN = {"hidden_size": 256, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 64}
 
@@ -30,7 +31,7 @@ def test_equal_to_the_loaded_model(
     tools["random_checkpoint"](tmp_path, "Llama", **fields)
     arch = read_arch(tmp_path)
     for load_format in ("auto", "dummy"):
-        found = Weights(tmp_path, arch, "cpu", load_format).footprint(dtype, scheme)
+        found = Weights(tmp_path, arch, CPU, load_format).footprint(dtype, scheme)
         model = tools["load"](tmp_path, dtype, quantization=scheme, load_format=load_format)
         assert found.held_bytes == model.n_bytes
         assert found.held_bytes <= found.peak_bytes <= found.address_bytes
@@ -42,7 +43,7 @@ def test_fused_matrices_and_norms_without_weights(
     family: str, scheme: str, tmp_path: pathlib.Path, tools: dict[str, Any]
 ) -> None:
     tools["random_checkpoint"](tmp_path, family, **EVEN)
-    found = Weights(tmp_path, read_arch(tmp_path), "cpu").footprint(torch.bfloat16, scheme)
+    found = Weights(tmp_path, read_arch(tmp_path), CPU).footprint(torch.bfloat16, scheme)
     assert found.held_bytes == tools["load"](tmp_path, torch.bfloat16, quantization=scheme).n_bytes
     assert found.held_bytes <= found.peak_bytes <= found.address_bytes
 
@@ -53,7 +54,7 @@ def test_without_the_native_kernels(
     tools["random_checkpoint"](tmp_path, "Qwen3", **ODD)
     monkeypatch.setattr(native, "library", lambda: None)
     for dtype in (torch.float32, torch.bfloat16):
-        found = Weights(tmp_path, read_arch(tmp_path), "cpu").footprint(dtype, "auto")
+        found = Weights(tmp_path, read_arch(tmp_path), CPU).footprint(dtype, "auto")
         assert found.held_bytes == tools["load"](tmp_path, dtype, quantization="auto").n_bytes
 
 
@@ -64,14 +65,14 @@ def test_gguf(
 ) -> None:
     oracle = tools["random_checkpoint"](tmp_path / "hf", "Llama", **EVEN, tie_word_embeddings=tied)
     path = write_gguf(tmp_path / "m.gguf", oracle, "llama", lambda name: "Q8_0" if "attn" in name else "Q4_0")
-    found = Weights(path, read_arch(path), "cpu").footprint(torch.bfloat16, scheme)
+    found = Weights(path, read_arch(path), CPU).footprint(torch.bfloat16, scheme)
     assert found.held_bytes == tools["load"](path, torch.bfloat16, quantization=scheme).n_bytes
 
 
 def test_a_gpu_holds_a_tied_head_once_and_rounds_nothing(tmp_path: pathlib.Path, tools: dict[str, Any]) -> None:
     tools["random_checkpoint"](tmp_path, "Llama", **ODD, tie_word_embeddings=True)
     arch = read_arch(tmp_path)
-    found = Weights(tmp_path, arch, "cuda").footprint(torch.bfloat16, "auto")
+    found = Weights(tmp_path, arch, torch.device("cuda")).footprint(torch.bfloat16, "auto")
     assert found.held_bytes == found.peak_bytes == 2 * arch.n_parameters
 
 
@@ -84,7 +85,7 @@ from quire.core import host
 import pathlib
 folder, scheme = pathlib.Path(sys.argv[1]), sys.argv[2]
 arch = read_arch(folder)
-weights = Weights(folder, arch, "cpu", "dummy").footprint(torch.bfloat16, scheme)
+weights = Weights(folder, arch, torch.device("cpu"), "dummy").footprint(torch.bfloat16, scheme)
 torch.ones(8).normal_()
 before = host.resident_bytes()
 load_model(folder, arch, dtype=torch.bfloat16, device=torch.device("cpu"), max_model_len=64, load_format="dummy",
@@ -109,7 +110,7 @@ def test_the_peak_is_that_of_the_process(scheme: str, tmp_path: pathlib.Path, to
 def test_llama_8b_by_its_config_alone() -> None:
     """The count that its authors publish, two bytes each; in the other forms what the format says."""
     folder = FOLDER / "llama-3.1-8b"
-    weights = Weights(folder, read_arch(folder), "cpu", "dummy")
+    weights = Weights(folder, read_arch(folder), CPU, "dummy")
     n_parameters, table, norms = 8_030_261_248, 128256 * 4096, 65 * 4096
     found = {scheme: weights.footprint(torch.bfloat16, scheme).held_bytes for scheme in ("auto", "int4-g32")}
     assert found["auto"] == 2 * n_parameters

@@ -73,7 +73,7 @@ def refused(folder: pathlib.Path, *parts: str, **options: Any) -> None:
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the parameters readable after loading."""
-    monkeypatch.setattr(Linear, "pack", lambda self: None)
+    monkeypatch.setattr(Linear, "finish", lambda self: None)
 
 
 @pytest.mark.usefixtures("unpacked")
@@ -89,7 +89,7 @@ def test_every_tensor_lands_in_its_place(
     for name, tensor in model.weights():
         assert torch.equal(tensor, stored.pop(name)), name
     assert not stored
-    block, weights = model.blocks[1], dict(model.weights())
+    block, weights = model.layers[1], dict(model.weights())
     assert torch.equal(block.attention.qkv.weight[16:24], weights["model.layers.1.self_attn.k_proj.weight"])
     assert torch.equal(block.up.weight[24:], weights["model.layers.1.mlp.up_proj.weight"])
 

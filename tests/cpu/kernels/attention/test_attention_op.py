@@ -11,9 +11,9 @@ import pytest
 import torch
 from paged_case import PagedCase
 
-from quire.kernels.attention import op, select, variants
-from quire.kernels.attention.plan import AttnPlan, SharedPrefix
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention import op, selection
+from quire.kernels.attention.schedule.plan import AttnPlan, SharedPrefix
+from quire.kernels.attention.variant import Variant, variants
 
 torch.set_num_threads(1)
 PLAIN = Variant(0.25)
@@ -98,7 +98,7 @@ def test_choosing_an_implementation_keeps_neither_plan_nor_parameters() -> None:
     case = PagedCase([(5, 1)], 8, 2, 2, 16, torch.float32)
     planned, variant = case.plan(), variants.learned_sinks(0.25, torch.zeros(4))
     kept = weakref.ref(planned.work.tiles), weakref.ref(variant.tensors["sinks"])
-    select.choose(planned, variant, "cpu", torch.float64, torch.float64)
+    selection.choose(planned, variant, torch.device("cpu"), torch.float64, torch.float64)
     del planned, variant
     gc.collect()
     assert [reference() for reference in kept] == [None, None]

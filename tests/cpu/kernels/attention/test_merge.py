@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from paged_case import PagedCase, worst_error
 
 from quire.kernels import attention
-from quire.kernels.attention import reference, variants
-from quire.kernels.attention.plan import AttnPlan, Layout, Spans
+from quire.kernels.attention import reference
+from quire.kernels.attention.schedule.plan import AttnPlan, AttnSpans, Layout
+from quire.kernels.attention.variant import variants
 
 torch.set_num_threads(1)
 NOTHING = float("-inf")
@@ -23,7 +24,7 @@ State = tuple[torch.Tensor, torch.Tensor]
 def state_of(case: PagedCase, variant: attention.Variant, pages: np.ndarray) -> State:
     """Attention of the case's only span to these pages alone."""
     indptr = np.array([0, len(pages)], np.int32)
-    spans = Spans(case.q_indptr, case.kv_lens, case.kv_at, indptr, pages.astype(np.int32))
+    spans = AttnSpans(case.q_indptr, case.kv_lens, case.kv_at, indptr, pages.astype(np.int32))
     plan = AttnPlan(Layout.SPARSE, case.heads, case.page_size, spans, case.page_table, variant.causal)
     out, lse = torch.empty_like(case.q), torch.empty(case.q.shape[:2], dtype=torch.float32)
     reference.run(case.q, case.k, case.v, plan, variant, out, lse)

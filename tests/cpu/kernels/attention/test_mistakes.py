@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from quire.kernels import attention
-from quire.kernels.attention import variants
-from quire.kernels.attention.plan import AttnPlan
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.schedule.plan import AttnPlan
+from quire.kernels.attention.variant import Variant, variants
 
 HEADS = {"n_q_heads": 4, "n_kv_heads": 2, "head_dim": 16}
 CPU = torch.device("cpu")

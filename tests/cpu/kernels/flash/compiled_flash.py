@@ -8,7 +8,7 @@ from flash_case import Case
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quire.kernels.attention import triton_hooks
+from quire.kernels.attention.triton import hooks as triton_hooks
 from quire.kernels.flash import triton as launches
 from quire.kernels.flash import triton_kernels as kernels
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from quire.kernels.attention import variants
-from quire.kernels.attention.expression import Expr, Operand, as_float, exp, log, maximum, sigmoid, where
-from quire.kernels.attention.variant import Params, Site, Variant
+from quire.kernels.attention.variant import Params, Site, Variant, variants
+from quire.kernels.attention.variant.expression import Expr, Operand, as_float, exp, log, maximum, sigmoid, where
 from quire.kernels.flash import flash_attention, reference
 
 

@@ -7,7 +7,7 @@ import quick_interpreter  # noqa: F401
 import torch
 from flash_case import Case, check
 
-from quire.kernels import backends
+from quire.kernels import selector
 from quire.kernels.attention.variant import Variant
 from quire.kernels.flash import flash_attention, reference, triton
 
@@ -50,7 +50,7 @@ def check_ragged() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    backends.module = lambda op, device: triton
+    selector.select = lambda op, function, x: getattr(triton, function)
     triton.FLOAT32_BLOCKING = {64: (32, 16, 4, 1)}
     triton.BLOCKING = {
         "forward": {64: (16, 32, 4, 1)},

@@ -13,8 +13,7 @@ import pytest
 import torch
 from flash_case import VARIANTS, Case, check
 
-from quire.kernels.attention import variants
-from quire.kernels.attention.variant import Variant
+from quire.kernels.attention.variant import Variant, variants
 from quire.kernels.flash import cpu, flash_attention, reference
 
 HERE = pathlib.Path(__file__).resolve().parent

@@ -11,8 +11,8 @@ from gemm_case import Case, Inputs, error
 
 from quire.kernels import gemm, jit
 from quire.kernels.gemm import hopper, reference
-from quire.kernels.gemm.choice import fastest
-from quire.kernels.gemm.plan import MAX_BYTES, MIN_STAGES, Plan, Product, chunks_of, plan, shared_bytes, tiles_of
+from quire.kernels.gemm.estimate import fastest
+from quire.kernels.gemm.plan import MAX_BYTES, MIN_STAGES, Plan, ProductShape, chunks_of, plan, shared_bytes, tiles_of
 from quire.kernels.gemm.wide import SPLITS, WidePlan, n_tiles, wide_plan
 
 CASES = [
@@ -64,13 +64,13 @@ def test_reasons_against_the_kernel() -> None:
     bf16 = torch.bfloat16
     assert "tensors are on cpu" in str(gemm.obstacle(torch.zeros(2, 64, dtype=bf16), torch.zeros(8, 64, dtype=bf16)))
     assert "65537 rows" in str(gemm.obstacle(torch.zeros(1, 64).expand(65537, 64), torch.zeros(8, 64)))
-    assert "float32" in str(hopper.static_obstacle(Product(1, 8, 64), torch.float32))
-    assert "multiples of 8 and 64" in str(hopper.static_obstacle(Product(1, 12, 64), bf16))
-    assert "multiples of 16 and 64" in str(hopper.static_obstacle(Product(1, 24, 64, silu=True), bf16))
-    assert hopper.static_obstacle(Product(64, 32, 64, silu=True), bf16) is None
+    assert "float32" in str(hopper.static_obstacle(ProductShape(1, 8, 64), torch.float32))
+    assert "multiples of 8 and 64" in str(hopper.static_obstacle(ProductShape(1, 12, 64), bf16))
+    assert "multiples of 16 and 64" in str(hopper.static_obstacle(ProductShape(1, 24, 64, silu=True), bf16))
+    assert hopper.static_obstacle(ProductShape(64, 32, 64, silu=True), bf16) is None
 
 
-def check_plan(product: Product, made: Plan) -> None:
+def check_plan(product: ProductShape, made: Plan) -> None:
     """Every tile has a cluster, every block a slice of K, and all of it fits."""
     n_tiles = tiles_of(product, made)
     n_passes = math.ceil(n_tiles / made.n_clusters)
@@ -86,7 +86,7 @@ def test_plans_of_random_products() -> None:
     for _ in range(300):
         norm = draw.random() < 0.4
         m, k = draw.randint(1, 16 if norm else 64), 64 * int(2 ** draw.uniform(0, 6 if norm else 8))
-        product = Product(m, 16 * int(2 ** draw.uniform(0, 14)), k, norm, draw.random() < 0.5)
+        product = ProductShape(m, 16 * int(2 ** draw.uniform(0, 14)), k, norm, draw.random() < 0.5)
         made = plan(product, draw.choice([78, 114, 132]))
         assert made is not None, product
         check_plan(product, made)
@@ -95,14 +95,14 @@ def test_plans_of_random_products() -> None:
 @pytest.mark.parametrize(
     ("product", "cluster", "n_clusters"),
     [
-        (Product(1, 6144, 4096), 1, 96),
-        (Product(1, 4096, 4096), 2, 64),
-        (Product(16, 28672, 4096, norm=True, silu=True), 2, 64),
-        (Product(64, 28672, 4096), 1, 112),
-        (Product(1, 1024, 3072), 8, 16),
+        (ProductShape(1, 6144, 4096), 1, 96),
+        (ProductShape(1, 4096, 4096), 2, 64),
+        (ProductShape(16, 28672, 4096, norm=True, silu=True), 2, 64),
+        (ProductShape(64, 28672, 4096), 1, 112),
+        (ProductShape(1, 1024, 3072), 8, 16),
     ],
 )
-def test_plans_that_were_the_fastest(product: Product, cluster: int, n_clusters: int) -> None:
+def test_plans_that_were_the_fastest(product: ProductShape, cluster: int, n_clusters: int) -> None:
     """Measured on an H200 with 132 multiprocessors."""
     made = plan(product, 132)
     assert made is not None and (made.cluster, made.n_clusters) == (cluster, n_clusters)
@@ -112,7 +112,7 @@ def test_wide_plans_of_random_products() -> None:
     draw = random.Random(1)
     for _ in range(300):
         m, k = int(2 ** draw.uniform(5, 13)), 64 * int(2 ** draw.uniform(0, 8))
-        product = Product(m, 16 * int(2 ** draw.uniform(0, 13)), k, silu=draw.random() < 0.5)
+        product = ProductShape(m, 16 * int(2 ** draw.uniform(0, 13)), k, silu=draw.random() < 0.5)
         n_processors = draw.choice([78, 114, 132])
         made = wide_plan(product, n_processors)
         tiles = n_tiles(product, made.tokens)
@@ -126,41 +126,43 @@ def test_wide_plans_of_random_products() -> None:
 @pytest.mark.parametrize(
     ("product", "kind"),
     [
-        (Product(1, 6144, 4096, norm=True), Plan),
-        (Product(16, 6144, 4096, norm=True), str),
-        (Product(32, 28672, 4096, silu=True), Plan),
-        (Product(128, 6144, 4096), WidePlan),
-        (Product(128, 4096, 1024), str),
-        (Product(256, 1024, 2048), WidePlan),
-        (Product(192, 28672, 4096, silu=True), WidePlan),
-        (Product(256, 6144, 4096), str),
-        (Product(128, 1024, 3072), WidePlan),
-        (Product(512, 6144, 1024, silu=True), WidePlan),
-        (Product(256, 28672, 4096, silu=True), WidePlan),
-        (Product(512, 28672, 4096, silu=True), str),
-        (Product(8192, 28672, 4096, silu=True), WidePlan),
+        (ProductShape(1, 6144, 4096, norm=True), Plan),
+        (ProductShape(16, 6144, 4096, norm=True), str),
+        (ProductShape(32, 28672, 4096, silu=True), Plan),
+        (ProductShape(128, 6144, 4096), WidePlan),
+        (ProductShape(128, 4096, 1024), str),
+        (ProductShape(256, 1024, 2048), WidePlan),
+        (ProductShape(192, 28672, 4096, silu=True), WidePlan),
+        (ProductShape(256, 6144, 4096), str),
+        (ProductShape(128, 1024, 3072), WidePlan),
+        (ProductShape(512, 6144, 1024, silu=True), WidePlan),
+        (ProductShape(256, 28672, 4096, silu=True), WidePlan),
+        (ProductShape(512, 28672, 4096, silu=True), str),
+        (ProductShape(8192, 28672, 4096, silu=True), WidePlan),
     ],
 )
-def test_the_fastest_way(product: Product, kind: type) -> None:
+def test_the_fastest_way(product: ProductShape, kind: type) -> None:
     """Measured on an H200: few rows, many, or torch."""
     assert isinstance(fastest(product, 132), kind)
 
 
 def test_a_plan_that_does_not_fit_is_none() -> None:
-    assert plan(Product(16, 4096, 64 * 1024, norm=True), 132) is None
+    assert plan(ProductShape(16, 4096, 64 * 1024, norm=True), 132) is None
+
+
+PLANNED = (ProductShape(3, 6144, 4096, norm=True, silu=True), ProductShape(64, 4096, 14336))
 
 
 @pytest.mark.skipif(jit.compiler("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize(
     ("product", "made"),
     [
-        (Product(3, 6144, 4096, norm=True, silu=True), plan(Product(3, 6144, 4096, norm=True, silu=True), 132)),
-        (Product(64, 4096, 14336), plan(Product(64, 4096, 14336), 132)),
-        (Product(192, 4096, 14336), WidePlan(192, 3, 32, 1)),
-        (Product(256, 28672, 4096, silu=True), WidePlan(256, 1, 112, 1)),
+        *((shape, plan(shape, 132)) for shape in PLANNED),
+        (ProductShape(192, 4096, 14336), WidePlan(192, 3, 32, 1)),
+        (ProductShape(256, 28672, 4096, silu=True), WidePlan(256, 1, 112, 1)),
     ],
     ids=["fused", "64 rows", "split", "wide"],
 )
-def test_kernels_compile(product: Product, made: Plan | WidePlan) -> None:
+def test_kernels_compile(product: ProductShape, made: Plan | WidePlan) -> None:
     build = hopper.Build(torch.bfloat16, residual=not product.silu, bias=True, wide=False)
     assert hopper.compile_variant(*hopper.variant_of(product, made, build)).exists()

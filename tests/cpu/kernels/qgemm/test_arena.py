@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.qgemm.arena import ALIGNMENT, CHUNK_BYTES, LARGE_PAGE, Arena
+from quire.kernels.qgemm.arena import ALIGNMENT, CHUNK_BYTES, HUGE_PAGE, Arena
 
 
 def test_pieces_are_apart_and_aligned() -> None:
@@ -22,7 +22,7 @@ def test_pieces_are_apart_and_aligned() -> None:
 def test_larger_than_a_chunk_and_outlives_the_arena() -> None:
     own = Arena()
     small, large = own.empty((10,), torch.int32), own.empty((CHUNK_BYTES + 1,), torch.uint8)
-    assert large.data_ptr() % LARGE_PAGE == 0
+    assert large.data_ptr() % HUGE_PAGE == 0
     small.fill_(5)
     large[-1] = 9
     del own

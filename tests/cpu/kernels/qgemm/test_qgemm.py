@@ -138,7 +138,7 @@ def test_rounding_to_4_bits(level: str, scheme: str, dtype: torch.dtype) -> None
     assert not got[5].any()
     errors = [float((one - weight.float()).square().sum()) for one in (got, wanted)]
     assert abs(errors[0] / errors[1] - 1) < 1e-3
-    levels = torch.tensor(rounding.BOOK).float()
+    levels = torch.tensor(rounding.CODEBOOK).float()
     group = qgemm.SCHEMES[scheme].group
     scales = weights.unpack(packed)[1].repeat_interleave(group, dim=1)[:, :330]
     best = (scales[..., None] * levels - weight.float()[..., None]).abs().amin(-1)

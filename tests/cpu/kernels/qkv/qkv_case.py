@@ -25,7 +25,7 @@ class Shape:
     q_norm: bool = True
     k_norm: bool = True
     n_padding: int = 0
-    """Rows at the end that write to cell 0."""
+    """Rows at the end that write to place 0."""
     wide_positions: bool = True
 
 
@@ -53,8 +53,8 @@ def arguments(shape: Shape, dtype: torch.dtype, device: str = "cpu", seed: int =
     n, d, max_pos = shape.n, shape.d, 500
     width, n_pages = (shape.n_q + 2 * shape.n_kv) * d, 1 + -(-(n + 20) // shape.page_size)
     angles = torch.rand(max_pos, shape.rotary // 2, generator=made) * 7
-    cells = shape.page_size + torch.randperm((n_pages - 1) * shape.page_size, generator=made)[:n]
-    cells[n - shape.n_padding :] = 0
+    cache_locs = shape.page_size + torch.randperm((n_pages - 1) * shape.page_size, generator=made)[:n]
+    cache_locs[n - shape.n_padding :] = 0
     positions = torch.randint(0, max_pos, (n,), generator=made)
     pages = [torch.full((n_pages, shape.n_kv, shape.page_size, d), POISON, dtype=dtype) for _ in range(2)]
     return (
@@ -65,7 +65,7 @@ def arguments(shape: Shape, dtype: torch.dtype, device: str = "cpu", seed: int =
         (positions if shape.wide_positions else positions.int()).to(device),
         torch.cat((angles.cos(), angles.sin()), dim=1).to(device),
         *(one.to(device) for one in pages),
-        cells.to(device),
+        cache_locs.to(device),
     )
 
 
@@ -78,19 +78,19 @@ def copied(given: Arguments, double: bool = False) -> Arguments:
 
 
 def check(function: Callable[..., torch.Tensor], shape: Shape, dtype: torch.dtype, device: str = "cpu") -> None:
-    """Queries and pages within the tolerance of the reference; cells that no row names untouched, values exact."""
+    """Queries and pages within the tolerance of the reference; places that no row names untouched, values exact."""
     given = arguments(shape, dtype, device)
     wanted = copied(given, double=True)
     expected_q, got_q = reference.rotate_and_store(*wanted), function(*given)
     assert got_q.shape == (shape.n, shape.n_q, shape.d) and got_q.dtype == dtype
     close(got_q, expected_q)
-    cells = given[8]
-    real = cells[cells > 0]
+    cache_locs = given[8]
+    real = cache_locs[cache_locs > 0]
     for index, is_exact in ((6, False), (7, True)):
         got, expected = (side[index].transpose(1, 2).flatten(0, 1) for side in (given, wanted))
         close(got[real], expected[real], is_exact)
         others = torch.ones(len(got), dtype=torch.bool, device=got.device)
-        others[cells] = False
+        others[cache_locs] = False
         assert bool((got[others] == POISON).all())
 
 

@@ -12,7 +12,7 @@ import torch
 from qkv_case import Shape, arguments, check, copied, random_shape
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from quire.kernels.kvstore import cell
+from quire.kernels.kvstore import entry
 from quire.kernels.qkv import rotate_and_store
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -37,8 +37,8 @@ def test_all_threads_agree(level: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_cells_of_8_bits_hold_what_the_reference_rounds(level: str, dtype: torch.dtype) -> None:
-    """Bit for bit what float pages would hold, rounded; queries as they are; cells that no row names untouched."""
+def test_entries_of_8_bits_hold_what_the_reference_rounds(level: str, dtype: torch.dtype) -> None:
+    """Bit for bit what float pages would hold, rounded; queries as they are; places that no row names untouched."""
     for shape in (Shape(40, 12, 3, 80, 80, page_size=4), Shape(9, 4, 4, 24, 20, q_norm=False, n_padding=2)):
         given = arguments(shape, dtype)
         heads = given[0].unflatten(1, (-1, shape.d))
@@ -49,9 +49,9 @@ def test_cells_of_8_bits_hold_what_the_reference_rounds(level: str, dtype: torch
         q, expected_q = rotate_and_store(*given[:6], *pages, given[8]), rotate_and_store(*float_pages)
         assert torch.equal(q, expected_q)
         real = given[8][given[8] > 0]
-        for cells, floats in zip(pages, float_pages[6:8], strict=True):
-            flat, expected = cells.transpose(1, 2).flatten(0, 1), floats.transpose(1, 2).flatten(0, 1)
-            assert torch.equal(flat[real], cell.encode(expected[real]))
+        for entries, floats in zip(pages, float_pages[6:8], strict=True):
+            flat, expected = entries.transpose(1, 2).flatten(0, 1), floats.transpose(1, 2).flatten(0, 1)
+            assert torch.equal(flat[real], entry.encode(expected[real]))
             others = torch.ones(len(flat), dtype=torch.bool)
             others[given[8]] = False
             assert bool((flat[others] == 7).all())
@@ -60,14 +60,14 @@ def test_cells_of_8_bits_hold_what_the_reference_rounds(level: str, dtype: torch
 def test_a_cell_of_8_bits() -> None:
     """Largest magnitude 127, half to even, an error of at most half a step, scales that survive odd sizes."""
     x = torch.tensor([[63.5, -127.0, 0.5, 1.5, 0.0], [0.0] * 5, [1e-31] * 5, [1.0, float("nan"), 0.0, 0.0, 0.0]])
-    cells = cell.encode(x)
-    assert cells.shape == (4, 9) and cells.dtype == torch.int8
-    assert cells[0, :5].tolist() == [64, -127, 0, 2, 0]
-    assert bool((cell.decode(cells[1:3], torch.float32) == 0).all())
-    assert bool(cell.decode(cells, torch.float64)[3].isnan().all())
+    entries = entry.encode(x)
+    assert entries.shape == (4, 9) and entries.dtype == torch.int8
+    assert entries[0, :5].tolist() == [64, -127, 0, 2, 0]
+    assert bool((entry.decode(entries[1:3], torch.float32) == 0).all())
+    assert bool(entry.decode(entries, torch.float64)[3].isnan().all())
     many = torch.randn(50, 3, 7)
     steps = many.abs().amax(-1, keepdim=True) / 127
-    assert bool(((cell.decode(cell.encode(many), torch.float64) - many).abs() <= steps * 0.5001).all())
+    assert bool(((entry.decode(entry.encode(many), torch.float64) - many).abs() <= steps * 0.5001).all())
 
 
 @pytest.mark.parametrize("with_norms", [True, False])

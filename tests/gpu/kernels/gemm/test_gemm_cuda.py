@@ -10,7 +10,7 @@ from gemm_case import Case, Inputs, error
 
 from quire.kernels import catalog
 from quire.kernels.gemm import hopper, reference
-from quire.kernels.gemm.plan import Product
+from quire.kernels.gemm.plan import ProductShape
 from quire.kernels.gemm.wide import WidePlan, n_tiles
 
 pytestmark = pytest.mark.gpu
@@ -62,7 +62,7 @@ def test_every_kind_of_wide_tile(tokens: int, split: int, fused: dict[str, bool]
         limit = 132 // split // -(-m // tokens) * 128 if split > 1 else 2000
         case = Case(m, step * draw.randint(9, limit // step), 64 * draw.randint(2 * split, 40), **fused)
         inputs = Inputs.make(case, dtype, "cuda")
-        product, build = Product(m, case.n, case.k, silu=case.silu_mul), inputs.build()
+        product, build = ProductShape(m, case.n, case.k, silu=case.silu_mul), inputs.build()
         tiles = n_tiles(product, tokens)
         made = WidePlan(
             tokens, split, tiles if split > 1 else min(tiles, draw.choice([3, 50, 132])), draw.randint(1, 3)

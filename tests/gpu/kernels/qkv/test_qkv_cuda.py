@@ -9,9 +9,10 @@ import pytest
 import torch
 from qkv_case import Shape, arguments, check, copied, random_shape
 
-from quire.kernels import backends, catalog
+from quire.kernels import catalog
 from quire.kernels.norm import rms_norm
 from quire.kernels.qkv import reference, rotate_and_store
+from quire.kernels.selector import select
 
 pytestmark = pytest.mark.gpu
 
@@ -48,7 +49,7 @@ def test_equals_the_reference_without_norms(n: int, rotary: int) -> None:
     """Its arithmetic rounds where torch's does: each product, then their sum."""
     given = arguments(Shape(n, 8, 4, 128, rotary, q_norm=False, k_norm=False), torch.bfloat16, "cuda")
     wanted = copied(given)
-    assert backends.choose("qkv", "cuda", *given).__name__.endswith("hopper")
+    assert select("qkv", "rotate_and_store", *given).__module__.endswith("hopper")
     assert torch.equal(rotate_and_store(*given), reference.rotate_and_store(*wanted))
     assert torch.equal(given[6], wanted[6]) and torch.equal(given[7], wanted[7])
 
@@ -69,7 +70,7 @@ def test_a_row_does_not_depend_on_the_others() -> None:
 def test_which_implementation_runs() -> None:
     def name(dtype: torch.dtype = torch.bfloat16, **changed: int) -> str:
         shape = dataclasses.replace(Shape(3, 8, 4, 128, 128), **changed)
-        return backends.choose("qkv", "cuda", *arguments(shape, dtype, "cuda")).__name__.rpartition(".")[2]
+        return select("qkv", "rotate_and_store", *arguments(shape, dtype, "cuda")).__module__.rpartition(".")[2]
 
     assert name() == name(rotary=64) == name(rotary=0) == name(d=96, rotary=96) == name(page_size=3) == "hopper"
     assert name(rotary=20) == name(torch.float32) == "triton"
@@ -87,7 +88,7 @@ def test_rounds_where_the_norm_rounds(dtype: torch.dtype) -> None:
 
 
 def test_a_graph_replays_it() -> None:
-    """Captured once, it serves later rows, positions and cells that were written into the same tensors."""
+    """Captured once, it serves later rows, positions and cache locations that were written into the same tensors."""
     given, later = (arguments(Shape(16, 16, 8, 128, 128), torch.bfloat16, "cuda", seed) for seed in (0, 1))
     rotate_and_store(*given)
     graph = torch.cuda.CUDAGraph()

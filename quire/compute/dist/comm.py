@@ -1,0 +1,56 @@
+"""`Comm`: a rank among the ranks of one model, and what it can ask of them. `SoloComm` is the rank that is alone.
+
+Owns the protocol. Does not own how ranks are started, nor what is cut among them.
+Invariant: every rank makes the same calls in the same order, with tensors of one shape and dtype.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import torch
+
+
+@enum.unique
+class Reduction(enum.Enum):
+    """What becomes of the values that ranks have at one place of a tensor."""
+
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
+class Comm(Protocol):
+    """One rank's end."""
+
+    @property
+    def rank(self) -> int:
+        """0 <= rank < size."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
+        """x, contiguous, with the values of all ranks reduced in place; the same bits on every rank. Returns x."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group. Nothing may be asked afterwards."""
+        ...
+
+
+class SoloComm:
+    """`Comm` of the only rank: nothing is sent."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
+        """x as it is."""
+        return x
+
+    def close(self) -> None:
+        """There is no group."""

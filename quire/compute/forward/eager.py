@@ -1,0 +1,35 @@
+"""A step kernel by kernel: any step on any device, and the oracle of the other strategies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.compute.device.device import Device
+from quire.compute.models.decoder import Decoder
+from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
+from quire.compute.runner.step import States, Step
+from quire.compute.runner.tables import SlotTables
+
+
+class EagerForward:
+    """`Forward` by the model's own data flow. Takes every step."""
+
+    def __init__(self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables) -> None:
+        self._device, self._model, self._pool, self._tables = device, model, pool, tables
+
+    def run(self, step: Step) -> States:
+        """States of all rows where they are wanted, else of the sampled ones: the last layer ends with these."""
+        batch = step.batch
+        cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
+        self._tables.write(step.writes)
+        rows = self._device.upload(np.concatenate([[batch.row_slots, batch.row_positions], cache_locs]))
+        attn_plans = plan_attention(
+            self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared
+        )
+        token_ids = self._tables.tokens[rows[0], rows[1]]
+        n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
+        sampled = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
+        context = PagedContext(self._pool, attn_plans, list(rows[2:]))
+        wanted = None if n_sampled == 0 or step.wants_all else sampled
+        hidden = self._model.forward(token_ids, rows[1], context, wanted)
+        return States(hidden, has_all=sampled is not None and wanted is None, sampled=sampled)

@@ -1,0 +1,158 @@
+"""Steps of a decoder on the CPU as one native call: the data flow of `Decoder` as a `kernels.fused_step.FusedStep`.
+
+Owns the memory of a step's rows, and steps that wait for their turn. Does not own weights, pages nor tables, to which
+it only points: they must stay; nor what follows the states (`runner/tail`, which is recorded with them).
+Invariant: a run gives the bits of `Decoder.forward` and `logits`.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from quire.compute.device.device import Device
+from quire.compute.layers.decoder_layer import DecoderLayer
+from quire.compute.models.decoder import Decoder
+from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.step import States, Step
+from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tail import Tail
+from quire.compute.sample.sampler import split_faults
+from quire.compute.schemes.packed import PackedProduct
+from quire.core.plan import StepPlan
+from quire.core.result import StepResult, StepTimings
+from quire.kernels import fused_step
+from quire.kernels.qgemm.cpu import ADD, SILU_MUL
+from quire.kernels.sample import Choice
+
+
+def obstacle(model: Decoder) -> str | None:
+    """Why the steps of this model run operation by operation on this device, or None."""
+    if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
+        return "its matrices are not packed for the native kernels"
+    if not model.is_plain:
+        return "its layers are not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
+    if not all(layer.attention.variant.built_in for layer in model.layers):
+        return "its attention has hooks"
+    return fused_step.obstacle(model.dtype, model.arch.head_dim)
+
+
+class FusedForward:
+    """`Forward` for steps of up to `max_rows` rows and `max_num_seqs` sampled ones, where no other states are wanted.
+    There must be no obstacle."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: Decoder,
+        pool: KVPool,
+        tables: SlotTables,
+        tail: Tail,
+        *,
+        max_rows: int,
+        max_num_seqs: int,
+    ) -> None:
+        arch, self._pool, self._tail = model.arch, pool, tail
+        first = arch.layers[0].mixer
+
+        def rows(width: int) -> torch.Tensor:
+            return device.zeros((max_rows, width), model.dtype)
+
+        self._x, self._qkv = rows(arch.hidden_size), rows(first.q_size + 2 * first.kv_size)
+        self._y, self._inner = rows(first.q_size), rows(arch.ffn_size)
+        self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._allowed = self._logits[:, : tail.vocab_limit]
+        self._fused = fused_step.FusedStep(
+            tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
+        )
+        self._fused.embed(model.embed.weight, self._x)
+        for layer in model.layers:
+            self._record(layer, is_last=layer is model.layers[-1])
+        tail.record(self._fused, self._x, self._logits)
+
+    def _record(self, layer: DecoderLayer, *, is_last: bool) -> None:
+        attention = layer.attention
+        (k, v), group = self._pool.pages_of[attention.layer], self._pool.group_of[attention.layer]
+        assert layer.attention_norm is not None and layer.ffn_norm is not None
+        attention.qkv.record(self._fused, self._x, self._qkv, norm=layer.attention_norm.pair)
+        self._fused.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v, group)
+        q, out = (
+            x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim))  # type: ignore[no-untyped-call]
+            for x in (self._qkv, self._y)
+        )
+        self._fused.attend(q, k, v, attention.variant, out, group)
+        if is_last:
+            self._fused.take(self._x)
+            self._fused.take(self._y)
+        attention.out.record(self._fused, self._y, self._x, then=ADD)
+        layer.up.record(self._fused, self._x, self._inner, norm=layer.ffn_norm.pair, then=SILU_MUL)
+        layer.down.record(self._fused, self._inner, self._x, then=ADD)
+
+    def run(self, step: Step) -> States | None:
+        """The step up to its logits, and its tokens too where their choice is plain."""
+        n_sampled, choice = len(step.batch.sampled_rows), None
+        if step.wants_all or n_sampled > len(self._logits):
+            return None
+        controls = self._tail.native_controls(step)
+        if controls is None:
+            self._fused.run(*_arrays(step.batch))
+        else:
+            call, choice = self._choosing(step.batch, controls)
+            call.run()
+        return States(
+            self._x[:n_sampled],
+            has_all=False,
+            logits=self._logits[:n_sampled],
+            choose=None if choice is None else lambda _: choice,
+        )
+
+    def ready(self, step: Step, start_s: float) -> ReadyStep | None:
+        """The step made ready before its turn, which was begun at start_s; None if more than the native call is needed.
+
+        Steps before it may be computing: what they read and write stays as it is.
+        """
+        controls = None if step.wants_all else self._tail.native_controls(step)
+        if controls is None:
+            return None
+        return ReadyStep(step.plan, step.batch, *self._choosing(step.batch, controls), time.perf_counter() - start_s)
+
+    def _choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[fused_step.FusedStepCall, Choice]:
+        """A call that runs the step, and its new tokens: there, and in the token table, after the call."""
+        call, token_ids, status = self._fused.choosing(self._allowed, controls, *_arrays(batch))
+        return call, Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+
+
+class ReadyStep:
+    """A step of which nothing is left to do but its native call."""
+
+    def __init__(
+        self, plan: StepPlan, batch: FlatBatch, call: fused_step.FusedStepCall, choice: Choice, host_s: float
+    ) -> None:
+        self._step, self._slots, self._call, self._choice, self._host_s = (
+            plan.step, batch.sampled_slots, call, choice, host_s
+        )  # fmt: skip
+        call.leave_a_core()
+
+    def compute(self) -> None:
+        """Make the call, when all steps before it are computed. Until `hurry`, it leaves a core to other work."""
+        self._call.run()
+
+    def hurry(self) -> None:
+        """No other work needs a core any more."""
+        self._call.spread()
+
+    def result(self) -> StepResult:
+        """What was computed, as plain values."""
+        token_ids, statuses = self._choice.token_ids.tolist(), self._choice.status.tolist()
+        tokens, n_new, faults = split_faults(token_ids, statuses, self._slots)
+        return StepResult(self._step, tokens, n_new, faults=faults, timings=StepTimings(self._host_s))
+
+
+def _arrays(batch: FlatBatch) -> tuple[np.ndarray, ...]:
+    """A batch as `kernels.fused_step.FusedStep.run` takes it."""
+    return (
+        batch.row_slots, batch.row_positions, batch.q_indptr, batch.kv_lens, batch.span_slots, batch.sampled_rows
+    )  # fmt: skip

@@ -1,0 +1,264 @@
+"""CUDA graphs of a step: the forward (tokens to states) by number of rows, sampling (states to new tokens) by sampled
+rows.
+
+Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches.
+Does not own what sampling does (`runner/tail`).
+Invariants: a replay's rows equal the eager step's; padding rows attend to nothing, write to page 0 and the spare slot.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+
+from quire.compute.device.cuda import CudaDevice
+from quire.compute.models.decoder import Decoder
+from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.pool import KVPool, PagedContext, plan_attention, window_kinds
+from quire.compute.runner.step import States, Step
+from quire.compute.runner.tables import PageWrites, SlotTables
+from quire.compute.runner.tail import Tail
+from quire.config.arch import ModelArch
+from quire.core.plan import MASK_WORD_BITS
+from quire.kernels.attention import op as attention
+from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.tiles import small_rows_of
+from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
+from quire.planner.shape import layer_weights
+
+logger = logging.getLogger("quire.engine")
+
+STAGING_BYTES: Final = 8 << 20
+N_ROW_LINES, N_SAMPLED_LINES = 2, 3
+"""Of a row: slot, position, and then for each group of layers its cache location, and one new entry of a page table
+(where, page). Of a sampled row: row, slot, position."""
+MAX_MIXED_ROWS: Final = 2048
+HIDDEN_FLOPS: Final = 7e12
+"""Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
+SHARING_PAYS_BYTES: Final = 1 << 30
+"""Reads of K and V that shared prefixes must save in a step before it takes a mixed bucket, whose extra launches cost
+0.1 to 0.2 ms."""
+
+
+def decode_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, then every 8 to 64, every 16 to 256, every 32 to 512, every 64 up to `largest`, always among them."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, largest + 1, 64)]
+    return sorted({size for size in sizes if size < largest} | {largest})
+
+
+def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
+    """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`.
+
+    Every decode step fits one: it may share prefixes.
+    """
+    flops_per_row = 2.0 * arch.n_layers * layer_weights(arch)
+    most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
+    sizes = [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, MAX_MIXED_ROWS + 1, 128)]
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+@dataclasses.dataclass(slots=True)
+class ForwardGraphs:
+    """Captured forwards of one kind of step, and the attention buffers they share."""
+
+    sizes: list[int]
+    buffers: list[PlanBuffers]
+    """Of each kind of window."""
+    replays: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
+
+    def bucket(self, n_rows: int) -> int:
+        """The smallest size that holds n_rows."""
+        return next(size for size in self.sizes if size >= n_rows)
+
+
+class GraphForward:
+    """Decode forwards for steps of one row a span, mixed forwards for other steps of few enough rows, and sampling."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        model: Decoder,
+        pool: KVPool,
+        tables: SlotTables,
+        tail: Tail,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        arch = model.arch
+        self._device, self._model, self._pool, self._tables = device, model, pool, tables
+        self._tail = tail
+        self._sampling_sizes = decode_sizes(max_num_seqs)
+        mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
+        n_rows = max(max_num_seqs, mixed[-1])
+        self._staging = device.staging(STAGING_BYTES * len(window_kinds(pool.layout)))
+        self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
+        self._controls = self._staging.section((N_CONTROLS, max_num_seqs), torch.float64)
+        self._mask_lines = self._staging.section((max_num_seqs,), torch.int32)
+        self._n_groups = len(pool.layout.groups)
+        self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
+        self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
+        self._decode = ForwardGraphs(self._sampling_sizes, self._buffers(max_num_seqs))
+        self._mixed = ForwardGraphs(mixed, self._buffers(max_num_seqs, mixed[-1]))
+        self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
+        # One for all buckets: a graph's own output would be kept for each of them.
+        self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
+        self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
+        self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
+        self._sampling_graphs: dict[int, Callable[[], None]] = {}
+
+    def _buffers(self, max_num_seqs: int, mixed_rows: int = 0) -> list[PlanBuffers]:
+        """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
+        one of both, so they have one memory; in it kinds of windows lie one behind the other."""
+        like, found, n_ints = plan_attention(self._pool, self._tables, *_idle(1))[0], list[PlanBuffers](), 0
+        few = max(1, small_rows_of(like.heads.group) // like.heads.group)
+        max_large = (mixed_rows + max_num_seqs) // (few + 1) + 1  # longer spans, and groups of more rows than that
+        for _ in window_kinds(self._pool.layout):
+            memory = self._staging.rest(torch.int32, n_ints)
+            if mixed_rows:
+                buffers = attention.plan_buffers(
+                    like, max_num_seqs, max_large=max_large, max_rows=mixed_rows, memory=memory
+                )
+            else:
+                buffers = attention.plan_buffers(like, max_num_seqs, span_tokens=1, memory=memory)
+            n_ints += buffers.n_ints
+            found.append(buffers)
+        return found
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture every bucket, largest first, so that smaller ones reuse its memory."""
+        start_s = time.perf_counter()
+        for forwards in (self._decode, self._mixed):
+            for size in reversed(forwards.sizes):
+                forwards.replays[size] = self._capture_forward(size, forwards.buffers)
+        for size in reversed(self._sampling_sizes):
+            self._sampling_graphs[size] = self._capture_sampling(size)
+        n_decode, n_mixed, took_s = len(self._decode.sizes), len(self._mixed.sizes), time.perf_counter() - start_s
+        logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
+
+    def run(self, step: Step) -> States | None:
+        """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
+        sampled rows are plain."""
+        forwards = self._forwards_for(step)
+        if forwards is None:
+            return None
+        batch = step.batch
+        cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
+        controls = self._tail.controls(step)
+        n_rows = len(batch.row_slots)
+        size = forwards.bucket(n_rows)
+        self._staging.begin()
+        self._fill_rows(size, batch, cache_locs, step.writes)
+        self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
+        if controls is not None and len(batch.sampled_rows):
+            self._fill_sampled(self._decode.bucket(len(batch.sampled_rows)), batch, controls)
+        self._staging.send()
+        forwards.replays[size]()
+        choose = None if controls is None else functools.partial(self._choose, len(batch.sampled_rows))
+        return States(self._hidden[:n_rows], has_all=True, choose=choose)
+
+    def _forwards_for(self, step: Step) -> ForwardGraphs | None:
+        """The graphs that can run this step at its best, or None."""
+        n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
+        n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
+        saved_bytes = n_saved * self._pool.bytes_per_token
+        n_writes = -(-n_writes // self._n_groups)
+        is_decode = n_rows == len(step.batch.span_slots) and n_writes <= self._decode.bucket(n_rows)
+        # only a sequence that enters may have been given pages that this very step fills
+        is_settled = not step.plan.opened
+        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES:
+            return self._decode
+        mixed = self._mixed
+        if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows):
+            return mixed
+        return None
+
+    def _choose(self, n_sampled: int, bits: np.ndarray | None) -> Choice:
+        """Sampling of the step that ran last: see `States.choose`."""
+        if bits is not None:
+            n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
+            target = self._mask_bits[: len(bits), :n_words]
+            target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
+        if n_sampled:
+            self._sampling_graphs[self._decode.bucket(n_sampled)]()
+        return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
+
+    def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
+        n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
+        rows[:, n_rows:size] = 0
+        rows[0, :n_rows], rows[1, :n_rows], rows[2:, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
+        most = self._n_groups * size
+        entries[0, :n_writes], entries[1, :n_writes] = writes.at, writes.values
+        entries[0, n_writes:most], entries[1, n_writes:most] = self._spare_entry, 0
+        self._writes.filled(entries.size)
+
+    @property
+    def _spare_entry(self) -> int:
+        """An entry of the page tables that belongs to no sequence."""
+        return self._tables.spare_slot * self._tables.pages.shape[2]
+
+    def _fill_sampled(self, size: int, batch: FlatBatch, controls: np.ndarray) -> None:
+        n_sampled = len(batch.sampled_rows)
+        lines = self._sampled.host
+        lines[:, n_sampled:size] = np.array([0, self._tables.spare_slot, 0])[:, None]
+        for line, values in enumerate((batch.sampled_rows, batch.sampled_slots, batch.sampled_positions)):
+            lines[line, :n_sampled] = values
+        self._controls.host[:, :n_sampled] = controls
+        self._controls.host[:, n_sampled:size] = 0  # greedy
+        self._mask_lines.host[:n_sampled] = batch.mask_lines
+        self._mask_lines.host[n_sampled:size] = -1
+
+    def _plan(
+        self,
+        buffers: list[PlanBuffers],
+        kv_lens: np.ndarray,
+        slots: np.ndarray,
+        q_indptr: np.ndarray | None = None,
+        shared: Sequence[SharedPrefix] = (),
+    ) -> list[AttnPlan]:
+        settled = buffers is self._decode.buffers
+        return plan_attention(
+            self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared, settled=settled
+        )
+
+    def _capture_forward(self, size: int, buffers: list[PlanBuffers]) -> Callable[[], None]:
+        slots, positions, *cache_locs = self._rows.device[:, :size]
+        page_at, page = self._writes.device[:, : self._n_groups * size]
+        self._staging.begin()
+        self._rows.host[:, :size] = 0
+        self._writes.host[:, : self._n_groups * size] = 0
+        self._writes.filled(self._writes.host.size)
+        plans = self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1])))
+        context = PagedContext(self._pool, plans, cache_locs)
+        self._staging.send()
+
+        def forward() -> None:
+            self._tables.pages.view(-1)[page_at] = page.to(torch.int32)
+            token_ids = self._tables.tokens[slots, positions]
+            self._model.forward(token_ids, positions, context, out=self._hidden[:size])
+
+        return self._device.capture(forward)
+
+    def _capture_sampling(self, size: int) -> Callable[[], None]:
+        rows, slots, positions = self._sampled.device[:, :size]
+        controls, logits = self._controls.device[:, :size], self._logits[:size]
+        choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
+        masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
+
+        def choose() -> None:
+            self._tail.plain(self._hidden, rows, (slots, positions), controls, masks, logits, choice)
+
+        return self._device.capture(choose)
+
+
+def _idle(n_spans: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths and slots of spans that each see one key."""
+    return np.ones(n_spans, np.int32), np.zeros(n_spans, np.int32)

@@ -1,0 +1,121 @@
+"""One layer of a decoder: its mixer and feed-forward with the norms around them, as its `LayerSpec` says.
+
+Owns the data flow of a layer, in as few launches as the products can take in. Does not own pages nor positions.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.compute.layers.attention import Attention
+from quire.compute.layers.context import Context
+from quire.compute.layers.linear import Linear, Make
+from quire.compute.layers.norm import Norm
+from quire.compute.layers.residual import ResidualProduct
+from quire.compute.schemes.choice import Schemes
+from quire.config.layers import Activation, LayerSpec, Placement
+from quire.config.parameters import LayerParameters
+from quire.kernels import gemm
+from quire.kernels.act import activate
+
+
+class DecoderLayer:
+    """Adds what attention and feed-forward make of the residual stream to it."""
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        parameters: LayerParameters,
+        layer: int,
+        make: Make,
+        schemes: Schemes,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        self.spec = spec
+        self.attention = Attention(spec.mixer, parameters, layer, make, schemes, cos_sin)
+        self.up = Linear(make, parameters.up, schemes.of(parameters.up))
+        self.down = Linear(make, parameters.down, schemes.of(parameters.down))
+        self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm = (
+            None if table is None else Norm(make, table)
+            for table in (
+                *(parameters.attention_norm, parameters.attention_post_norm),
+                *(parameters.ffn_norm, parameters.ffn_post_norm),
+            )
+        )
+        self.attention_sum = ResidualProduct(self.attention.out, self.attention_post_norm, spec.residual_scale)
+        self.ffn_sum = ResidualProduct(self.down, self.ffn_post_norm, spec.residual_scale)
+
+    def __call__(
+        self, x: torch.Tensor, positions: torch.Tensor, context: Context, wanted: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x: the residual stream [n, hidden], overwritten → the stream after the layer, or the rows `wanted` of it.
+
+        Keys and values of all rows are stored; what follows attention is computed for the rows wanted.
+        """
+        attention, placement = self.attention, self.spec.placement
+        if placement is Placement.SHARED:
+            assert self.attention_norm is not None
+            normed = self.attention_norm(x)
+            y = attention(attention.qkv(normed), positions, context)
+            if wanted is not None:
+                x, y, normed = x[wanted], y[wanted], normed[wanted]
+            inner = self._inner(normed, None)
+            return self.ffn_sum(inner, self.attention_sum(y, x))
+        y = attention(_project(attention.qkv, x, self.attention_norm), positions, context)
+        if wanted is not None:
+            x, y = x[wanted], y[wanted]
+        if placement is Placement.PARALLEL:
+            inner = self._inner(x, self.ffn_norm)
+            return self.ffn_sum(inner, self.attention_sum(y, x))
+        x = self.attention_sum(y, x)
+        return self.ffn_sum(self._inner(x, self.ffn_norm), x)
+
+    def _inner(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """What the feed-forward's last matrix takes [n, ffn size]."""
+        ffn = self.spec.ffn
+        if ffn.gated and ffn.activation is Activation.SILU:
+            return _project(self.up, x, norm, silu_mul=True)
+        return activate(_project(self.up, x, norm), ffn.activation.value, gated=ffn.gated)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layer is norm, attention, norm and feed-forward, each product with what it takes in, no more."""
+        return self.spec.is_plain and self.attention.is_plain and self.attention_sum.adds and self.ffn_sum.adds
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All that have a matrix, in the order of computing."""
+        return self.attention.qkv, self.attention.out, self.up, self.down
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Those that exist."""
+        found = (
+            *(self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm),
+            *(self.attention.q_norm, self.attention.k_norm),
+        )
+        return tuple(norm for norm in found if norm is not None)
+
+    def kernels(self) -> list[gemm.LinearShape]:
+        """The products as they are called, for `gemm.build`."""
+        fused = self.spec.ffn.gated and self.spec.ffn.activation is Activation.SILU
+        is_shared = self.spec.placement is Placement.SHARED
+
+        def takes(norm: Norm | None) -> bool:
+            return norm is not None and norm.pair is not None and not is_shared
+
+        return [
+            self.attention.qkv.kernel(norm=takes(self.attention_norm)),
+            self.attention.out.kernel(residual=self.attention_sum.adds),
+            self.up.kernel(norm=takes(self.ffn_norm), silu_mul=fused),
+            self.down.kernel(residual=self.ffn_sum.adds),
+        ]
+
+
+def _project(linear: Linear, x: torch.Tensor, norm: Norm | None, *, silu_mul: bool = False) -> torch.Tensor:
+    """The product of the normed rows; the norm is part of it where it can be."""
+    if norm is None:
+        return linear(x, silu_mul=silu_mul)
+    if norm.pair is None:
+        return linear(norm(x), silu_mul=silu_mul)
+    return linear(x, norm=norm.pair, silu_mul=silu_mul)

@@ -1,0 +1,42 @@
+"""What mixer and feed-forward give to the residual stream: their last product, and the one point before it is added.
+
+Owns that point. Its product is row-parallel (`config.parameters.Cut.ROW`): on each of several ranks it is a term of the
+sum. Invariant: with nothing at the point, and neither norm nor factor, product and addition are one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from quire.compute.layers.linear import Linear
+from quire.compute.layers.norm import Norm
+
+Between = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""`between(y, z)`: y [n, n_in], what the product took, z [n, hidden], what it gave → what is to be added to the stream
+in place of z, which may be overwritten: the sum of z over all ranks, z with an adapter's delta. It may be captured."""
+
+
+class ResidualProduct:
+    """x + scale * norm(between(y, linear(y)))."""
+
+    def __init__(self, linear: Linear, post_norm: Norm | None, scale: float) -> None:
+        self.linear = linear
+        self._post_norm, self._scale = post_norm, scale
+        self.between: Between | None = None
+        """To be set before steps are captured or recorded."""
+
+    def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """y: [n, n_in]; x: the residual stream [n, hidden], which takes the sum in place and is returned."""
+        if self.adds:
+            return self.linear(y, residual=x)
+        z = self.linear(y)
+        if self.between is not None:
+            z = self.between(y, z)
+        return x.add_(z if self._post_norm is None else self._post_norm(z), alpha=self._scale)
+
+    @property
+    def adds(self) -> bool:
+        """Whether the product itself adds to the stream, as nothing stands between."""
+        return self.between is None and self._post_norm is None and self._scale == 1.0

@@ -1,0 +1,164 @@
+"""`Platform`: all that depends on the kind of device, chosen once: memory, kernels, forward strategies, captured sizes.
+
+Owns the choice and its consequences. Does not own the device's operations (`device`) nor the strategies (`forward`).
+Invariant: outside of this file and of kernels, nobody in compute or the engine asks what a device is called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Final, Protocol
+
+from quire.compute.device import cuda
+from quire.compute.device.cpu import CpuDevice
+from quire.compute.device.device import Device
+from quire.compute.forward.eager import EagerForward
+from quire.compute.forward.fused import FusedForward, obstacle
+from quire.compute.forward.graphs import GraphForward, decode_sizes, mixed_sizes
+from quire.compute.forward.strategy import Forward
+from quire.compute.models.decoder import Decoder
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tail import Tail
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.resolve import EngineLimits
+from quire.core import host
+from quire.core.ticker import ticking
+from quire.kernels import native
+from quire.planner.memory import Room
+
+logger = logging.getLogger("quire.engine")
+
+MIN_SHARED_TOKENS: Final = 256
+"""Shortest common prefix that the CUDA attention is told of; the CPU's reads each sequence's own."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Captured:
+    """Steps that will be captured, as `MemoryEquation` counts them."""
+
+    graph_sizes: tuple[int, ...] = ()
+    mixed_rows: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Forwards:
+    """Ways to compute a step."""
+
+    in_turn: list[Forward]
+    """The first that takes a step runs it; the last takes all."""
+    ahead: FusedForward | None = None
+    """One of them, if steps can be made ready before their turn."""
+
+
+class Platform(Protocol):
+    """One kind of device, and one device of it."""
+
+    name: str
+    """'cpu' or 'cuda': for options, logs and clients."""
+    device: Device
+    hardware: str
+    """Name in `planner/hardware` of a machine whose ratio of bandwidth and arithmetic is about this one's."""
+    computes_alone: bool
+    """Launching returns before the work is done; else the host's own threads do it."""
+    min_shared_tokens: int
+    """Shortest common prefix that attention reads once for several sequences; 0: it never does."""
+    rounds: bool
+    """Weights can be rounded here, and products of them are fast."""
+    rounds_kv: bool
+    """Keys and values can be rounded here."""
+
+    def room(self) -> Room:
+        """Its memory now."""
+        ...
+
+    def captured(self, arch: ModelArch, limits: EngineLimits) -> Captured:
+        """What `forwards` will capture."""
+        ...
+
+    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
+        """The strategies for a loaded model, its kernels built."""
+        ...
+
+
+class CpuPlatform:
+    """The host's cores: a step is one native call where it can be."""
+
+    name, hardware = "cpu", "cpu"
+    computes_alone, min_shared_tokens, rounds_kv = False, 0, True
+
+    def __init__(self, n_threads: int = 0) -> None:
+        self.device: Device = CpuDevice(n_threads)
+        self.rounds = native.library() is not None
+
+    def room(self) -> Room:
+        """Main memory, and the bounds on this process."""
+        return Room(
+            host.total_bytes(), host.free_bytes(), swap_bytes=host.swap_bytes(), address_bytes=host.address_bytes(),
+            own_bytes=host.resident_bytes(),
+        )  # fmt: skip
+
+    def captured(self, arch: ModelArch, limits: EngineLimits) -> Captured:
+        """Nothing."""
+        return Captured()
+
+    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
+        """One native call where the kernels for it are there, else kernel by kernel."""
+        eager, reason = EagerForward(self.device, model, pool, tables), obstacle(model)
+        if reason is not None:
+            logger.warning("steps run operation by operation, bound by Python where the model is small: %s", reason)
+            return Forwards([eager])
+        fused = FusedForward(
+            self.device, model, pool, tables, tail,
+            max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs,
+        )  # fmt: skip
+        return Forwards([fused, eager], ahead=fused)
+
+
+class CudaPlatform:
+    """One NVIDIA GPU: small steps are captured. Any GPU counts as an H200 where only ratios matter."""
+
+    name, hardware = "cuda", "h200"
+    computes_alone, min_shared_tokens = True, MIN_SHARED_TOKENS
+    rounds = rounds_kv = False
+
+    def __init__(self, *, captures: bool = True) -> None:
+        """Raises ConfigError where there is none."""
+        self._cuda = cuda.CudaDevice()
+        self.device: Device = self._cuda
+        self._captures = captures
+
+    def room(self) -> Room:
+        """The GPU's own memory."""
+        return Room(self.device.total_bytes(), self.device.free_bytes(), is_main=False)
+
+    def captured(self, arch: ModelArch, limits: EngineLimits) -> Captured:
+        """Decode steps by sequences, and the largest of the others."""
+        if not self._captures:
+            return Captured()
+        mixed = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)
+        return Captured(tuple(decode_sizes(limits.max_num_seqs)), mixed[-1])
+
+    def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
+        """Captured steps, then kernel by kernel."""
+        with ticking("building kernels"):
+            model.build_kernels(limits.max_num_batched_tokens)
+        eager = EagerForward(self.device, model, pool, tables)
+        if not self._captures:
+            return Forwards([eager])
+        graphs = GraphForward(
+            self._cuda, model, pool, tables, tail,
+            max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
+        )  # fmt: skip
+        with ticking("building kernels and capturing steps"):
+            graphs.capture()
+        return Forwards([graphs, eager])
+
+
+def platform_of(config: EngineConfig) -> Platform:
+    """The platform that `config.device`, which is not 'null', means on this machine."""
+    if config.device == "cuda" or (config.device == "auto" and cuda.is_available()):
+        return CudaPlatform(captures=not config.enforce_eager)
+    return CpuPlatform(config.num_threads)

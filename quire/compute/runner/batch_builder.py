@@ -1,0 +1,109 @@
+"""From a plan's spans to the arrays of one flat batch: which slot and position each row is, which rows are sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.core.plan import Spans
+from quire.kernels.attention.schedule.plan import SharedPrefix
+
+
+@dataclasses.dataclass(slots=True)
+class FlatBatch:
+    """Host arrays of one step over `n_tokens` rows and `n_spans` spans."""
+
+    row_slots: np.ndarray
+    """int64 [n_tokens]."""
+    row_positions: np.ndarray
+    """int64 [n_tokens]."""
+    q_indptr: np.ndarray
+    """int32 [n_spans + 1]: rows of span i are q_indptr[i] .. q_indptr[i+1]."""
+    kv_lens: np.ndarray
+    """int32 [n_spans]: tokens that span i's last row attends to."""
+    span_slots: np.ndarray
+    """int32 [n_spans]."""
+    sampled_rows: np.ndarray
+    """int64 [m]: last rows of the spans that want a token: one for it, and one for each draft."""
+    sampled_slots: np.ndarray
+    """int64 [m]."""
+    sampled_positions: np.ndarray
+    """int64 [m]: positions of the tokens to be sampled."""
+    mask_lines: np.ndarray
+    """int32 [m]: the line of the step's masks that holds for a sampled row, or -1."""
+
+
+def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
+    """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens. masked: spans that have a mask."""
+    slots = np.array(spans.slots, np.int64)
+    starts = np.array(spans.starts, np.int64)
+    if not masked and spans.lengths.count(1) == len(slots) and all(spans.wants):
+        return _decodes(slots, starts)
+    lengths = np.asarray(spans.lengths, np.int64)
+    wanted = np.flatnonzero(np.asarray(spans.wants, bool))
+    q_indptr = np.zeros(len(slots) + 1, np.int32)
+    np.cumsum(lengths, out=q_indptr[1:])
+    if int(q_indptr[-1]) == len(slots):  # every span has one row
+        row_slots, row_positions = slots, starts
+    else:
+        row_slots = np.repeat(slots, lengths)
+        row_positions = np.arange(q_indptr[-1]) + np.repeat(starts - q_indptr[:-1], lengths)
+    ends = starts + lengths
+    sampled_rows = q_indptr[1:][wanted].astype(np.int64) - 1
+    if any(spans.n_drafts):
+        wanted, back = _with_drafts(wanted, np.asarray(spans.n_drafts, np.int64)[wanted])
+        sampled_rows = q_indptr[1:][wanted].astype(np.int64) - 1 - back
+    sampled_slots, sampled_positions = row_slots[sampled_rows], row_positions[sampled_rows] + 1
+    mask_lines = np.full(len(wanted), -1, np.int32)
+    if masked:
+        mask_lines[np.searchsorted(wanted, masked)] = np.arange(len(masked))
+    return FlatBatch(
+        row_slots=row_slots,
+        row_positions=row_positions,
+        q_indptr=q_indptr,
+        kv_lens=ends.astype(np.int32),
+        span_slots=slots.astype(np.int32),
+        sampled_rows=sampled_rows,
+        sampled_slots=sampled_slots,
+        sampled_positions=sampled_positions,
+        mask_lines=mask_lines,
+    )
+
+
+def _with_drafts(wanted: np.ndarray, n_drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [m] twice: each span once for its token and once for each draft, and how far before its last row."""
+    ends = np.cumsum(n_drafts + 1)
+    back = np.repeat(ends, n_drafts + 1) - 1 - np.arange(ends[-1])
+    return np.repeat(wanted, n_drafts + 1), back
+
+
+def _decodes(slots: np.ndarray, starts: np.ndarray) -> FlatBatch:
+    """Every span has one row and wants a token: most steps."""
+    n, ends = len(slots), starts + 1
+    return FlatBatch(
+        row_slots=slots,
+        row_positions=starts,
+        q_indptr=np.arange(n + 1, dtype=np.int32),
+        kv_lens=ends.astype(np.int32),
+        span_slots=slots.astype(np.int32),
+        sampled_rows=np.arange(n),
+        sampled_slots=slots,
+        sampled_positions=ends,
+        mask_lines=np.full(n, -1, np.int32),
+    )
+
+
+def shared_spans(batch: FlatBatch, groups: list[tuple[list[int], int]], page_size: int) -> list[SharedPrefix]:
+    """A plan's (slots, number of leading pages) as spans and keys; the keys end before every row of the group."""
+    if not groups:  # most steps: the table below is work for each span
+        return []
+    span_of = {slot: span for span, slot in enumerate(batch.span_slots.tolist())}
+    starts = batch.kv_lens - np.diff(batch.q_indptr)
+    found = []
+    for slots, n_pages in groups:
+        spans = [span_of[slot] for slot in slots]
+        n_whole = min(n_pages, int(starts[spans].min()) // page_size)
+        found.append(SharedPrefix(spans, n_whole * page_size))
+    return found

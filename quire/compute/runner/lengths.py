@@ -1,0 +1,88 @@
+"""How far the sequence in each slot has come, where drafts are verified: known here a step before control knows it.
+
+Owns the true starts of spans and the tokens that drafts are (decision 0012). Does not own guesses (`compute/draft`) nor
+how a token is chosen. For a device whose steps are prepared in their turn (the CPU).
+Invariant: a slot's length is that of the tokens whose keys its spans have computed and kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import msgspec
+import numpy as np
+
+from quire.compute.draft.drafter import Drafter
+from quire.compute.runner.tables import SlotTables
+from quire.compute.sample.sampler import split_faults
+from quire.core.plan import Spans, StepPlan
+from quire.core.result import Fault
+
+UNKNOWN = NO_DRAFT = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kept:
+    """What of a step's sampled rows counts."""
+
+    n_new: list[int]
+    """Tokens of each span that wants one; 0 if the first of its rows failed."""
+    rows: list[int]
+    """The rows that have them, and those that failed first."""
+
+    def split_faults(
+        self, token_ids: list[int], statuses: list[int], slots: np.ndarray
+    ) -> tuple[list[int], list[int], list[Fault], dict[int, int]]:
+        """As `sampler.split_faults` of all sampled rows, with the number of tokens up to each row that counts."""
+        ids, codes = [token_ids[row] for row in self.rows], [statuses[row] for row in self.rows]
+        tokens, each, faults = split_faults(ids, codes, slots[self.rows])
+        return tokens, self.n_new, faults, dict(zip(self.rows, itertools.accumulate(each), strict=True))
+
+
+class SlotLengths:
+    """See the module."""
+
+    def __init__(self, tables: SlotTables, drafter: Drafter) -> None:
+        self._tokens = tables.tokens.numpy()
+        self._drafter = drafter
+        self._lengths = np.full(len(self._tokens), UNKNOWN, np.int64)
+        self._drafts: list[int] = []
+        """At the places of the newest step's sampled rows."""
+
+    def open(self, slot: int) -> None:
+        """Another sequence: its first span says where it begins."""
+        self._lengths[slot] = UNKNOWN
+
+    def settle(self, plan: StepPlan) -> StepPlan:
+        """The plan with true starts, and with as many drafts as there are guesses, which are in the token table."""
+        true, spans = Spans(), plan.spans
+        self._drafts = []
+        columns = zip(spans.slots, spans.starts, spans.lengths, spans.n_drafts, spans.wants, strict=True)
+        for slot, latest, length, n_drafts, wants in columns:
+            start = latest if self._lengths[slot] == UNKNOWN else int(self._lengths[slot])
+            guesses: list[int] = []
+            if n_drafts:
+                guesses = self._drafter.guess(slot, self._tokens[slot, : start + 1], n_drafts)[:n_drafts]
+                self._tokens[slot, start + 1 : start + 1 + len(guesses)] = guesses
+            true.add(slot, start, length - n_drafts + len(guesses), wants, len(guesses))
+            self._drafts += [*guesses, NO_DRAFT] if wants else []
+        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(true.lengths))
+
+    def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
+        """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row
+        that failed on. spans: of the plan that was settled last; token_ids, statuses: of its sampled rows."""
+        kept, at = Kept([], []), 0
+        columns = zip(spans.slots, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
+        for slot, start, length, wants, n_drafts in columns:
+            self._lengths[slot] = start + length
+            if wants:
+                row = at
+                while token_ids[row] == self._drafts[row] and not statuses[row]:
+                    row += 1
+                n_new = row - at + (not statuses[row])
+                kept.n_new.append(n_new)
+                kept.rows.extend(range(at, at + max(1, n_new)))
+                at += 1 + n_drafts
+                self._lengths[slot] += n_new - 1 - n_drafts
+        return kept

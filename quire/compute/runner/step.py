@@ -1,0 +1,45 @@
+"""One step on its way: prepared for the forward strategies (`Step`), and what these made of it (`States`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.tables import PageWrites
+from quire.core.plan import StepPlan
+from quire.kernels.attention.schedule.plan import SharedPrefix
+from quire.kernels.sample import Choice
+
+
+@dataclasses.dataclass(slots=True)
+class Step:
+    """A plan whose changes to slots and pages are applied on the host."""
+
+    plan: StepPlan
+    batch: FlatBatch
+    writes: PageWrites
+    """What the device's page table still lacks."""
+    shared: list[SharedPrefix]
+    wants_all: bool
+    """States are wanted of other rows than those that tokens are sampled from."""
+
+
+@dataclasses.dataclass(slots=True)
+class States:
+    """States of a step's rows, before the final norm; on the device, overwritten by the next step."""
+
+    hidden: torch.Tensor
+    """[n, hidden]: all rows of the step, or the sampled ones in their order."""
+    has_all: bool
+    """The sampled ones are to be picked out of `hidden`."""
+    sampled: torch.Tensor | None = None
+    """int64 [m], which they are, if that is on the device already."""
+    logits: torch.Tensor | None = None
+    """float32 [m, vocab_size] of the sampled rows, if the strategy makes them in one go."""
+    choose: Callable[[np.ndarray | None], Choice] | None = None
+    """The end of plain sampling, where the strategy has it captured or done: given the masks (int32 [k, words], the
+    lines of `FlatBatch.mask_lines`) → the choice; new tokens are in the token table then."""

@@ -1,0 +1,94 @@
+"""Which scheme each matrix of a model has: by --quantization, by the device, and by what a GGUF file holds.
+
+Owns the choice. Does not own the schemes. Invariant: the choice needs shapes and headers only, no weights, so that
+memory can be counted before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+
+from quire.compute.schemes.packed import HELD, Blocks, Packed, Rounded, Scheme
+from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
+from quire.compute.schemes.scheme import MatrixScheme
+from quire.compute.weights.header import Entry
+from quire.config.arch import ModelArch
+from quire.config.parameters import EMBEDDING, HEAD, Matrix, matrices
+from quire.kernels import native, qgemm
+from quire.kernels.qgemm.weight import TILE
+
+SCHEMES: Final[Mapping[str, Rounded | None]] = {
+    "auto": None,
+    "none": None,
+    **{name: Rounded(name) for name in qgemm.SCHEMES},
+}
+"""Value of `--quantization` → scheme; None rounds nothing: matrices are in the model's dtype, except those that 'auto'
+takes from a GGUF file as they are."""
+TABLE: Final = f"{EMBEDDING}.weight"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Schemes:
+    """The scheme of each matrix of a model."""
+
+    default: MatrixScheme
+    own: Mapping[str, Scheme] = dataclasses.field(default_factory=dict)
+    """Name of a matrix (`Matrix.name`) → its own scheme."""
+
+    def of(self, matrix: Matrix) -> Scheme:
+        """Of one matrix."""
+        return self.own.get(matrix.name, self.default)
+
+
+def floating(device: torch.device, dtype: torch.dtype) -> MatrixScheme:
+    """How matrices that nothing rounds are kept on `device`, for its fastest products."""
+    if device.type == "cpu" and native.library() is not None and dtype in native.DTYPES:
+        return Packed(dtype)
+    return OneDnn(dtype) if can_reorder(device.type, dtype) else Plain(dtype)
+
+
+def choose(
+    quantization: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    arch: ModelArch | None = None,
+    entries: Mapping[str, Entry] | None = None,
+) -> Schemes:
+    """For a value of --quantization and a model of `dtype`.
+
+    arch, entries: of a GGUF file; entries: name of a parameter with its kind → tensor of the file.
+    """
+    default = SCHEMES[quantization] or floating(device, dtype)
+    if arch is None or entries is None:
+        return Schemes(default)
+    allowed = _allowed(quantization, device)
+    found = {matrix.name: holder(parts_of(matrix, arch, entries).values(), allowed) for matrix in matrices(arch)}
+    return Schemes(default, {name: scheme for name, scheme in found.items() if scheme is not None})
+
+
+def parts_of(matrix: Matrix, arch: ModelArch, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Name of a parameter → the tensor of a file with its blocks, in the order of a matrix's rows. A tied head has the
+    blocks of the embedding, which are read a second time for the table itself."""
+    is_tied = arch.tie_embeddings and matrix.name == HEAD
+    names = [TABLE] if is_tied else [f"{name}.weight" for name, _ in matrix.parts]
+    return {name: entries[name] for name in names}
+
+
+def holder(parts: Iterable[Entry], allowed: Iterable[Blocks]) -> Blocks | None:
+    """The smallest of the allowed schemes for a matrix of these parts, in the order of rows; None where none can hold
+    their types or one ends within a tile."""
+    entries = list(parts)
+    if any(entry.shape[0] % TILE for entry in entries[:-1]):
+        return None
+    return next((one for one in allowed if all(entry.dtype in HELD[one] for entry in entries)), None)
+
+
+def _allowed(quantization: str, device: torch.device) -> tuple[Blocks, ...]:
+    """Which may hold matrices for a value of --quantization: without one, any that is fast here."""
+    if quantization == "auto":
+        return tuple(HELD) if device.type == "cpu" and native.library() is not None else ()
+    return tuple(scheme for scheme in HELD if scheme.form == quantization)

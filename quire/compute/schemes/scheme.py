@@ -1,0 +1,86 @@
+"""What a weight scheme says of a matrix [n, k]: the tensors it is stored as, how it is cut for a rank, its finishing.
+
+Owns the protocols. Does not own number formats (`kernels/qgemm`), which matrix has which scheme (`choice`), nor when a
+matrix is complete (`weights/loader`). Embeddings and norms have no scheme: they are of the model's dtype.
+Invariant: the tensors of a finished product are those that its scheme declares, in names, shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Protocol
+
+import torch
+
+from quire.config.parameters import Matrix
+from quire.config.shares import Share, share
+from quire.kernels.gemm import Norm
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor of a finished matrix."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory that it takes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Product(Protocol):
+    """A matrix [n, k] ready for products."""
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What it holds, by the names of `WeightScheme.stored`."""
+        ...
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: Norm | None = None,
+        residual: torch.Tensor | None = None,
+        silu_mul: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """x: [m, k], bias: [n] in x's dtype → x @ matrix.T + bias and what stands around it, as `gemm.linear`."""
+        ...
+
+
+class WeightScheme(Protocol):
+    """One way to keep matrices. What classes of it do not say otherwise, they inherit."""
+
+    @property
+    def name(self) -> str:
+        """In logs: a value of --quantization, or a dtype."""
+        ...
+
+    keeps_matrix: bool
+    """What it stores is the floating matrix itself: one that somebody else owns costs nothing."""
+
+    def stored(self, n: int, k: int) -> tuple[Stored, ...]:
+        """The tensors of a finished matrix [n, k]."""
+        ...
+
+    def cut(self, matrix: Matrix, rank: int, n_ranks: int) -> Share:
+        """What rank `rank` of `n_ranks` holds. Raises ConfigError where this scheme cannot cut there."""
+        return share(matrix, rank, n_ranks)
+
+    def n_bytes(self, n: int, k: int) -> int:
+        """Memory of a finished matrix [n, k]."""
+        return sum(tensor.n_bytes for tensor in self.stored(n, k))
+
+
+class MatrixScheme(WeightScheme, Protocol):
+    """A scheme that makes what it stores of a floating matrix, when that is complete."""
+
+    def finish(self, weight: torch.Tensor) -> Product:
+        """weight: [n, k] floating, not needed afterwards unless it is kept. Raises LoadError if it cannot be."""
+        ...

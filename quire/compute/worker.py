@@ -1,0 +1,246 @@
+"""`Worker`: one rank of a model. It loads weights, takes memory for pages, and runs plans.
+
+Owns the life of a rank: loaded, allocated, running, asleep. Does not own what a plan says (`control`), how many pages
+there are (`engine/capacity`), when plans come (`engine/executors`) nor how ranks find one another (`dist`).
+Invariants: asleep, nothing of the pages is held, nor at level 2 of the weights; what is bound to addresses (captured
+graphs, native calls) is made anew at waking; two workers of one process share nothing but their process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import pathlib
+import time
+from typing import Final
+
+import msgspec
+import torch
+
+from quire.compute.dist.comm import Comm, Reduction, SoloComm
+from quire.compute.draft.drafter import Drafter
+from quire.compute.forward.fused import ReadyStep
+from quire.compute.models.decoder import Decoder
+from quire.compute.platform import Captured, Platform
+from quire.compute.runner.lengths import SlotLengths
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.runner import LaunchedStep, Runner
+from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tail import Tail
+from quire.compute.sample.sampler import Sampler
+from quire.compute.weights.footprint import Footprint, Weights
+from quire.compute.weights.loader import load_model
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.kv import KVLayout
+from quire.config.resolve import NOT_ROUNDED, EngineLimits
+from quire.core.errors import EngineError
+from quire.core.plan import StepMasks, StepPlan
+from quire.core.result import StepResult
+from quire.core.ticker import ticking
+from quire.core.units import format_bytes
+from quire.kernels import native
+from quire.planner.memory import Room
+
+logger = logging.getLogger("quire.engine")
+
+WARM_UP_TOKENS: Final = 512
+TORCH_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+KV_DTYPES: Final = TORCH_DTYPES | {"int8": torch.int8}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What control needs to know of loaded ranks; of several what holds for all: the most taken, the least free."""
+
+    n_ranks: int
+    device: str
+    """Kind of device, as `Platform.name`."""
+    dtype: str
+    """Of activations, and of weights that are not quantised."""
+    weights_bytes: int
+    """Of one rank, as it holds them."""
+    others_bytes: int
+    """Of a device's own memory, in use before the worker came; 0 in main memory."""
+    room: Room
+    """What there is now that the weights are loaded."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Allocation:
+    """What a worker takes memory for, besides its weights."""
+
+    n_pages: int
+    """The dummy page counted in."""
+    max_model_len: int
+    """Of one sequence; at most that of the rotary tables."""
+    vocab_limit: int | None = None
+    """Token ids that exist; None: as many as the logits are wide."""
+    layout: KVLayout | None = None
+    """Groups of layers with page tables of their own; None: one group that keeps everything."""
+
+
+class Worker:
+    """Made of plain values, a platform and a comm; every rank of a model gets the same values."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        limits: EngineLimits,
+        folder: pathlib.Path,
+        arch: ModelArch,
+        platform: Platform,
+        comm: Comm | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """folder: a checkpoint of `arch`; comm: None for the only rank; drafter: None where nothing is drafted.
+        Takes no memory."""
+        self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
+        self.platform = platform
+        self.comm: Comm = SoloComm() if comm is None else comm
+        self._drafter = drafter
+        self.room: Final = platform.room()
+        """What there was before this worker took anything."""
+        self._footprints: dict[tuple[str, str], Footprint] = {}
+        self._model: Decoder | None = None
+        self._allocation: Allocation | None = None
+        self._runner: Runner | None = None
+
+    @property
+    def captured(self) -> Captured:
+        """The steps that `allocate` will capture."""
+        return self.platform.captured(self._arch, self._limits)
+
+    @functools.cached_property
+    def _weights(self) -> Weights:
+        return Weights(self._folder, self._arch, self.platform.device.torch_device, self._config.load_format)
+
+    def footprint(self, dtype: str, quantization: str) -> Footprint:
+        """Bytes of the weights in a dtype and under a value of --quantization, from the headers of the checkpoint.
+
+        Raises LoadError or ConfigError, as loading it would.
+        """
+        key = dtype, quantization
+        if key not in self._footprints:
+            self._footprints[key] = self._weights.footprint(TORCH_DTYPES[dtype], quantization)
+        return self._footprints[key]
+
+    def load(self) -> WorkerFacts:
+        """Read the weights. Raises LoadError or ConfigError."""
+        self._model = self._load()
+        room, weights_bytes = self.platform.room(), self._model.n_bytes
+        others_bytes = 0 if self.room.is_main else self.room.used_bytes
+        least = torch.tensor([room.total_bytes, room.free_bytes, room.swap_bytes, room.address_bytes])
+        most = torch.tensor([weights_bytes, others_bytes, room.own_bytes])
+        total, free, swap, address = self.comm.all_reduce(least, Reduction.MIN).tolist()
+        weights_bytes, others_bytes, own = self.comm.all_reduce(most, Reduction.MAX).tolist()
+        return WorkerFacts(
+            n_ranks=self.comm.size,
+            device=self.platform.name,
+            dtype=self._limits.dtype,
+            weights_bytes=weights_bytes,
+            others_bytes=others_bytes,
+            room=Room(total, free, room.is_main, swap, address, own),
+        )
+
+    def allocate(self, allocation: Allocation) -> None:
+        """Pages, tables, sampler and forward strategies around the loaded model, warmed up: then plans can come."""
+        self._allocation = allocation
+        self._runner = self._make_runner(self.model, allocation)
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Queue one step on the device; plans come in order."""
+        return self.runner.launch(plan)
+
+    def prepare(self, plan: StepPlan) -> ReadyStep | None:
+        """Make a step ready before its turn, see `Runner.prepare`; None if it is to be launched in its turn."""
+        return self.runner.prepare(plan)
+
+    def run(self, plan: StepPlan, masks: StepMasks | None = None) -> StepResult:
+        """One step from beginning to end. masks: of a plan with `masked` spans."""
+        launched = self.runner.launch(plan)
+        if masks is not None:
+            launched.mask(masks)
+        return launched.result()
+
+    def sleep(self, level: int) -> None:
+        """Give memory up: pages and all around them, and the weights to the host (1) or altogether (2).
+
+        Nobody else may hold anything of the last steps. Deeper sleep may follow on level 1.
+        """
+        self._runner = None
+        if level != 1:
+            self._model = None
+        elif self._model is not None:
+            self._model.leave_device()
+        self.platform.device.release()
+
+    def wake(self) -> None:
+        """Take memory again. If that fails, `sleep` is to be called again: a part may be held."""
+        if self._model is None:
+            self._model = self._load()
+        else:
+            self._model.enter_device()
+        if self._allocation is not None:
+            self._runner = self._make_runner(self._model, self._allocation)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the weights are somewhere."""
+        return self._model is not None
+
+    @property
+    def model(self) -> Decoder:
+        """With its weights; EngineError before `load` and after `sleep(2)`."""
+        if self._model is None:
+            raise EngineError("the weights are not loaded")
+        return self._model
+
+    @property
+    def runner(self) -> Runner:
+        """EngineError before `allocate` and while the worker sleeps."""
+        if self._runner is None:
+            raise EngineError("no memory for steps is allocated")
+        return self._runner
+
+    def _load(self) -> Decoder:
+        config = self._config
+        if config.quantization not in NOT_ROUNDED and native.library() is None:
+            reason = native.explain()
+            logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
+        start_s = time.perf_counter()
+        model = load_model(
+            self._folder,
+            self._arch,
+            dtype=TORCH_DTYPES[self._limits.dtype],
+            device=self.platform.device.torch_device,
+            max_model_len=self._limits.max_model_len,
+            load_format=config.load_format,
+            seed=config.seed,
+            quantization=config.quantization,
+            check_finite=config.check_weights,
+        )
+        self.platform.device.synchronize()
+        took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
+        logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", self._arch.n_parameters / 1e6, size, took_s)
+        return model
+
+    def _make_runner(self, model: Decoder, allocation: Allocation) -> Runner:
+        device, page_size = self.platform.device, self._config.block_size
+        limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
+        pool = KVPool(
+            self._arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
+        )  # fmt: skip
+        n_groups = len(pool.layout.groups)
+        tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
+        sampler = Sampler(
+            limits.max_num_seqs, self._arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
+        )
+        tail = Tail(device, model, tables, sampler)
+        forwards = self.platform.forwards(model, pool, tables, tail, limits)
+        lengths = None if self._drafter is None else SlotLengths(tables, self._drafter)
+        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths)
+        with ticking("building kernels and running a first step"):
+            runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
+        return runner

@@ -1,0 +1,161 @@
+"""What a decoder leaves behind in the KV cache: which layers store alike, and how their pages lie in one pool.
+
+Owns the grouping of layers and the counting of pages over groups. Does not own page ids (`control`), bytes a number
+(`planner/memory`) nor tensors (`compute`). Torch-free.
+Layers that keep keys equally long make groups of equally many layers. A page holds `page_size` tokens of the layers of
+one group, one layer a *lane*; so all pages have the same bytes, and one pool serves every group.
+Invariants: each layer is in one group; groups that keep everything come first; one kind of layer is one group.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from quire.config.arch import ModelArch
+
+MOST_WASTE: Final = 0.15
+"""Share of lanes that may stay empty, over all groups: what a sequence shorter than every window pays."""
+MOST_GROUPS: Final = 16
+"""Each group costs an entry of a page table in every 16th step of a sequence."""
+ENDLESS: Final = 1 << 40
+"""Tokens: more than anybody computes."""
+
+
+class KVSpec(msgspec.Struct, frozen=True):
+    """What a token leaves behind in a layer, and how long that is needed."""
+
+    n_kv_heads: int
+    head_dim: int
+    """A token leaves a key and a value of [n_kv_heads, head_dim]."""
+    window: int = 0
+    """w > 0: a token is seen by itself and by the w - 1 after it; 0: by all after it."""
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that a token leaves in one layer."""
+        return 2 * self.n_kv_heads * self.head_dim
+
+
+class KVGroup(msgspec.Struct, frozen=True):
+    """Layers that share a page table; layer `layers[i]` has lane i of its pages."""
+
+    spec: KVSpec
+    layers: tuple[int, ...]
+
+
+class KVLayout(msgspec.Struct, frozen=True):
+    """All groups of a model. A group may have fewer layers than a page has lanes: the others stay empty."""
+
+    groups: tuple[KVGroup, ...]
+    n_lanes: int
+    """Layers a page."""
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of each group, see `KVSpec.window`."""
+        return tuple(group.spec.window for group in self.groups)
+
+    @property
+    def n_full(self) -> int:
+        """Groups that keep everything: the first ones."""
+        return self.windows.count(0)
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that a token takes in a page, those of empty lanes counted in."""
+        return self.n_lanes * self.groups[0].spec.numbers
+
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """(group, lane) of each layer."""
+        found = {layer: (g, i) for g, group in enumerate(self.groups) for i, layer in enumerate(group.layers)}
+        return tuple(found[layer] for layer in range(len(found)))
+
+    def pages_of(self, n_tokens: int, page_size: int, in_flight: int) -> list[int]:
+        """Pages that each group needs at once for a sequence of `n_tokens` that goes on alone to its end.
+
+        in_flight: tokens whose step may not have ended when the next is planned. A long prompt takes more where there
+        are more: its chunks are cut to the pages that are left.
+        """
+        n_pages = -(-n_tokens // page_size)
+        return [
+            min(n_pages, -(-(window - 1 + in_flight) // page_size) + 1) if window else n_pages
+            for window in self.windows
+        ]
+
+    def seq_pages(self, n_tokens: int, page_size: int, in_flight: int) -> int:
+        """The sum of `pages_of`."""
+        return sum(self.pages_of(n_tokens, page_size, in_flight))
+
+    def tokens_within(self, n_pages: int, page_size: int, in_flight: int) -> int:
+        """The inverse: most tokens, in whole pages, whose `seq_pages` are at most `n_pages`; at most `ENDLESS`."""
+        low, high = 0, ENDLESS // page_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seq_pages(middle * page_size, page_size, in_flight) <= n_pages:
+                low = middle
+            else:
+                high = middle - 1
+        return low * page_size
+
+
+def first_page(window: int, n_tokens: int, page_size: int) -> int:
+    """The first page that token number `n_tokens` of a sequence (from 0) or a later one sees in a group."""
+    return max(0, n_tokens - window + 1) // page_size if window else 0
+
+
+def one_group(spec: KVSpec, n_layers: int) -> KVLayout:
+    """All layers in one group."""
+    return KVLayout((KVGroup(spec, tuple(range(n_layers))),), n_layers)
+
+
+PLAIN: Final = one_group(KVSpec(1, 1), 1)
+"""Stands for any model of which every layer keeps everything."""
+
+
+@functools.lru_cache(maxsize=64)
+def kv_layout(arch: ModelArch, max_model_len: int = 0, *, hybrid: bool = True) -> KVLayout:
+    """The groups of a model. max_model_len: windows that reach over it never give a page back, and count as none.
+
+    hybrid False: one group that keeps everything. The lanes are chosen so that layers that keep everything take the
+    fewest, then for the fewest groups, within `MOST_WASTE` and `MOST_GROUPS`. Example: Gemma 3 with 22 windows and 4
+    full layers has pages of 4 lanes, one full group and six of windows, the last of which has 2 layers: 2 of 28 lanes
+    are empty. Where nothing is within the limits there is one group.
+    """
+    windows = [layer.mixer.window if hybrid else 0 for layer in arch.layers]
+    if max_model_len:
+        windows = [window if window < max_model_len else 0 for window in windows]
+    specs = [
+        KVSpec(layer.mixer.n_kv_heads, layer.mixer.head_dim, window)
+        for layer, window in zip(arch.layers, windows, strict=True)
+    ]
+    if len(set(specs)) == 1:
+        return one_group(specs[0], len(specs))
+    layers = {spec: [i for i, own in enumerate(specs) if own == spec] for spec in specs}
+    n_lanes = _lanes({spec: len(own) for spec, own in layers.items()})
+    if n_lanes is None:
+        return kv_layout(arch, hybrid=False)
+    groups = [KVGroup(spec, part) for spec, own in layers.items() for part in _parts(own, n_lanes)]
+    return KVLayout(tuple(sorted(groups, key=lambda group: (group.spec.window > 0, group.layers))), n_lanes)
+
+
+def _lanes(counts: dict[KVSpec, int]) -> int | None:
+    """Lanes of a page for so many layers of each kind, or None."""
+    n_layers = sum(counts.values())
+    best: tuple[int, int, int] | None = None
+    for n in range(1, max(counts.values()) + 1):
+        n_groups = {spec: -(-count // n) for spec, count in counts.items()}
+        total = sum(n_groups.values())
+        if total > MOST_GROUPS or total * n - n_layers > MOST_WASTE * n_layers:
+            continue
+        n_kept = n * sum(groups for spec, groups in n_groups.items() if not spec.window)
+        best = min(best or (n_kept, total, n), (n_kept, total, n))
+    return best[2] if best else None
+
+
+def _parts(layers: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    return [tuple(layers[i : i + size]) for i in range(0, len(layers), size)]

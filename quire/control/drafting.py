@@ -1,0 +1,44 @@
+"""Decoding with drafts: spans that verify tokens which the device has guessed, and keep those that are right.
+
+Owns how many drafts a span has. Does not own the guesses (compute) nor what becomes of a result (`commit.py`).
+How many were kept is known to the device first. The next plan is made before the host knows: it counts every draft in
+flight as kept, takes pages for that, and says where spans begin at the latest (decision 0012).
+Invariant: drafts take only tokens and pages that nobody else wants in this step.
+"""
+
+from __future__ import annotations
+
+from quire.control.live_seqs import LiveSeqs
+from quire.control.plan_builder import PlanBuilder
+from quire.control.preemption import make_room
+from quire.control.seq import Seq
+
+
+def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
+    """A token and its drafts for each running sequence whose known tokens are all planned; returns the others."""
+    prompts: list[Seq] = []
+    spans, step = builder.plan.spans, builder.step
+    most = min(live.config.num_speculative_tokens, max(0, builder.budget // max(1, len(live.running)) - 1))
+    for seq in live.running:  # in key order; preemption shortens the list at its end only
+        start = seq.planned
+        if start < seq.prefill_end:
+            prompts.append(seq)
+        elif start < seq.limit and (start < seq.room or make_room(live, builder, seq)):
+            n_drafts = _fitting(live, builder, seq, most)
+            seq.plan(1 + n_drafts, step)
+            if seq.is_masked:
+                builder.plan.masked.append(len(builder.seqs))
+            spans.add(seq.slot, start, 1 + n_drafts, True, n_drafts)
+            builder.seqs.append(seq)
+    builder.budget -= sum(spans.lengths)
+    return prompts
+
+
+def _fitting(live: LiveSeqs, builder: PlanBuilder, seq: Seq, most: int) -> int:
+    """Drafts that the sequence's end and free pages leave room for, at most `most`."""
+    n_drafts = min(most, seq.limit - seq.planned - 1) if seq.can_draft else 0
+    lacking = live.config.pages_for(seq.planned + 1 + n_drafts) - seq.n_table_pages
+    n_free = live.cache.pool.n_free // live.cache.n_groups
+    if 0 < lacking <= n_free - len(live.running):  # each of them may need one in this step
+        builder.grow(live.cache, seq, lacking)
+    return min(n_drafts, seq.room - seq.planned - 1)

@@ -1,0 +1,126 @@
+"""Sequences that have not ended: the waiting queue, the running list and the slots; the ways in and out of them.
+
+Owns membership and the counters of ends. Does not choose who moves (`admission.py`, `preemption.py`, `commit.py`).
+Invariants: `running` is sorted by key, so the next victim of preemption is its last; every live sequence is either
+waiting or running; a slot is free or held by one running sequence.
+"""
+
+from __future__ import annotations
+
+import bisect
+import operator
+
+from quire.control.cache import PageCache
+from quire.control.config import SchedulerConfig
+from quire.control.deadlines import Deadlines
+from quire.control.history import History
+from quire.control.queue import WaitQueue
+from quire.control.seq import Seq, SeqState
+from quire.control.slot_params import slot_params
+from quire.core.events import FinishReason
+from quire.core.request import Request
+
+_key = operator.attrgetter("key")
+
+
+class LiveSeqs:
+    """See the module."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.cache = PageCache(config)
+        self.requests: dict[str, list[Seq]] = {}
+        """Request id → all its sequences, while one of them is live."""
+        self.waiting = WaitQueue()
+        self.deadlines = Deadlines()
+        self.running: list[Seq] = []
+        self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
+        self.closed: list[int] = []
+        """Slots left since the last plan."""
+        self.finished = {reason.value: 0 for reason in FinishReason}
+        self.n_submitted = 0
+        self.preemptions = 0
+        self.history: History | None = None
+        self._arrivals = 0
+
+    @classmethod
+    def after(cls, failed: LiveSeqs) -> LiveSeqs:
+        """No sequences, and counters that go on where `failed` stood; sequences whose end it had not counted failed.
+
+        Every slot is closed, whatever compute knows.
+        """
+        live = cls(failed.config)
+        live.closed = list(range(failed.config.max_num_seqs))
+        live.finished = dict(failed.finished)
+        live.n_submitted, live.preemptions = failed.n_submitted, failed.preemptions
+        live.finished[FinishReason.ERROR.value] += failed.n_submitted - sum(failed.finished.values())
+        live._arrivals, live.history = failed._arrivals, failed.history
+        return live
+
+    @classmethod
+    def again(cls, failed: LiveSeqs) -> LiveSeqs:
+        """Every live sequence of `failed` waits, without pages; the counters go on."""
+        live = cls(failed.config)
+        live.closed = list(range(failed.config.max_num_seqs))
+        live.finished, live.n_submitted = dict(failed.finished), failed.n_submitted
+        live.preemptions = failed.preemptions + len(failed.running)
+        live.history = failed.history
+        live._arrivals, live.deadlines, live.requests = failed._arrivals, failed.deadlines, failed.requests
+        for seqs in failed.requests.values():
+            for seq in seqs:
+                if seq.state is not SeqState.ENDED:
+                    seq.requeue()
+                    live.waiting.push(seq, returned=seq.n_admissions > 0)
+        return live
+
+    def add(self, request: Request) -> None:
+        """Put the request's sequences into the queue, behind all of its priority."""
+        priority = request.priority if self.config.policy == "priority" else 0
+        self._arrivals += 1
+        seqs = [
+            Seq(request, index, (priority, self._arrivals, index), slot_params(request, index))
+            for index in range(request.params.n)
+        ]
+        self.requests[request.request_id] = seqs
+        self.n_submitted += len(seqs)
+        for seq in seqs:
+            self.waiting.push(seq)
+
+    def admit(self, seq: Seq, cached: int, copied_pages: list[int]) -> None:
+        """WAITING → RUNNING with the pages it has, of which the first `cached` tokens hold K/V; it was popped."""
+        seq.enter(self.free_slots.pop(), cached, copied_pages)
+        bisect.insort(self.running, seq, key=_key)
+
+    def preempt(self, seq: Seq, *, trusted: bool = True) -> None:
+        """RUNNING → WAITING, in front of later arrivals.
+
+        trusted: its full pages stay in the tree and its results in flight still count; otherwise both are dropped.
+        """
+        self._vacate(seq, SeqState.WAITING, trusted)
+        self.waiting.push(seq, returned=True)
+        self.preemptions += 1
+
+    def end(self, seq: Seq, reason: FinishReason, *, trusted: bool = True) -> None:
+        """RUNNING or WAITING → ENDED. Nothing follows for it; the request goes with its last sequence."""
+        if seq.state is SeqState.RUNNING:
+            self._vacate(seq, SeqState.ENDED, trusted)
+            self.waiting.charge(seq)
+        else:
+            seq.change(SeqState.ENDED)
+            self.waiting.forget()
+        seq.ignore_through = max(seq.ignore_through, seq.last_step)
+        self.finished[reason.value] += 1
+        siblings = self.requests[seq.request.request_id]
+        if all(sibling.state is SeqState.ENDED for sibling in siblings):
+            del self.requests[seq.request.request_id]
+            if self.history is not None:
+                self.history.end(siblings, reason.value)
+
+    def _vacate(self, seq: Seq, state: SeqState, trusted: bool) -> None:
+        del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]
+        self.free_slots.append(seq.slot)
+        self.closed.append(seq.slot)
+        if not trusted:
+            seq.ignore_through = seq.last_step
+        self.cache.release(seq, keep=trusted)
+        seq.leave(state)

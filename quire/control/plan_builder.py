@@ -1,0 +1,55 @@
+"""`PlanBuilder`: a plan while it is written, then the record by which its result is understood. Owns no policy."""
+
+from __future__ import annotations
+
+from quire.control.cache import PageCache
+from quire.control.seq import NEVER, Seq
+from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StepPlan
+
+
+class PlanBuilder:
+    """`seqs[i]` is the sequence of span i of `plan`."""
+
+    __slots__ = ("budget", "is_tight", "plan", "seqs", "step")
+
+    def __init__(self, step: int, budget: int) -> None:
+        self.step = step
+        self.budget = budget
+        """Tokens that may still be added."""
+        self.is_tight = False
+        """A running sequence lacked pages: nobody is admitted in this step."""
+        self.plan = StepPlan(step, Spans())
+        self.seqs: list[Seq] = []
+
+    def span(self, seq: Seq, length: int) -> None:
+        """Compute the next `length` tokens of `seq`; it wants a token if these are the last that are known, unless it
+        wants a vector of its prompt instead."""
+        start = seq.planned
+        seq.plan(length, self.step)
+        if seq.planned >= seq.prompt_len and seq.prompt_step == NEVER:
+            seq.prompt_step = self.step
+        wants = seq.planned == seq.prefill_end and seq.request.pooling is None
+        if wants and seq.is_masked:
+            self.plan.masked.append(len(self.seqs))
+        self.plan.spans.add(seq.slot, start, length, wants)
+        self.seqs.append(seq)
+        self.budget -= length
+
+    def grow(self, cache: PageCache, seq: Seq, n: int) -> None:
+        """`n` more pages for a running sequence, in each of its tables."""
+        if n > 0:
+            first = seq.n_table_pages
+            cache.grow(seq, n)
+            for group, table in enumerate(seq.tables):
+                self.plan.pages.append(PageAppend(seq.slot, first, table[first:], group))
+
+    def open(self, seq: Seq) -> None:
+        """Announce a slot, its tokens and the pages that it starts with."""
+        self.plan.opened.append(SlotOpen(seq.slot, list(seq.tokens), seq.prompt_len, seq.params))
+        for group, (table, first) in enumerate(zip(seq.tables, seq.held_from, strict=True)):
+            if len(table) > first:
+                self.plan.pages.append(PageAppend(seq.slot, first, table[first:], group))
+
+    def copy(self, source: int, target: int, n_tokens: int) -> None:
+        """Copy rows of a page that earlier plans filled."""
+        self.plan.copies.append(PageCopy(source, target, n_tokens))

@@ -1,0 +1,1 @@
+"""Attention in Triton for any CUDA device: kernels, hooks in generated modules, the launch."""

@@ -1,0 +1,237 @@
+"""A step of a whole model on the CPU in one native call: operations recorded once, run for any rows.
+
+Owns the structs that csrc/cpu/fused_step.cpp reads and the tensors that they point into. Does not own the data flow of
+a model (`compute/forward/fused.py`), nor arithmetic: each operation is the one of `qgemm`, `norm`, `qkv` and
+`attention`.
+Invariant: a run has the bits of the same operations called one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.kernels import native
+from quire.kernels.attention.cpu.launcher import MAX_HEAD_DIM, native_args
+from quire.kernels.attention.cpu.work import TILE_ROWS
+from quire.kernels.attention.variant import Variant
+from quire.kernels.gemm import Norm
+from quire.kernels.qgemm import PackedWeight
+from quire.kernels.qgemm import cpu as products
+from quire.kernels.sample.cpu import NativeChoice
+from quire.kernels.sample.draw import INVERSE, UNIFORM
+
+EMBED, LINEAR, ROTATE, ATTEND, TAKE = range(5)
+"""QuireOpCode in csrc/cpu/quire_cpu.h."""
+
+N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+_P, _I, _L = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+
+
+class _Op(ctypes.Structure):
+    _fields_ = (("code", _L), ("args", _P), ("table_at", _L))
+
+
+class _Embed(ctypes.Structure):
+    _fields_ = (("table", _P), ("out", _P), ("row_bytes", _L))
+
+
+class _Rotate(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("qkv", "q_norm", "k_norm", "k_pages", "v_pages", "cos_sin")),
+        *((name, _I) for name in ("n_q_heads", "n_kv_heads", "head_dim", "rotary", "page_size", "dtype", "int8_keys")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Take(ctypes.Structure):
+    _fields_ = (("rows", _P), ("row_bytes", _L))
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("slots", "positions", "q_indptr", "kv_lens", "kv_at", "wanted")),
+        *((name, _P) for name in ("tokens", "page_table", "choice")),
+        *((name, _L) for name in ("tokens_stride", "table_stride", "n_rows", "n_spans", "n_wanted")),
+        *((name, _I) for name in ("page_size", "n_q_heads", "n_kv_heads", "head_dim", "tile_tokens", "n_threads")),
+    )
+
+
+class FusedStepCall:
+    """A fused step of which nothing is left to do but the native call."""
+
+    __slots__ = ("_array", "_function", "_kept", "_step")
+
+    def __init__(self, array: Any, step: _Step, kept: tuple[Any, ...]) -> None:
+        self._function = native.required().quire_fused_step
+        self._array, self._step, self._kept = array, step, kept
+
+    def run(self) -> None:
+        """Compute the step."""
+        self._function(self._array, len(self._array), ctypes.addressof(self._step))
+
+    def leave_a_core(self) -> None:
+        """Run on all cores but one until `spread`: a thread of the pool that is preempted holds up all others."""
+        self._step.n_threads = min(self._step.n_threads, max(1, N_CORES - 1))
+
+    def spread(self) -> None:
+        """Run on all threads: from the next operation on, if the step is being computed."""
+        self._step.n_threads = torch.get_num_threads()
+
+
+class FusedStep:
+    """Operations on tensors of `max_rows` rows, in the order in which they are added.
+
+    tokens: int32 [n_slots, width], page_tables: int32 [n_groups, n_slots, max_pages]; `run` reads both, and writes new
+    tokens.
+    """
+
+    def __init__(
+        self, tokens: torch.Tensor, page_tables: torch.Tensor, page_size: int, n_q_heads: int, n_kv_heads: int, d: int
+    ) -> None:
+        self._ops: list[_Op] = []
+        self._table_stride = page_tables.stride(0)
+        self._kept: list[Any] = [tokens, page_tables]
+        """What the operations point into."""
+        self._matrices: list[products.NativeMatrix] = []
+        """Of the products, in the order of a step."""
+        self._array: Any = None
+        self._heads = (n_q_heads, n_kv_heads, d)
+        tile_tokens = max(1, TILE_ROWS * n_kv_heads // n_q_heads)
+        self._step = _Step(
+            tokens=tokens.data_ptr(), page_table=page_tables.data_ptr(), tokens_stride=tokens.stride(0),
+            table_stride=page_tables.stride(1), page_size=page_size, n_q_heads=n_q_heads, n_kv_heads=n_kv_heads,
+            head_dim=d, tile_tokens=tile_tokens,
+        )  # fmt: skip
+
+    def embed(self, table: torch.Tensor, out: torch.Tensor) -> None:
+        """out = rows of `table` [vocab, hidden], for the tokens of the step."""
+        self._add(EMBED, _Embed(table.data_ptr(), out.data_ptr(), table.stride(0) * table.element_size()), table, out)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedWeight,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        then: int = products.NOTHING,
+    ) -> None:
+        """out = what `qgemm.linear` gives; then: one of NOTHING, ADD (to `out`), SILU_MUL, WIDEN of `qgemm.cpu`."""
+        matrix = products.matrix(packed, bias)
+        self._link(matrix)
+        weight, eps = (None, 0.0) if norm is None else norm
+        call = products.NativeLinear(
+            ctypes.addressof(matrix), x.data_ptr(), None if weight is None else weight.data_ptr(), out.data_ptr(),
+            0, x.stride(0), out.stride(0), eps, native.DTYPES[x.dtype], then, 0,
+        )  # fmt: skip
+        self._add(LINEAR, call, matrix, x, packed, bias, out, weight)
+
+    def rotate_and_store(
+        self,
+        qkv: torch.Tensor,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+        cos_sin: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        group: int = 0,
+    ) -> None:
+        """As `qkv.rotate_and_store`; queries stay in `qkv`, which is contiguous. group: whose page table it is."""
+        norms = [None if norm is None else norm.data_ptr() for norm in (q_norm, k_norm)]
+        call = _Rotate(
+            qkv.data_ptr(), *norms, k_pages.data_ptr(), v_pages.data_ptr(), cos_sin.data_ptr(), *self._heads,
+            cos_sin.shape[1], self._step.page_size, native.DTYPES[qkv.dtype], k_pages.dtype == torch.int8, eps,
+        )  # fmt: skip
+        self._add(ROTATE, call, qkv, q_norm, k_norm, cos_sin, k_pages, v_pages, group=group)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        variant: Variant,
+        out: torch.Tensor,
+        group: int = 0,
+    ) -> None:
+        """As `attention.run` for a variant without hooks. q, out: [max_rows, n_q_heads, head_dim]."""
+        self._add(ATTEND, native_args(q, k_pages, v_pages, variant, out), q, k_pages, v_pages, out, group=group)
+
+    def take(self, rows: torch.Tensor) -> None:
+        """Later operations see the rows wanted, which move to the front of `rows`; to be added for each tensor."""
+        self._add(TAKE, _Take(rows.data_ptr(), rows.stride(0) * rows.element_size()), rows)
+
+    def run(
+        self,
+        row_slots: np.ndarray,
+        row_positions: np.ndarray,
+        q_indptr: np.ndarray,
+        kv_lens: np.ndarray,
+        span_slots: np.ndarray,
+        wanted: np.ndarray,
+    ) -> None:
+        """One step: int64 [n_rows] x 2, int32 [n_spans + 1], [n_spans] x 2, int64 [n_wanted]; all contiguous.
+
+        The rows of a span are the last tokens of the kv_lens ones of its slot; wanted: rows that `take` leaves.
+        """
+        self._call(None, row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted).run()
+
+    def choosing(
+        self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray
+    ) -> tuple[FusedStepCall, np.ndarray, np.ndarray]:
+        """A call that does `run` and finds a token for each row wanted, written behind its row; and where it will put
+        them: ids int32 and status uint8 [n_wanted].
+
+        logits: float32 [>= n_wanted, width], which the call fills. controls: as in `kernels.sample.choose_by`, of rows
+        that are not truncated. step: arguments of `run`.
+        """
+        token_ids, status = np.empty(len(step[-1]), np.int32), np.empty(len(step[-1]), np.uint8)
+        lines, line_bytes = _address(controls), controls.strides[0]
+        choice = NativeChoice(
+            logits.data_ptr(), lines + UNIFORM * line_bytes, lines + INVERSE * line_bytes, None,
+            _address(token_ids), _address(status), logits.stride(0), logits.shape[1],
+        )  # fmt: skip
+        return self._call(choice, *step, controls, token_ids, status), token_ids, status
+
+    def _call(self, choice: NativeChoice | None, *arrays: np.ndarray) -> FusedStepCall:
+        """arrays: those of `run`, and what else is to be kept."""
+        step = _Step.from_buffer_copy(self._step)
+        step.slots, step.positions, step.q_indptr = map(_address, arrays[:3])
+        step.kv_lens, step.kv_at, step.wanted = map(_address, arrays[3:6])
+        step.n_rows, step.n_spans, step.n_wanted = len(arrays[0]), len(arrays[3]), len(arrays[5])
+        step.choice, step.n_threads = None if choice is None else ctypes.addressof(choice), torch.get_num_threads()
+        if self._array is None:
+            self._array = (_Op * len(self._ops))(*self._ops)
+        return FusedStepCall(self._array, step, (choice, *arrays))
+
+    def _link(self, matrix: products.NativeMatrix) -> None:
+        """Each matrix names the one of the next product, the last one the first of the next step."""
+        if self._matrices:
+            self._matrices[-1].next = ctypes.addressof(matrix)
+        self._matrices.append(matrix)
+        matrix.next = ctypes.addressof(self._matrices[0])
+
+    def _add(self, code: int, args: ctypes.Structure, *kept: object, group: int = 0) -> None:
+        self._ops.append(_Op(code, ctypes.addressof(args), group * self._table_stride))
+        self._kept += [args, *kept]
+
+
+def _address(array: np.ndarray) -> int:
+    """Of a contiguous array; a fifth of the time of `array.ctypes.data`."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array)) if array.size else 0  # type: ignore[arg-type]
+
+
+def obstacle(dtype: torch.dtype, head_dim: int) -> str | None:
+    """Why steps of a model cannot run as fused steps here, or None."""
+    if native.library() is None:
+        return native.explain()
+    if dtype not in native.DTYPES:
+        return f"the native kernels take float32, bfloat16 or float16, not {dtype}"
+    return f"head_dim {head_dim} exceeds {MAX_HEAD_DIM}" if head_dim > MAX_HEAD_DIM else None

@@ -1,0 +1,80 @@
+"""A device whose graphs are calls: strategies of a GPU on a CPU, to see what they stage, pad and choose.
+
+Attention plans are replaced by the CPU's: nothing of CUDA is shown by this.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quire.compute.device.cpu import CpuDevice
+from quire.compute.forward import graphs
+from quire.compute.runner.pool import PagedContext, plan_attention
+
+
+class Section:
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.device, self.host = memory, memory.numpy()
+
+    def filled(self, n: int) -> None: ...
+
+
+class Staging:
+    """Both sides are one memory, which is as if everything had been sent."""
+
+    def section(self, shape: tuple[int, ...], dtype: torch.dtype) -> Section:
+        return Section(torch.zeros(shape, dtype=dtype))
+
+    def rest(self, dtype: torch.dtype, after: int = 0) -> Section:
+        return self.section((1,), dtype)
+
+    def begin(self) -> None: ...
+
+    def send(self) -> None: ...
+
+
+class CallingDevice(CpuDevice):
+    """Memory that the host does not share, and graphs that are calls."""
+
+    is_host = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_replays = 0
+
+    def staging(self, n_bytes: int) -> Staging:
+        return Staging()
+
+    def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
+        launches()
+
+        def replay() -> None:
+            self.n_replays += 1
+            launches()
+
+        return replay
+
+
+class LivePlans:
+    """Stands for fixed buffers: a captured context attends by the plan that was written last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(graphs.attention, "plan_buffers", lambda *given, **options: types.SimpleNamespace(n_ints=0))
+        monkeypatch.setattr(graphs, "plan_attention", self.plan)
+        live = self
+
+        class Context(PagedContext):
+            def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
+                self.plans = live.last
+                return super().attend(layer, q, variant)
+
+        monkeypatch.setattr(graphs, "PagedContext", Context)
+
+    def plan(self, *given: Any, buffers: object = None, shared: Any = (), settled: bool = False) -> Any:
+        self.last = plan_attention(*given)
+        return self.last

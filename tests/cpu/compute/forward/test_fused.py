@@ -1,0 +1,201 @@
+"""A fused step against the same step operation by operation: the same bits, for any mix of spans."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from quire.compute.device.cpu import CpuDevice
+from quire.compute.forward.eager import EagerForward
+from quire.compute.forward.fused import FusedForward, obstacle
+from quire.compute.models.decoder import Decoder, decoder_on
+from quire.compute.runner.batch_builder import build_batch
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.step import Step
+from quire.compute.runner.tables import NO_WRITES, SlotTables
+from quire.compute.runner.tail import Tail
+from quire.compute.sample import Sampler
+from quire.compute.schemes.choice import choose
+from quire.config.arch import ModelArch
+from quire.config.model import read_arch
+from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepPlan
+from quire.kernels import native
+from quire.kernels.sample import choose_by
+
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"], "vocab_size": 200, "hidden_size": 48, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+QWEN3 = {
+    **QWEN2, "architectures": ["Qwen3ForCausalLM"], "head_dim": 32, "intermediate_size": 128, "hidden_size": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+MISTRAL = {**QWEN2, "architectures": ["MistralForCausalLM"], "sliding_window": 20, "hidden_size": 64}
+PAGE_SIZE = 8
+STEPS = [  # slot, start, length, wants a token
+    [(0, 0, 37, True), (1, 0, 5, False)],
+    [(0, 37, 1, True), (1, 5, 60, True), (2, 0, 1, True)],
+    [(0, 38, 1, True), (1, 65, 1, True), (2, 1, 1, True), (3, 0, 130, False)],
+    [(3, 130, 20, False)],
+    [(3, 150, 1, True)],
+]
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library was built")
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    with torch.inference_mode():
+        yield
+    torch.set_num_threads(before)
+
+
+def make_model(arch: ModelArch, dtype: torch.dtype, quantization: str) -> Decoder:
+    torch.manual_seed(0)
+    model = decoder_on(torch.device("cpu"), arch, dtype, 256, choose(quantization, torch.device("cpu"), dtype))
+    for name, tensor in model.weights():
+        tensor.copy_(1 + torch.randn(tensor.shape) / 10 if "norm" in name else torch.randn(tensor.shape) / 7)
+    model.finish()
+    return model
+
+
+class Side:
+    """Pages and tables of one way to run. top_k: of all sequences; temperatures: of each slot."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_dtype: torch.dtype | None = None,
+        top_k: int = 0,
+        temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0),
+    ) -> None:
+        self.device = CpuDevice()
+        self.tables = SlotTables(4, 255, PAGE_SIZE, self.device)
+        self.pool = KVPool(model.arch, 100, PAGE_SIZE, kv_dtype or model.dtype, self.device)
+        sampler = Sampler(4, model.arch.vocab_size, torch.device("cpu"), vocab_limit=190)
+        self.tail = Tail(self.device, model, self.tables, sampler)
+        self.eager = EagerForward(self.device, model, self.pool, self.tables)
+        rng = np.random.default_rng(0)
+        pages = rng.permutation(np.arange(1, 100))
+        for slot, temperature in enumerate(temperatures):
+            ids = rng.integers(0, model.arch.vocab_size, 200).tolist()
+            params = SlotParams(temperature, top_k, 1.0, 0.0, 0.0, 0.0, 1.0, slot, -1, -1, {}, None, [], [], 0)
+            self.tables.open([SlotOpen(slot, ids, 200, params)])
+            self.tail.open(SlotOpen(slot, ids, 200, params))
+            self.tables.append([PageAppend(slot, 0, pages[slot * 24 : slot * 24 + 24].tolist())])
+
+    def step(self, spans: list[tuple[int, int, int, bool]]) -> Step:
+        plan = Spans()
+        for span in spans:
+            plan.add(*span)
+        return Step(StepPlan(0, plan), build_batch(plan), NO_WRITES, [], wants_all=False)
+
+    def fused(self, model: Decoder) -> FusedForward:
+        return FusedForward(self.device, model, self.pool, self.tables, self.tail, max_rows=160, max_num_seqs=4)
+
+
+def by_operations(model: Decoder, side: Side, spans: list[tuple[int, int, int, bool]]) -> torch.Tensor:
+    """Logits of the sampled rows."""
+    step = side.step(spans)
+    states = side.eager.run(step)
+    hidden = states.hidden[torch.from_numpy(step.batch.sampled_rows)] if states.has_all else states.hidden
+    return model.logits(hidden)
+
+
+@pytest.mark.parametrize(
+    "config, dtype, quantization, kv_dtype",
+    [
+        (QWEN3, torch.bfloat16, "none", None), (QWEN3, torch.bfloat16, "int8", torch.int8),
+        (QWEN2, torch.float32, "none", None), (QWEN2, torch.bfloat16, "int4", None),
+        (MISTRAL, torch.float16, "none", torch.int8),
+    ],
+)  # fmt: skip
+def test_the_same_bits(
+    tmp_path: pathlib.Path,
+    config: dict[str, object],
+    dtype: torch.dtype,
+    quantization: str,
+    kv_dtype: torch.dtype | None,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = make_model(read_arch(tmp_path), dtype, quantization)
+    assert obstacle(model) is None
+    expected, recorded = Side(model, kv_dtype), Side(model, kv_dtype, top_k=5, temperatures=(1.0,) * 4)
+    forward = recorded.fused(model)
+    for spans in STEPS:
+        states = forward.run(recorded.step(spans))
+        assert states is not None and states.logits is not None and not states.has_all
+        assert states.choose is None or not any(span[3] for span in spans)
+        assert states.logits.shape == (sum(span[3] for span in spans), model.arch.vocab_size)
+        assert torch.equal(states.logits, by_operations(model, expected, spans))
+        assert torch.equal(states.logits, model.logits(states.hidden))
+        assert torch.equal(recorded.pool.k, expected.pool.k)
+        assert torch.equal(recorded.pool.v, expected.pool.v)
+
+
+def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
+    temperatures = (0.0, 1.5, 0.7, 0.0)
+    apart, together = Side(model), Side(model, temperatures=temperatures)
+    forward = together.fused(model)
+    for spans in STEPS:
+        step = together.step(spans)
+        states = forward.run(step)
+        controls = together.tail.controls(step)
+        assert states is not None and states.choose is not None and controls is not None
+        choice = states.choose(None)
+        expected = choose_by(by_operations(model, apart, spans)[:, :190], torch.from_numpy(controls))
+        assert torch.equal(choice.token_ids, expected.token_ids)
+        assert not choice.status.any() and bool((choice.token_ids < 190).all())
+        written = together.tables.tokens[
+            torch.from_numpy(step.batch.sampled_slots), torch.from_numpy(step.batch.sampled_positions)
+        ]
+        assert torch.equal(written, choice.token_ids)
+        for side in (apart, together):  # the sequences go on with the tokens that they were made with
+            side.tables.tokens.copy_(Side(model).tables.tokens)
+
+
+def test_states_of_other_rows_are_for_another_strategy(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
+    side = Side(model)
+    step = side.step(STEPS[0])
+    step.wants_all = True
+    forward = side.fused(model)
+    assert forward.run(step) is None and forward.ready(step, 0.0) is None
+    assert not side.pool.k.any()
+
+
+def test_calls_that_were_made_before_their_turn(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    model = make_model(read_arch(tmp_path), torch.bfloat16, "none")
+    found = []
+    for n_ahead in (1, 4):
+        side = Side(model)
+        forward = side.fused(model)
+        forward.run(side.step([(0, 0, 37, True), (1, 0, 50, True)]))
+        plans = [[(0, 37 + i, 1, True), (1, 50 + i, 1, True)] for i in range(8)]
+        tokens = []
+        for at in range(0, len(plans), n_ahead):
+            ready = [forward.ready(side.step(one), 0.0) for one in plans[at : at + n_ahead]]
+            for one in ready:
+                assert one is not None
+                one.compute()
+                one.hurry()
+            tokens += [one.result().tokens for one in ready if one is not None]
+        found.append(tokens)
+    assert found[0] == found[1] and len({tuple(pair) for pair in found[0]}) > 1
+
+
+def test_an_unpacked_model_is_refused(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN2))
+    model = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
+    assert "packed" in (obstacle(model) or "")

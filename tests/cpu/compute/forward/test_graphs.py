@@ -1,0 +1,138 @@
+"""Captured steps on a device whose graphs are calls: what is staged, padded and chosen, against steps by kernels."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from calling_device import CallingDevice, LivePlans
+
+from quire.compute.forward.eager import EagerForward
+from quire.compute.forward.graphs import GraphForward
+from quire.compute.models.decoder import Decoder, decoder_on
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.runner import Runner
+from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tail import Tail
+from quire.compute.sample import Sampler
+from quire.config.model import read_arch
+from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
+from quire.core.request import Pooling
+from quire.core.result import StepResult
+
+CONFIG = {
+    "architectures": ["Qwen2ForCausalLM"], "vocab_size": 200, "hidden_size": 48, "intermediate_size": 96,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+}  # fmt: skip
+PLAIN = SlotParams(0.9, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 5, -1, -1, {}, None, [], [], 0)
+N_SLOTS, PAGE_SIZE = 6, 8
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path) -> Decoder:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    torch.manual_seed(0)
+    made = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
+    for name, tensor in made.weights():
+        tensor.copy_(1 + torch.randn(tensor.shape) / 10 if "norm" in name else torch.randn(tensor.shape) / 7)
+    made.finish()
+    return made
+
+
+def runner_over(model: Decoder, captures: bool) -> tuple[Runner, CallingDevice]:
+    device = CallingDevice()
+    pool = KVPool(model.arch, 64, PAGE_SIZE, torch.float32, device)
+    tables = SlotTables(N_SLOTS, 128, PAGE_SIZE, device)
+    tail = Tail(device, model, tables, Sampler(N_SLOTS, 200, torch.device("cpu"), vocab_limit=190))
+    eager = EagerForward(device, model, pool, tables)
+    if not captures:
+        return Runner(pool, tables, tail, [eager]), device
+    forward = GraphForward(
+        device, model, pool, tables, tail, max_num_seqs=N_SLOTS, max_num_batched_tokens=40  # type: ignore[arg-type]
+    )
+    forward.capture()
+    return Runner(pool, tables, tail, [forward, eager]), device
+
+
+def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:
+    made = Spans()
+    for row in rows:
+        made.add(*row)
+    return {"spans": made, "n_tokens": sum(row[2] for row in rows)}
+
+
+def plans(**asked: Any) -> list[tuple[StepPlan, int]]:
+    """Plans, and how many replays each takes with plain sampling. asked: what slot 2 wants beyond it."""
+    ids = np.random.default_rng(0).integers(0, 200, 200).tolist()
+    special = msgspec.structs.replace(PLAIN, **asked)
+    opened = [SlotOpen(0, ids[:70], 70, PLAIN), SlotOpen(1, ids[:3], 3, PLAIN), SlotOpen(2, ids[:9], 9, special)]
+    pages = [PageAppend(0, 0, list(range(1, 11))), PageAppend(1, 0, [20]), PageAppend(2, 0, [30, 31])]
+    chunk = spans((0, 0, 25, False), (1, 0, 3, True), (2, 0, 9, True))
+    return [
+        (StepPlan(0, **chunk, opened=opened, pages=pages), 2),
+        (StepPlan(1, **spans((0, 25, 45, True))), 0),  # too many rows for a bucket
+        (StepPlan(2, **spans((0, 70, 1, True), (1, 3, 1, True), (2, 9, 1, True))), 2),
+        (StepPlan(3, **spans((1, 4, 1, True), (2, 10, 1, True)), pages=[PageAppend(1, 1, [21])], masked=[0]), 2),
+        (StepPlan(4, **spans((0, 71, 1, True), (1, 5, 1, True))), 2),
+    ]
+
+
+def run(runner: Runner, plan: StepPlan) -> StepResult:
+    step = runner.launch(plan)
+    if plan.masked:
+        allowed = (0).to_bytes(12, "little") + (0b1010).to_bytes(4, "little")
+        step.mask(StepMasks(plan.step, allowed * len(plan.masked)))
+    result = step.result()
+    result.timings = type(result.timings)()
+    return result
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a penalty": {"presence_penalty": 0.5},
+    "logprobs": {"logprobs": 2},
+    "logprobs of the prompt": {"prompt_logprobs": 1},
+    "a vector": {"pooling": Pooling.MEAN},
+    "few ids": {"allowed_token_ids": [3, 7, 11]},
+}
+
+
+@pytest.mark.parametrize("what", ASKED)
+def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    LivePlans(monkeypatch)
+    captured, device = runner_over(model, captures=True)
+    eager, _ = runner_over(model, captures=False)
+    for plan, n_replays in plans(**ASKED[what]):
+        before = device.n_replays
+        assert run(captured, plan) == run(eager, plan), plan.step
+        has_tail = what in ("nothing", "logprobs of the prompt", "a vector") or 2 not in plan.spans.slots
+        assert device.n_replays - before == (n_replays if has_tail else min(n_replays, 1))
+        assert torch.equal(captured.tables.pages[:, :N_SLOTS], eager.tables.pages[:, :N_SLOTS])
+        assert torch.equal(captured.tables.tokens[:N_SLOTS], eager.tables.tokens[:N_SLOTS])
+
+
+def test_padding_writes_to_nobody(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows in a bucket of four: page 0 and the spare slot take the fourth."""
+    LivePlans(monkeypatch)
+    captured, _ = runner_over(model, captures=True)
+    eager, _ = runner_over(model, captures=False)
+    for plan, _ in plans():
+        run(captured, plan)
+        run(eager, plan)
+        assert torch.equal(captured.pool.k[:, 1:], eager.pool.k[:, 1:])
+        assert torch.equal(captured.pool.v[:, 1:], eager.pool.v[:, 1:])
+    assert captured.pool.k[:, 0].any() and not eager.pool.k[:, 0].any()

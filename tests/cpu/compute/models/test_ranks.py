@@ -1,0 +1,190 @@
+"""The point between a row-parallel product and its residual: nothing, an adapter's delta, the sum over two ranks.
+
+The ranks are made of the pieces that a worker has: a description with a share of heads and of the feed-forward, weights
+cut as their schemes say, and a comm that sums.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from quire.compute.dist.comm import Reduction
+from quire.compute.forward.fused import obstacle
+from quire.compute.layers.linear import Linear
+from quire.compute.layers.norm import Norm
+from quire.compute.layers.residual import ResidualProduct
+from quire.compute.models.decoder import Decoder, decoder_on
+from quire.compute.schemes.choice import floating
+from quire.config.arch import ModelArch
+from quire.config.layers import LayerSpec, NormSpec
+from quire.config.model import read_arch
+from quire.config.parameters import Matrix, NormTable
+from quire.kernels import native
+
+CPU = torch.device("cpu")
+IDS = [3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64]
+PLAIN = {
+    "vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {"architectures": ["Qwen3ForCausalLM"], **PLAIN},
+    "norms after": {"architectures": ["Gemma2ForCausalLM"], **PLAIN, "sliding_window": 8, "query_pre_attn_scalar": 32},
+    "parallel": {"architectures": ["CohereForCausalLM"], **PLAIN, "logit_scale": 1.0, "use_qk_norm": False},
+    "scaled": {"architectures": ["GraniteForCausalLM"], **PLAIN, "residual_multiplier": 0.5},
+}
+
+
+class ThreadComm:
+    """`Comm` of a rank that is a thread."""
+
+    def __init__(self, rank: int, given: list[torch.Tensor | None], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(given)
+        self._given, self._barrier = given, barrier
+
+    def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
+        assert reduction is Reduction.SUM
+        self._given[self.rank] = x.clone()
+        self._barrier.wait(timeout=60)
+        x.copy_(torch.stack([one for one in self._given if one is not None]).sum(0))
+        self._barrier.wait(timeout=60)
+        return x
+
+    def close(self) -> None: ...
+
+
+def rank_of(layer: LayerSpec, n_ranks: int) -> LayerSpec:
+    """What each rank computes of a layer."""
+    mixer = msgspec.structs.replace(
+        layer.mixer, n_heads=layer.mixer.n_heads // n_ranks, n_kv_heads=layer.mixer.n_kv_heads // n_ranks
+    )
+    return msgspec.structs.replace(
+        layer, mixer=mixer, ffn=msgspec.structs.replace(layer.ffn, size=layer.ffn.size // n_ranks)
+    )
+
+
+def filled(arch: ModelArch) -> Decoder:
+    """Random weights, not finished."""
+    torch.manual_seed(0)
+    model = decoder_on(CPU, arch, torch.float32, 128)
+    for name, tensor in model.weights():
+        is_norm = "norm" in name
+        tensor.copy_(1 + torch.randn(tensor.shape) / 10 if is_norm else torch.randn(tensor.shape) / 6)
+    return model
+
+
+def rank_model(whole: Decoder, rank: int, comm: ThreadComm) -> Decoder:
+    """One rank's part of `whole`, whose layers sum over ranks."""
+    layers = tuple(rank_of(layer, comm.size) for layer in whole.arch.layers)
+    model = decoder_on(CPU, msgspec.structs.replace(whole.arch, layers=layers), torch.float32, 128)
+    given, taken = dict(whole.weights()), dict(model.weights())
+    cut = {
+        f"{name}.weight": (share, part)
+        for linear in whole.linears()
+        if linear is not whole.head
+        for share in (linear.scheme.cut(linear.matrix, rank, comm.size),)
+        for part, (name, _) in enumerate(linear.matrix.parts)
+    }
+    for name, target in taken.items():
+        source = given[name]
+        if name in cut:
+            share, part = cut[name]
+            first, (_, n_rows) = share.first_rows[part], share.matrix.parts[part]
+            source = source[first : first + n_rows, share.first_column : share.first_column + share.matrix.n_in]
+        target.copy_(source)
+    for layer in model.layers:
+        for point in (layer.attention_sum, layer.ffn_sum):
+            point.between = lambda y, z: comm.all_reduce(z)
+    model.finish()
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_two_ranks_are_the_whole(name: str, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))
+    whole = filled(read_arch(tmp_path))
+    barrier, given = threading.Barrier(2), [None, None]
+    ranks = [rank_model(whole, rank, ThreadComm(rank, given, barrier)) for rank in range(2)]  # type: ignore[arg-type]
+    whole.finish()
+    expected = tools["run_chunks"](whole, torch.float32, IDS, [7, 4, 1])
+
+    def run(model: Decoder) -> torch.Tensor:
+        with torch.inference_mode():
+            return tools["run_chunks"](model, torch.float32, IDS, [7, 4, 1])
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(run, ranks))
+    assert torch.equal(found[0], found[1]), "ranks have the same bits"
+    assert expected.abs().max() > 1 and (found[0] - expected).abs().max() < 2e-4
+    assert ranks[0].n_bytes < whole.n_bytes and not ranks[0].is_plain
+
+
+def product(post_norm: bool, scale: float) -> tuple[ResidualProduct, torch.Tensor]:
+    make = functools.partial(torch.empty, dtype=torch.float32)
+    linear = Linear(make, Matrix(n_in=48, parts=(("m", 64),)), floating(CPU, torch.float32))
+    assert linear.weight is not None
+    weight = linear.weight.normal_(0, 0.2).clone()
+    linear.finish()
+    norm = None
+    if post_norm:
+        norm = Norm(make, NormTable(name="n", shape=(64,), spec=NormSpec(eps=1e-5)))
+        assert norm.weight is not None
+        norm.weight.fill_(1.5)
+    return ResidualProduct(linear, norm, scale), weight
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_a_delta_comes_before_norm_and_factor(post_norm: bool, scale: float) -> None:
+    """As an adapter adds it: from what the product took."""
+    point, weight = product(post_norm, scale)
+    x, y = torch.randn(5, 64), torch.randn(5, 48)
+    down, up = torch.randn(48, 2), torch.randn(2, 64)
+    point.between = lambda taken, z: z.addmm_(taken @ down, up)
+    z = y @ weight.T + y @ down @ up
+    if post_norm:
+        z = torch.nn.functional.rms_norm(z, (64,), torch.full((64,), 1.5), 1e-5)
+    expected = x + scale * z
+    assert point(y, x) is x
+    torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nothing_between_is_one_launch() -> None:
+    point, _ = product(post_norm=False, scale=1.0)
+    calls: list[dict[str, Any]] = []
+    original = point.linear.product
+
+    class Counting:
+        tensors = original.tensors
+
+        def __call__(self, *given: Any, **options: Any) -> torch.Tensor:
+            calls.append(options)
+            return original(*given, **options)
+
+    point.linear.product = Counting()
+    x, y = torch.randn(5, 64), torch.randn(5, 48)
+    expected = original(y, None, residual=x.clone())
+    assert torch.equal(point(y, x), expected) and len(calls) == 1 and calls[0]["residual"] is x
+    point.between = lambda taken, z: z
+    point(y, x)
+    assert calls[1]["residual"] is None
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native library was built")
+def test_a_step_in_one_native_call_has_nothing_between(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MODELS["plain"]))
+    model = filled(read_arch(tmp_path))
+    model.finish()
+    assert obstacle(model) is None
+    model.layers[1].ffn_sum.between = lambda y, z: z
+    assert "its layers are not" in (obstacle(model) or "")

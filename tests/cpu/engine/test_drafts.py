@@ -1,0 +1,135 @@
+"""Drafts on a real model, several steps deep: whatever the device keeps, the tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from worker_rank import CONFIG, make_worker
+
+from quire.compute.draft.drafter import Drafter
+from quire.compute.draft.ngram import NgramDrafter
+from quire.compute.worker import Allocation
+from quire.control.config import SchedulerConfig
+from quire.control.scheduler import Scheduler
+from quire.core.clock import MonotonicClock
+from quire.core.commands import Submit
+from quire.core.events import FinishReason
+from quire.core.request import Request
+from quire.core.sampling import SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.executors.inline import ThreadExecutor
+
+N_REQUESTS, MAX_TOKENS = 7, 40
+VOCAB = CONFIG["vocab_size"]
+
+
+class KnowingDrafter:
+    """Knows what plain decoding said, and tells the truth with a chance that goes with the place alone."""
+
+    def __init__(self, said: dict[tuple[int, ...], list[int]], chance: float) -> None:
+        self._said, self._chance = said, chance
+        self.n_asked = self.n_right = 0
+
+    def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
+        known = tuple(tokens.tolist())
+        whole = next(list(prompt) + out for prompt, out in self._said.items() if known[: len(prompt)] == prompt)
+        assert list(known) == whole[: len(known)], "the token table holds what was rejected"
+        found = []
+        for at in range(len(known), min(len(known) + n, len(whole))):
+            is_right = random.Random(f"{whole[0]} {at}").random() < self._chance
+            found.append(whole[at] if is_right else (whole[at] + 1) % VOCAB)
+            self.n_asked, self.n_right = self.n_asked + 1, self.n_right + is_right
+        return found
+
+
+def requests() -> list[Request]:
+    """Greedy and random ones, one with penalties (which takes no drafts), one that stops at a token."""
+    made = []
+    for i in range(N_REQUESTS):
+        params = SamplingParams(
+            temperature=0.0 if i % 2 else 0.9, top_p=0.9 if i == 2 else 1.0, presence_penalty=0.5 if i == 4 else 0.0,
+            logprobs=1 if i == 5 else None, ignore_eos=i != 3,
+        )  # fmt: skip
+        prompt = [i + 3, *((7 * i + 5 * k) % (VOCAB - 10) for k in range(5 + 6 * i))]
+        made.append(Request(
+            request_id=f"r{i}", prompt_token_ids=prompt, params=params, max_tokens=MAX_TOKENS, seed=i,
+            end_token_ids=list(range(0, VOCAB, 16)) if i == 3 else [],
+        ))  # fmt: skip
+    return made
+
+
+def run(
+    folder: pathlib.Path, depth: int, n_drafts: int, drafter: Drafter | None, n_pages: int = 60
+) -> tuple[dict[str, list[int]], Scheduler]:
+    folder.mkdir(exist_ok=True)
+    worker = make_worker(folder, drafter=drafter)
+    worker.load()
+    worker.allocate(Allocation(n_pages=n_pages, max_model_len=128))
+    clock = MonotonicClock()
+    scheduler = Scheduler(
+        SchedulerConfig(
+            n_pages=n_pages, page_size=8, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128,
+            pipeline_depth=depth, num_speculative_tokens=n_drafts,
+        ),
+        clock,
+    )  # fmt: skip
+    core = EngineCore(scheduler, ThreadExecutor(worker, worker.prepare), clock, depth)
+    said: dict[str, list[int]] = {}
+    try:
+        for request in requests():
+            core.handle(Submit(request))
+        while core.has_work():
+            for delta in core.step():
+                assert delta.finish_reason is not FinishReason.ERROR, delta.failure
+                said.setdefault(delta.request_id, []).extend(delta.token_ids)
+    finally:
+        core.shutdown()
+    return said, scheduler
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+    return run(tmp_path_factory.mktemp("plain"), 1, 0, None)[0]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    n_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.mark.parametrize("n_pages", [60, 22])
+@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_forced_random_acceptance(
+    tmp_path: pathlib.Path, plain: dict[str, list[int]], depth: int, chance: float, n_pages: int
+) -> None:
+    """22 pages are too few for four sequences: some are preempted between their drafts."""
+    known = {tuple(one.prompt_token_ids): plain[one.request_id] for one in requests()}
+    drafter = KnowingDrafter(known, chance)
+    said, scheduler = run(tmp_path, depth, 4, drafter, n_pages)
+    assert said == plain
+    assert scheduler.stats().preemptions >= (n_pages == 22)
+    n_tokens, n_steps = sum(map(len, plain.values())), scheduler.counters.steps
+    assert drafter.n_asked > 50 and (chance == 0.0) == (drafter.n_right == 0)
+    if chance == 1.0 and n_pages == 60:
+        assert n_steps < n_tokens / 4, "right drafts save steps"
+
+
+def test_prompt_lookup(tmp_path: pathlib.Path, plain: dict[str, list[int]]) -> None:
+    assert run(tmp_path, 2, 3, NgramDrafter(1, 3))[0] == plain
+
+
+def test_ngram_takes_the_latest_and_longest() -> None:
+    tokens = np.array([1, 2, 3, 9, 2, 3, 8, 5, 2, 3], np.int32)
+    assert NgramDrafter(1, 3).guess(0, tokens, 2) == [8, 5]
+    assert NgramDrafter(2, 4).guess(0, np.array([7, 1, 2, 3, 4, 1, 2, 3], np.int32), 9) == [4, 1, 2, 3]
+    assert NgramDrafter(2, 4).guess(0, np.array([1, 2, 3], np.int32), 9) == []
+    assert NgramDrafter(1, 4).guess(0, np.array([5], np.int32), 9) == []
+    assert NgramDrafter(1, 2).guess(0, np.array([5, 5], np.int32), 2) == [5]
