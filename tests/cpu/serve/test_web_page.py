@@ -122,7 +122,7 @@ def test_a_prompt_that_is_too_long_comes_back(page: WebPage, server: Any) -> Non
     page.script("document.getElementById('input').value = 'long '.repeat(1000)")
     page["input"].send_keys(Keys.ENTER)
     page.until(lambda: page["chat-error"].is_displayed())
-    assert "4096 can be taken" in page["chat-error"].text and "back in the input" in page["chat-error"].text
+    assert "4095 can be taken" in page["chat-error"].text and "back in the input" in page["chat-error"].text
     assert page["input"].get_property("value") == ("long " * 1000).strip()
     assert len(page.all(".message")) == 2, "only the first question and its answer are left"
     page["input"].send_keys(Keys.CONTROL, "a")
