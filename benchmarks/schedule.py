@@ -111,7 +111,7 @@ def radix(n_prompts: int, prompt_len: int, shared_len: int) -> dict[str, object]
 
     def insert(i: int) -> None:
         pages = pool.take(n_pages)
-        node, _ = tree.extend("", None, 0, prompts[i], pages, through=True)
+        node, _ = tree.extend("", None, 0, prompts[i], [pages], n_pages, through=True)
         assert node is not None
         tree.unlock(node)
         pool.drop(pages)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import draft_bugs
+import group_bugs
 import pytest
 from bugs import BUGS, Bug
 from control_machine import SchedulerMachine
@@ -16,7 +17,7 @@ SEEDS = (13, 3, 11)
 """They show most bugs early. Which examples a seed makes depends also on the modules that are loaded."""
 
 
-@pytest.mark.parametrize("bug", BUGS + draft_bugs.BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("bug", BUGS + draft_bugs.BUGS + group_bugs.BUGS, ids=lambda bug: bug.__name__)
 def test_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, EngineError)):
