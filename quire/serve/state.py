@@ -54,7 +54,6 @@ class ServerState:
         self.draining = False
         self.started_s = time.time()
         self.loop_monitor = LoopMonitor(self.metrics.loop.note)
-        """Of generation, for /v1/load."""
         self.engine_lost = asyncio.Event()
         """Set when a request finds the engine dead."""
         limits = SpaceLimits(config.max_data_bytes, config.max_data_bytes_per_key)

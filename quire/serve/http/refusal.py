@@ -6,6 +6,8 @@ address, a path, a traceback or another user's data. Never 422.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from quire.core.errors import (
@@ -20,6 +22,7 @@ from quire.core.errors import (
     RequestError,
     RequestExpired,
     SleepFailed,
+    shown,
 )
 
 MAX_MESSAGE_CHARS = 600
@@ -84,6 +87,12 @@ def bad_request(message: str, param: str | None = None, code: str = "invalid_val
 def unsupported(param: str, why: str) -> Refusal:
     """A 400 for a field that is known but not honoured."""
     return Refusal(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+
+
+def unknown_model(name: str, names: Iterable[str]) -> Refusal:
+    """404 for a model that is none of `names`, which this server has."""
+    message = f"The model {shown(name)} does not exist here. This server has: {', '.join(names)}."
+    return Refusal(404, message, param="model", code="model_not_found")
 
 
 def too_large(limit: int) -> Refusal:

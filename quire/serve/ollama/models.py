@@ -10,11 +10,10 @@ import datetime
 import hashlib
 from collections.abc import Mapping
 
-from quire.core.errors import shown
 from quire.core.events import ModelFacts
 from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
-from quire.serve.http.refusal import Refusal, bad_request, unsupported
+from quire.serve.http.refusal import bad_request, unknown_model, unsupported
 from quire.serve.ollama.input import LATEST, served_name
 from quire.serve.ollama.schema import OllamaShowRequest
 from quire.serve.ollama.unused import note_show
@@ -63,9 +62,7 @@ async def serve_ollama_show(state: ServerState, exchange: Exchange) -> None:
         raise bad_request("model is missing.", "model", "missing_required_parameter")
     name = served_name(given, state.limits.model_names)
     if name not in state.limits.model_names:
-        names = ", ".join(state.limits.model_names)
-        message = f"The model {shown(given)} does not exist here. This server has: {names}."
-        raise Refusal(404, message, param="model", code="model_not_found")
+        raise unknown_model(given, state.limits.model_names)
     llm, facts = state.llm, state.llm.ready.model
     family = facts.family
     template = None if llm.chat_template is None else llm.chat_template.sources.get("default")

@@ -16,7 +16,7 @@ from quire.core.errors import InvalidParameter, shown
 from quire.core.sampling import MAX_SEED, OutputKind, SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.serve.http.ignored import IgnoredParams
-from quire.serve.http.refusal import Headers, Refusal, bad_request, unsupported
+from quire.serve.http.refusal import Headers, bad_request, unknown_model, unsupported
 from quire.serve.openai.schema import SamplingFields
 
 MAX_LABEL_CHARS = 512
@@ -71,12 +71,7 @@ def check_model(name: str | None, names: tuple[str, ...]) -> None:
             f"model = {shown(name)} is not allowed: it must be 1 to {MAX_MODEL_CHARS} characters long.", "model"
         )
     if name not in names:
-        raise Refusal(
-            404,
-            f"The model {shown(name)} does not exist here. This server has: {', '.join(names)}.",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(name, names)
 
 
 def check_labels(body: SamplingFields) -> None:

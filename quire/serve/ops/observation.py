@@ -9,9 +9,8 @@ import urllib.parse
 import msgspec
 
 from quire import __version__
-from quire.core.errors import shown
 from quire.serve.http.exchange import Exchange
-from quire.serve.http.refusal import Refusal
+from quire.serve.http.refusal import unknown_model
 from quire.serve.openai.schema import JsonObject
 from quire.serve.page.assets import STARTER_PROMPTS
 from quire.serve.state import ServerState
@@ -45,9 +44,7 @@ async def serve_model(state: ServerState, exchange: Exchange) -> None:
     """One model by name."""
     name = urllib.parse.unquote(exchange.scope["path_params"]["model"])
     if name not in state.limits.model_names:
-        names = ", ".join(state.limits.model_names)
-        message = f"The model {shown(name)} does not exist here. This server has: {names}."
-        raise Refusal(404, message, param="model", code="model_not_found")
+        raise unknown_model(name, state.limits.model_names)
     await exchange.respond_json(_model(state, name))
 
 
