@@ -35,12 +35,16 @@ class PageCache:
         """Pages that can be taken now: free, or in the tree with no holder."""
         return self.pool.n_free + self.tree.n_evictable
 
+    def has(self, n: int) -> bool:
+        """Whether so many are available."""
+        return n <= self.pool.n_free or n <= self.n_available
+
     def take(self, n: int) -> list[int]:
         """`n` fresh pages, evicting as needed; PageError, and no change, if fewer are available."""
         lacking = n - self.pool.n_free
-        if lacking > self.tree.n_evictable:
-            raise PageError(f"{n} pages wanted, {self.n_available} are available: check before taking")
         if lacking > 0:
+            if lacking > self.tree.n_evictable:
+                raise PageError(f"{n} pages wanted, {self.n_available} are available: check before taking")
             self.tree.evict(lacking)
         return self.pool.take(n)
 
@@ -68,12 +72,17 @@ class PageCache:
 
     # ---- taking and finding --------------------------------------------------------------------------------------
 
-    def grow(self, seq: Seq, n: int) -> None:
-        """`n` fresh pages at the end of each table of a sequence."""
+    def grow(self, seq: Seq, n: int) -> list[list[int]]:
+        """`n` fresh pages at the end of each table of a sequence; returns those of each."""
         pages = self.take(n * self.n_groups)
-        for group, table in enumerate(seq.tables):
-            table += pages[group * n : (group + 1) * n]
         seq.room += n * self.page_size
+        if self.n_groups == 1:
+            seq.tables[0] += pages
+            return [pages]
+        parts = [pages[at : at + n] for at in range(0, len(pages), n)]
+        for table, part in zip(seq.tables, parts, strict=True):
+            table += part
+        return parts
 
     def match(self, seq: Seq) -> Match:
         """The cached prefix of a waiting sequence, at least one token short of all: that one's logits are needed."""

@@ -42,12 +42,9 @@ class EvictionOrder:
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> Node | None:
-        """The same, without its entry."""
-        leaf = self.peek()
-        if leaf is not None:
-            heapq.heappop(self._heap)
-        return leaf
+    def pop(self) -> None:
+        """Remove the entry that `peek` has just found."""
+        heapq.heappop(self._heap)
 
     @staticmethod
     def _is_valid(entry: tuple[int, int, Node]) -> bool:

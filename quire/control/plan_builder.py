@@ -38,10 +38,9 @@ class PlanBuilder:
     def grow(self, cache: PageCache, seq: Seq, n: int) -> None:
         """`n` more pages for a running sequence, in each of its tables."""
         if n > 0:
-            first = seq.n_table_pages
-            cache.grow(seq, n)
-            for group, table in enumerate(seq.tables):
-                self.plan.pages.append(PageAppend(seq.slot, first, table[first:], group))
+            first, appends = len(seq.tables[0]), self.plan.pages
+            for group, pages in enumerate(cache.grow(seq, n)):
+                appends.append(PageAppend(seq.slot, first, pages, group))
 
     def open(self, seq: Seq) -> None:
         """Announce a slot, its tokens and the pages that it starts with."""

@@ -17,7 +17,7 @@ def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
     Decoding sequences are planned in key order, so every victim comes after `seq` and has no span yet. The last one
     waits if its own steps in flight are about to leave pages behind a window.
     """
-    while live.cache.n_available < live.cache.n_groups:
+    while not live.cache.has(live.cache.n_groups):
         builder.is_tight = True
         victim = live.running[-1]
         if victim is seq and seq.planned >= seq.returns_at:

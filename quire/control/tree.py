@@ -187,7 +187,7 @@ class PrefixTree(PrefixPaths):
         if n > self.n_evictable:
             raise PageError(f"{n} pages to evict, {self.n_evictable} are unlocked: check before evicting")
         while n > 0:
-            leaf, loose = self._order.peek(), self.windows.oldest
+            leaf, loose = self._order.peek(), self.windows.oldest if self.windows.loose else None
             if loose is not None and (leaf is None or loose[0] <= leaf.stamp):
                 self._lose(loose[1])
                 n -= 1

@@ -21,7 +21,7 @@ import torch
 from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
-from quire.compute.runner.pool import KVPool, PagedContext, plan_attention, window_kinds
+from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
@@ -98,7 +98,7 @@ class GraphForward:
         self._sampling_sizes = decode_sizes(max_num_seqs)
         mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         n_rows = max(max_num_seqs, mixed[-1])
-        self._staging = device.staging(STAGING_BYTES * len(window_kinds(pool.layout)))
+        self._staging = device.staging(STAGING_BYTES * len(pool.windows))
         self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
         self._controls = self._staging.section((N_CONTROLS, max_num_seqs), torch.float64)
         self._mask_lines = self._staging.section((max_num_seqs,), torch.int32)
@@ -120,7 +120,7 @@ class GraphForward:
         like, found, n_ints = plan_attention(self._pool, self._tables, *_idle(1))[0], list[PlanBuffers](), 0
         few = max(1, small_rows_of(like.heads.group) // like.heads.group)
         max_large = (mixed_rows + max_num_seqs) // (few + 1) + 1  # longer spans, and groups of more rows than that
-        for _ in window_kinds(self._pool.layout):
+        for _ in self._pool.windows:
             memory = self._staging.rest(torch.int32, n_ints)
             if mixed_rows:
                 buffers = attention.plan_buffers(

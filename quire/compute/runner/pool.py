@@ -44,6 +44,10 @@ class KVPool:
         self.n_heads, self.head_dim = arch.n_heads, arch.head_dim
         self.k = device.zeros(shape, dtype)
         self.v = device.zeros(shape, dtype)
+        self.windows = list(dict.fromkeys(self.layout.windows))
+        """Each kind of window once: what the work of attention differs by."""
+        self.kind_of = [self.windows.index(window) for window in self.layout.windows]
+        """Of each group, its place among them."""
         self.group_of = [group for group, _ in self.layout.places]
         """Of each layer."""
         self.pages_of = [(self.k[lane], self.v[lane]) for _, lane in self.layout.places]
@@ -108,13 +112,14 @@ def plan_attention(
     """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
     window share their work, and differ in their page tables.
 
-    q_indptr None: one row a span. buffers: for each of `window_kinds`, or none. shared: prefixes, which only layers
+    q_indptr None: one row a span. buffers: for each of `KVPool.windows`, or none. shared: prefixes, which only layers
     that keep everything read together.
     """
-    kinds, plans = window_kinds(pool.layout), []
-    for number, window in enumerate(kinds):
-        plan = attention.plan(
-            np.arange(len(kv_lens) + 1, dtype=np.int32) if q_indptr is None else q_indptr,
+    if q_indptr is None:
+        q_indptr = np.arange(len(kv_lens) + 1, dtype=np.int32)
+    plans = [
+        attention.plan(
+            q_indptr,
             kv_lens,
             slots,
             tables.pages[0],
@@ -123,17 +128,10 @@ def plan_attention(
             n_kv_heads=pool.k.shape[2],
             head_dim=pool.head_dim,
             variant=Variant(1.0, window=window),
-            buffers=buffers[number] if buffers else None,
+            buffers=buffers[kind] if buffers else None,
             shared=() if window else shared,
             settled=settled,
         )
-        plans.append(plan)
-    return [
-        plans[kinds.index(window)] if group == 0 else plans[kinds.index(window)].on(tables.pages[group])
-        for group, window in enumerate(pool.layout.windows)
+        for kind, window in enumerate(pool.windows)
     ]
-
-
-def window_kinds(layout: KVLayout) -> list[int]:
-    """The windows of a layout, each once: what the work of attention differs by."""
-    return list(dict.fromkeys(layout.windows))
+    return [plans[kind].on(tables.pages[group]) if group else plans[kind] for group, kind in enumerate(pool.kind_of)]
