@@ -296,6 +296,36 @@ def enum_unique(project: Project) -> Iterator[Finding]:
                 yield file.finding(node, f"{node.name} is not @unique")
 
 
+FAMILIES = "quire/config/families/"
+KNOWS_NO_FAMILY = {"core", "config", "planner", "control", "kernels", "compute", "engine"}
+"""Names of tool-call formats and of tokenizers in text, serve and bench are other things."""
+
+
+def family_place(project: Project) -> Iterator[Finding]:
+    """A family's name, architecture and model_type stand in its own file only, as a string or as a word."""
+    names = {
+        word.value.value
+        for file in project.package
+        if file.name.startswith(FAMILIES)
+        for node in file.nodes
+        if isinstance(node, ast.Call) and file.chain(node.func).split(".")[-1] == "Family"
+        for word in node.keywords
+        if word.arg in {"name", "architecture", "model_type"} and isinstance(word.value, ast.Constant)
+    }
+    modules = {name.removeprefix(FAMILIES).removesuffix(".py") for name in project.files if name.startswith(FAMILIES)}
+    modules = {f"quire.config.families.{name}" for name in modules - {"__init__", "family"}}
+    for file in project.package:
+        if file.package not in KNOWS_NO_FAMILY or file.name.startswith(FAMILIES):
+            continue
+        for node in file.nodes:
+            written = {str(getattr(node, field, "")) for field in ("value", "id", "attr", "name", "arg")}
+            if found := {one for one in written if one in names or one.strip("_").lower() in names}:
+                yield file.finding(node, f"{found.pop()} is a family: only its file of tables knows it")
+        for name, node in project.imports(file):
+            if name in modules:
+                yield file.finding(node, f"imports {name}, the file of a family")
+
+
 def op_complete(project: Project) -> Iterator[Finding]:
     """Every operation has a reference, a test, a place in the catalogue and a benchmark case."""
     for name in project.files:
@@ -330,6 +360,7 @@ RULES: dict[str, Callable[[Project], Iterator[Finding]]] = {
     "except-Exception": except_exception,
     "type-ignore": type_ignore,
     "enum-unique": enum_unique,
+    "family-place": family_place,
     "op-complete": op_complete,
 }
 

@@ -102,6 +102,11 @@ MUTANTS = [
     ("type-ignore", PAGES, "# mypy: ignore-errors\n", 1),
     ("enum-unique", PAGES, "import enum\nclass Kind(enum.IntEnum):\n    A = 1\n", 2),
     ("enum-unique", PAGES, "import enum\nclass Kind(str, enum.Enum):\n    A = 1\n", 2),
+    ("family-place", "quire/compute/worker.py", 'if arch.model_type == "bloom_text":\n    pass\n', 1),
+    ("family-place", "quire/planner/memory.py", 'KNOWN = {"BloomForCausalLM": 2}\n', 1),
+    ("family-place", "quire/compute/layers/norm.py", "def f(x, bloom):\n    return x\n", 1),
+    ("family-place", "quire/kernels/turn/op.py", "\nclass Bloom:\n    pass\n", 2),
+    ("family-place", "quire/config/arch.py", "from quire.config.families.bloom import bloom\n", 1),
     ("op-complete", OP, DOC, 1),
 ]
 
@@ -123,6 +128,9 @@ ALLOWED = [
     ("place", "quire/core/env.py", "import os\nos.environ\n"),
     ("except-Exception", PAGES, "try:\n    pass\nexcept (ValueError, OSError):\n    pass\n"),
     ("enum-unique", PAGES, "import enum\n@enum.unique\nclass Kind(enum.Enum):\n    A = 1\n"),
+    ("family-place", "quire/config/families/rose.py", 'KNOWN = {"BloomForCausalLM": 2}\n'),
+    ("family-place", "quire/text/tool_calls.py", 'FORMATS = {"bloom": 2}\n'),
+    ("family-place", "quire/compute/worker.py", '"""As bloom does."""\nfrom quire.config import families\n'),
 ]
 
 
@@ -131,6 +139,9 @@ def found(rule: str, file: str, text: str) -> list[Finding]:
         **INIT,
         "quire/control/__init__.py": "",
         "quire/control/pool.py": DOC + "from quire.control import pages\n",
+        "quire/config/families/bloom.py": (
+            'FAMILIES = (Family(name="bloom", architecture="BloomForCausalLM", model_type="bloom_text"),)\n'
+        ),
     }
     return list(RULES[rule](of_texts({**others, file: text})))
 
