@@ -125,6 +125,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 9, "attention_bias": True},
     ),
     "smollm3-biases": ("SmolLM3", {"layer_types": ["full_attention"] * 3, "mlp_bias": True, "head_dim": 32}),
+    "nemotron": ("Nemotron", {}),
+    "nemotron-attention_bias": ("Nemotron", {"attention_bias": True, "tie_word_embeddings": True}),
+    "nemotron-mlp_bias": (
+        "Nemotron",
+        {"mlp_bias": True, "hidden_act": "gelu", "head_dim": 32, "num_key_value_heads": 4},
+    ),
+    "nemotron-partial": ("Nemotron", {"rope_parameters": {"partial_rotary_factor": 0.25}, "norm_eps": 0.01}),
 }
 
 

@@ -14,6 +14,7 @@ from quire.config.families import (
     granite,
     llama,
     minicpm,
+    nemotron,
     olmo,
     phi,
     stablelm,
@@ -22,7 +23,7 @@ from quire.config.families import (
 from quire.config.families.family import Family, Order, Stored
 
 MODULES: Final = (
-    llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone
+    llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}
 """Architecture name in config.json → family."""

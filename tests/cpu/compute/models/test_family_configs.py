@@ -32,6 +32,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss-nulls": ("SeedOss", {**LINEAR, "head_dim": None, "num_key_value_heads": None}),
     "smollm3": ("SmolLM3", {}),
     "smollm3-old-rope": ("SmolLM3", {**LINEAR, "no_rope_layer_interval": 3}),
+    "nemotron": ("Nemotron", {}),
+    "nemotron-old-rope": ("Nemotron", {**LINEAR, "partial_rotary_factor": 0.25, "head_dim": None}),
 }
 
 
@@ -68,6 +70,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "smollm3-short": ("SmolLM3", {"no_rope_layers": [1, 0]}, r"no_rope_layers = \[1, 0\] must be at least"),
     "smollm3-window": ("SmolLM3", {"layer_types": ["sliding_attention"] * 6}, "layer_types"),
+    "nemotron": ("Nemotron", {"partial_rotary_factor": 0.2}, "partial_rotary_factor = 0.2 rotates 3"),
 }
 
 
