@@ -216,7 +216,9 @@ class LLM(VectorEngine):
         if chat_template is not None and tokenizer is not None:
             template = self._template_of(chat_template)
         if template is None or tokenizer is None:
-            raise ConfigError("this model has no chat template: LLM(chat_template=FILE) gives one, or use generate()")
+            raise ConfigError(
+                "this model has no chat template: give chat_template=FILE (--chat-template FILE), or use generate()"
+            )
         text = template.render(
             list(messages),
             tools=tools,
