@@ -155,3 +155,26 @@ class KernelBenchOptions(msgspec.Struct, kw_only=True):
     time_limit: Annotated[float, _doc("Seconds after which no further case begins; 0: no limit.", ge=0)] = 140.0
     output: Annotated[str, _doc("File for the figures as JSON, with commit, hardware and command.")] = ""
     plot: Annotated[str, _doc("Picture of the shares of the limit: a .png (needs matplotlib).")] = ""
+
+
+class NumericsOptions(msgspec.Struct, kw_only=True):
+    """Options of `quire doctor numerics`."""
+
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], _doc("Whose kernels; auto: the GPU's if there is one. float64 is on the CPU.")
+    ] = "auto"
+    dtype: Annotated[
+        list[Literal["bf16", "fp16", "fp32"]],
+        _doc(
+            "Types to compare with float64. Rounded weights are measured in the first.",
+            extra={"words": {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}},
+        ),
+    ] = msgspec.field(default_factory=lambda: ["bf16", "fp16", "fp32"])
+    lengths: Annotated[
+        list[Annotated[int, Meta(ge=1)]],
+        _doc("Tokens of the sequences; those beyond a model's context are for random inputs alone."),
+    ] = msgspec.field(default_factory=lambda: [16, 128, 512, 1024])
+    text: Annotated[str, _doc("File whose text is the model's prompt, in UTF-8; default: random token ids.")] = ""
+    seed: Annotated[int, _doc("Seed of random inputs and token ids.", ge=0)] = 0
+    json: Annotated[str, _doc("File for every figure, with commit, hardware and command.")] = ""
+    plot: Annotated[str, _doc("Picture of the mean differences: a .png (needs matplotlib) or an .html.")] = ""

@@ -1,5 +1,5 @@
 """`quire doctor [MODEL]`: what this machine has, or what a model is; what is wrong, and what to do. Exit code 1 if
-serving cannot work.
+serving cannot work. `quire doctor numerics [MODEL]` is `cli/numerics`.
 
 Owns the checks, each a small function from the machine to `Finding`s. Invariant: a check reports, it never raises.
 """
@@ -25,7 +25,9 @@ from collections.abc import Callable, Iterator
 
 from quire import __version__
 from quire.bench import machine
+from quire.cli import numerics
 from quire.cli.interrupt import instant_exit
+from quire.config.flags import FlagParser
 from quire.config.model import read_arch
 from quire.config.parts import parts
 from quire.core import env, host
@@ -78,11 +80,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="folder or .gguf file: say which parts it is read as and whether it runs, not what the machine has",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.epilog = "quire doctor numerics [MODEL] compares kernels and a model with float64; see its --help"
+    if isinstance(parser, FlagParser):
+        numerics.configure(parser.add_mode(numerics.NAME, numerics.MEANING))
 
 
 def run(namespace: argparse.Namespace) -> int:
     """Print the findings; returns 1 if one of them is a failure."""
     model = getattr(namespace, "model_argument", None)
+    if model == numerics.NAME:
+        raise ConfigError("numerics comes first: quire doctor numerics [MODEL]; a folder of this name is ./numerics")
     with instant_exit():
         findings = examine() if model is None else list(check_model(model))
     failed = any(finding.status is Status.FAIL for finding in findings)

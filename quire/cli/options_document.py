@@ -8,7 +8,14 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.bench.options import KernelBenchOptions, LatencyOptions, ReplayOptions, ServeBenchOptions, ThroughputOptions
+from quire.bench.options import (
+    KernelBenchOptions,
+    LatencyOptions,
+    NumericsOptions,
+    ReplayOptions,
+    ServeBenchOptions,
+    ThroughputOptions,
+)
 from quire.cli.sampling import SamplingFlags
 from quire.config.engine import EngineConfig
 from quire.config.flags import options_list
@@ -28,6 +35,7 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Serving benchmark", "Of `quire bench serve`.", ServeBenchOptions),
     ("Replay", "Of `quire bench replay FILE`.", ReplayOptions),
     ("Kernel benchmark", "Of `quire bench kernels`.", KernelBenchOptions),
+    ("Numerics", "Of `quire doctor numerics [MODEL]`.", NumericsOptions),
 )  # fmt: skip
 
 

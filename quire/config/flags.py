@@ -33,13 +33,22 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self.knows_others = False
         """Whether --config and the flags of vLLM and llama.cpp mean something here (`config/foreign.py`)."""
+        self._modes: dict[str, FlagParser] = {}
         self._written: dict[str, str] = {}
         """Our flag → the other name by which it was given, which an error names."""
 
+    def add_mode(self, name: str, description: str) -> FlagParser:
+        """The parser of what follows `name` in the first place, where any other first word is this parser's."""
+        self._modes[name] = FlagParser(prog=f"{self.prog} {name}", description=description)
+        return self._modes[name]
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As in argparse, but what is not known is an error here, where the nearest flag can be named."""
+        given = list(sys.argv[1:] if args is None else args)
+        if given and given[0] in self._modes:
+            return self._modes[given[0]].parse_known_args(given[1:], namespace)
         try:
-            words = self._translated(list(sys.argv[1:] if args is None else args))
+            words = self._translated(given)
         except ConfigError as error:
             self.error(error.message)
         known, unknown = super().parse_known_args(words, namespace)

@@ -17,6 +17,7 @@ import pytest
 from quire.bench import machine
 from quire.cli import doctor
 from quire.cli.doctor import Finding, Status
+from quire.cli.main import main
 from quire.core import host
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -216,3 +217,23 @@ def test_a_missing_tensor_is_named(tmp_path: pathlib.Path) -> None:
     numpy.save_file({"model.norm.weight": np.ones(64, np.float32)}, tmp_path / "model.safetensors")
     finding = list(doctor.check_model(str(tmp_path)))[-1]
     assert finding.status is Status.FAIL and "the checkpoint has no tensor 'lm_head.weight'" in finding.value
+
+
+def test_numerics_is_a_word_of_its_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it measures: tests/cpu/bench/test_numerics.py. Here: which words are its own, and which a model's."""
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "numerics", "--dtype", "bf17"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and "quire doctor numerics: error" in error and "one of bf16, fp16, fp32" in error
+    with pytest.raises(SystemExit):
+        main(["doctor", "--dtype", "bf16"])
+    assert "quire doctor: error: unknown option --dtype" in capsys.readouterr().err
+    assert main(["doctor", "--json", "numerics"]) == 2
+    assert "numerics comes first: quire doctor numerics [MODEL]" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "numerics").mkdir()
+    sizes(tmp_path / "numerics")
+    assert main(["doctor", "./numerics"]) == 1
+    assert "feed-forward" in capsys.readouterr().out
