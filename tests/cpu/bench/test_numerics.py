@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 import pathlib
@@ -234,6 +235,9 @@ def test_lines_have_the_longest_sequence_first_and_a_plot_has_every_line(tmp_pat
     plot.write_numerics_plot(str(path), rows, "a < b")
     page = path.read_text()
     assert "a &lt; b" in page and page.count("<circle") == 4 and "ours path (all rows)" in page
+    if importlib.util.find_spec("matplotlib") is not None:
+        plot.write_numerics_plot(str(tmp_path / "it.png"), rows, "it")
+        assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
     broken = dataclasses.replace(rows[0], deviation=Deviation(math.nan, math.nan, math.nan))
     plot.write_numerics_plot(str(path), [broken], "nothing to draw")
 
