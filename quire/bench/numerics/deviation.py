@@ -60,9 +60,9 @@ def deviation(got: torch.Tensor, exact: torch.Tensor, *, logits: bool = False) -
 
 def wasserstein(a: torch.Tensor, b: torch.Tensor) -> float:
     """The 1-Wasserstein distance of two samples of equally many numbers, each taken as a distribution on the line: the
-    mean distance of the i-th smallest numbers (Ramdas et al. 2017, eq. 5 with p = 1). At most the mean difference.
+    mean distance of the i-th smallest numbers. At most the mean difference.
 
-    Golden et al. 2024 (section III) take it of the weights of two models; here it is taken of outputs.
+    Golden et al. 2024 (arXiv 2405.02803) take it of the weights of two models; here it is taken of outputs.
     Raises ValueError for samples of different sizes.
     """
     if a.numel() != b.numel():
