@@ -27,7 +27,7 @@ _wants_more = operator.attrgetter("wants_more")
 def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas: list[SeqDelta]) -> None:
     """Advance every sequence of the step; appends to `deltas` in span order. The result must have passed `verify`."""
     spans, step = builder.plan.spans, builder.step
-    row = token_at = 0
+    row = token_at = n_verifying = 0
     n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
     columns = zip(builder.seqs, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
     for i, (seq, start, length, wants, n_drafts) in enumerate(columns):
@@ -35,6 +35,10 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
         if wants:
             count = n_new[row]
             row += 1
+        if n_drafts:
+            n_verified, n_verifying = result.n_drafted[n_verifying], n_verifying + 1
+            if count and step > seq.ignore_through:
+                live.drafts.count(seq, n_verified, count - 1, len(builder.seqs))
         if step > seq.ignore_through:
             if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
                 end = start + length
@@ -51,11 +55,11 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
             if wants:
                 if not count:
                     raise InvariantError(f"a faulted sequence goes on in step {step}")
-                row_logprobs = logprobs.get(token_at) if logprobs else None
                 if count == 1:
-                    _append_token(live, seq, tokens[token_at], row_logprobs, deltas)
+                    _append_token(live, seq, tokens[token_at], logprobs.get(token_at) if logprobs else None, deltas)
                 else:
-                    _append_tokens(live, seq, tokens[token_at : token_at + count], deltas)
+                    rows = [logprobs.get(i) for i in range(token_at, token_at + count)]
+                    _append_tokens(live, seq, tokens[token_at : token_at + count], rows, deltas)
         token_at += count
 
 
@@ -72,6 +76,9 @@ def verify(builder: PlanBuilder, result: StepResult) -> None:
             f"the result of step {step} has {len(result.tokens)} tokens in {len(result.n_new)} counts, "
             f"the plan wanted {sum(spans.wants)}"
         )
+    n_verified = dict(zip([i for i, n in enumerate(spans.n_drafts) if n], result.n_drafted, strict=False))
+    if len(result.n_drafted) != len(spans.n_drafts) - spans.n_drafts.count(0):
+        raise EngineError(f"step {step} reports drafts of {len(result.n_drafted)} spans, it planned {spans.n_drafts}")
     row = token_at = 0
     columns = zip(builder.seqs, spans.slots, spans.wants, spans.n_drafts, strict=True)
     for i, (seq, slot, wants, n_drafts) in enumerate(columns):
@@ -79,12 +86,14 @@ def verify(builder: PlanBuilder, result: StepResult) -> None:
         if wants:
             count = result.n_new[row]
             row += 1
-            if not (count == 0 if slot in faulted else 1 <= count <= 1 + n_drafts):
-                wanted = f"1 to {1 + n_drafts}" if n_drafts else "one"
+            most = 1 + n_verified.get(i, 0)
+            if not (count == 0 if slot in faulted else 1 <= count <= most) or most > 1 + n_drafts:
+                wanted = f"1 to {most} of {1 + n_drafts}" if n_drafts else "one"
                 raise EngineError(
                     f"step {step} brought {count} tokens for slot {slot}: {wanted}, or a fault, was expected"
                 )
-            if count and is_live and seq.params.logprobs >= 0 and token_at not in result.logprobs:
+            asked = range(token_at, token_at + count) if is_live and seq.params.logprobs >= 0 else ()
+            if any(at not in result.logprobs for at in asked):
                 raise EngineError(f"step {step} brought a token without the logprobs that its request asked for")
             token_at += count
         if (
@@ -103,9 +112,9 @@ def verify(builder: PlanBuilder, result: StepResult) -> None:
 
 def _is_plain(builder: PlanBuilder, result: StepResult) -> bool:
     """Whether a result is one token for each span that wanted one, and nobody asked for more: most results."""
-    more = result.faults or result.logprobs or result.prompt_logprobs or result.pooled
+    more = result.faults or result.logprobs or result.prompt_logprobs or result.pooled or result.n_drafted
     n = len(result.n_new)
-    if more or n != sum(builder.plan.spans.wants) or n != len(result.tokens) or result.n_new.count(1) != n:
+    if more or builder.n_drafting or n != sum(builder.plan.spans.wants) or n != len(result.tokens) or result.n_new.count(1) != n:
         return False
     return not any(map(_wants_more, builder.seqs))
 
@@ -130,7 +139,9 @@ def _pool(live: LiveSeqs, seq: Seq, states: list[float] | None, deltas: list[Seq
     live.end(seq, FinishReason.STOP)
 
 
-def _append_tokens(live: LiveSeqs, seq: Seq, tokens: list[int], deltas: list[SeqDelta]) -> None:
+def _append_tokens(
+    live: LiveSeqs, seq: Seq, tokens: list[int], rows: list[TokenLogprobs | None], deltas: list[SeqDelta]
+) -> None:
     """A token and the drafts behind it that were kept, in one delta; those behind the sequence's end do not count."""
     first = len(deltas)
     for token in tokens:
@@ -141,6 +152,8 @@ def _append_tokens(live: LiveSeqs, seq: Seq, tokens: list[int], deltas: list[Seq
     for one in later:
         delta.token_ids += one.token_ids
         delta.stop_token, delta.finish_reason = one.stop_token, one.finish_reason
+    if seq.params.logprobs >= 0:
+        delta.logprobs = PackedLogprobs.of([row for row in rows[: len(delta.token_ids)] if row is not None])
     del deltas[first + 1 :]
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from quire.config.kv import PLAIN, KVLayout
 from quire.core.errors import ConfigError
+from quire.planner.drafts import DraftCosts
 from quire.planner.pace import Pace
 
 
@@ -38,6 +39,10 @@ class SchedulerConfig:
     """Most waiting sequences (each of a request's `n` counts); a request beyond is refused with QueueFull."""
     num_speculative_tokens: int = 0
     """Most drafts that a span verifies behind the token of a decoding sequence."""
+    draft_costs: DraftCosts | None = None
+    """By which the number is chosen for each span; None: as many as there is room for."""
+    max_sampled: int = 0
+    """Most tokens that one step chooses, drafts counted in; 0: `max_num_seqs`, or one sequence with all its drafts."""
     pace: Pace | None = None
     """Bounds the prompt tokens of a step in which sequences decode; None: only the step's token budget does."""
 
@@ -51,6 +56,7 @@ class SchedulerConfig:
             ("long_prefill_token_threshold", 0),
             ("min_shared_tokens", 0),
             ("num_speculative_tokens", 0),
+            ("max_sampled", 0),
             ("pipeline_depth", 1),
             ("max_num_waiting", 1),
         ):
@@ -64,6 +70,11 @@ class SchedulerConfig:
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "
                 f"{self.max_num_seqs}: every running sequence needs one token a step; raise one or lower the other"
             )
+
+    @property
+    def most_sampled(self) -> int:
+        """Of `max_sampled`, the number."""
+        return self.max_sampled or max(self.max_num_seqs, 1 + self.num_speculative_tokens)
 
     @property
     def n_usable_pages(self) -> int:

@@ -1,6 +1,7 @@
 """Decoding with drafts: spans that verify tokens which the device has guessed, and keep those that are right.
 
-Owns how many drafts a span has. Does not own the guesses (compute) nor what becomes of a result (`commit.py`).
+Owns the room for drafts. Does not own how many a sequence should have (`acceptance.py`), the guesses (compute) nor what
+becomes of a result (`commit.py`).
 How many were kept is known to the device first. The next plan is made before the host knows: it counts every draft in
 flight as kept, takes pages for that, and says where spans begin at the latest (decision 0012).
 Invariant: drafts take only tokens and pages that nobody else wants in this step.
@@ -14,17 +15,28 @@ from quire.control.preemption import make_room
 from quire.control.seq import Seq
 
 
-def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
+def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
+    """How many drafts which sequences should have in this step; empty: none has any."""
+    if not live.drafts.most:
+        return {}
+    seqs = [seq for seq in live.running if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
+    n_free = min(builder.budget, live.config.most_sampled) - len(live.running)
+    if not seqs or n_free <= 0:
+        return {}
+    lengths = live.drafts.choose(seqs, len(live.running), n_free)
+    return {seq: length for seq, length in zip(seqs, lengths, strict=True) if length}
+
+
+def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int]) -> list[Seq]:
     """A token and its drafts for each running sequence whose known tokens are all planned; returns the others."""
     prompts: list[Seq] = []
     spans, step = builder.plan.spans, builder.step
-    most = min(live.config.num_speculative_tokens, max(0, builder.budget // max(1, len(live.running)) - 1))
     for seq in live.running:  # in key order; preemption shortens the list at its end only
         start = seq.planned
         if start < seq.prefill_end:
             prompts.append(seq)
         elif start < seq.limit and (start < seq.room or make_room(live, builder, seq)):
-            n_drafts = _fitting(live, builder, seq, most)
+            n_drafts = _fitting(live, builder, seq, wanted.get(seq, 0))
             seq.plan(1 + n_drafts, step)
             if seq.is_masked:
                 builder.plan.masked.append(len(builder.seqs))
@@ -36,7 +48,7 @@ def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
 
 def _fitting(live: LiveSeqs, builder: PlanBuilder, seq: Seq, most: int) -> int:
     """Drafts that the sequence's end and free pages leave room for, at most `most`."""
-    n_drafts = min(most, seq.limit - seq.planned - 1) if seq.can_draft else 0
+    n_drafts = min(most, seq.limit - seq.planned - 1)
     lacking = live.config.pages_for(seq.planned + 1 + n_drafts) - seq.n_table_pages
     n_free = live.cache.pool.n_free // live.cache.n_groups
     if 0 < lacking <= n_free - len(live.running):  # each of them may need one in this step

@@ -89,7 +89,7 @@ class History:
     def step(self, builder: PlanBuilder, deltas: list[SeqDelta]) -> None:
         """A step is committed; `deltas` is what sequences gained."""
         now_s, n_seqs = self._clock.now_s(), len(builder.seqs)
-        n_prompt_tokens = builder.plan.n_tokens - sum(builder.plan.spans.wants)
+        n_prompt_tokens = builder.plan.n_tokens - sum(builder.plan.spans.wants) - sum(builder.plan.spans.n_drafts)
         self._steps[builder.step % MAX_STEPS] = (builder.step, now_s, n_seqs, max(0, n_prompt_tokens))
         if self._fresh:
             for delta in deltas:

@@ -13,6 +13,7 @@ import operator
 from quire.control.cache import PageCache
 from quire.control.config import SchedulerConfig
 from quire.control.deadlines import Deadlines
+from quire.control.draft_policy import DraftPolicy
 from quire.control.history import History
 from quire.control.queue import WaitQueue
 from quire.control.seq import Seq, SeqState
@@ -37,9 +38,12 @@ class LiveSeqs:
         self.free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self.closed: list[int] = []
         """Slots left since the last plan."""
+        self.closed_lens: list[int] = []
+        """Tokens of the sequences that left them, 0 if unknown."""
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.n_submitted = 0
         self.preemptions = 0
+        self.drafts = DraftPolicy(config.num_speculative_tokens, config.draft_costs)
         self.history: History | None = None
         self._arrivals = 0
 
@@ -51,10 +55,11 @@ class LiveSeqs:
         """
         live = cls(failed.config)
         live.closed = list(range(failed.config.max_num_seqs))
+        live.closed_lens = [0] * len(live.closed)
         live.finished = dict(failed.finished)
         live.n_submitted, live.preemptions = failed.n_submitted, failed.preemptions
         live.finished[FinishReason.ERROR.value] += failed.n_submitted - sum(failed.finished.values())
-        live._arrivals, live.history = failed._arrivals, failed.history
+        live._arrivals, live.history, live.drafts = failed._arrivals, failed.history, failed.drafts
         return live
 
     @classmethod
@@ -62,9 +67,10 @@ class LiveSeqs:
         """Every live sequence of `failed` waits, without pages; the counters go on."""
         live = cls(failed.config)
         live.closed = list(range(failed.config.max_num_seqs))
+        live.closed_lens = [0] * len(live.closed)
         live.finished, live.n_submitted = dict(failed.finished), failed.n_submitted
         live.preemptions = failed.preemptions + len(failed.running)
-        live.history = failed.history
+        live.history, live.drafts = failed.history, failed.drafts
         live._arrivals, live.deadlines, live.requests = failed._arrivals, failed.deadlines, failed.requests
         for seqs in failed.requests.values():
             for seq in seqs:
@@ -120,6 +126,7 @@ class LiveSeqs:
         del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]
         self.free_slots.append(seq.slot)
         self.closed.append(seq.slot)
+        self.closed_lens.append(len(seq.tokens))
         if not trusted:
             seq.ignore_through = seq.last_step
         self.cache.release(seq, keep=trusted)

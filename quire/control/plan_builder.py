@@ -10,7 +10,7 @@ from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StepPlan
 class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
-    __slots__ = ("budget", "is_tight", "plan", "seqs", "step")
+    __slots__ = ("budget", "is_tight", "n_drafting", "plan", "seqs", "step")
 
     def __init__(self, step: int, budget: int) -> None:
         self.step = step
@@ -18,6 +18,8 @@ class PlanBuilder:
         """Tokens that may still be added."""
         self.is_tight = False
         """A running sequence lacked pages: nobody is admitted in this step."""
+        self.n_drafting = 0
+        """Spans that verify drafts."""
         self.plan = StepPlan(step, Spans())
         self.seqs: list[Seq] = []
 
@@ -44,7 +46,9 @@ class PlanBuilder:
 
     def open(self, seq: Seq) -> None:
         """Announce a slot, its tokens and the pages that it starts with."""
-        self.plan.opened.append(SlotOpen(seq.slot, list(seq.tokens), seq.prompt_len, seq.params))
+        self.plan.opened.append(
+            SlotOpen(seq.slot, list(seq.tokens), seq.prompt_len, seq.params, seq.request.cache_salt)
+        )
         for group, (table, first) in enumerate(zip(seq.tables, seq.held_from, strict=True)):
             if len(table) > first:
                 self.plan.pages.append(PageAppend(seq.slot, first, table[first:], group))

@@ -15,7 +15,7 @@ from quire.control.admission import Admission
 from quire.control.backoff import Backoff
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
-from quire.control.drafting import plan_with_drafts
+from quire.control.drafting import choose_drafts, plan_with_drafts
 from quire.control.faults import end_faulted
 from quire.control.gauges import Counters, page_map, read_stats, tree_shape
 from quire.control.history import History
@@ -57,6 +57,8 @@ class Scheduler:
         self.backoff = Backoff(config.max_num_seqs, config.max_num_batched_tokens)
         self.counters = Counters(progress_s=clock.now_s())
         self.history = self.live.history = History(clock)
+        self._n_drafting = 0
+        """Spans in flight that verify drafts."""
         self._next_step = 0
         self._abandoned = -1
         self._gained: list[SeqDelta] = []
@@ -126,8 +128,8 @@ class Scheduler:
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
         builder = PlanBuilder(self._next_step, self.backoff.n_tokens)
-        plan_decodes = plan_with_drafts if self.config.num_speculative_tokens else _plan_decodes
-        prompts = plan_decodes(live, builder)
+        drafts = choose_drafts(live, builder)
+        prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder)
         n_decodes = len(builder.seqs)
         if n_decodes and (prompts or len(live.waiting)):
             _keep_pace(live, builder, prompts)
@@ -144,7 +146,12 @@ class Scheduler:
             self.history.chunk(builder, n_decodes)
         plan = builder.plan
         plan.n_tokens = sum(plan.spans.lengths)
+        plan.knows_starts = not self._n_drafting
+        if drafts:
+            builder.n_drafting = len(plan.spans) - plan.spans.n_drafts.count(0)
+            self._n_drafting += builder.n_drafting
         plan.closed, live.closed = live.closed, []
+        plan.closed_lens, live.closed_lens = live.closed_lens, []
         if self.config.min_shared_tokens and live.cache.n_full:
             min_pages = self.config.pages_for(self.config.min_shared_tokens)
             plan.shared_prefixes = shared_prefixes(builder.seqs[:n_decodes], min_pages)
@@ -165,6 +172,7 @@ class Scheduler:
             end_faulted(self.live, self.in_flight, result, self._gained)
         commit_step(self.live, builder, result, self._gained)
         self.in_flight.popleft()
+        self._n_drafting -= builder.n_drafting
         deltas, self._gained = self._gained, []
         self.backoff.count_step()
         self.history.step(builder, deltas)
@@ -188,6 +196,7 @@ class Scheduler:
             self.history.end(seqs, FinishReason.ERROR.value)
         self.live = LiveSeqs.after(old)
         self.in_flight.clear()
+        self._n_drafting = 0
         self._abandoned = self._next_step - 1
         return deltas
 
@@ -207,6 +216,7 @@ class Scheduler:
                     old.end(seq, FinishReason.ERROR, trusted=False)
         self.live = LiveSeqs.again(old)
         self.in_flight.clear()
+        self._n_drafting = 0
         self._abandoned = self._next_step - 1
         return deltas
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import enum
 
+from quire.control.acceptance import Acceptance
 from quire.control.node import Miss, Node
 from quire.core.errors import EngineError
 from quire.core.failure import Code
@@ -51,6 +52,7 @@ class Seq:
     """Plain attributes, read in tight loops; the methods are the checked ways to change them together."""
 
     __slots__ = (
+        "acceptance",
         "cached",
         "computed",
         "copied_pages",
@@ -104,6 +106,8 @@ class Seq:
         """Its tokens are chosen under masks, which the engine sends after the plan."""
         self.wants_more = params.logprobs >= 0 or request.pooling is not None
         """Results bring more for it than tokens."""
+        self.acceptance: Acceptance | None = None
+        """None until it is asked for drafts."""
         self.state = SeqState.WAITING
         self.n_admissions = 0
         self.first_cached = 0
@@ -204,7 +208,7 @@ class Seq:
     @property
     def can_draft(self) -> bool:
         """Whether its steps may verify drafts."""
-        return not (self.is_masked or self.wants_more)
+        return not self.is_masked and self.request.pooling is None
 
     def advance(self, start: int, length: int, n_rejected: int) -> None:
         """A span of `length` tokens, planned to begin at `start` or before, is computed; drafts of it were rejected."""

@@ -71,6 +71,12 @@ class EngineStats(msgspec.Struct):
     """Prompt tokens looked up in the prefix tree."""
     prefix_hits: int = 0
     """Of these, found."""
+    n_drafts: int = 0
+    """Times that a sequence verified drafts."""
+    draft_tokens: int = 0
+    """These drafts."""
+    accepted_at: list[int] = []
+    """Of these, the right ones, by their place: the first draft behind a known token, the second, ..."""
     preemptions: int = 0
     finished: dict[str, int] = {}
     """Finish reason → sequences."""

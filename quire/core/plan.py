@@ -51,6 +51,8 @@ class SlotOpen(msgspec.Struct, array_like=True):
     prompt_len: int
     """Tokens of the prompt proper; later ones are output (for penalties)."""
     params: SlotParams
+    salt: str = ""
+    """What drafts learn from the sequence is for sequences with the same salt."""
 
 
 class PageAppend(msgspec.Struct, array_like=True):
@@ -81,10 +83,10 @@ class Spans(msgspec.Struct, array_like=True):
 
     slots: list[int] = []
     starts: list[int] = []
-    """Where drafts of the slot are in flight, an upper bound: the device knows how many it kept, and begins there."""
+    """Where drafts are in flight, an upper bound: the device knows how many it kept, and begins there."""
     lengths: list[int] = []
     n_drafts: list[int] = []
-    """Trailing tokens of the span that are unverified drafts, which the device has made."""
+    """Trailing tokens of the span that are drafts to be made and verified by the device; it may make fewer."""
     wants: list[bool] = []
     """True: sample the token that follows the span's last token."""
 
@@ -110,6 +112,8 @@ class StepPlan(msgspec.Struct):
     """Slots that are free from now on (applied before `opened`, which may reuse them).
 
     After a failure the host closes every slot at once, also those that are not open."""
+    closed_lens: list[int] = []
+    """Tokens of the sequences that leave these slots, as far as the host knows them; 0: it does not, empty: neither."""
     opened: list[SlotOpen] = []
     pages: list[PageAppend] = []
     copies: list[PageCopy] = []
@@ -118,6 +122,8 @@ class StepPlan(msgspec.Struct):
     masked: list[int] = []
     """Spans, in order, whose token is chosen under a mask that follows in `StepMasks`. The forward pass does not wait
     for it, the choice of the step's tokens does."""
+    knows_starts: bool = True
+    """Spans begin where they say: no draft is in flight. Else only the device knows where."""
 
 
 MASK_WORD_BITS: Final = 32

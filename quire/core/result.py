@@ -43,6 +43,8 @@ class StepResult(msgspec.Struct):
     """Flat: for each span with `wants`, in span order, its `n_new` tokens."""
     n_new: list[int] = []
     """Tokens gained by each span with `wants`: 1, or 1 + accepted drafts; 0 if the slot is in `faults`."""
+    n_drafted: list[int] = []
+    """For each span with `n_drafts`, in span order: drafts that were made, and verified."""
     logprobs: dict[int, TokenLogprobs] = {}
     """Index into `tokens` → logprobs, for slots that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

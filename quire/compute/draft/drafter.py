@@ -1,16 +1,67 @@
-"""`Drafter`: guesses how a sequence goes on. A wrong guess costs time, never a token: each is verified."""
+"""Drafters: guesses how sequences go on. A wrong guess costs time, never a token: each is verified."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wish:
+    """Drafts that a span has room for."""
+
+    slot: int
+    tokens: np.ndarray
+    """int32 [length], all of the sequence, prompt and output. Not to be changed."""
+    most: int
+    """At least 1."""
+
+
 class Drafter(Protocol):
-    """Asked for each sequence when its step begins, where all of its tokens are known."""
+    """Asked in each step that verifies drafts, when it begins and all tokens are known."""
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None:
+        """Another sequence is in this slot. What it says is for sequences with the same salt only."""
+        ...
+
+    def guess(self, wishes: Sequence[Wish]) -> list[list[int]]:
+        """For each wish up to so many token ids that may follow. Fewer, or none, make its span shorter."""
+        ...
+
+    def close(self, slot: int, tokens: np.ndarray) -> None:
+        """The sequence leaves; tokens: int32 [length], what is known of it."""
+        ...
+
+
+class SequenceDrafter(Protocol):
+    """One that looks at each sequence alone; otherwise as `Drafter`."""
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None: ...
 
     def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
-        """Up to n token ids that may follow `tokens`, int32 [length], which are the prompt's and the output's of the
-        sequence in `slot`, and are not to be changed. Fewer, or none, make the step shorter."""
+        """Up to n token ids that may follow `tokens`, int32 [length]."""
         ...
+
+    def close(self, slot: int, tokens: np.ndarray) -> None: ...
+
+
+class EachSequence:
+    """A `Drafter` that asks a `SequenceDrafter` for one sequence after another."""
+
+    def __init__(self, drafter: SequenceDrafter) -> None:
+        self._drafter = drafter
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None:
+        """See `Drafter`."""
+        self._drafter.open(slot, salt, prompt_len)
+
+    def guess(self, wishes: Sequence[Wish]) -> list[list[int]]:
+        """See `Drafter`."""
+        return [self._drafter.guess(wish.slot, wish.tokens, wish.most)[: wish.most] for wish in wishes]
+
+    def close(self, slot: int, tokens: np.ndarray) -> None:
+        """See `Drafter`."""
+        self._drafter.close(slot, tokens)

@@ -11,8 +11,14 @@ class NgramDrafter:
     def __init__(self, shortest: int, longest: int) -> None:
         self._sizes = range(longest, shortest - 1, -1)
 
+    def open(self, slot: int, salt: str, prompt_len: int) -> None:
+        """Nothing is kept."""
+
+    def close(self, slot: int, tokens: np.ndarray) -> None:
+        """Nothing is kept."""
+
     def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
-        """See `Drafter`. O(length) in numpy for each size."""
+        """See `SequenceDrafter`. O(length) in numpy for each size."""
         for size in self._sizes:
             if len(tokens) <= size:
                 continue

@@ -2,7 +2,8 @@
 
 Owns the true starts of spans and the tokens that drafts are (decision 0012). Does not own guesses (`compute/draft`) nor
 how a token is chosen. For a device whose steps are prepared in their turn (the CPU).
-Invariant: a slot's length is that of the tokens whose keys its spans have computed and kept.
+Invariant: while a plan that verified drafts is not known to control, a slot's length here is that of the tokens whose
+keys its spans have computed and kept; otherwise the plan says it, and nothing here is read.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import itertools
 import msgspec
 import numpy as np
 
-from quire.compute.draft.drafter import Drafter
+from quire.compute.draft.drafter import Drafter, Wish
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import split_faults
-from quire.core.plan import Spans, StepPlan
+from quire.core.plan import SlotOpen, Spans, StepPlan
 from quire.core.result import Fault
 
 UNKNOWN = NO_DRAFT = -1
@@ -30,6 +31,8 @@ class Kept:
     """Tokens of each span that wants one; 0 if the first of its rows failed."""
     rows: list[int]
     """The rows that have them, and those that failed first."""
+    n_drafted: list[int]
+    """As in `StepResult`."""
 
     def split_faults(
         self, token_ids: list[int], statuses: list[int], slots: np.ndarray
@@ -49,30 +52,48 @@ class SlotLengths:
         self._lengths = np.full(len(self._tokens), UNKNOWN, np.int64)
         self._drafts: list[int] = []
         """At the places of the newest step's sampled rows."""
+        self._n_drafted: list[int] = []
+        self._open: set[int] = set()
 
-    def open(self, slot: int) -> None:
+    def open(self, opened: SlotOpen) -> None:
         """Another sequence: its first span says where it begins."""
-        self._lengths[slot] = UNKNOWN
+        self._lengths[opened.slot] = UNKNOWN
+        self._open.add(opened.slot)
+        self._drafter.open(opened.slot, opened.salt, opened.prompt_len)
+
+    def close(self, slot: int, n_known: int) -> None:
+        """Its sequence leaves, of which control knows so many tokens; it may not have been open."""
+        if slot in self._open:
+            self._open.remove(slot)
+            self._drafter.close(slot, self._tokens[slot, :n_known])
 
     def settle(self, plan: StepPlan) -> StepPlan:
         """The plan with true starts, and with as many drafts as there are guesses, which are in the token table."""
-        true, spans = Spans(), plan.spans
-        self._drafts = []
-        columns = zip(spans.slots, spans.starts, spans.lengths, spans.n_drafts, spans.wants, strict=True)
-        for slot, latest, length, n_drafts, wants in columns:
-            start = latest if self._lengths[slot] == UNKNOWN else int(self._lengths[slot])
-            guesses: list[int] = []
-            if n_drafts:
-                guesses = self._drafter.guess(slot, self._tokens[slot, : start + 1], n_drafts)[:n_drafts]
-                self._tokens[slot, start + 1 : start + 1 + len(guesses)] = guesses
-            true.add(slot, start, length - n_drafts + len(guesses), wants, len(guesses))
-            self._drafts += [*guesses, NO_DRAFT] if wants else []
-        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(true.lengths))
+        spans = plan.spans
+        if plan.knows_starts:
+            self._lengths[:] = UNKNOWN
+        slots, n_drafts = spans.slots, spans.n_drafts
+        known = self._lengths[slots].tolist()
+        starts = [latest if at == UNKNOWN else at for latest, at in zip(spans.starts, known, strict=True)]
+        asking = [i for i, n in enumerate(n_drafts) if n]
+        wishes = [Wish(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i]) for i in asking]
+        guesses = dict(zip(asking, self._drafter.guess(wishes), strict=True)) if wishes else {}
+        self._n_drafted = [len(guess) for guess in guesses.values()]
+        lengths, made, self._drafts = list(spans.lengths), [0] * len(slots), []
+        for i, wants in enumerate(spans.wants):
+            guess = guesses.get(i, [])
+            if n_drafts[i]:
+                self._tokens[slots[i], starts[i] + 1 : starts[i] + 1 + len(guess)] = guess
+                lengths[i] += len(guess) - n_drafts[i]
+                made[i] = len(guess)
+            self._drafts += [*guess, NO_DRAFT] if wants else []
+        true = Spans(slots, starts, lengths, made, spans.wants)
+        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths))
 
     def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
         """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row
         that failed on. spans: of the plan that was settled last; token_ids, statuses: of its sampled rows."""
-        kept, at = Kept([], []), 0
+        kept, at = Kept([], [], self._n_drafted), 0
         columns = zip(spans.slots, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
         for slot, start, length, wants, n_drafts in columns:
             self._lengths[slot] = start + length

@@ -68,11 +68,13 @@ class LaunchedStep:
             last: list[int] | dict[int, int] = list(itertools.accumulate(n_new))
         else:
             tokens, n_new, more_faults, last = self._kept.split_faults(ids, statuses, slots)
+        counts = last if isinstance(last, dict) else range(len(last))
         return StepResult(
             step=plan.step,
             tokens=tokens,
             n_new=n_new,
-            logprobs={last[row] - 1: line for row, line in logprobs.items() if not statuses[row]},
+            n_drafted=self._kept.n_drafted if self._kept is not None else [],
+            logprobs={last[row] - 1: line for row, line in logprobs.items() if not statuses[row] and row in counts},
             prompt_logprobs=prompt,
             pooled=pooled,
             faults=faults + more_faults,
@@ -104,23 +106,24 @@ class Runner:
         """Queue one step on the device."""
         start_s = time.perf_counter()
         writes = self._apply(plan)
-        if self._lengths is not None:
-            plan = self._lengths.settle(plan)
+        lengths = None if _is_known(plan) else self._lengths
+        if lengths is not None:
+            plan = lengths.settle(plan)
         step = self._step(plan, writes)
         states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
-        launched = LaunchedStep(self.tail, step, states, start_s, self._lengths)
+        launched = LaunchedStep(self.tail, step, states, start_s, lengths)
         if not plan.masked:
             launched.mask(None)
         return launched
 
     def prepare(self, plan: StepPlan) -> ReadyStep | None:
-        """All of a step that can be done before its turn; None if it must be launched in its turn, as where drafts are
-        verified: nobody knows before where its spans begin.
+        """All of a step that can be done before its turn; None if it must be launched in its turn, as one with drafts,
+        or one of which nobody knows before where its spans begin.
 
         Steps before it may be computing, so nothing that they see may change: the plan opens and closes no slot, and
         what earlier plans open is open. New pages come behind what those steps see.
         """
-        if self._ahead is None or self._lengths is not None or plan.masked or plan.copies:
+        if self._ahead is None or not _is_known(plan) or plan.masked or plan.copies:
             return None
         start_s = time.perf_counter()
         ready = self._ahead.ready(self._step(plan, NO_WRITES), start_s)
@@ -141,7 +144,7 @@ class Runner:
         for n, params in [*((n, plain) for n in lengths), (1, penalised)]:
             spans = Spans([0], [0], [n], [0], [True])
             self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
-            self.tail.close(0)
+            self._close(0, 0)
 
     def _step(self, plan: StepPlan, writes: PageWrites) -> Step:
         batch = build_batch(plan.spans, plan.masked)
@@ -150,12 +153,24 @@ class Runner:
 
     def _apply(self, plan: StepPlan) -> PageWrites:
         """Take in what changed; returns what the device's page table still lacks."""
-        for slot in plan.closed:
-            self.tail.close(slot)
+        lens = plan.closed_lens or [0] * len(plan.closed)
+        for slot, n_tokens in zip(plan.closed, lens, strict=True):
+            self._close(slot, n_tokens)
         for opened in plan.opened:
             self.tail.open(opened)
             if self._lengths is not None:
-                self._lengths.open(opened.slot)
+                self._lengths.open(opened)
         self.tables.open(plan.opened)
         self.pool.copy(plan.copies)
         return self.tables.append(plan.pages)
+
+    def _close(self, slot: int, n_tokens: int) -> None:
+        """The sequence leaves, of which so many tokens are known."""
+        self.tail.close(slot)
+        if self._lengths is not None:
+            self._lengths.close(slot, n_tokens)
+
+
+def _is_known(plan: StepPlan) -> bool:
+    """Whether its spans are as they say: none verifies drafts, nor does one before it that control has not heard of."""
+    return plan.knows_starts and not any(plan.spans.n_drafts)

@@ -223,7 +223,8 @@ class NullExecutor:
         for row, (number, start, length, wants, n_drafts) in enumerate(columns):
             _require(number in self._slots, f"span of slot {number}, which is not open")
             slot = self._slots[number]
-            start, code, poisoned = slot.begin(start, self._depth), self.fault(plan, row), self.poison(plan, row)
+            depth = 1 if plan.knows_starts else self._depth
+            start, code, poisoned = slot.begin(start, depth), self.fault(plan, row), self.poison(plan, row)
             if n_drafts:
                 _require(wants and length == 1 + n_drafts, f"slot {number} has {n_drafts} drafts in {length} tokens")
                 length = 1  # that a fault leaves of it
@@ -233,8 +234,9 @@ class NullExecutor:
                         result.faults.append(Fault(number, code))
                     self._forget_unseen(number, slot)
                     continue
+                result.n_drafted.append(0)
             states = self._compute(number, slot, start, length, garbage=code is not None, poisoned=poisoned)
-            slot.hear(0, self._depth)
+            slot.hear(n_drafts, self._depth)
             if slot.params.prompt_logprobs >= 0 and start + 1 < slot.prompt_len:
                 heard = slot.tokens[start + 1 : min(start + length + 1, slot.prompt_len)]
                 n_top = slot.params.prompt_logprobs
@@ -254,16 +256,24 @@ class NullExecutor:
     def _verify(
         self, number: int, slot: _Slot, start: int, n_drafts: int, poisoned: bool, result: StepResult
     ) -> Code | None:
-        """Guess `n_drafts` tokens, write K/V for all of them, and keep those that are right and one more."""
+        """Guess up to `n_drafts` tokens, write K/V for them, and keep those that are right and one more."""
         first, kept, is_right = len(slot.tokens), 0, True
-        for position in range(start, start + n_drafts + 1):
+        n_made = n_drafts if chance(slot.params, start + 1_000_003) < self._acceptance else n_drafts // 2
+        result.n_drafted.append(n_made)
+        for position in range(start, start + n_made + 1):
             states = self._compute(number, slot, position, 1, garbage=False, poisoned=poisoned)
             token = choose(states, slot.params, position + 1, self.vocab_size)
             if token is None or any(NON_FINITE in rows for rows in self._rows_seen(slot, position + 1)):
-                del slot.tokens[first:]
+                if kept:
+                    break
+                slot.tokens[first:] = [0]
+                slot.hear(n_drafts, self._depth)
                 result.n_new.append(0)
                 return Code.EMPTY_MASK if token is None else Code.NON_FINITE_LOGITS
             if is_right:
+                if slot.params.logprobs >= 0:
+                    lines = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+                    result.logprobs[len(result.tokens)] = lines
                 result.tokens.append(token)
                 kept += 1
             is_right = is_right and chance(slot.params, position) < self._acceptance

@@ -245,6 +245,7 @@ class Metrics:
         )
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
+        yield from self._drafts(stats)
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
         yield self._counter("engine_restarts", "Engines that were lost and started again.", self.engine_restarts)
         yield self._gauge("http_requests_live", "Requests of this process that are being answered.", self.open_streams)
@@ -269,6 +270,22 @@ class Metrics:
         family = CounterMetricFamily(f"quire:{name}", meaning, labels=["model_name"])
         family.add_metric([self.model_name], value)
         return family
+
+    def _drafts(self, stats: EngineStats) -> Iterator[Metric]:
+        """Empty where nothing is drafted."""
+        if not stats.accepted_at:
+            return
+        yield self._counter("spec_decode_num_drafts", "Times that a sequence verified drafts.", stats.n_drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Drafts that were verified.", stats.draft_tokens)
+        n_accepted = sum(stats.accepted_at)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.", n_accepted)
+        family = CounterMetricFamily(
+            "quire:spec_decode_num_accepted_tokens_per_pos", "Drafts that were right, by their place.",
+            labels=["model_name", "position"],
+        )  # fmt: skip
+        for place, count in enumerate(stats.accepted_at):
+            family.add_metric([self.model_name, str(place)], count)
+        yield family
 
     def _finished(self, stats: EngineStats) -> Metric:
         family = CounterMetricFamily(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from worker_rank import CONFIG, make_worker
 
-from quire.compute.draft.drafter import Drafter
+from quire.compute.draft.drafter import Drafter, EachSequence
 from quire.compute.draft.ngram import NgramDrafter
 from quire.compute.worker import Allocation
 from quire.control.config import SchedulerConfig
@@ -34,6 +34,16 @@ class KnowingDrafter:
     def __init__(self, said: dict[tuple[int, ...], list[int]], chance: float) -> None:
         self._said, self._chance = said, chance
         self.n_asked = self.n_right = 0
+        self.open_slots: set[int] = set()
+        self.closed: list[list[int]] = []
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None:
+        assert slot not in self.open_slots
+        self.open_slots.add(slot)
+
+    def close(self, slot: int, tokens: np.ndarray) -> None:
+        self.open_slots.remove(slot)
+        self.closed.append(tokens.tolist())
 
     def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
         known = tuple(tokens.tolist())
@@ -74,7 +84,7 @@ def run(
     scheduler = Scheduler(
         SchedulerConfig(
             n_pages=n_pages, page_size=8, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128,
-            pipeline_depth=depth, num_speculative_tokens=n_drafts,
+            pipeline_depth=depth, num_speculative_tokens=n_drafts, max_sampled=20,
         ),
         clock,
     )  # fmt: skip
@@ -113,8 +123,12 @@ def test_forced_random_acceptance(
     """22 pages are too few for four sequences: some are preempted between their drafts."""
     known = {tuple(one.prompt_token_ids): plain[one.request_id] for one in requests()}
     drafter = KnowingDrafter(known, chance)
-    said, scheduler = run(tmp_path, depth, 4, drafter, n_pages)
+    said, scheduler = run(tmp_path, depth, 4, EachSequence(drafter), n_pages)
     assert said == plain
+    wholes = [list(prompt) + out for prompt, out in known.items()]
+    ended = [one for one in drafter.closed if one]  # warming up leaves nothing
+    assert len(ended) >= N_REQUESTS - 4, "what leaves a slot is told when the next plan comes"
+    assert all(any(one == whole[: len(one)] for whole in wholes) for one in ended)
     assert scheduler.stats().preemptions >= (n_pages == 22)
     n_tokens, n_steps = sum(map(len, plain.values())), scheduler.counters.steps
     assert drafter.n_asked > 50 and (chance == 0.0) == (drafter.n_right == 0)
@@ -123,7 +137,7 @@ def test_forced_random_acceptance(
 
 
 def test_prompt_lookup(tmp_path: pathlib.Path, plain: dict[str, list[int]]) -> None:
-    assert run(tmp_path, 2, 3, NgramDrafter(1, 3))[0] == plain
+    assert run(tmp_path, 2, 3, EachSequence(NgramDrafter(1, 3)))[0] == plain
 
 
 def test_ngram_takes_the_latest_and_longest() -> None:

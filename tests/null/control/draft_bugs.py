@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.control import commit, drafting
+from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
 
 Patch = pytest.MonkeyPatch
@@ -31,9 +32,9 @@ def rejected_drafts_count_as_computed(patch: Patch) -> None:
 
 
 def drafts_behind_the_end_count(patch: Patch) -> None:
-    def append(live: Any, seq: Seq, tokens: list[int], deltas: list[Any]) -> None:
+    def append(live: Any, seq: Seq, tokens: list[int], rows: list[Any], deltas: list[Any]) -> None:
         first = len(deltas)
-        real(live, seq, tokens, deltas)
+        real(live, seq, tokens, rows, deltas)
         deltas[first].token_ids = list(tokens)
 
     real = commit._append_tokens
@@ -55,10 +56,22 @@ def drafts_need_no_pages(patch: Patch) -> None:
     patch.setattr(drafting, "_fitting", lambda live, builder, seq, most: min(most, seq.limit - seq.planned - 1))
 
 
+def starts_are_said_to_be_known(patch: Patch) -> None:
+    def schedule(self: Scheduler) -> Any:
+        plan = real(self)
+        if plan is not None:
+            plan.knows_starts = True
+        return plan
+
+    real = Scheduler.schedule
+    patch.setattr(Scheduler, "schedule", schedule)
+
+
 BUGS = [
     rejected_drafts_stay_planned,
     rejected_drafts_count_as_computed,
     drafts_behind_the_end_count,
     drafts_go_beyond_the_limit,
     drafts_need_no_pages,
+    starts_are_said_to_be_known,
 ]

@@ -1,0 +1,71 @@
+"""What drafts cost and bring: how many a step should verify so that it gains tokens a second, or none.
+
+Owns the trade between the chance of a draft and the time of its row (Leviathan et al. 2023, section 3: with acceptance
+α and γ drafts a step keeps (1 - α^(γ+1)) / (1 - α) tokens on average). Does not own chances (`control/acceptance.py`)
+nor how times are measured (`compute/worker.py`).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import heapq
+from collections.abc import Sequence
+
+
+def expected_tokens(rate: float, n_drafts: int) -> float:
+    """Tokens that a step keeps on average when each draft is right with the chance `rate`, and the ones before it."""
+    return n_drafts + 1.0 if rate >= 1.0 else (1.0 - rate ** (n_drafts + 1)) / (1.0 - rate)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DraftCosts:
+    """Times of one model on one machine, in seconds."""
+
+    rows: tuple[int, ...]
+    """Rows of decode steps that were measured, rising, the first 1."""
+    step_s: tuple[float, ...]
+    """Of these steps."""
+    guess_s: float
+    """Guessing one token of one sequence."""
+    exposed_s: float = 0.0
+    """What a step costs more because it must wait for the one before it, as one with drafts does."""
+
+    def seconds(self, n_rows: int) -> float:
+        """Of a step with so many rows: between two that were measured on the line through them, also beyond the last
+        two."""
+        if len(self.rows) == 1:
+            return self.step_s[0]
+        right = min(max(bisect.bisect_left(self.rows, n_rows), 1), len(self.rows) - 1)
+        (low, high), (low_s, high_s) = self.rows[right - 1 : right + 1], self.step_s[right - 1 : right + 1]
+        return max(self.step_s[0], low_s + (high_s - low_s) * (n_rows - low) / (high - low))
+
+    def choose(self, rates: Sequence[float], most: int, n_rows: int, n_free: int) -> list[int]:
+        """Drafts for each of some sequences in a step of `n_rows` rows without them: those that make tokens a second
+        the most, all 0 if plain decoding has more.
+
+        rates: the chance of each sequence's drafts. most: drafts of a sequence. n_free: drafts of all together. Rows go
+        one by one to the sequence whose next draft has the best chance; of these ways to give some, the best is taken.
+        """
+        heap = [(-rate, i) for i, rate in enumerate(rates) if rate > 0]
+        heapq.heapify(heap)
+        plain_s = self.seconds(n_rows)
+        tokens, extra_s, best = float(n_rows), self.exposed_s, n_rows / plain_s
+        given: list[int] = []
+        n_best, lengths = 0, [0] * len(rates)
+        while heap and len(given) < n_free:
+            chance, i = -heap[0][0], heap[0][1]
+            given.append(i)
+            lengths[i] += 1
+            if lengths[i] < most:
+                heapq.heapreplace(heap, (-chance * rates[i], i))
+            else:
+                heapq.heappop(heap)
+            tokens += chance
+            extra_s += self.guess_s
+            speed = tokens / (self.seconds(n_rows + len(given)) + extra_s)
+            if speed > best:
+                n_best, best = len(given), speed
+        for i in given[n_best:]:
+            lengths[i] -= 1
+        return lengths
