@@ -20,6 +20,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.draft.drafter import Drafter
+from quire.compute.draft.timing import measure
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Captured, Platform
@@ -35,12 +36,14 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
+from quire.config.speculative import read_speculative
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
 from quire.kernels import native
+from quire.planner.drafts import DraftCosts
 from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
@@ -148,6 +151,17 @@ class Worker:
         """Pages, tables, sampler and forward strategies around the loaded model, warmed up: then plans can come."""
         self._allocation = allocation
         self._runner = self._make_runner(self.model, allocation)
+
+    def draft_costs(self) -> DraftCosts | None:
+        """Of steps and drafts, measured now, a fraction of a second; None where nothing is drafted."""
+        drafter, speculative = self._drafter, read_speculative(self._config.speculative_config)
+        if drafter is None or speculative is None:
+            return None
+        limits, allocation = self._limits, self._allocation
+        assert allocation is not None
+        return measure(
+            self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len
+        )
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device; plans come in order."""

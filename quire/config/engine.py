@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.config.speculative import read_speculative
 from quire.core.errors import ConfigError, shown
 from quire.core.units import format_bytes, parse_bytes
 
@@ -214,6 +215,15 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ' takes a field away. {"rope_theta": 1000000}'
         ),
     ] = {}
+    speculative_config: Annotated[
+        dict[str, Any],
+        _doc(
+            "Guess tokens ahead, as a JSON object, and verify several in a step; the answers stay the same, and drafts"
+            ' stop where they do not pay. {"method": "ngram"} looks for what followed the same words earlier in the'
+            ' text, {"method": "suffix"} in earlier answers too, {"method": "draft_model", "model": FOLDER} asks a'
+            " small model with the same tokens. num_speculative_tokens: the most of a sequence in a step."
+        ),
+    ] = {}
     generation_config: Annotated[
         str,
         _doc(
@@ -249,6 +259,7 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         except msgspec.ValidationError as error:
             raise ConfigError(f"engine options: {error}") from None
         _check_names(self.served_model_name)
+        read_speculative(self.speculative_config)
         if 0 < self.max_stall_factor <= 1:
             raise ConfigError(
                 f"max_stall_factor = {self.max_stall_factor:g} leaves no time for prompts beside decodes: give more "

@@ -48,6 +48,7 @@ class EngineOptions(TypedDict, total=False):
     structured_outputs_compile_seconds: float | None
     structured_outputs_compile_memory: str | int | None
     hf_overrides: dict[str, Any] | None
+    speculative_config: dict[str, Any] | None
     generation_config: str | os.PathLike[str] | None
     override_generation_config: dict[str, Any] | None
     download_dir: str | os.PathLike[str] | None

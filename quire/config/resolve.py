@@ -9,7 +9,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.core.errors import ConfigError
+from quire.core.errors import ConfigError, shown
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
@@ -50,6 +50,12 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             f"quantization = {config.quantization!r} works on the CPU only and the device is {device}: "
             "add --device cpu, or leave --quantization out",
             param="quantization",
+        )
+    if config.speculative_config and device != "cpu":
+        raise ConfigError(
+            f"speculative_config = {shown(config.speculative_config)} works on the CPU only and the device is {device}:"
+            " add --device cpu, or leave --speculative-config out",
+            param="speculative_config",
         )
     max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
     dtype = arch.dtype if config.dtype == "auto" else config.dtype

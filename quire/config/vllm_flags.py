@@ -165,8 +165,8 @@ REFUSED: Final = (
           " lora_target_modules* default_mm_loras enable_tower_connector_lora! specialize_active_lora!"
           " enable_mixed_moe_lora_format! enable_moe_shared_loras! lora_extra_vocab_size enable_prompt_adapter!",
           "adapters are not served: merge the adapter into the weights (merge_and_unload of peft) and serve that"),
-    Group("speculative_config spec_method spec_model spec_tokens speculative_model num_speculative_tokens",
-          "there is no speculative decoding: leave it out"),
+    Group("spec_method spec_model spec_tokens speculative_model num_speculative_tokens",
+          "give it in --speculative-config, for instance '{\"method\": \"ngram\", \"num_speculative_tokens\": 5}'"),
     Group("offload_backend offload_group_size offload_num_in_group offload_prefetch_step offload_params*"
           " cpu_offload_params* kv_offloading_backend", "nothing is moved to the CPU's memory: choose a smaller model, "
           "a shorter --max-model-len, or --device cpu"),
@@ -228,7 +228,8 @@ LLAMA_CPP: Final = {
     "--metrics --slots --props": "leave it out: /metrics is always there",
     "--reasoning-format": "--reasoning-parser",
     "--temp": "requests say temperature; --override-generation-config '{\"temperature\": 0.7}' gives a default",
-    "-md --model-draft --draft --draft-max": "leave it out: there is no speculative decoding",
+    "-md --model-draft --draft --draft-max":
+        "--speculative-config '{\"method\": \"draft_model\", \"model\": FOLDER, \"num_speculative_tokens\": N}'",
     "--lora --lora-scaled": "merge the adapter into the weights",
     "-mm --mmproj": "leave it out: models are of text alone",
     "-sm --split-mode -ts --tensor-split -mg --main-gpu": "set CUDA_VISIBLE_DEVICES: one engine computes on one GPU",

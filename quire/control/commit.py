@@ -114,7 +114,9 @@ def _is_plain(builder: PlanBuilder, result: StepResult) -> bool:
     """Whether a result is one token for each span that wanted one, and nobody asked for more: most results."""
     more = result.faults or result.logprobs or result.prompt_logprobs or result.pooled or result.n_drafted
     n = len(result.n_new)
-    if more or builder.n_drafting or n != sum(builder.plan.spans.wants) or n != len(result.tokens) or result.n_new.count(1) != n:
+    if builder.n_drafting or more or n != len(result.tokens) or result.n_new.count(1) != n:
+        return False
+    if n != sum(builder.plan.spans.wants):
         return False
     return not any(map(_wants_more, builder.seqs))
 

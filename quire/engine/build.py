@@ -10,6 +10,7 @@ import pathlib
 
 import msgspec
 
+from quire.compute.draft.choice import drafter_of
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
@@ -19,6 +20,7 @@ from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
+from quire.config.speculative import read_speculative
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
@@ -37,6 +39,7 @@ from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
 from quire.engine.sleep import SleepMode
 from quire.planner.cost import CostModel
+from quire.planner.drafts import DraftCosts
 from quire.planner.hardware import hardware_named
 from quire.planner.pace import Pace, pace_for
 from quire.text.tokenizer import HfTokenizer
@@ -59,7 +62,9 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         return _build_simulated(config, arch, is_server)
     platform = platform_of(config)
     limits = resolve(config, arch, platform.name, is_server=is_server)
-    worker = Worker(config, limits, folder, arch, platform)
+    speculative = read_speculative(config.speculative_config)
+    drafter = None if speculative is None else drafter_of(speculative)
+    worker = Worker(config, limits, folder, arch, platform, drafter=drafter)
     captured = worker.captured
     case = FitCase(
         config, limits, arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
@@ -82,7 +87,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     if is_server:
         structured.start()
     core = _assemble(
-        config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace
+        config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
+        worker.draft_costs(),
     )  # fmt: skip
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
@@ -158,8 +164,10 @@ def _assemble(
     grammars: StructuredOutput,
     min_shared_tokens: int = 0,
     pace: Pace | None = None,
+    draft_costs: DraftCosts | None = None,
 ) -> EngineCore:
     """The loop over an executor."""
+    speculative = read_speculative(config.speculative_config)
     scheduler = Scheduler(
         SchedulerConfig(
             n_pages=n_pages,
@@ -175,6 +183,8 @@ def _assemble(
             min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,
             pace=pace,
+            num_speculative_tokens=0 if speculative is None else speculative.n_drafts,
+            draft_costs=draft_costs,
         ),
         clock,
     )

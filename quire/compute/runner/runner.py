@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import torch
@@ -28,6 +29,9 @@ from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
 from quire.kernels.attention.schedule.tiles import small_rows_of
+
+GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
+"""Of sequences that are computed for nobody, before the first request."""
 
 
 class LaunchedStep:
@@ -137,14 +141,14 @@ class Runner:
         `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds. Then
         one token with a penalty: the sampler outside of captured graphs.
         """
-        plain = SlotParams(0.7, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
+        plain = msgspec.structs.replace(GREEDY, temperature=0.7)
         penalised = msgspec.structs.replace(plain, presence_penalty=0.1)
         group = self.pool.n_heads // self.pool.k.shape[2]
         lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
         for n, params in [*((n, plain) for n in lengths), (1, penalised)]:
             spans = Spans([0], [0], [n], [0], [True])
             self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
-            self._close(0, 0)
+            self.close(0, 0)
 
     def _step(self, plan: StepPlan, writes: PageWrites) -> Step:
         batch = build_batch(plan.spans, plan.masked)
@@ -155,7 +159,7 @@ class Runner:
         """Take in what changed; returns what the device's page table still lacks."""
         lens = plan.closed_lens or [0] * len(plan.closed)
         for slot, n_tokens in zip(plan.closed, lens, strict=True):
-            self._close(slot, n_tokens)
+            self.close(slot, n_tokens)
         for opened in plan.opened:
             self.tail.open(opened)
             if self._lengths is not None:
@@ -164,7 +168,7 @@ class Runner:
         self.pool.copy(plan.copies)
         return self.tables.append(plan.pages)
 
-    def _close(self, slot: int, n_tokens: int) -> None:
+    def close(self, slot: int, n_tokens: int = 0) -> None:
         """The sequence leaves, of which so many tokens are known."""
         self.tail.close(slot)
         if self._lengths is not None:

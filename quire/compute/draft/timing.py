@@ -1,0 +1,64 @@
+"""What steps and drafts cost on this machine, measured when the engine starts: the numbers of `planner/drafts.py`.
+
+Owns the measuring. Invariant: afterwards no slot is open, and only the dummy page was written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from quire.compute.draft.drafter import Drafter, Wish
+from quire.compute.runner.runner import GREEDY, Runner
+from quire.core.plan import SlotOpen, Spans, StepPlan
+from quire.planner.drafts import DraftCosts
+
+ROUNDS: Final = 5
+CONTEXT: Final = 32
+"""Tokens of the sequences that are timed; their keys are all on the dummy page."""
+ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+
+def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model_len: int) -> DraftCosts:
+    """The best of a few rounds each. most: drafts of a sequence; n_slots: that can be open at once."""
+    context = min(CONTEXT, max_model_len - 2 - most)
+    rows = [n for n in ROWS if n <= n_slots]
+    opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(rows[-1])]
+    runner.launch(_plan([0], context, 0, opened)).result()
+    step_s = [_best(lambda n=n: _step(runner, _plan(list(range(n)), context))) for n in rows]  # type: ignore[misc]
+    tokens = np.zeros(context + 1, np.int32)
+    guess_s = _best(lambda: drafter.guess([Wish(0, tokens, most)]))
+    drafted_s = _best(lambda: runner.launch(_plan([0], context, most)).result())
+    for one in opened:
+        runner.close(one.slot)
+    costs = DraftCosts(tuple(rows), tuple(step_s), guess_s / most)
+    exposed_s = max(0.0, drafted_s - guess_s - costs.seconds(1 + most))
+    return DraftCosts(costs.rows, costs.step_s, costs.guess_s, exposed_s)
+
+
+def _step(runner: Runner, plan: StepPlan) -> None:
+    ready = runner.prepare(plan)
+    if ready is None:
+        runner.launch(plan).result()
+    else:
+        ready.hurry()
+        ready.compute()
+
+
+def _plan(slots: list[int], context: int, n_drafts: int = 0, opened: list[SlotOpen] | None = None) -> StepPlan:
+    n = len(slots)
+    spans = Spans(slots, [context] * n, [1 + n_drafts] * n, [n_drafts] * n, [True] * n)
+    return StepPlan(0, spans, n * (1 + n_drafts), opened=opened or [])
+
+
+def _best(work: Callable[[], object]) -> float:
+    """Seconds of the fastest round."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start_s = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start_s)
+    return best

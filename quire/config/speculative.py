@@ -1,0 +1,133 @@
+"""`--speculative-config`: who guesses tokens ahead, and how many; a JSON object in vLLM's spelling.
+
+Owns its keys, their bounds and what is refused by name. Does not own the drafters (`compute/draft`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from quire.core.errors import ConfigError, shown
+
+MOST_DRAFTS: Final = 64
+DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 24, "draft_model": 4}
+"""Of each method: the most that a step verifies; how many it does verify is chosen step by step."""
+
+Count = Annotated[int, Meta(ge=1, le=MOST_DRAFTS)]
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who guesses, and at most how many tokens a step."""
+
+    method: Literal["ngram", "suffix", "draft_model"]
+    num_speculative_tokens: Count | None = None
+    prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """ngram: tokens of the longest ending that is looked for."""
+    prompt_lookup_min: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """ngram: of the shortest."""
+    suffix_decoding_max_tree_depth: Annotated[int, Meta(ge=2, le=256)] = 24
+    suffix_decoding_max_spec_factor: Annotated[float, Meta(gt=0, le=64)] = 1.0
+    suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    suffix_decoding_max_memory: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
+    """Bytes that earlier outputs may take together. Not of vLLM, which counts requests."""
+    model: str = ""
+    """draft_model: folder or hub name, as --model."""
+
+    @property
+    def n_drafts(self) -> int:
+        """The most drafts of one sequence in a step."""
+        return self.num_speculative_tokens or DEFAULT_DRAFTS[self.method]
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """ngram: shortest and longest ending that is looked for, as in vLLM: one of both stands for both."""
+        longest = self.prompt_lookup_max or self.prompt_lookup_min or 5
+        return self.prompt_lookup_min or (self.prompt_lookup_max or 2), longest
+
+
+OF_METHOD: Final = {
+    "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
+    "suffix": (
+        "suffix_decoding_max_tree_depth", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
+        "suffix_decoding_max_memory",
+    ),
+    "draft_model": ("model",),
+}  # fmt: skip
+"""Keys that mean something for one method alone."""
+
+REFUSED_METHODS: Final = {
+    "eagle eagle3 medusa mlp_speculator mtp dflash extract_hidden_states custom_class":
+        "is not built: give ngram, suffix or draft_model",
+    "ngram_gpu": "is not built: give ngram",
+}  # fmt: skip
+REFUSED_KEYS: Final = {
+    "disable_by_batch_size speculative_disable_by_batch_size":
+        "leave it out: drafts stop by themselves where they cost more than they bring",
+    "draft_tensor_parallel_size": "leave it out: there is one device",
+    "max_model_len": "leave it out: the draft model has the length of the model",
+    "suffix_decoding_max_cached_requests": "give suffix_decoding_max_memory, in bytes",
+    "quantization": "leave it out: the draft model is read as the model is, see --quantization",
+    "rejection_sample_method draft_sample_method synthetic_acceptance_rate acceptance_method":
+        "leave it out: a draft counts if it is the token that is chosen without it",
+    "disable_padded_drafter_batch use_local_argmax_reduction parallel_drafting enforce_eager revision code_revision"
+    " attention_backend moe_backend speculative_token_tree tensor_parallel_size": "leave it out",
+}  # fmt: skip
+
+
+def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
+    """None for an empty object. Raises ConfigError that names the key, its value and what to do."""
+    if not options:
+        return None
+    options = dict(options)
+    if "method" not in options:
+        options["method"] = _method_of(options)
+    _refuse(options)
+    try:
+        found = msgspec.convert(options, SpeculativeConfig)
+    except msgspec.ValidationError as error:
+        raise _error(f"{error}", options) from None
+    for method, keys in OF_METHOD.items():
+        given = [key for key in keys if key in options]
+        if given and method != found.method:
+            raise _error(f"{given[0]} is for the method {method!r}, not {found.method!r}: leave it out", options)
+    if found.method == "draft_model" and not found.model:
+        raise _error("the method 'draft_model' needs a model: add its folder or hub name as \"model\"", options)
+    shortest, longest = found.lookup
+    if shortest > longest:
+        raise _error(f"prompt_lookup_min = {shortest} is more than prompt_lookup_max = {longest}: swap them", options)
+    return found
+
+
+def _method_of(options: Mapping[str, Any]) -> str:
+    """As vLLM does: words in place of a model name a method."""
+    model = options.get("model")
+    if model in ("ngram", "[ngram]") or "prompt_lookup_max" in options:
+        raise _error('add "method": "ngram"', options)
+    if isinstance(model, str) and model:
+        return "draft_model"
+    raise _error('there is no "method": give "ngram", "suffix", or "draft_model" with a "model"', options)
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    for names, why in REFUSED_METHODS.items():
+        if options["method"] in names.split():
+            raise _error(f"the method {shown(options['method'])} {why}", options)
+    for names, what in REFUSED_KEYS.items():
+        for key in options:
+            if key in names.split():
+                raise _error(f"{key} = {shown(options[key])} means nothing here: {what}", options)
+    fields = SpeculativeConfig.__struct_fields__
+    for key in options:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(fields)}"
+            raise _error(f"{key} is unknown: {hint}", options)
+
+
+def _error(what: str, options: Mapping[str, Any]) -> ConfigError:
+    return ConfigError(f"speculative_config = {shown(dict(options))}: {what}", param="speculative_config")
