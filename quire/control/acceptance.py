@@ -16,8 +16,6 @@ class Acceptance:
     n_right: float
     n_verified: float
     """Both fade: the last ten drafts or so count. A draft behind a wrong one says nothing and is not counted."""
-    quiet_until: int = -1
-    """Output tokens up to which it takes no drafts."""
     n_vain: int = 0
     """Times in a row that it was asked and no draft was kept, or none was found."""
 

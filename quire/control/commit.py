@@ -38,7 +38,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
         if n_drafts:
             n_verified, n_verifying = result.n_drafted[n_verifying], n_verifying + 1
             if count and step > seq.ignore_through:
-                live.drafts.count(seq, n_verified, count - 1, len(builder.seqs))
+                live.drafts.count(seq, step, n_verified, count - 1, len(builder.seqs))
         if step > seq.ignore_through:
             if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
                 end = start + length
@@ -144,12 +144,15 @@ def _pool(live: LiveSeqs, seq: Seq, states: list[float] | None, deltas: list[Seq
 def _append_tokens(
     live: LiveSeqs, seq: Seq, tokens: list[int], rows: list[TokenLogprobs | None], deltas: list[SeqDelta]
 ) -> None:
-    """A token and the drafts behind it that were kept, in one delta; those behind the sequence's end do not count."""
-    first = len(deltas)
-    for token in tokens:
-        _append_token(live, seq, token, None, deltas)
+    """A token and the drafts behind it that were kept, in one delta, or each in its own where text may end the
+    sequence before the last of them; those behind the sequence's end do not count."""
+    first, may_stop = len(deltas), bool(seq.request.params.stop)
+    for token, row in zip(tokens, rows, strict=True):
+        _append_token(live, seq, token, row if may_stop else None, deltas)
         if seq.state is SeqState.ENDED:
             break
+    if may_stop:
+        return
     delta, *later = deltas[first:]
     for one in later:
         delta.token_ids += one.token_ids

@@ -1,7 +1,7 @@
 """How many drafts each sequence's next span verifies: by what became of its drafts so far, and what a row costs.
 
-Owns the estimates and when a sequence is asked again. Does not own the trade (`planner/drafts.py`), nor room for drafts
-(`drafting.py`).
+Owns the estimates, of chances and of what steps cost beside their rows, and when a sequence is asked again. Does not
+own the trade (`planner/drafts.py`), nor room for drafts (`drafting.py`).
 Invariant: where drafts do not pay, they take at most about `PROBE_SHARE` of the time: such a sequence takes part in so
 few steps with drafts that these are no longer than that.
 """
@@ -18,9 +18,13 @@ from quire.planner.drafts import DraftCosts
 
 FIRST_RATE: Final = 0.7
 """The chance of a draft before anything is known."""
+NEW_SHARE: Final = 0.1
+"""Of the step that has just ended, in what is known of the cost of steps of its kind, for each step since the last of
+its kind, up to `MOST_STALE`."""
+MOST_STALE: Final = 7
 PROBE_SHARE: Final = 0.01
 MOST_QUIET: Final = 256
-"""Tokens after which a sequence is asked again at the latest."""
+"""Steps after which a sequence is asked again at the latest."""
 
 
 class DraftPolicy:
@@ -30,29 +34,47 @@ class DraftPolicy:
         self.most, self.costs = most, costs
         self._all = Acceptance(FIRST_RATE, 1.0)
         """Of all sequences: what a new one begins with."""
+        self._exposed_s = costs.exposed_s if costs is not None else 0.0
+        self._plain_s = 0.0
+        """What steps with drafts, and without, take beside their rows and guesses; as seen."""
+        self._n_since = [0, 0]
+        """Steps since the last without drafts, and with."""
         self.n_spans = self.n_verified = 0
         """Spans that verified drafts, and these drafts."""
         self.n_right = [0] * most
         """Of these, the right ones at each place behind the known token."""
 
-    def choose(self, seqs: Sequence[Seq], n_rows: int, n_free: int) -> list[int]:
-        """Drafts for each of these, which decode, in a step of `n_rows` rows without them and `n_free` to spare."""
+    def choose(self, seqs: Sequence[Seq], n_rows: int, n_free: int, step: int) -> list[int]:
+        """Drafts for each of these, which decode and are not left alone, in a step of `n_rows` rows without them and
+        `n_free` to spare."""
         most = min(self.most, n_free)
-        if most <= 0:
-            return [0] * len(seqs)
         if self.costs is None:
             return [min(most, n_free // len(seqs))] * len(seqs)
-        rates = [self._of(seq).rate if self._of(seq).quiet_until <= len(seq.tokens) else 0.0 for seq in seqs]
-        if not any(rates):
-            return [0] * len(seqs)
-        lengths = self.costs.choose(rates, most, n_rows, n_free)
-        for i, (seq, rate) in enumerate(zip(seqs, rates, strict=True)):
-            if rate and not lengths[i] and sum(lengths) < n_free:
+        rates = [self._of(seq).rate for seq in seqs]
+        lengths = self.costs.choose(rates, most, n_rows, n_free, self._exposed_s, self._plain_s)
+        for i, seq in enumerate(seqs):
+            if not lengths[i] and sum(lengths) < n_free:
                 lengths[i] = 1  # to see whether it has become better
-                self._hush(seq, n_rows, MOST_QUIET)
+                self._leave(seq, step, n_rows, MOST_QUIET)
         return lengths
 
-    def count(self, seq: Seq, n_verified: int, n_right: int, n_rows: int) -> None:
+    def time(self, n_rows: int, n_guesses: int, is_drafted: bool, seconds: float) -> None:
+        """A step of `n_rows` rows, drafts among them, took so long from the end of the one before it."""
+        if self.costs is None:
+            return
+        rows_s = self.costs.seconds(n_rows)
+        known_s = self._exposed_s if is_drafted else self._plain_s
+        seen_s = seconds - rows_s - n_guesses * self.costs.guess_s
+        self._n_since[not is_drafted] += 1
+        n_steps, self._n_since[is_drafted] = min(self._n_since[is_drafted] + 1, MOST_STALE), 0
+        share = 1 - (1 - NEW_SHARE) ** n_steps
+        change_s = share * min(max(seen_s - known_s, -rows_s), rows_s)  # one long step may be an accident
+        if is_drafted:
+            self._exposed_s += change_s
+        else:
+            self._plain_s += change_s
+
+    def count(self, seq: Seq, step: int, n_verified: int, n_right: int, n_rows: int) -> None:
         """A step of `n_rows` sequences verified drafts of this one, or had asked for some in vain."""
         if n_verified:
             self.n_spans += 1
@@ -67,21 +89,23 @@ class DraftPolicy:
             self._all.count(n_verified, n_right)
         else:
             own.n_vain += 1
-        if own.n_vain > 1:
-            self._hush(seq, n_rows, 2 ** min(own.n_vain, 8))
+        if n_verified and n_right == n_verified:
+            seq.drafts_from = 0  # a probe was right: it may be asked at once
+        elif own.n_vain > 1:
+            self._leave(seq, step, n_rows, 2 ** min(own.n_vain, 8))
 
-    def _hush(self, seq: Seq, n_rows: int, most: int) -> None:
-        """Leave a sequence alone, for `most` tokens or until asking all of them is `PROBE_SHARE` of the steps between.
+    def _leave(self, seq: Seq, step: int, n_rows: int, most: int) -> None:
+        """Leave a sequence alone, for `most` steps or until asking all of them is `PROBE_SHARE` of the steps between.
 
         Sequences are asked at different steps, and each such step waits for the one before it.
         """
         assert self.costs is not None
-        plain_s = self.costs.seconds(n_rows)
-        asking_s = self.costs.exposed_s + self.costs.guess_s + self.costs.seconds(n_rows + 1) - plain_s
-        n_steps = math.ceil(n_rows * asking_s / (PROBE_SHARE * plain_s))
-        self._of(seq).quiet_until = len(seq.tokens) + min(MOST_QUIET, n_steps, most)
+        rows_s = self.costs.seconds(n_rows)
+        asking_s = self._exposed_s - self._plain_s + self.costs.guess_s + self.costs.seconds(n_rows + 1) - rows_s
+        n_steps = max(1, math.ceil(n_rows * asking_s / (PROBE_SHARE * (rows_s + self._plain_s))))
+        seq.drafts_from = step + min(MOST_QUIET, n_steps, most)
 
     def _of(self, seq: Seq) -> Acceptance:
         if seq.acceptance is None:
-            seq.acceptance = Acceptance(2 * self._all.rate, 2.0)
+            seq.acceptance = Acceptance(self._all.rate, 1.0)
         return seq.acceptance

@@ -19,11 +19,13 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     """How many drafts which sequences should have in this step; empty: none has any."""
     if not live.drafts.most:
         return {}
-    seqs = [seq for seq in live.running if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
+    step = builder.step
+    asked = [seq for seq in live.running if seq.drafts_from <= step]
+    seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
     n_free = min(builder.budget, live.config.most_sampled) - len(live.running)
     if not seqs or n_free <= 0:
         return {}
-    lengths = live.drafts.choose(seqs, len(live.running), n_free)
+    lengths = live.drafts.choose(seqs, len(live.running), n_free, step)
     return {seq: length for seq, length in zip(seqs, lengths, strict=True) if length}
 
 

@@ -10,10 +10,10 @@ from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StepPlan
 class PlanBuilder:
     """`seqs[i]` is the sequence of span i of `plan`."""
 
-    __slots__ = ("budget", "is_tight", "n_drafting", "plan", "seqs", "step")
+    __slots__ = ("budget", "is_tight", "n_drafting", "plan", "scheduled_s", "seqs", "step")
 
-    def __init__(self, step: int, budget: int) -> None:
-        self.step = step
+    def __init__(self, step: int, budget: int, now_s: float = 0.0) -> None:
+        self.step, self.scheduled_s = step, now_s
         self.budget = budget
         """Tokens that may still be added."""
         self.is_tight = False

@@ -127,7 +127,7 @@ class Scheduler:
             return None
         if len(self.in_flight) > 1 and self.in_flight[-1].plan.masked:
             return None  # its masks come when the steps before it are committed, and the next plan after them
-        builder = PlanBuilder(self._next_step, self.backoff.n_tokens)
+        builder = PlanBuilder(self._next_step, self.backoff.n_tokens, self.clock.now_s())
         drafts = choose_drafts(live, builder)
         prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder)
         n_decodes = len(builder.seqs)
@@ -173,11 +173,20 @@ class Scheduler:
         commit_step(self.live, builder, result, self._gained)
         self.in_flight.popleft()
         self._n_drafting -= builder.n_drafting
+        now_s = self.clock.now_s()
+        if self.live.drafts.most:
+            self._time(builder, result, now_s - max(builder.scheduled_s, self.counters.progress_s))
         deltas, self._gained = self._gained, []
         self.backoff.count_step()
         self.history.step(builder, deltas)
-        self.counters.count_step(builder.plan.n_tokens, deltas, self.clock.now_s())
+        self.counters.count_step(builder.plan.n_tokens, deltas, now_s)
         return deltas
+
+    def _time(self, builder: PlanBuilder, result: StepResult, seconds: float) -> None:
+        """A step took so long; those with prompts say nothing of what drafts cost."""
+        n_guesses, n_seqs = sum(result.n_drafted), len(builder.seqs)
+        if builder.plan.n_tokens - sum(builder.plan.spans.n_drafts) == n_seqs:
+            self.live.drafts.time(n_seqs + n_guesses, n_guesses, builder.n_drafting > 0, seconds)
 
     def fail_all(self, failure: Failure) -> list[SeqDelta]:
         """End everything with an error; forget the steps in flight (late results are ignored) and every cached page.

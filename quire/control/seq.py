@@ -56,6 +56,7 @@ class Seq:
         "cached",
         "computed",
         "copied_pages",
+        "drafts_from",
         "first_cached",
         "held_from",
         "ignore_through",
@@ -108,6 +109,8 @@ class Seq:
         """Results bring more for it than tokens."""
         self.acceptance: Acceptance | None = None
         """None until it is asked for drafts."""
+        self.drafts_from = 0
+        """The step from which it is asked again."""
         self.state = SeqState.WAITING
         self.n_admissions = 0
         self.first_cached = 0

@@ -92,6 +92,11 @@ class EngineStats(msgspec.Struct):
     page_map: bytes = b""
     """One byte a page for the live view, at most 4,096: 0 free, 1 cached, else held (2 + owner slot modulo 254)."""
 
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafts that were right."""
+        return sum(self.accepted_at)
+
 
 class StepOutputs(msgspec.Struct, tag="outputs"):
     """All deltas of one step, for all requests of a client."""

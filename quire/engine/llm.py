@@ -41,6 +41,12 @@ _COUNTERS: Final = {
     "engine_steps": "steps",
 }  # fmt: skip
 """Names at /metrics → fields of `EngineStats`."""
+_DRAFT_COUNTERS: Final = {
+    "spec_decode_num_drafts": "n_drafts",
+    "spec_decode_num_draft_tokens": "draft_tokens",
+    "spec_decode_num_accepted_tokens": "accepted_tokens",
+}
+"""Where something is drafted."""
 _WEIGHTS: Final = "weights stay as they were loaded: call shutdown() and make a new LLM with the new checkpoint"
 _QUEUE: Final = "generate() takes any number of prompts at once, and stream() can be interleaved with it"
 _PROFILE: Final = "set `on_step` for what each step did, or run `quire bench`"
@@ -268,9 +274,10 @@ class LLM(VectorEngine):
         stats, labels = self.engine.stats(with_map=False), {"model_name": self._frontend.model_name}
         used = 1.0 - stats.n_pages_free / stats.n_pages if stats.n_pages else 0.0
         gauges = {name: getattr(stats, field) for name, field in _GAUGES.items()} | {"kv_cache_usage_perc": used}
+        counters = _COUNTERS | (_DRAFT_COUNTERS if stats.accepted_at else {})
         return [
             *(Gauge(f"quire:{name}", labels, value) for name, value in gauges.items()),
-            *(Counter(f"quire:{name}", labels, getattr(stats, field)) for name, field in _COUNTERS.items()),
+            *(Counter(f"quire:{name}", labels, getattr(stats, field)) for name, field in counters.items()),
         ]
 
     def get_world_size(self, include_dp: bool = True) -> int:

@@ -29,7 +29,8 @@ class DraftCosts:
     guess_s: float
     """Guessing one token of one sequence."""
     exposed_s: float = 0.0
-    """What a step costs more because it must wait for the one before it, as one with drafts does."""
+    """Of a step with drafts, beside its rows and guesses: what the host does before and after it, as nothing hides it
+    where a step begins only when the one before it has ended. A first guess: the engine sees how long steps take."""
 
     def seconds(self, n_rows: int) -> float:
         """Of a step with so many rows: between two that were measured on the line through them, also beyond the last
@@ -40,17 +41,19 @@ class DraftCosts:
         (low, high), (low_s, high_s) = self.rows[right - 1 : right + 1], self.step_s[right - 1 : right + 1]
         return max(self.step_s[0], low_s + (high_s - low_s) * (n_rows - low) / (high - low))
 
-    def choose(self, rates: Sequence[float], most: int, n_rows: int, n_free: int) -> list[int]:
+    def choose(
+        self, rates: Sequence[float], most: int, n_rows: int, n_free: int, exposed_s: float, plain_s: float
+    ) -> list[int]:
         """Drafts for each of some sequences in a step of `n_rows` rows without them: those that make tokens a second
         the most, all 0 if plain decoding has more.
 
-        rates: the chance of each sequence's drafts. most: drafts of a sequence. n_free: drafts of all together. Rows go
-        one by one to the sequence whose next draft has the best chance; of these ways to give some, the best is taken.
+        rates: the chance of each sequence's drafts. most: drafts of a sequence. n_free: drafts of all together.
+        exposed_s, plain_s: of a step with drafts and of one without, what is beside rows and guesses. Rows go one by
+        one to the sequence whose next draft has the best chance; of these ways to give some, the best is taken.
         """
         heap = [(-rate, i) for i, rate in enumerate(rates) if rate > 0]
         heapq.heapify(heap)
-        plain_s = self.seconds(n_rows)
-        tokens, extra_s, best = float(n_rows), self.exposed_s, n_rows / plain_s
+        tokens, extra_s, best = float(n_rows), exposed_s, n_rows / (self.seconds(n_rows) + plain_s)
         given: list[int] = []
         n_best, lengths = 0, [0] * len(rates)
         while heap and len(given) < n_free:

@@ -28,7 +28,7 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
     rows = [n for n in ROWS if n <= n_slots]
     opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(rows[-1])]
     runner.launch(_plan([0], context, 0, opened)).result()
-    step_s = [_best(lambda n=n: _step(runner, _plan(list(range(n)), context))) for n in rows]  # type: ignore[misc]
+    step_s = [_step_s(runner, _plan(list(range(n)), context)) for n in rows]
     tokens = np.zeros(context + 1, np.int32)
     guess_s = _best(lambda: drafter.guess([Wish(0, tokens, most)]))
     drafted_s = _best(lambda: runner.launch(_plan([0], context, most)).result())
@@ -39,13 +39,13 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
     return DraftCosts(costs.rows, costs.step_s, costs.guess_s, exposed_s)
 
 
-def _step(runner: Runner, plan: StepPlan) -> None:
+def _step_s(runner: Runner, plan: StepPlan) -> float:
+    """Of a step that was made ready before, where steps are."""
     ready = runner.prepare(plan)
     if ready is None:
-        runner.launch(plan).result()
-    else:
-        ready.hurry()
-        ready.compute()
+        return _best(lambda: runner.launch(plan).result())
+    ready.hurry()
+    return _best(ready.compute)
 
 
 def _plan(slots: list[int], context: int, n_drafts: int = 0, opened: list[SlotOpen] | None = None) -> StepPlan:

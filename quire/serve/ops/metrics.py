@@ -277,8 +277,7 @@ class Metrics:
             return
         yield self._counter("spec_decode_num_drafts", "Times that a sequence verified drafts.", stats.n_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafts that were verified.", stats.draft_tokens)
-        n_accepted = sum(stats.accepted_at)
-        yield self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.", n_accepted)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.", stats.accepted_tokens)
         family = CounterMetricFamily(
             "quire:spec_decode_num_accepted_tokens_per_pos", "Drafts that were right, by their place.",
             labels=["model_name", "position"],

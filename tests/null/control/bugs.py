@@ -197,7 +197,7 @@ def fork_locks_the_whole_path_of_its_sibling(patch: Patch) -> None:
 
 
 def budget_is_overrun(patch: Patch) -> None:
-    wrap(patch, PlanBuilder, "__init__", lambda real: lambda self, step, budget: real(self, step, budget + 1))
+    wrap(patch, PlanBuilder, "__init__", lambda real: lambda self, step, budget, now_s: real(self, step, budget + 1, now_s))
 
 
 def one_sequence_too_many(patch: Patch) -> None:

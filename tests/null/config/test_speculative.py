@@ -1,0 +1,64 @@
+"""--speculative-config: what it may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.config.engine import EngineConfig
+from quire.config.speculative import DEFAULT_DRAFTS, MOST_DRAFTS, read_speculative
+from quire.core.errors import ConfigError
+
+
+def test_none() -> None:
+    assert read_speculative({}) is None
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_a_method_alone_will_do(method: str) -> None:
+    found = read_speculative({"method": method})
+    assert found is not None and found.n_drafts == DEFAULT_DRAFTS[method]
+
+
+def test_a_model_is_a_method() -> None:
+    found = read_speculative({"model": "some/folder", "num_speculative_tokens": 3})
+    assert found is not None and (found.method, found.model, found.n_drafts) == ("draft_model", "some/folder", 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "lookup"),
+    [
+        ({}, (2, 5)),
+        ({"prompt_lookup_max": 3}, (3, 3)),
+        ({"prompt_lookup_min": 4}, (4, 4)),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 7}, (2, 7)),
+    ],
+)
+def test_one_of_both_lengths_stands_for_both(given: dict[str, int], lookup: tuple[int, int]) -> None:
+    found = read_speculative({"method": "ngram", **given})
+    assert found is not None and found.lookup == lookup
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_speculative_tokens": 4}, 'there is no "method"'),
+        ({"model": "ngram"}, '"method": "ngram"'),
+        ({"method": "ngramm"}, "ngramm"),
+        ({"method": "eagle3", "model": "x"}, "is not built"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": MOST_DRAFTS + 1}, "num_speculative_tokens"),
+        ({"method": "ngram", "num_speculative_tokens": "4"}, "num_speculative_tokens"),
+        ({"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 2}, "swap them"),
+        ({"method": "suffix", "prompt_lookup_max": 2}, "is for the method 'ngram'"),
+        ({"method": "draft_model"}, "needs a model"),
+        ({"method": "ngram", "num_spec_tokens": 4}, "did you mean num_speculative_tokens?"),
+        ({"method": "ngram", "disable_by_batch_size": 4}, "drafts stop by themselves"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": 4}, "suffix_decoding_max_memory"),
+    ],
+)
+def test_what_is_refused_says_why(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match="speculative_config") as refused:
+        EngineConfig(speculative_config=options).verify()
+    assert said in str(refused.value)

@@ -1,0 +1,94 @@
+"""How many drafts a sequence gets, by what became of its last ones."""
+
+from __future__ import annotations
+
+import itertools
+
+from quire.control.draft_policy import MOST_QUIET, PROBE_SHARE, DraftPolicy
+from quire.control.seq import Seq
+from quire.control.slot_params import slot_params
+from quire.core.request import Request
+from quire.core.sampling import SamplingParams
+from quire.planner.drafts import DraftCosts
+
+COSTS = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=0.2)
+MOST = 6
+
+
+def seq() -> Seq:
+    request = Request(request_id="r", prompt_token_ids=[1, 2], params=SamplingParams(), max_tokens=8, seed=0)
+    return Seq(request, 0, (0, 0, 0), slot_params(request, 0))
+
+
+def live(policy: DraftPolicy, one: Seq, right: float, n_steps: int) -> list[int]:
+    """Drafts of each step of a sequence whose first `right` drafts, between 0 and 1 of them, are right."""
+    lengths = []
+    for step in range(n_steps):
+        length = policy.choose([one], 1, 32, step)[0] if one.drafts_from <= step else 0
+        lengths.append(length)
+        if length:
+            policy.count(one, step, length, int(right * length), 1)
+    return lengths
+
+
+def test_right_drafts_become_as_many_as_there_may_be() -> None:
+    lengths = live(DraftPolicy(MOST, COSTS), seq(), 1.0, 20)
+    assert lengths[-1] == MOST
+
+
+def test_wrong_drafts_end_but_for_probes_within_their_share() -> None:
+    lengths = live(DraftPolicy(MOST, COSTS), seq(), 0.0, 2000)
+    late = lengths[1000:]
+    assert sum(late) > 0 and max(late) == 1
+    asking_s = COSTS.exposed_s + COSTS.guess_s + COSTS.seconds(2) - COSTS.seconds(1)
+    assert sum(late) * asking_s <= 1.1 * PROBE_SHARE * len(late) * COSTS.seconds(1)
+
+
+def test_a_sequence_that_turns_to_copying_gets_drafts_again() -> None:
+    policy, one = DraftPolicy(MOST, COSTS), seq()
+    live(policy, one, 0.0, 500)
+    one.drafts_from = 0
+    assert live(policy, one, 1.0, 3 * MOST_QUIET)[-1] == MOST
+
+
+def test_a_sequence_whose_drafter_finds_nothing_is_left_alone_ever_longer() -> None:
+    policy, one, asked = DraftPolicy(MOST, COSTS), seq(), []
+    for step in range(600):
+        if one.drafts_from <= step and policy.choose([one], 1, 32, step)[0]:
+            asked.append(step)
+            policy.count(one, step, 0, 0, 1)
+    gaps = [b - a for a, b in itertools.pairwise(asked)]
+    assert gaps == sorted(gaps) and gaps[0] == 1 and 10 < gaps[-1] <= MOST_QUIET
+
+
+def test_a_new_sequence_begins_where_others_have_come() -> None:
+    policy = DraftPolicy(MOST, COSTS)
+    live(policy, seq(), 1.0, 30)
+    good = policy.choose([seq()], 1, 32, 0)[0]
+    live(policy, seq(), 0.0, 300)
+    assert policy.choose([seq()], 1, 32, 0)[0] < good
+
+
+def test_what_steps_really_take_counts() -> None:
+    """Steps with drafts that take ten times as long as was measured at the start stop the drafts."""
+    policy, one = DraftPolicy(MOST, COSTS), seq()
+    assert policy.choose([one], 1, 32, 0)[0] > 1
+    for _ in range(100):
+        policy.time(1 + MOST, MOST, True, 10 * COSTS.seconds(1 + MOST))
+        policy.time(1, 0, False, COSTS.seconds(1))
+    assert policy.choose([one], 1, 32, 0)[0] == 1, "a probe"
+
+
+def test_one_long_step_is_an_accident() -> None:
+    policy = DraftPolicy(MOST, COSTS)
+    before = policy.choose([seq()], 1, 32, 0)
+    policy.time(1 + MOST, MOST, True, 1000.0)
+    assert policy.choose([seq()], 1, 32, 0) == before
+
+
+def test_counts() -> None:
+    policy, one = DraftPolicy(3, None), seq()
+    policy.count(one, 0, 3, 2, 1)
+    policy.count(one, 1, 3, 0, 1)
+    policy.count(one, 2, 0, 0, 1)
+    assert (policy.n_spans, policy.n_verified, policy.n_right) == (2, 6, [1, 1, 0])

@@ -1,0 +1,56 @@
+"""The trade between the chance of a draft and the time of its row."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from quire.planner.drafts import DraftCosts, expected_tokens
+
+COSTS = DraftCosts((1, 2, 4, 8), (1.0, 1.1, 1.3, 2.5), guess_s=0.05)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.8, 1.0])
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_expected_tokens_is_the_sum_over_places(rate: float, n: int) -> None:
+    """One token always, and each draft if it and all before it are right."""
+    assert expected_tokens(rate, n) == pytest.approx(sum(rate**place for place in range(n + 1)))
+
+
+def test_seconds_lie_on_lines_between_what_was_measured() -> None:
+    assert [COSTS.seconds(n) for n in (1, 2, 4, 8)] == [1.0, 1.1, 1.3, 2.5]
+    assert COSTS.seconds(3) == pytest.approx(1.2)
+    assert COSTS.seconds(6) == pytest.approx(1.9)
+    assert COSTS.seconds(12) == pytest.approx(3.7)
+    assert DraftCosts((1,), (2.0,), 0.0).seconds(9) == 2.0
+
+
+def speed(costs: DraftCosts, rates: list[float], lengths: list[int], n_rows: int, exposed_s: float) -> float:
+    n_drafts = sum(lengths)
+    tokens = n_rows - len(rates) + sum(expected_tokens(*one) for one in zip(rates, lengths, strict=True))
+    extra_s = exposed_s + n_drafts * costs.guess_s if n_drafts else 0.0
+    return tokens / (costs.seconds(n_rows + n_drafts) + extra_s)
+
+
+@pytest.mark.parametrize("exposed_s", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize("rates", [[0.9], [0.2], [0.8, 0.3], [0.95, 0.9, 0.05], [0.0, 0.7]])
+def test_no_other_lengths_are_faster(rates: list[float], exposed_s: float) -> None:
+    """Against all of them: giving rows one by one by the best chance misses nothing."""
+    most, n_rows = 3, len(rates) + 1
+    found = COSTS.choose(rates, most, n_rows, 99, exposed_s, 0.0)
+    every = itertools.product(range(most + 1), repeat=len(rates))
+    best = max(speed(COSTS, rates, list(lengths), n_rows, exposed_s) for lengths in every)
+    assert speed(COSTS, rates, found, n_rows, exposed_s) == pytest.approx(best)
+
+
+def test_rows_are_bounded() -> None:
+    flat = DraftCosts((1, 16), (1.0, 1.2), 0.0)
+    assert sum(flat.choose([0.99] * 4, 8, 4, 5, 0.0, 0.0)) == 5
+    assert COSTS.choose([1.0], 2, 1, 9, 0.0, 0.0) == [2]
+
+
+def test_nothing_is_drafted_where_plain_steps_are_faster() -> None:
+    assert COSTS.choose([0.9, 0.9], 4, 2, 9, 50.0, 0.0) == [0, 0]
+    assert COSTS.choose([0.9], 4, 1, 9, 50.0, 50.0) != [0], "where plain steps cost as much beside their rows"
+    assert COSTS.choose([0.0], 4, 1, 9, 0.0, 0.0) == [0]
