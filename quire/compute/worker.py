@@ -20,6 +20,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.draft.drafter import Drafter
+from quire.compute.draft.small import DraftCheckpoint, SmallModel
 from quire.compute.draft.timing import measure
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder
@@ -96,13 +97,16 @@ class Worker:
         platform: Platform,
         comm: Comm | None = None,
         drafter: Drafter | None = None,
+        draft: DraftCheckpoint | None = None,
     ) -> None:
-        """folder: a checkpoint of `arch`; comm: None for the only rank; drafter: None where nothing is drafted.
-        Takes no memory."""
+        """folder: a checkpoint of `arch`; comm: None for the only rank. drafter: who guesses; draft: or a model that
+        does; neither where nothing is drafted. Takes no memory."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
-        self._drafter = drafter
+        self._drafter, self._draft = drafter, draft
+        self._small: Decoder | None = None
+        """Of `draft`."""
         self.room: Final = platform.room()
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
@@ -131,8 +135,12 @@ class Worker:
 
     def load(self) -> WorkerFacts:
         """Read the weights. Raises LoadError or ConfigError."""
-        self._model = self._load()
-        room, weights_bytes = self.platform.room(), self._model.n_bytes
+        self._model = self._load(self._folder, self._arch)
+        weights_bytes = self._model.n_bytes
+        if self._draft is not None:
+            self._small = self._load(self._draft.folder, self._draft.arch)
+            weights_bytes += self._small.n_bytes
+        room = self.platform.room()
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
         least = torch.tensor([room.total_bytes, room.free_bytes, room.swap_bytes, room.address_bytes])
         most = torch.tensor([weights_bytes, others_bytes, room.own_bytes])
@@ -159,9 +167,7 @@ class Worker:
             return None
         limits, allocation = self._limits, self._allocation
         assert allocation is not None
-        return measure(
-            self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len
-        )
+        return measure(self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device; plans come in order."""
@@ -184,20 +190,25 @@ class Worker:
         Nobody else may hold anything of the last steps. Deeper sleep may follow on level 1.
         """
         self._runner = None
+        models = [model for model in (self._model, self._small) if model is not None]
         if level != 1:
-            self._model = None
-        elif self._model is not None:
-            self._model.leave_device()
+            self._model = self._small = None
+        else:
+            for model in models:
+                model.leave_device()
+        del models
         self.platform.device.release()
 
     def wake(self) -> None:
         """Take memory again. If that fails, `sleep` is to be called again: a part may be held."""
         if self._model is None:
-            self._model = self._load()
+            self.load()
         else:
             self._model.enter_device()
+            if self._small is not None:
+                self._small.enter_device()
         if self._allocation is not None:
-            self._runner = self._make_runner(self._model, self._allocation)
+            self._runner = self._make_runner(self.model, self._allocation)
 
     @property
     def is_loaded(self) -> bool:
@@ -218,15 +229,15 @@ class Worker:
             raise EngineError("no memory for steps is allocated")
         return self._runner
 
-    def _load(self) -> Decoder:
+    def _load(self, folder: pathlib.Path, arch: ModelArch) -> Decoder:
         config = self._config
         if config.quantization not in NOT_ROUNDED and native.library() is None:
             reason = native.explain()
             logger.warning("%s products run on a slow reference, not for use. %s", config.quantization, reason)
         start_s = time.perf_counter()
         model = load_model(
-            self._folder,
-            self._arch,
+            folder,
+            arch,
             dtype=TORCH_DTYPES[self._limits.dtype],
             device=self.platform.device.torch_device,
             max_model_len=self._limits.max_model_len,
@@ -237,7 +248,7 @@ class Worker:
         )
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
-        logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", self._arch.n_parameters / 1e6, size, took_s)
+        logger.info("weights: %.1f M parameters, %s in memory, in %.2f s", arch.n_parameters / 1e6, size, took_s)
         return model
 
     def _make_runner(self, model: Decoder, allocation: Allocation) -> Runner:
@@ -253,6 +264,9 @@ class Worker:
         )
         tail = Tail(device, model, tables, sampler)
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
+        if self._small is not None:
+            small = SmallModel(self._small, self.platform, limits)
+            self._drafter = small.drafter(tables, pool, allocation.vocab_limit)
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter)
         runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths)
         with ticking("building kernels and running a first step"):

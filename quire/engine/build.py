@@ -11,6 +11,7 @@ import pathlib
 import msgspec
 
 from quire.compute.draft.choice import drafter_of
+from quire.compute.draft.small import DraftCheckpoint
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
@@ -20,7 +21,7 @@ from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
-from quire.config.speculative import read_speculative
+from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
@@ -64,7 +65,10 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     limits = resolve(config, arch, platform.name, is_server=is_server)
     speculative = read_speculative(config.speculative_config)
     drafter = None if speculative is None else drafter_of(speculative)
-    worker = Worker(config, limits, folder, arch, platform, drafter=drafter)
+    draft = None if speculative is None else _draft_checkpoint(config, speculative)
+    if draft is not None:
+        draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
+    worker = Worker(config, limits, folder, arch, platform, drafter=drafter, draft=draft)
     captured = worker.captured
     case = FitCase(
         config, limits, arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
@@ -74,7 +78,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     facts, layout = worker.load(), layout_of(config, limits, arch)
     n_pages, limits = size_pool(
         config, limits, arch, facts.room, captured.graph_sizes, captured.mixed_rows, facts.weights_bytes,
-        facts.others_bytes,
+        facts.others_bytes, None if draft is None else draft.arch,
     )  # fmt: skip
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     if tokenizer is not None and len(tokenizer) < arch.vocab_size:
@@ -93,6 +97,13 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     return core, _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
+
+
+def _draft_checkpoint(config: EngineConfig, speculative: SpeculativeConfig) -> DraftCheckpoint | None:
+    if not speculative.model:
+        return None
+    folder = find_checkpoint(speculative.model, "", config.download_dir)
+    return DraftCheckpoint(folder, read_arch(folder, {}, logger))
 
 
 def device_of(config: EngineConfig) -> str:

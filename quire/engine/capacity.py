@@ -16,6 +16,7 @@ from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.memory import MemoryEquation, Room
+from quire.planner.shape import kv_numbers_per_token
 
 logger = logging.getLogger("quire.engine")
 
@@ -37,9 +38,11 @@ def equation(
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     others_bytes: int = 0,
+    draft: ModelArch | None = None,
 ) -> MemoryEquation:
     """The terms for one engine; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
-    decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's."""
+    decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's;
+    draft: a model that guesses, with pages of its own."""
     return MemoryEquation(
         arch=arch,
         page_size=config.block_size,
@@ -54,6 +57,7 @@ def equation(
         kv=layout_of(config, limits, arch),
         in_flight=config.pipeline_depth,
         others_bytes=others_bytes,
+        draft_numbers=0 if draft is None else kv_numbers_per_token(draft),
     )
 
 
@@ -76,6 +80,7 @@ def size_pool(
     mixed_rows: int = 0,
     weights_bytes: int = 0,
     others_bytes: int = 0,
+    draft: ModelArch | None = None,
 ) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
@@ -85,7 +90,7 @@ def size_pool(
     """
     if not room.is_main:
         weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
-    terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes)
+    terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft)
     budget_bytes = _budget(config, terms, room)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if n_pages * terms.page_bytes + terms.fixed_bytes > room.total_bytes:

@@ -81,6 +81,8 @@ class MemoryEquation:
     """The groups of layers; None: those of the shape."""
     in_flight: int = 2
     """Tokens of a sequence whose steps may not have ended when the next is planned: `pipeline_depth`."""
+    draft_numbers: int = 0
+    """Numbers that a draft model keeps of a token in pages of its own, of which it has as many."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
@@ -127,8 +129,8 @@ class MemoryEquation:
 
     @property
     def page_bytes(self) -> int:
-        """K and V of one page in all of its lanes."""
-        return round(self.layout.numbers * self.page_size * self.kv_itemsize)
+        """K and V of one page in all of its lanes, and in a draft model's."""
+        return round((self.layout.numbers + self.draft_numbers) * self.page_size * self.kv_itemsize)
 
     def seq_pages(self, n_tokens: int) -> int:
         """Pages that a sequence of `n_tokens` holds at its end, in all groups."""

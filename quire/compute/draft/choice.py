@@ -7,6 +7,8 @@ from quire.compute.draft.ngram import NgramDrafter
 from quire.config.speculative import SpeculativeConfig
 
 
-def drafter_of(config: SpeculativeConfig) -> Drafter:
-    """A new one, which knows nothing yet."""
+def drafter_of(config: SpeculativeConfig) -> Drafter | None:
+    """A new one, which knows nothing yet; None for one that the worker makes of a model (`small.py`)."""
+    if config.method == "draft_model":
+        return None
     return EachSequence(NgramDrafter(*config.lookup))

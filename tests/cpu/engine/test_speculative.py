@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import pathlib
+import random
 from typing import Any
 
 import pytest
@@ -22,7 +25,12 @@ WISHES: dict[str, dict[str, Any]] = {
     "several": {"temperature": 1.0, "seed": 9, "n": 3},
     "allowed": {"temperature": 1.0, "seed": 3, "allowed_token_ids": list(range(300, 420))},
 }
-METHODS: dict[str, dict[str, Any]] = {"ngram": {"method": "ngram"}}
+DRAFT = pathlib.Path(__file__).resolve().parents[3] / "demo" / "draft"
+SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram"},
+    "draft_model": {"model": str(DRAFT), "num_speculative_tokens": 5},
+}
 
 
 def answers(llm: LLM, **wishes: Any) -> list[Any]:
@@ -44,6 +52,8 @@ def plain() -> Any:
 @pytest.fixture(scope="module", params=METHODS, ids=str)
 def speculative(request: pytest.FixtureRequest) -> Any:
     llm = LLM("", speculative_config=METHODS[request.param])
+    # As many drafts as there is room for, whatever they cost at the moment on this machine.
+    llm.engine.scheduler.live.drafts.costs = None
     yield llm
     llm.shutdown()
 
@@ -83,6 +93,67 @@ def test_the_prefix_cache_is_hit_as_often(plain: LLM, speculative: LLM) -> None:
         llm.generate([{"prompt_token_ids": again}], SamplingParams(temperature=0.0, max_tokens=8))
         hits.append(llm.stats().prefix_hits - before)
     assert hits[0] == hits[1] > 0
+
+
+DEMO = DRAFT.parents[1] / "quire" / "_models" / "demo"
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 16, "max_num_seqs": 8}, {"n_pages": 28}], ids=str)
+def test_a_model_that_guesses_for_itself_is_always_right(options: dict[str, int]) -> None:
+    """Then its keys are where they should be: after prompts in parts, shared prefixes, forks, preemption and steps
+    without drafts."""
+    n_pages = options.pop("n_pages", 0)
+    llm = LLM(
+        "", dtype="float32", num_gpu_blocks_override=n_pages, speculative_config={"model": str(DEMO)},
+        max_model_len=384, **options,
+    )  # fmt: skip
+    drafts = llm.engine.scheduler.live.drafts
+    costs, drafts.costs = drafts.costs, None
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, n=2)
+    for number in range(3):
+        llm.generate([COPIES + "x = 1\n" * number, TALKS, COPIES[:90]], params)
+        drafts.costs = costs  # some steps with few drafts, or none
+        llm.generate([COPIES + "y = 1\n" * number, TALKS + "?"], params)
+        drafts.costs = None
+    stats = llm.stats()
+    llm.shutdown()
+    assert stats.draft_tokens > 200 and stats.accepted_tokens == stats.draft_tokens
+    assert stats.prefix_hits > 0 and (stats.preemptions > 0) == (n_pages > 0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_after_wrong_drafts_it_reads_on_where_they_began(seed: int) -> None:
+    """A model that guesses its best token for itself is right where the chosen one is that, and nowhere else; also
+    after steps without drafts."""
+    params = SamplingParams(temperature=0.9, seed=seed, max_tokens=150, ignore_eos=True, logprobs=1)
+    plain, llm = (LLM("", dtype="float32", speculative_config=config) for config in ({}, {"model": str(DEMO)}))
+    policy, rng = llm.engine.scheduler.live.drafts, random.Random(seed)
+    policy.choose = lambda seqs, n_rows, n_free, step: [rng.choice([0, 0, 2, 4])] * len(seqs)
+    seen: list[tuple[int, int, int]] = []
+    policy.count = lambda seq, step, n, n_right, n_rows: seen.append((seq.n_outputs, n, n_right))
+    one = plain.generate(TALKS, params)[0].outputs[0]
+    is_best = [row[token].rank == 1 for row, token in zip(one.logprobs, one.token_ids, strict=True)]
+    assert llm.generate(TALKS, params)[0].outputs[0].token_ids == one.token_ids
+    assert len(seen) > 20 and len({n_right for *_, n_right in seen}) > 2
+    for at, n, n_right in seen:
+        assert n_right == len(list(itertools.takewhile(bool, is_best[at : at + n])))
+    plain.shutdown()
+    llm.shutdown()
+
+
+def test_costs_are_measured_at_the_start() -> None:
+    llm = LLM("", speculative_config={"method": "ngram"})
+    costs = llm.engine.scheduler.live.drafts.costs
+    assert costs is not None and costs.rows[0] == 1 and min(costs.step_s) > 0 and costs.guess_s > 0
+    llm.shutdown()
+
+
+def test_a_draft_model_must_fit() -> None:
+    with pytest.raises(ConfigError, match="has 4096 token ids and the model has 151936: give one"):
+        LLM(
+            str(SHAPE), load_format="dummy", skip_tokenizer_init=True, max_model_len=64,
+            speculative_config={"model": str(DRAFT)},
+        )  # fmt: skip
 
 
 def test_another_device_refuses() -> None:

@@ -197,7 +197,11 @@ def fork_locks_the_whole_path_of_its_sibling(patch: Patch) -> None:
 
 
 def budget_is_overrun(patch: Patch) -> None:
-    wrap(patch, PlanBuilder, "__init__", lambda real: lambda self, step, budget, now_s: real(self, step, budget + 1, now_s))
+    def build(self: PlanBuilder, step: int, budget: int, now_s: float) -> None:
+        real(self, step, budget + 1, now_s)
+
+    real = PlanBuilder.__init__
+    patch.setattr(PlanBuilder, "__init__", build)
 
 
 def one_sequence_too_many(patch: Patch) -> None:
