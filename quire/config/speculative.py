@@ -81,9 +81,9 @@ REFUSED_KEYS: Final = {
 
 def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
     """None for an empty object. Raises ConfigError that names the key, its value and what to do."""
+    options = {key: value for key, value in options.items() if value is not None}
     if not options:
         return None
-    options = dict(options)
     if "method" not in options:
         options["method"] = _method_of(options)
     _refuse(options)

@@ -156,7 +156,7 @@ def test_a_value_that_asks_for_nothing_is_no_model(flag: str, nothing: str) -> N
 
 @pytest.mark.parametrize("words", [
     ["-O3"], ["-O2"], ["-O", "3"], ["-O=3"], ["--limit-mm-per-prompt.image", "0"], ["--limit_mm_per_prompt.image=0"],
-    ["--speculative-config.method", "null"], ["--ir-op-priority.rms_norm", "native"], ["-cc.custom_ops=[]"],
+    ["--kv-transfer-config.kv_role", "null"], ["--ir-op-priority.rms_norm", "native"], ["-cc.custom_ops=[]"],
 ])  # fmt: skip
 def test_parts_and_levels_that_ask_for_nothing_are_taken(words: list[str]) -> None:
     assert taken(*words, "MODEL") == taken("MODEL", *words) == EngineConfig(model="MODEL")
@@ -166,8 +166,8 @@ def test_parts_and_levels_that_ask_for_nothing_are_taken(words: list[str]) -> No
     (["-O.mode=3"], "-O.mode is known in vLLM, not in Quire: kernels are Quire's own"),
     (["-cc.level", "3"], "-cc.level is known in vLLM, not in Quire: kernels are Quire's own"),
     (["--compilation_config.level", "3"], "--compilation_config.level is known in vLLM, not in Quire: kernels"),
-    (["--speculative-config.method", "ngram"], "--speculative-config.method is known in vLLM, not in Quire: there is"),
-    (["--speculative-config", "--port"], "--speculative-config is known in vLLM, not in Quire: there is"),
+    (["--kv-transfer-config.kv_role", "x"], "--kv-transfer-config.kv_role is known in vLLM, not in Quire: prompts and"),
+    (["--kv-transfer-config", "--port"], "--kv-transfer-config is known in vLLM, not in Quire: prompts and decodes"),
     (["--limit-mm-per-prompt.image", "2"], "--limit-mm-per-prompt.image = '2' is known in vLLM, not in Quire, where"),
     (["--limit-mm-per-prompt", '{"image": 2}'], "--limit-mm-per-prompt = 2 is known in vLLM, not in Quire, where"),
     (["--tensor-parallel-size.x", "1"], "unknown option --tensor-parallel-size.x"),
@@ -179,6 +179,12 @@ def test_parts_levels_and_misspelt_flags_of_vllm(
     capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     assert message in refused(capsys, *words)
+
+
+def test_drafts_by_parts() -> None:
+    words = ["--speculative-config.method", "ngram", "-sc.num_speculative_tokens=3"]
+    expected = {"method": "ngram", "num_speculative_tokens": 3}
+    assert taken(*words) == EngineConfig(speculative_config=expected)
 
 
 def test_json_by_parts(capsys: pytest.CaptureFixture[str]) -> None:
