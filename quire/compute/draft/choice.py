@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.compute.draft.drafter import Drafter, EachSequence
 from quire.compute.draft.ngram import NgramDrafter
+from quire.compute.draft.suffix import SuffixDrafter
 from quire.config.speculative import SpeculativeConfig
 
 
@@ -11,4 +12,13 @@ def drafter_of(config: SpeculativeConfig) -> Drafter | None:
     """A new one, which knows nothing yet; None for one that the worker makes of a model (`small.py`)."""
     if config.method == "draft_model":
         return None
-    return EachSequence(NgramDrafter(*config.lookup))
+    if config.method == "ngram":
+        return EachSequence(NgramDrafter(*config.lookup))
+    return EachSequence(
+        SuffixDrafter(
+            max_tree_depth=config.suffix_decoding_max_tree_depth,
+            max_bytes=config.suffix_decoding_max_memory,
+            max_spec_factor=config.suffix_decoding_max_spec_factor,
+            min_token_prob=config.suffix_decoding_min_token_prob,
+        )
+    )

@@ -29,6 +29,7 @@ DRAFT = pathlib.Path(__file__).resolve().parents[3] / "demo" / "draft"
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
+    "suffix": {"method": "suffix"},
     "draft_model": {"model": str(DRAFT), "num_speculative_tokens": 5},
 }
 
