@@ -95,6 +95,31 @@ class LatencyOptions(ReportOptions, kw_only=True):
     vocab_size: Annotated[int, _doc("Random ids are below this and below the model's vocabulary.", ge=1)] = TOKEN_LIMIT
 
 
+class SpeculateOptions(ReportOptions, kw_only=True):
+    """Options of `quire bench speculate`."""
+
+    batch_sizes: Annotated[
+        list[Annotated[int, Meta(ge=1)]], _doc("Requests that start together; a row of the table each.")
+    ] = msgspec.field(default_factory=lambda: [1, 4, 16])
+    input_len: Annotated[int, _doc("Prompt tokens.", ge=8)] = 256
+    output_len: Annotated[int, _doc("Tokens to generate.", ge=2)] = 128
+    text: Annotated[
+        str, _doc("File of which prompts are pieces, taken at random; empty: prompts are random token ids.")
+    ] = ""
+    temperature: Annotated[Temperature, _doc("Sampling temperature.")] = 0.0
+    acceptance: Annotated[
+        float,
+        _doc(
+            "Chance with which each draft is right, whatever the drafter says, which takes its time all the same: for"
+            " random weights. Less than 0: as the drafter says.",
+            le=1,
+        ),
+    ] = -1.0
+    num_iters_warmup: Annotated[int, _doc("Untimed iterations.", ge=0)] = 1
+    num_iters: Annotated[int, _doc("Timed iterations of each engine, in turns; medians are compared.", ge=1)] = 5
+    vocab_size: Annotated[int, _doc("Random ids are below this and below the model's vocabulary.", ge=1)] = TOKEN_LIMIT
+
+
 class ServeBenchOptions(DatasetOptions, kw_only=True):
     """Options of `quire bench serve`, which needs no model here: it talks to a server."""
 

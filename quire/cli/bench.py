@@ -1,8 +1,9 @@
-"""`quire bench latency | throughput | serve | replay | kernels`: options in; a table, a JSON report and a plot out."""
+"""`quire bench latency | throughput | speculate | serve | replay | kernels`: options in; a table, JSON, a plot out."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from quire.bench.options import (
     ReplayOptions,
     ReportOptions,
     ServeBenchOptions,
+    SpeculateOptions,
     ThroughputOptions,
 )
 from quire.bench.plot import check_plot_path, write_plot
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, tuple[type[msgspec.Struct], str]] = {
     "latency": (LatencyOptions, "Time of one batch of equal requests, in this process."),
     "throughput": (ThroughputOptions, "Tokens a second of many requests, in this process."),
+    "speculate": (SpeculateOptions, "The same requests with drafts and without, in turns, in this process."),
     "serve": (ServeBenchOptions, "Latencies and throughput of a running OpenAI-compatible server."),
     "replay": (ReplayOptions, "Traffic that `quire serve --record FILE` wrote, again, with its timing."),
     "kernels": (KernelBenchOptions, "Each op and implementation: error, time against its limit, and against peers."),
@@ -45,11 +48,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benchmarks and their flags."""
     runs: dict[str, Callable[[argparse.Namespace], int]] = {
         "latency": run_latency, "throughput": run_throughput, "serve": run_serve, "replay": run_replay,
-        "kernels": run_kernels,
+        "kernels": run_kernels, "speculate": run_speculate,
     }  # fmt: skip
     kinds = parser.add_subparsers(title="benchmarks", metavar="KIND", required=True)
     for name, (options, meaning) in KINDS.items():
-        in_process = name in ("latency", "throughput")
+        in_process = name in ("latency", "throughput", "speculate")
         usage = f"quire bench {name} {'[MODEL] ' if in_process else 'FILE ' if name == 'replay' else ''}[options]"
         kind = kinds.add_parser(name, help=meaning, description=meaning, usage=usage)
         kind.set_defaults(measure=runs[name])
@@ -111,6 +114,26 @@ def run_latency(namespace: argparse.Namespace) -> int:
     results = {"cases": rows} if view is None else {"cases": rows, "ceilings": view.ceilings()}
     _write(f"latency {options.workload}", options, config, results, timeline)
     return 0
+
+
+def run_speculate(namespace: argparse.Namespace) -> int:
+    """`quire bench speculate`; exit code 1 if a token was another one with drafts."""
+    options = read_flags(namespace, SpeculateOptions)
+    _check_paths(options)
+    config = _engine_for(namespace, "none")
+    from quire.bench.draft_chart import panels, write_draft_chart
+    from quire.bench.speculate import measure_speculation
+
+    rows, costs = measure_speculation(config, options)
+    for row in rows:
+        _print_table(f"Batch of {row['batch_size']}", row)
+    if options.output_json:
+        settings = msgspec.structs.asdict(options) | msgspec.structs.asdict(config)
+        results = {"cases": rows, "costs": None if costs is None else dataclasses.asdict(costs)}
+        write_report(options.output_json, build_report("speculate", settings, results))
+    if options.plot:
+        write_draft_chart(options.plot, panels(rows, costs), "quire bench speculate")
+    return 0 if all(row["same_tokens"] for row in rows) else 1
 
 
 def run_serve(namespace: argparse.Namespace) -> int:

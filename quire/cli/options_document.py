@@ -14,6 +14,7 @@ from quire.bench.options import (
     NumericsOptions,
     ReplayOptions,
     ServeBenchOptions,
+    SpeculateOptions,
     ThroughputOptions,
 )
 from quire.cli.sampling import SamplingFlags
@@ -31,6 +32,7 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Server", "Of `quire serve`.", ServerConfig),
     ("Sampling", "Of `quire chat` and `quire generate`.", SamplingFlags),
     ("Latency benchmark", "Of `quire bench latency`.", LatencyOptions),
+    ("Speculation benchmark", "Of `quire bench speculate`.", SpeculateOptions),
     ("Throughput benchmark", "Of `quire bench throughput`.", ThroughputOptions),
     ("Serving benchmark", "Of `quire bench serve`.", ServeBenchOptions),
     ("Replay", "Of `quire bench replay FILE`.", ReplayOptions),

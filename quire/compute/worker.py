@@ -169,6 +169,16 @@ class Worker:
         assert allocation is not None
         return measure(self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len)
 
+    @property
+    def drafter(self) -> Drafter | None:
+        """Who guesses, once pages are allocated."""
+        return self._drafter
+
+    def replace_drafter(self, drafter: Drafter) -> None:
+        """Another one, before the first request, for a benchmark."""
+        self._drafter = drafter
+        self.runner.replace_drafter(drafter)
+
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device; plans come in order."""
         return self.runner.launch(plan)

@@ -16,6 +16,7 @@ import msgspec
 import torch
 
 from quire.compute.device.device import Download
+from quire.compute.draft.drafter import Drafter
 from quire.compute.forward.fused import FusedForward, ReadyStep
 from quire.compute.forward.strategy import Forward
 from quire.compute.runner.batch_builder import build_batch, shared_spans
@@ -149,6 +150,10 @@ class Runner:
             spans = Spans([0], [0], [n], [0], [True])
             self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
             self.close(0, 0)
+
+    def replace_drafter(self, drafter: Drafter) -> None:
+        """Another one, while no slot is open."""
+        self._lengths = SlotLengths(self.tables, drafter)
 
     def _step(self, plan: StepPlan, writes: PageWrites) -> Step:
         batch = build_batch(plan.spans, plan.masked)

@@ -1,0 +1,199 @@
+"""`bench speculate`: the same requests with drafts and without, in turns, in this process.
+
+Owns the pairs and the arithmetic. Does not own what drafts cost (`planner/drafts.py`) nor the chart (`draft_chart.py`).
+Invariants: both engines read the same tokens; a row says whether every token was the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quire.bench.datasets import BenchRequest
+from quire.bench.offline import exact_params
+from quire.bench.options import SpeculateOptions
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError
+from quire.core.prompts import TokensPrompt
+from quire.engine.llm import LLM
+from quire.planner.drafts import DraftCosts, expected_tokens
+
+
+class ForcedDrafter:
+    """Says what the sequence will say, each token right with a chance; takes the time of the one it stands for."""
+
+    def __init__(self, drafter: Any, chance: float, vocab_size: int) -> None:
+        self._drafter, self._chance, self._vocab_size = drafter, chance, vocab_size
+        self.said: dict[int, list[int]] = {}
+        """Mark of a prompt → the prompt and what followed."""
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None:
+        """See `Drafter`."""
+        self._drafter.open(slot, salt, prompt_len)
+
+    def close(self, slot: int, tokens: Any) -> None:
+        """See `Drafter`."""
+        self._drafter.close(slot, tokens)
+
+    def learn(self, requests: Sequence[BenchRequest], outputs: Sequence[list[int]]) -> None:
+        """What is right for these."""
+        self.said = {
+            _mark(one.prompt_token_ids): [*one.prompt_token_ids, *output]
+            for one, output in zip(requests, outputs, strict=True)
+        }
+
+    def guess(self, wishes: Sequence[Any]) -> list[list[int]]:
+        """See `Drafter`."""
+        guesses: list[list[int]] = self._drafter.guess(wishes)
+        for guess, wish in zip(guesses, wishes, strict=True):
+            whole = self.said.get(_mark(wish.tokens[:8].tolist()))
+            if whole is not None:
+                first = len(wish.tokens)
+                guess[:] = [self._say(token, at) for at, token in enumerate(whole[first : first + wish.most], first)]
+        return guesses
+
+    def _say(self, token: int, at: int) -> int:
+        is_right = random.Random(f"{token} {at}").random() < self._chance
+        return token if is_right else (token + 1) % self._vocab_size
+
+
+def _mark(tokens: Sequence[int]) -> int:
+    return hash(tuple(tokens[:8]))
+
+
+@dataclasses.dataclass(slots=True)
+class Pair:
+    """Two engines of one model, of which one drafts."""
+
+    plain: LLM
+    drafting: LLM
+    forced: ForcedDrafter | None = None
+
+    @classmethod
+    def load(cls, config: EngineConfig, acceptance: float) -> Pair:
+        """Both loaded; ConfigError where nothing is to be drafted."""
+        if not config.speculative_config:
+            raise ConfigError('nothing is drafted: add --speculative-config, for instance \'{"method": "ngram"}\'')
+        options = msgspec.structs.asdict(config)
+        pair = cls(LLM(**options | {"speculative_config": {}}), LLM(**options))
+        if acceptance >= 0:
+            worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
+            pair.forced = ForcedDrafter(worker.drafter, acceptance, pair.plain.logits_width)
+            worker.replace_drafter(pair.forced)
+        return pair
+
+    def shutdown(self) -> None:
+        """Both."""
+        self.plain.shutdown()
+        self.drafting.shutdown()
+
+
+def measure_speculation(
+    config: EngineConfig, options: SpeculateOptions
+) -> tuple[list[dict[str, object]], DraftCosts | None]:
+    """A row for each batch size: rates, acceptance and what they let expect; and what a step and a guess cost."""
+    pair = Pair.load(config, options.acceptance)
+    try:
+        texts = _prompts(pair.plain, options)
+        rows = [_measure(pair, options, n, texts, config.seed) for n in options.batch_sizes]
+        return rows, pair.drafting.engine.scheduler.live.drafts.costs
+    finally:
+        pair.shutdown()
+
+
+def _prompts(llm: LLM, options: SpeculateOptions) -> list[int]:
+    """The tokens of `--text`, of which prompts are cut; empty: prompts are random."""
+    if not options.text:
+        return []
+    try:
+        with open(options.text, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--text {options.text!r} cannot be read: {error}") from None
+    tokens = list(llm.get_tokenizer().encode(text))
+    if len(tokens) < options.input_len:
+        raise ConfigError(f"--text {options.text!r} has {len(tokens)} tokens, --input-len is {options.input_len}")
+    return tokens
+
+
+def _requests(llm: LLM, options: SpeculateOptions, n: int, tokens: list[int], rng: random.Random) -> list[BenchRequest]:
+    """`n` prompts that nobody has read before, or pieces of the text."""
+    if tokens:
+        last = len(tokens) - options.input_len
+        starts = [rng.randint(0, last) for _ in range(n)]
+        return [BenchRequest(tokens[at : at + options.input_len], options.output_len) for at in starts]
+    most = min(options.vocab_size, llm.logits_width)
+    return [BenchRequest([rng.randrange(most) for _ in range(options.input_len)], options.output_len) for _ in range(n)]
+
+
+def _measure(pair: Pair, options: SpeculateOptions, n: int, tokens: list[int], seed: int) -> dict[str, object]:
+    rng, times_s = random.Random(seed + n), {"plain": list[float](), "drafting": list[float]()}
+    is_same, before = True, pair.drafting.stats()
+    for iteration in range(-options.num_iters_warmup, options.num_iters):
+        requests = _requests(pair.plain, options, n, tokens, rng)
+        outputs = {}
+        if pair.forced is not None:
+            pair.forced.learn(requests, _outputs(pair.plain, requests, options.temperature)[1])
+        turns = [("plain", pair.plain), ("drafting", pair.drafting)]
+        for name, llm in turns if iteration % 2 else reversed(turns):
+            llm.reset_prefix_cache()
+            took_s, outputs[name] = _outputs(llm, requests, options.temperature)
+            if iteration >= 0:
+                times_s[name].append(took_s)
+        is_same &= outputs["plain"] == outputs["drafting"]
+        if iteration == -1:
+            before = pair.drafting.stats()
+    after = pair.drafting.stats()
+    plain_s, drafting_s = (statistics.median(times_s[name]) for name in ("plain", "drafting"))
+    n_tokens = n * options.output_len
+    n_steps, n_spans = after.steps - before.steps, after.n_drafts - before.n_drafts
+    n_drafted, n_right = after.draft_tokens - before.draft_tokens, after.accepted_tokens - before.accepted_tokens
+    mean_drafts, mean_right = n_drafted / max(1, n_spans), n_right / max(1, n_spans)
+    return {
+        "batch_size": n,
+        "plain_tokens_per_second": n_tokens / plain_s,
+        "drafting_tokens_per_second": n_tokens / drafting_s,
+        "speedup": plain_s / drafting_s,
+        "same_tokens": is_same,
+        "tokens_per_step": n * (options.output_len - 1) * options.num_iters / max(1, n_steps),
+        "drafts_per_span": mean_drafts,
+        "accepted_per_span": mean_right,
+        "acceptance": acceptance_of(mean_right, mean_drafts),
+        "drafting_spans": n_spans,
+        "plain_times_s": times_s["plain"],
+        "drafting_times_s": times_s["drafting"],
+    }
+
+
+def _outputs(llm: LLM, requests: Sequence[BenchRequest], temperature: float) -> tuple[float, list[list[int]]]:
+    """Seconds and tokens; each request has its own seed, the same in both engines."""
+    prompts = [TokensPrompt(prompt_token_ids=request.prompt_token_ids) for request in requests]
+    params = [msgspec.structs.replace(one, seed=seed) for seed, one in enumerate(exact_params(requests, temperature))]
+    begin_s = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begin_s, [one.outputs[0].token_ids for one in outputs]
+
+
+def acceptance_of(mean_right: float, mean_drafts: float) -> float:
+    """The chance α with which drafts that are right independently give so many right ones of so many, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _mean_right(middle, mean_drafts) < mean_right:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _mean_right(rate: float, n_drafts: float) -> float:
+    """Right drafts on average, between the whole numbers on a line."""
+    whole = int(n_drafts)
+    low, high = expected_tokens(rate, whole) - 1, expected_tokens(rate, whole + 1) - 1
+    return low + (high - low) * (n_drafts - whole)

@@ -1,0 +1,75 @@
+"""`quire bench speculate`: pairs of engines, forced acceptance, the chart."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from quire.bench.draft_chart import CHANCES, MOST, panels, write_draft_chart
+from quire.bench.options import SpeculateOptions
+from quire.bench.speculate import acceptance_of, measure_speculation
+from quire.cli.main import main
+from quire.config.engine import EngineConfig
+from quire.core.errors import ConfigError
+from quire.planner.drafts import DraftCosts, expected_tokens
+
+SHORT = {"batch_sizes": [2], "input_len": 40, "output_len": 30, "num_iters": 2}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize(("acceptance", "low", "high"), [(1.0, 1.0, 1.0), (0.0, 0.0, 0.0), (0.6, 0.3, 0.85)])
+def test_acceptance_is_forced(monkeypatch: pytest.MonkeyPatch, acceptance: float, low: float, high: float) -> None:
+    """And the tokens stay the same."""
+    monkeypatch.setattr("quire.planner.drafts.DraftCosts.choose", lambda self, rates, most, *rest: [most] * len(rates))
+    config = EngineConfig(speculative_config=NGRAM, max_num_seqs=16)
+    rows, costs = measure_speculation(config, SpeculateOptions(**SHORT, acceptance=acceptance))
+    (row,) = rows
+    assert row["same_tokens"] is True and costs is not None
+    assert row["drafting_spans"] and low - 0.01 <= float(str(row["acceptance"])) <= high + 0.01
+    assert (float(str(row["tokens_per_step"])) > 4) == (acceptance == 1.0)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.35, 0.8, 0.99])
+@pytest.mark.parametrize("n", [1, 4, 8])
+def test_acceptance_is_found_from_what_was_kept(rate: float, n: int) -> None:
+    assert acceptance_of(expected_tokens(rate, n) - 1, n) == pytest.approx(rate, abs=1e-6)
+
+
+def test_nothing_to_compare() -> None:
+    with pytest.raises(ConfigError, match="add --speculative-config"):
+        measure_speculation(EngineConfig(), SpeculateOptions())
+
+
+def test_a_text_that_is_too_short(tmp_path: pathlib.Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("few words")
+    options = SpeculateOptions(text=str(text), input_len=64)
+    with pytest.raises(ConfigError, match="tokens, --input-len is 64"):
+        measure_speculation(EngineConfig(speculative_config=NGRAM), options)
+
+
+def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text, report, chart = tmp_path / "text", tmp_path / "out.json", tmp_path / "chart.html"
+    text.write_text("One two three four five six. " * 40)
+    code = main([
+        "bench", "speculate", "--speculative-config", json.dumps(NGRAM), "--text", str(text), "--batch-sizes", "1",
+        "--input-len", "64", "--output-len", "24", "--num-iters", "1", "--output-json", str(report), "--plot", str(chart),
+    ])  # fmt: skip
+    assert code == 0 and "speedup" in capsys.readouterr().out
+    results = json.loads(report.read_text())["results"]
+    assert results["cases"][0]["same_tokens"] is True and results["costs"]["rows"][0] == 1
+    assert chart.read_text().count("<circle") == 2
+
+
+def test_the_chart_is_the_theory_and_the_points(tmp_path: pathlib.Path) -> None:
+    row = {"batch_size": 1, "acceptance": 0.8, "drafts_per_span": 4.0, "accepted_per_span": 2.3, "speedup": 1.7}
+    tokens, speed = panels([row], DraftCosts((1, 8), (1.0, 1.7), guess_s=0.1, exposed_s=0.2))
+    assert set(tokens.lines) == set(speed.lines) == set(CHANCES)
+    assert tokens.lines[0.8][4] == pytest.approx(expected_tokens(0.8, 4))
+    assert speed.lines[0.8][0] == 1.0 and speed.lines[0.8][4] == pytest.approx(expected_tokens(0.8, 4) / (1.4 + 0.6))
+    assert tokens.points == [(4.0, 3.3, "batch 1, α 0.80")] and speed.points[0][:2] == (4.0, 1.7)
+    assert len(tokens.lines[0.8]) == MOST + 1
+    with pytest.raises(ConfigError, match=r"must end with \.png or \.html"):
+        write_draft_chart(str(tmp_path / "chart.txt"), [tokens], "title")
