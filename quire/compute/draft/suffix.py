@@ -91,13 +91,12 @@ class SuffixDrafter:
         """
         sequence = self._sequences[slot]
         self._take(sequence, np.ascontiguousarray(tokens, dtype=np.int32))
-        text = sequence.tree.tokens
+        text, outputs = sequence.tree.tokens, self._outputs.get(sequence.salt)
+        _move(sequence, outputs, self._depth)
         if n < 1 or len(text) < len(tokens):
             return []
         found, total = self._follow(sequence.tree, sequence.tree.place, text, n)
-        outputs = self._outputs.get(sequence.salt)
         if outputs is not None:
-            _move(sequence, outputs, self._depth)
             other, other_total = self._follow(outputs.tree, sequence.place, text, n)
             if other_total > total:
                 return other
@@ -157,21 +156,22 @@ class SuffixDrafter:
         outputs.change = self._n_changes
 
 
-def _move(sequence: _Sequence, outputs: _Outputs, depth: int) -> None:
+def _move(sequence: _Sequence, outputs: _Outputs | None, depth: int) -> None:
     """The sequence's place in the tree of outputs follows its tokens; in a tree that changed it is looked for anew.
 
     An ending that fills the depth before and after the change has lasted as long as before.
     """
-    text = sequence.tree.tokens
-    if sequence.change == outputs.change:
-        outputs.tree.move(sequence.place, text, sequence.n_moved)
-    else:
+    text, n_moved = sequence.tree.tokens, sequence.n_moved
+    sequence.n_moved = len(text)
+    if outputs is None:
+        return
+    if sequence.change != outputs.change:
         lasted, sequence.place = sequence.place.lasted, Place()
-        outputs.tree.move(sequence.place, text, max(0, len(text) - depth))
+        outputs.tree.move(sequence.place, text, max(0, n_moved - depth), n_moved)
         if sequence.place.length == depth:
             sequence.place.lasted = lasted
         sequence.change = outputs.change
-    sequence.n_moved = len(text)
+    outputs.tree.move(sequence.place, text, n_moved, len(text))
 
 
 def _salt_bytes(salt: str) -> int:

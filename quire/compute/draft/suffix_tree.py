@@ -163,15 +163,13 @@ class SuffixTree:
         del self.tokens[:n]
         self._base += n
 
-    def move(self, place: Place, text: list[int], start: int) -> None:
-        """`place` in this tree follows another text's longest known ending over text[start:].
-
-        Of what the place stood for, `place.length` tokens, text holds all. O(1) a token, amortised.
-        """
+    def move(self, place: Place, text: list[int], start: int, end: int) -> None:
+        """`place`, of the longest ending of text[:start] that stands in this tree, becomes that of text[:end]. `text`
+        is not the tree's own. O(1) a token, amortised."""
         own, base, window = self.tokens, self._base, self._window
         children, depths, positions, link = self._children, self._depth, self._position, self._link
         node, length, lasted = place.node, place.length, place.lasted
-        for i in range(start, len(text)):
+        for i in range(start, end):
             token = text[i]
             while True:
                 below = children[node]
@@ -295,7 +293,10 @@ class SuffixTree:
         self._add_window(leaf, start)
 
     def _split(self, node: int, child: int, length: int) -> int:
-        """A node in the edge from `node` to `child`, for the first `length` tokens. It has no link yet."""
+        """A node in the edge from `node` to `child`, for the first `length` tokens. It has no link yet.
+
+        Where `child` was the best of `node`, the leaf that comes next below the middle makes that the best.
+        """
         position = self._position[child]
         first = position - self._base
         middle = self._new_node(position, length, node)
@@ -304,8 +305,6 @@ class SuffixTree:
         self._children[middle] = {self.tokens[first + length]: child}
         self._parent[child] = middle
         self._count[middle], self._best[middle] = self._count[child], child
-        if self._best[node] == child:
-            self._best[node] = middle
         return middle
 
     def _remove_window(self, start: int) -> None:
@@ -327,13 +326,11 @@ class SuffixTree:
             self._merge(parent)
 
     def _merge(self, node: int) -> None:
-        """The only child takes the place of an inner node."""
+        """The only child takes the place of an inner node, which lost a window and so is no one's best."""
         parent, only = self._parent[node], self._children[node]
         above = self._children[parent]
         child = next(iter(only.values()))
         above[self.tokens[self._position[child] + self._depth[parent] - self._base]] = child
         self._parent[child] = parent
-        if self._best[parent] == node:
-            self._best[parent] = child
         self._children[node] = _NO_CHILDREN
         self._free.append(node)

@@ -41,14 +41,11 @@ class Counting:
         """Do the last depth + 1 tokens stand in texts?"""
         return len(tokens) > self.depth and any(places(tokens[-self.depth - 1 :], text) for text in texts)
 
-    def lasted(self, tokens: list[int], n_watched: int | None) -> int:
-        """Tokens by which an ending of full depth went on: in the sequence, or over the n_watched last tokens in the
-        earlier outputs."""
+    def lasted(self, tokens: list[int], own: bool) -> int:
+        """Tokens by which an ending of full depth went on, in the sequence itself or in the earlier outputs."""
         n = 0
-        while (n_watched is None or n < n_watched) and n < len(tokens):
-            known = tokens[: len(tokens) - n]
-            if not self.filled(known, [known[:-1]] if n_watched is None else self.texts):
-                break
+        while self.filled(tokens, [tokens[:-1]] if own else self.texts):
+            tokens = tokens[:-1]
             n += 1
         return n
 
@@ -74,13 +71,12 @@ class Counting:
             total += probability
         return said, total
 
-    def answers(self, tokens: list[int], n: int, n_watched: int) -> tuple[list[tuple[list[int], float]], list[int]]:
+    def answers(self, tokens: list[int], n: int) -> tuple[list[tuple[list[int], float]], list[int]]:
         """What each tree would say, with its sum; and how long each ending is."""
         found, lengths = [], []
-        for texts, watched in (([tokens], None), (self.texts, n_watched)):
-            before = [tokens[:-1]] if watched is None else texts
-            length = self.matched(tokens, before)
-            reach = length + (self.lasted(tokens, watched) if length == self.depth else 0)
+        for own, texts in ((True, [tokens]), (False, self.texts)):
+            length = self.matched(tokens, [tokens[:-1]] if own else texts)
+            reach = length + (self.lasted(tokens, own) if length == self.depth else 0)
             limit = min(n, int(self.factor * reach))
             found.append(self.walk(tokens, texts, length, limit) if limit else ([], 0.0))
             lengths.append(length)
@@ -124,10 +120,9 @@ def test_a_guess_is_what_counting_by_hand_finds(
         put_out(drafter, text)
     counting = Counting(depth, factor, least, [[*text, END] for text in texts if text])
     drafter.open(0, "", 1)
-    first = length = data.draw(st.integers(1, len(tokens)))
+    length = data.draw(st.integers(1, len(tokens)))
     while length <= len(tokens):
-        # The first guess looks at the last `depth` tokens alone in the tree of outputs: none of them fills it.
-        found, _ = counting.answers(tokens[:length], n, length - first)
+        found, _ = counting.answers(tokens[:length], n)
         check(drafter.guess(0, ids(tokens[:length]), n), found)
         length += data.draw(st.integers(1, 4))
 
@@ -151,7 +146,7 @@ def test_outputs_that_end_and_leave_meanwhile(texts: list[list[int]], tokens: li
             assert kept >= min(1, len(counting.texts))
             counting.texts = counting.texts[len(counting.texts) - kept :]
         # Six tokens at most are asked for, so that how long an ending lasted does not matter.
-        found, lengths = counting.answers(tokens[:length], 6, 0)
+        found, lengths = counting.answers(tokens[:length], 6)
         check(drafter.guess(0, ids(tokens[:length]), 6), found)
         if "" in drafter._outputs:
             assert drafter._sequences[0].place.length == lengths[1]
@@ -181,6 +176,20 @@ def test_a_planted_copy_is_guessed_whole(from_outputs: bool) -> None:
         steps += 1
     # 4, 9, 19, 39 tokens known double with each step, then 64 are asked for.
     assert longest == 64 and steps <= 10
+
+
+def test_an_ending_goes_on_lasting_while_other_outputs_end() -> None:
+    passage = list(range(100, 200))
+    drafter = SuffixDrafter(max_tree_depth=4)
+    put_out(drafter, passage)
+    drafter.open(0, "", 0)
+    for length, said in ((3, 3), (4, 4), (5, 5), (9, 9)):
+        assert drafter.guess(0, ids(passage[:length]), 50) == passage[length : length + said]
+    put_out(drafter, [1, 2, 3])
+    assert drafter.guess(0, ids(passage[:9]), 50) == passage[9:18]
+    assert drafter.guess(0, ids([*passage[:10]]), 50) == passage[10:20]
+    put_out(drafter, [1, 2, 3])
+    assert drafter.guess(0, ids([*passage[:10], 7, *passage[10:14]]), 50) == passage[14:18], "it was interrupted"
 
 
 def test_no_salt_sees_another() -> None:

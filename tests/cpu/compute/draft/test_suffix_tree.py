@@ -144,7 +144,7 @@ def longest_ending(text: list[int], texts: list[list[int]], longest: int) -> int
 def test_a_place_follows_another_text(texts: list[list[int]], text: list[int], depth: int) -> None:
     tree, place = tree_of(texts, depth), Place()
     for length in range(1, len(text) + 1):
-        tree.move(place, text[:length], length - 1)
+        tree.move(place, text, length - 1, length)
         assert place.length == longest_ending(text[:length], texts, depth)
 
 
