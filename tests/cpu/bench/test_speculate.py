@@ -55,7 +55,8 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     text.write_text("One two three four five six. " * 40)
     code = main([
         "bench", "speculate", "--speculative-config", json.dumps(NGRAM), "--text", str(text), "--batch-sizes", "1",
-        "--input-len", "64", "--output-len", "24", "--num-iters", "1", "--output-json", str(report), "--plot", str(chart),
+        "--input-len", "64", "--output-len", "24", "--num-iters", "1", "--output-json", str(report),
+        "--plot", str(chart),
     ])  # fmt: skip
     assert code == 0 and "speedup" in capsys.readouterr().out
     results = json.loads(report.read_text())["results"]

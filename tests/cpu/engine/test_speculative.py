@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.core.errors import ConfigError
 
 COPIES = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n" * 4
@@ -23,6 +23,7 @@ WISHES: dict[str, dict[str, Any]] = {
     "logprobs": {"temperature": 0.0, "logprobs": 3},
     "stop": {"temperature": 0.0, "stop": ["sub("]},
     "several": {"temperature": 1.0, "seed": 9, "n": 3},
+    "grammar": {"temperature": 1.0, "seed": 4, "structured_outputs": StructuredOutputsParams(regex="[a-d]{3,40}")},
     "allowed": {"temperature": 1.0, "seed": 3, "allowed_token_ids": list(range(300, 420))},
 }
 DRAFT = pathlib.Path(__file__).resolve().parents[3] / "demo" / "draft"
@@ -35,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def answers(llm: LLM, **wishes: Any) -> list[Any]:
-    params = SamplingParams(max_tokens=70, ignore_eos=True, **wishes)
+    params = SamplingParams(**{"max_tokens": 70, "ignore_eos": "structured_outputs" not in wishes} | wishes)
     return [
         (one.token_ids, one.text, one.finish_reason, one.logprobs)
         for output in llm.generate([COPIES, TALKS], params)
