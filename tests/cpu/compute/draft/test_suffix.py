@@ -268,7 +268,10 @@ def test_tokens_that_do_not_go_on_begin_the_sequence_again() -> None:
 
 
 def test_a_long_prompt_is_taken_in_several_guesses() -> None:
-    tokens = ids([*range(100, TAKEN_AT_ONCE + 500), 120, 121, 122])
+    """What follows its first part is no guess for what follows all of it."""
+    first = [*range(100, TAKEN_AT_ONCE + 90), *range(100, 110)]
+    assert len(first) == TAKEN_AT_ONCE
+    tokens = ids([*first, *range(50), 120, 121, 122])
     drafter = SuffixDrafter()
     drafter.open(0, "", len(tokens))
     assert drafter.guess(0, tokens, 8) == []
