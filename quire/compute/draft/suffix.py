@@ -52,8 +52,8 @@ class SuffixDrafter:
 
     `max_tree_depth`: tokens, the longest ending that is looked for. `max_spec_factor`: tokens that are guessed for each
     of the ending. `min_token_prob`: the least probability of a token with all before it. `max_bytes`: of the trees of
-    outputs together; the oldest outputs make room. Trees of sequences come on top, and end with them: at most
-    `suffix_tree.most_bytes(length)` bytes each.
+    outputs together; the oldest outputs make room. Trees of sequences come on top, and end with them: some 350 bytes a
+    token, 500 at most.
     """
 
     def __init__(
