@@ -48,14 +48,14 @@ class ForcedDrafter:
             for one, output in zip(requests, outputs, strict=True)
         }
 
-    def guess(self, wishes: Sequence[Any]) -> list[list[int]]:
+    def guess(self, contexts: Sequence[Any]) -> list[list[int]]:
         """See `Drafter`."""
-        guesses: list[list[int]] = self._drafter.guess(wishes)
-        for guess, wish in zip(guesses, wishes, strict=True):
-            whole = self.said.get(_mark(wish.tokens[:8].tolist()))
+        guesses: list[list[int]] = self._drafter.guess(contexts)
+        for guess, context in zip(guesses, contexts, strict=True):
+            whole = self.said.get(_mark(context.tokens[:8].tolist()))
             if whole is not None:
-                first = len(wish.tokens)
-                guess[:] = [self._say(token, at) for at, token in enumerate(whole[first : first + wish.most], first)]
+                first = len(context.tokens)
+                guess[:] = [self._say(token, at) for at, token in enumerate(whole[first : first + context.most], first)]
         return guesses
 
     def _say(self, token: int, at: int) -> int:

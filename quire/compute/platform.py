@@ -112,7 +112,7 @@ class CpuPlatform:
             return Forwards([eager])
         fused = FusedForward(
             self.device, model, pool, tables, tail,
-            max_rows=limits.max_num_batched_tokens, max_num_seqs=limits.max_num_seqs,
+            max_rows=limits.max_num_batched_tokens, max_sampled=limits.max_sampled,
         )  # fmt: skip
         return Forwards([fused, eager], ahead=fused)
 

@@ -9,6 +9,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
+from quire.config.speculative import read_speculative
 from quire.core.errors import ConfigError, shown
 
 
@@ -22,8 +23,15 @@ class EngineLimits(msgspec.Struct, frozen=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_drafts: int = 0
+    """Most drafts of a sequence in a step."""
     max_stall_factor: float = 0.0
     """As `Pace.factor`; 0: prompts are cut by the token budget only."""
+
+    @property
+    def max_sampled(self) -> int:
+        """Most tokens that one step chooses: one for each sequence, or one sequence with all its drafts."""
+        return max(self.max_num_seqs, 1 + self.max_drafts)
 
 
 NOT_ROUNDED = ("auto", "none")
@@ -51,7 +59,8 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             "add --device cpu, or leave --quantization out",
             param="quantization",
         )
-    if config.speculative_config and device != "cpu":
+    speculative = read_speculative(config.speculative_config)
+    if speculative is not None and device != "cpu":
         raise ConfigError(
             f"speculative_config = {shown(config.speculative_config)} works on the CPU only and the device is {device}:"
             " add --device cpu, or leave --speculative-config out",
@@ -64,6 +73,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         kv_dtype=_kv_dtype(config.kv_cache_dtype, dtype, device),
         max_model_len=config.max_model_len or arch.max_position,
         max_num_seqs=max_num_seqs,
+        max_drafts=0 if speculative is None else speculative.n_drafts,
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
     )

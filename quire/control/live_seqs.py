@@ -39,7 +39,7 @@ class LiveSeqs:
         self.closed: list[int] = []
         """Slots left since the last plan."""
         self.closed_lens: list[int] = []
-        """Tokens of the sequences that left them, 0 if unknown."""
+        """Tokens of the sequences that left them, of which nothing more comes; 0 for others."""
         self.finished = {reason.value: 0 for reason in FinishReason}
         self.n_submitted = 0
         self.preemptions = 0
@@ -126,7 +126,7 @@ class LiveSeqs:
         del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]
         self.free_slots.append(seq.slot)
         self.closed.append(seq.slot)
-        self.closed_lens.append(len(seq.tokens))
+        self.closed_lens.append(len(seq.tokens) if state is SeqState.ENDED and trusted else 0)
         if not trusted:
             seq.ignore_through = seq.last_step
         self.cache.release(seq, keep=trusted)

@@ -113,7 +113,7 @@ class StepPlan(msgspec.Struct):
 
     After a failure the host closes every slot at once, also those that are not open."""
     closed_lens: list[int] = []
-    """Tokens of the sequences that leave these slots, as far as the host knows them; 0: it does not, empty: neither."""
+    """Tokens of the sequences that ended in these slots; 0: it did not, or is not to be remembered; empty: neither."""
     opened: list[SlotOpen] = []
     pages: list[PageAppend] = []
     copies: list[PageCopy] = []

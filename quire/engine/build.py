@@ -178,7 +178,6 @@ def _assemble(
     draft_costs: DraftCosts | None = None,
 ) -> EngineCore:
     """The loop over an executor."""
-    speculative = read_speculative(config.speculative_config)
     scheduler = Scheduler(
         SchedulerConfig(
             n_pages=n_pages,
@@ -194,7 +193,8 @@ def _assemble(
             min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,
             pace=pace,
-            num_speculative_tokens=0 if speculative is None else speculative.n_drafts,
+            num_speculative_tokens=limits.max_drafts,
+            max_sampled=limits.max_sampled,
             draft_costs=draft_costs,
         ),
         clock,

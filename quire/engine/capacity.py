@@ -55,8 +55,9 @@ def equation(
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
         kv=layout_of(config, limits, arch),
-        in_flight=config.pipeline_depth,
+        in_flight=config.pipeline_depth * (1 + limits.max_drafts),
         others_bytes=others_bytes,
+        max_sampled=limits.max_sampled,
         draft_numbers=0 if draft is None else kv_numbers_per_token(draft),
     )
 

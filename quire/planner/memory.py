@@ -81,6 +81,8 @@ class MemoryEquation:
     """The groups of layers; None: those of the shape."""
     in_flight: int = 2
     """Tokens of a sequence whose steps may not have ended when the next is planned: `pipeline_depth`."""
+    max_sampled: int = 0
+    """Tokens that a step chooses at most; 0: one for each sequence."""
     draft_numbers: int = 0
     """Numbers that a draft model keeps of a token in pages of its own, of which it has as many."""
     others_bytes: int = 0
@@ -101,8 +103,8 @@ class MemoryEquation:
 
     @property
     def logits_bytes(self) -> int:
-        """Float32 logits and what sampling makes of them, one row a sequence."""
-        return LOGITS_COPIES * self.max_num_seqs * self.arch.vocab_size * FLOAT32_BYTES
+        """Float32 logits and what sampling makes of them, a row for each token that a step chooses."""
+        return LOGITS_COPIES * (self.max_sampled or self.max_num_seqs) * self.arch.vocab_size * FLOAT32_BYTES
 
     @property
     def tables_bytes(self) -> int:

@@ -10,14 +10,14 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wish:
-    """Drafts that a span has room for."""
+class DraftContext:
+    """A sequence whose next tokens are to be guessed."""
 
     slot: int
     tokens: np.ndarray
     """int32 [length], all of the sequence, prompt and output. Not to be changed."""
     most: int
-    """At least 1."""
+    """Drafts that its span has room for, at least 1."""
 
 
 class Drafter(Protocol):
@@ -27,8 +27,8 @@ class Drafter(Protocol):
         """Another sequence is in this slot. What it says is for sequences with the same salt only."""
         ...
 
-    def guess(self, wishes: Sequence[Wish]) -> list[list[int]]:
-        """For each wish up to so many token ids that may follow. Fewer, or none, make its span shorter."""
+    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+        """For each up to `most` token ids that may follow. Fewer, or none, make its span shorter."""
         ...
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
@@ -58,9 +58,9 @@ class EachSequence:
         """See `Drafter`."""
         self._drafter.open(slot, salt, prompt_len)
 
-    def guess(self, wishes: Sequence[Wish]) -> list[list[int]]:
+    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
         """See `Drafter`."""
-        return [self._drafter.guess(wish.slot, wish.tokens, wish.most)[: wish.most] for wish in wishes]
+        return [self._drafter.guess(context.slot, context.tokens, context.most)[: context.most] for context in contexts]
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
         """See `Drafter`."""

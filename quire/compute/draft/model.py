@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.compute.draft.drafter import Wish
+from quire.compute.draft.drafter import DraftContext
 from quire.compute.runner.runner import Runner
 from quire.core.plan import Spans, StepPlan
 
@@ -42,19 +42,19 @@ class ModelDrafter:
         """Nothing is learnt; the keys stay with the pages."""
         self._chains.pop(slot, None)
 
-    def guess(self, wishes: Sequence[Wish]) -> list[list[int]]:
+    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
         """See `Drafter`: one step for each place, all sequences together."""
-        self._read([(wish.slot, wish.tokens) for wish in wishes])
-        found: list[list[int]] = [[] for _ in wishes]
-        ends = [len(wish.tokens) for wish in wishes]
-        for place in range(max(wish.most for wish in wishes)):
-            asked = [i for i, wish in enumerate(wishes) if place < wish.most]
-            starts = [int(self._n_read[wishes[i].slot]) if not place else ends[i] + place - 1 for i in asked]
-            spans = [(wishes[i].slot, start, ends[i] + place - start) for i, start in zip(asked, starts, strict=True)]
+        self._read([(context.slot, context.tokens) for context in contexts])
+        found: list[list[int]] = [[] for _ in contexts]
+        ends = [len(context.tokens) for context in contexts]
+        for place in range(max(context.most for context in contexts)):
+            asked = [i for i, context in enumerate(contexts) if place < context.most]
+            starts = [int(self._n_read[contexts[i].slot]) if not place else ends[i] + place - 1 for i in asked]
+            spans = [(contexts[i].slot, start, ends[i] + place - start) for i, start in zip(asked, starts, strict=True)]
             for i, token in zip(asked, self._run(spans, wants=True), strict=True):
                 found[i].append(token)
-        for wish, end, drafts in zip(wishes, ends, found, strict=True):
-            self._guessed[wish.slot] = end, drafts
+        for context, end, drafts in zip(contexts, ends, found, strict=True):
+            self._guessed[context.slot] = end, drafts
         return found
 
     def _read(self, sequences: Sequence[tuple[int, np.ndarray]]) -> None:

@@ -16,6 +16,8 @@ from quire.compute.draft.suffix_tree import Place, SuffixTree, most_bytes
 TAKEN_AT_ONCE = 2_048
 """Tokens that one guess takes into a tree. While a long prompt is taken, its sequence has no guess, and the steps of
 the others wait no longer than some milliseconds."""
+OWN_TOKENS = 8_192
+"""Tokens of a prompt, its last ones, that a sequence's tree begins with: 3 to 4 MB."""
 SALT_BYTES = 512
 """Of a salt with a tree: its entry, and its text below."""
 
@@ -23,10 +25,11 @@ SALT_BYTES = 512
 class _Sequence:
     """What is known of the sequence in a slot. `seen`: its tokens' bytes, to notice another sequence under its name."""
 
-    __slots__ = ("change", "n_moved", "n_prompt", "place", "salt", "seen", "tree")
+    __slots__ = ("change", "n_left_out", "n_moved", "n_prompt", "place", "salt", "seen", "tree")
 
     def __init__(self, salt: str, n_prompt: int, depth: int) -> None:
         self.salt, self.n_prompt = salt, n_prompt
+        self.n_left_out = max(0, n_prompt - OWN_TOKENS)
         self.start(depth)
 
     def start(self, depth: int) -> None:
@@ -90,6 +93,7 @@ class SuffixDrafter:
         sequence is begun again. An ending as long as max_tree_depth counts with all of the tokens since then.
         """
         sequence = self._sequences[slot]
+        tokens = tokens[sequence.n_left_out :]
         self._take(sequence, np.ascontiguousarray(tokens, dtype=np.int32))
         text, outputs = sequence.tree.tokens, self._outputs.get(sequence.salt)
         _move(sequence, outputs, self._depth)

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from quire.compute.draft.drafter import Drafter, Wish
+from quire.compute.draft.drafter import DraftContext, Drafter
 from quire.compute.runner.runner import GREEDY, Runner
 from quire.core.plan import SlotOpen, Spans, StepPlan
 from quire.planner.drafts import DraftCosts
@@ -30,7 +30,7 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
     runner.launch(_plan([0], context, 0, opened)).result()
     step_s = [_step_s(runner, _plan(list(range(n)), context)) for n in rows]
     tokens = np.zeros(context + 1, np.int32)
-    guess_s = _best(lambda: drafter.guess([Wish(0, tokens, most)]))
+    guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most)]))
     drafted_s = _best(lambda: runner.launch(_plan([0], context, most)).result())
     for one in opened:
         runner.close(one.slot)

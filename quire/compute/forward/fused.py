@@ -41,7 +41,7 @@ def obstacle(model: Decoder) -> str | None:
 
 
 class FusedForward:
-    """`Forward` for steps of up to `max_rows` rows and `max_num_seqs` sampled ones, where no other states are wanted.
+    """`Forward` for steps of up to `max_rows` rows and `max_sampled` sampled ones, where no other states are wanted.
     There must be no obstacle."""
 
     def __init__(
@@ -53,7 +53,7 @@ class FusedForward:
         tail: Tail,
         *,
         max_rows: int,
-        max_num_seqs: int,
+        max_sampled: int,
     ) -> None:
         arch, self._pool, self._tail = model.arch, pool, tail
         first = arch.layers[0].mixer
@@ -63,7 +63,7 @@ class FusedForward:
 
         self._x, self._qkv = rows(arch.hidden_size), rows(first.q_size + 2 * first.kv_size)
         self._y, self._inner = rows(first.q_size), rows(arch.ffn_size)
-        self._logits = device.zeros((max_num_seqs, arch.vocab_size), torch.float32)
+        self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, : tail.vocab_limit]
         self._fused = fused_step.FusedStep(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim

@@ -14,7 +14,7 @@ import itertools
 import msgspec
 import numpy as np
 
-from quire.compute.draft.drafter import Drafter, Wish
+from quire.compute.draft.drafter import DraftContext, Drafter
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import split_faults
 from quire.core.plan import SlotOpen, Spans, StepPlan
@@ -76,8 +76,8 @@ class SlotLengths:
         known = self._lengths[slots].tolist()
         starts = [latest if at == UNKNOWN else at for latest, at in zip(spans.starts, known, strict=True)]
         asking = [i for i, n in enumerate(n_drafts) if n]
-        wishes = [Wish(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i]) for i in asking]
-        guesses = dict(zip(asking, self._drafter.guess(wishes), strict=True)) if wishes else {}
+        contexts = [DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i]) for i in asking]
+        guesses = dict(zip(asking, self._drafter.guess(contexts), strict=True)) if contexts else {}
         self._n_drafted = [len(guess) for guess in guesses.values()]
         lengths, made, self._drafts = list(spans.lengths), [0] * len(slots), []
         for i, wants in enumerate(spans.wants):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.compute.forward.eager import EagerForward
 from quire.core.errors import ConfigError
 
 COPIES = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n" * 4
@@ -141,6 +142,20 @@ def test_after_wrong_drafts_it_reads_on_where_they_began(seed: int) -> None:
         assert n_right == len(list(itertools.takewhile(bool, is_best[at : at + n])))
     plain.shutdown()
     llm.shutdown()
+
+
+def test_one_slot_verifies_all_drafts_in_one_native_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step chooses more tokens than there are sequences; the slow way is not taken for that."""
+    llm = LLM("", max_num_seqs=1, speculative_config={"method": "ngram", "num_speculative_tokens": 12})
+    llm.engine.scheduler.live.drafts.costs = None
+    steps = []
+    real = EagerForward.run
+    monkeypatch.setattr(EagerForward, "run", lambda self, step: steps.append(step) or real(self, step))
+    llm.generate(COPIES, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+    stats = llm.stats()
+    llm.shutdown()
+    assert stats.accepted_at[11] > 0, "twelve drafts were right at once"
+    assert not steps
 
 
 def test_costs_are_measured_at_the_start() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.compute.draft.suffix import TAKEN_AT_ONCE, SuffixDrafter
+from quire.compute.draft.suffix import OWN_TOKENS, TAKEN_AT_ONCE, SuffixDrafter
 from quire.compute.draft.suffix_tree import END, SuffixTree, most_bytes
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=25), max_size=5)
@@ -296,3 +296,18 @@ def test_the_least_probability_is_that_of_the_path() -> None:
             put_out(drafter, text)
         drafter.open(0, "", 1)
         assert drafter.guess(0, ids([1]), 2) == said
+
+
+def test_a_very_long_prompt_is_known_by_its_end() -> None:
+    """The tree of one sequence has a limit; a copy within it is found, one before it is not."""
+    rng = random.Random(3)
+    near, far = [rng.randrange(1000) for _ in range(30)], [rng.randrange(1000) for _ in range(30)]
+    filling = [rng.randrange(1000, 60_000) for _ in range(OWN_TOKENS - 100)]
+    for copied, is_found in ((near, True), (far, False)):
+        prompt = [*far, *range(70_000, 70_100), *near, *filling, *copied[:20]]
+        drafter = SuffixDrafter()
+        drafter.open(0, "", len(prompt))
+        tokens = np.array(prompt, np.int32)
+        for _ in range(1 + OWN_TOKENS // TAKEN_AT_ONCE):
+            found = drafter.guess(0, tokens, 10)
+        assert (found == copied[20:30]) == is_found

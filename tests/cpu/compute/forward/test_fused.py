@@ -98,7 +98,7 @@ class Side:
         return Step(StepPlan(0, plan), build_batch(plan), NO_WRITES, [], wants_all=False)
 
     def fused(self, model: Decoder) -> FusedForward:
-        return FusedForward(self.device, model, self.pool, self.tables, self.tail, max_rows=160, max_num_seqs=4)
+        return FusedForward(self.device, model, self.pool, self.tables, self.tail, max_rows=160, max_sampled=4)
 
 
 def by_operations(model: Decoder, side: Side, spans: list[tuple[int, int, int, bool]]) -> torch.Tensor:

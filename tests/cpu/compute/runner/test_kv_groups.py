@@ -70,7 +70,7 @@ class Side:
         self.forward: Forward = EagerForward(device, model, self.pool, self.tables)
         if fused:
             assert obstacle(model) is None
-            self.forward = FusedForward(device, model, self.pool, self.tables, tail, max_rows=160, max_num_seqs=N_SLOTS)
+            self.forward = FusedForward(device, model, self.pool, self.tables, tail, max_rows=160, max_sampled=N_SLOTS)
         order = np.random.default_rng(0).permutation(np.arange(1, n_pages))
         self.pages = order.reshape(n_groups, N_SLOTS, n_each)
         for slot in range(N_SLOTS):
