@@ -185,6 +185,13 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     pipeline_depth: Annotated[
         int, _doc("Steps in flight; 2 hides the host's work, 1 waits for each step.", ge=1, le=8)
     ] = 2
+    deterministic: Annotated[
+        bool,
+        _doc(
+            "Every request gets the same tokens and log-probabilities, bit for bit, whatever else runs, is cached or is"
+            " preempted. On a CPU that holds anyway; on a GPU it is refused."
+        ),
+    ] = False
     max_logprobs: Annotated[
         int, _doc("Largest logprobs or prompt_logprobs that a request may ask for.", ge=0, le=1000)
     ] = 20

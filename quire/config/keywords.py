@@ -39,6 +39,7 @@ class EngineOptions(TypedDict, total=False):
     enable_prefix_caching: bool | None
     scheduling_policy: Literal["fcfs", "priority"] | None
     pipeline_depth: int | None
+    deterministic: bool | None
     max_logprobs: int | None
     num_threads: int | None
     enforce_eager: bool | None

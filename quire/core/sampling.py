@@ -162,6 +162,13 @@ class SamplingParams(
             " the model decides."
         ),
     ] = None
+    deterministic: Annotated[
+        bool,
+        Meta(
+            description="The same tokens and log-probabilities, bit for bit, whatever else runs, is cached or is"
+            " preempted. A device that cannot promise it refuses."
+        ),
+    ] = False
 
     elsewhere: ClassVar[Mapping[str, str]] = NOT_HERE
 
@@ -195,6 +202,7 @@ class SamplingParams(
             output_kind: OutputKind = OutputKind.CUMULATIVE,
             structured_outputs: StructuredOutputsParams | None = None,
             thinking_token_budget: int | None = None,
+            deterministic: bool = False,
         ) -> None: ...
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.config.engine import EngineConfig
+from quire.config.resolve import DETERMINISTIC_DEVICES
 from quire.core.clock import Clock
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.events import EngineReady
@@ -104,6 +105,11 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise InvalidParameter("sampling_params", params, "a SamplingParams")
         params.verify(self.ready.logits_width, self.config.max_logprobs)
+        if params.deterministic and self.ready.device not in DETERMINISTIC_DEVICES:
+            raise InvalidParameter(
+                "deterministic", True, f"False on {self.ready.device}, whose sums depend on the batch: leave it out,"
+                " or start the engine with device 'cpu'"
+            )
         self._check_text_features(params)
         return Checked(self._bad_token_seqs(params))
 

@@ -60,6 +60,7 @@ class SamplingFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     min_tokens: int | None = None
     max_tokens: int | None = None
     ignore_eos: bool | None = None
+    deterministic: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None

@@ -104,7 +104,7 @@ def _stated(tree: ast.AST) -> Counter[str]:
 
 
 OTHERS = {"engine.py": ["seed"], "options.py": ["seed", "seed"]}
-"""File → options of the same name as a parameter that are something else: seeds of the engine, of a load and of random inputs."""
+"""File → options named as a parameter that are something else: seeds of the engine, of a load, of random inputs."""
 
 
 def test_bounds_are_written_once() -> None:

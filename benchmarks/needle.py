@@ -1,0 +1,76 @@
+"""One request among random neighbours, many times: does a bit of its answer depend on them?
+
+    python -m benchmarks.needle [--trials 50] [--out benchmarks/results/needle.json]
+
+Prints how many answers differed from the first, for each kind of engine; JSON has commit, hardware and command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import Any
+
+from quire import LLM, SamplingParams
+from quire.bench.report import build_report, write_report
+
+NEIGHBOURS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+CHUNKS = (16, 64, 256, 1024, 4096)
+KINDS: dict[str, dict[str, Any]] = {
+    "bfloat16": {},
+    "float32": {"dtype": "float32"},
+    "int8 weights": {"quantization": "int8"},
+    "int4 weights": {"quantization": "int4"},
+    "int8 keys": {"kv_cache_dtype": "int8"},
+    "one thread": {"num_threads": 1},
+    "drafts": {"speculative_config": {"method": "ngram"}},
+    "no prefix cache, one step in flight": {"enable_prefix_caching": False, "pipeline_depth": 1},
+}
+SAME = ("bfloat16", "one thread", "drafts", "no prefix cache, one step in flight")
+"""Kinds whose answers must equal those of the first."""
+
+
+def trial(llm: LLM, needle: list[int], rng: random.Random) -> list[Any]:
+    """Its tokens and log-probabilities, greedy and sampled, in random company."""
+    said: list[Any] = []
+    for wish in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7, "top_p": 0.95}):
+        n = rng.choice(NEIGHBOURS)
+        prompts = [[rng.randrange(5, 4000) for _ in range(rng.randint(4, 150))] for _ in range(n)]
+        params = [
+            SamplingParams(temperature=1.0, seed=i, max_tokens=rng.randint(2, 40), ignore_eos=True) for i in range(n)
+        ]
+        at = rng.randint(0, n)
+        prompts.insert(at, needle)
+        params.insert(at, SamplingParams(max_tokens=32, ignore_eos=True, logprobs=2, **wish))
+        if rng.random() < 0.5:
+            llm.reset_prefix_cache()
+        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        one = llm.generate(given, params, use_tqdm=False)[at].outputs[0]
+        said.append((one.token_ids, [(token, row[token].logprob) for row in one.logprobs for token in row]))
+    return said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--out", default="")
+    args = parser.parse_args()
+    needle = [random.Random(1).randrange(5, 4000) for _ in range(300)]
+    rows, first = [], {}
+    for kind, options in KINDS.items():
+        n_other, group = 0, SAME[0] if kind in SAME else kind
+        for chunk in CHUNKS:
+            llm = LLM("", **options, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 64))
+            rng = random.Random(f"{kind} {chunk}")
+            for _ in range(args.trials // len(CHUNKS)):
+                said = trial(llm, needle, rng)
+                n_other += said != first.setdefault(group, said)
+            llm.shutdown()
+        rows.append({"kind": kind, "trials": args.trials // len(CHUNKS) * len(CHUNKS), "different": n_other})
+        print(f"{kind:<40}{rows[-1]['trials']:>8} trials {n_other:>6} different", flush=True)
+    if args.out:
+        write_report(args.out, build_report("needle", vars(args), {"rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A needle among neighbours: a request's tokens and log-probabilities do not depend on what else runs, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from quire import LLM, SamplingParams
+from quire.compute.runner.tail import Tail
+from quire.compute.sample.sampler import Sampled
+from quire.core.errors import InvalidParameter
+
+NEEDLE = [random.Random(1).randrange(5, 4000) for _ in range(130)]
+WISHES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 7, "top_p": 0.95, "presence_penalty": 0.3},
+]
+TYPES: dict[str, dict[str, Any]] = {
+    "bfloat16": {},
+    "float32": {"dtype": "float32"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+    "int8-keys": {"kv_cache_dtype": "int8"},
+}
+COMPANIES: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "chunks of 16": {"max_num_batched_tokens": 16, "max_num_seqs": 12},
+    "chunks of 100": {"max_num_batched_tokens": 100},
+    "depth 1, no prefix cache": {"pipeline_depth": 1, "enable_prefix_caching": False},
+    "preempted": {"num_gpu_blocks_override": 40, "max_model_len": 256},
+    "drafts": {"speculative_config": {"method": "ngram"}},
+    "small pages": {"block_size": 4},
+}
+
+Answer = tuple[list[int], list[tuple[int, float]]]
+
+
+def needle(llm: LLM, wish: dict[str, Any], n_others: int, rng: random.Random) -> Answer:
+    """What it says among so many others, at a random place."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2, deterministic=True, **wish)
+    prompts = [[rng.randrange(5, 4000) for _ in range(rng.randint(4, 110))] for _ in range(n_others)]
+    wishes = [
+        SamplingParams(temperature=1.0, seed=i, max_tokens=rng.randint(3, 30), ignore_eos=True) for i in range(n_others)
+    ]
+    at = rng.randint(0, n_others)
+    prompts.insert(at, NEEDLE)
+    wishes.insert(at, params)
+    one = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], wishes)[at].outputs[0]
+    return one.token_ids, [(token, row[token].logprob) for row in one.logprobs for token in row]
+
+
+def answers(llm: LLM, company: random.Random, counts: tuple[int, ...]) -> Iterator[tuple[int, Answer]]:
+    for number, wish in enumerate(WISHES):
+        for n_others in counts:
+            yield number, needle(llm, wish, n_others, company)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_the_needle_says_the_same(kind: str) -> None:
+    first: dict[int, Answer] = {}
+    n_preemptions = 0
+    for name, options in COMPANIES.items():
+        llm = LLM("", **TYPES[kind], **options)
+        for number, answer in answers(llm, random.Random(name), (0, 2, 9)):
+            assert answer == first.setdefault(number, answer), name
+        n_preemptions += llm.stats().preemptions
+        llm.shutdown()
+    assert n_preemptions, "some company was too large for its pages"
+    assert len(first) == len(WISHES) and first[0] != first[1]
+
+
+def test_a_choice_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the last bit of one logit says how many rows there are."""
+
+    def sample(self: Tail, step: Any, logits: torch.Tensor, bits: Any) -> Sampled:
+        if len(logits) > 1:
+            logits[:, :4000] *= 1 + 1e-6
+        return real(self, step, logits, bits)
+
+    real = Tail._sample
+    monkeypatch.setattr(Tail, "_sample", sample)
+    llm = LLM("")
+    first: dict[int, Answer] = {}
+    found = [answer != first.setdefault(number, answer) for number, answer in answers(llm, random.Random(3), (0, 9))]
+    llm.shutdown()
+    assert any(found)
+
+
+def test_a_device_that_cannot_promise_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a GPU does; the engine goes on."""
+    llm = LLM("")
+    monkeypatch.setattr(llm._frontend.ready, "device", "cuda")
+    with pytest.raises(InvalidParameter, match="False on cuda, whose sums depend on the batch"):
+        llm.generate("One", SamplingParams(deterministic=True))
+    assert llm.generate("One", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+    llm.shutdown()
