@@ -78,13 +78,14 @@ class KVLayout(msgspec.Struct, frozen=True):
     def pages_of(self, n_tokens: int, page_size: int, in_flight: int) -> list[int]:
         """Pages that each group needs at once for a sequence of `n_tokens` that goes on alone to its end.
 
+        Of a window: what the first token of the page being computed sees behind it, that page, and what is in flight.
         in_flight: tokens whose step may not have ended when the next is planned. A long prompt takes more where there
         are more: its chunks are cut to the pages that are left.
         """
         n_pages = -(-n_tokens // page_size)
+        ahead = -(-(in_flight - 1) // page_size)
         return [
-            min(n_pages, -(-(window - 1 + in_flight) // page_size) + 1) if window else n_pages
-            for window in self.windows
+            min(n_pages, -(-(window - 1) // page_size) + ahead + 1) if window else n_pages for window in self.windows
         ]
 
     def seq_pages(self, n_tokens: int, page_size: int, in_flight: int) -> int:

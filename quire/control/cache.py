@@ -3,7 +3,7 @@
 Owns the page side of a sequence (tables, held_from, room, node, n_tree_pages). Does not decide who gets pages.
 Invariants: a page is available when it is free or cached without a holder; a request for more than that is refused
 before anything changes; all groups of layers have tables of one length; a page behind its group's window, as seen from
-the first token that is not computed, is held by no sequence.
+the last page border that is computed, is held by no sequence. (From that border a prefix hit would go on.)
 """
 
 from __future__ import annotations
@@ -63,8 +63,11 @@ class PageCache:
         ])  # fmt: skip
 
     def starts(self, n_tokens: int) -> list[int]:
-        """The first page that token number `n_tokens` sees in each group."""
-        return [first_page(window, n_tokens, self.page_size) for window in self.windows]
+        """The first page, in each group, that is seen from the last page border at or before token `n_tokens`."""
+        return [self._start(window, n_tokens) for window in self.windows]
+
+    def _start(self, window: int, n_tokens: int) -> int:
+        return first_page(window, n_tokens - n_tokens % self.page_size, self.page_size)
 
     def n_fitting(self, seq: Seq, n_available: int) -> int:
         """Tokens that `seq` has room for with so many pages more, beyond those that are planned."""
@@ -102,7 +105,7 @@ class PageCache:
 
         The sibling must hold all that token number n * page_size and later ones see.
         """
-        starts = self.starts(seq.prompt_len - 1)
+        starts = self.starts(n * self.page_size)
         tables = [[0] * first + table[first:n] for table, first in zip(source.tables, starts, strict=True)]
         self._begin(seq, tables, starts)
         n_tree_pages = min(n, source.n_tree_pages)
@@ -111,7 +114,7 @@ class PageCache:
         self.grow(seq, 1)
 
     def can_fork(self, seq: Seq, source: Seq) -> bool:
-        """Whether a running sibling still holds what the last token of the prompt sees."""
+        """Whether a running sibling still holds what is seen from the last page border of the prompt."""
         end, starts = self._config.pages_for(seq.prompt_len - 1), self.starts(seq.prompt_len - 1)
         return all(held <= first or first == end for held, first in zip(source.held_from, starts, strict=True))
 
@@ -146,9 +149,9 @@ class PageCache:
         )
 
     def give_back(self, seq: Seq) -> None:
-        """Drop the pages that neither the first token that is not computed nor a later one sees."""
+        """Drop the pages that no token behind the last computed page border sees."""
         for group in range(self.n_full, self.n_groups):
-            held, first = seq.held_from[group], first_page(self.windows[group], seq.computed, self.page_size)
+            held, first = seq.held_from[group], self._start(self.windows[group], seq.computed)
             if first > held:
                 table = seq.tables[group]
                 self.tree.drop_windows(table[held:first])
@@ -157,9 +160,10 @@ class PageCache:
         self._set_next_return(seq)
 
     def _set_next_return(self, seq: Seq) -> None:
-        """A page goes behind a window when its last token is seen by no token from there on."""
+        """The first page border from which a held page is not seen."""
+        size = self.page_size
         pairs = zip(self.windows[self.n_full :], seq.held_from[self.n_full :], strict=True)
-        seq.returns_at = min([(first + 1) * self.page_size + window - 1 for window, first in pairs], default=NEVER)
+        seq.returns_at = min([(first + 1 - (1 - window) // size) * size for window, first in pairs], default=NEVER)
 
     def release(self, seq: Seq, *, keep: bool) -> None:
         """Give back everything a sequence holds; `keep` leaves its full pages in the tree."""

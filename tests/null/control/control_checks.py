@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from quire.config.kv import first_page
 from quire.control.node import Node
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq, SeqState
@@ -46,8 +45,10 @@ def check_pages(scheduler: Scheduler) -> None:
         most = config.pages_for(min(seq.planned + n_unheard, seq.limit))
         for table, window in zip(seq.tables, config.kv.windows, strict=True):
             assert config.pages_for(seq.planned) <= len(table) <= most, "a table is longer or shorter than planned"
-            first = first_page(window, seq.computed, config.page_size)
-            assert not any(table[:first]) and all(table[first:]), "a page behind a window, or a hole before it"
+            border = seq.computed - seq.computed % config.page_size
+            assert [page > 0 for page in table] == [
+                not window or (index + 1) * config.page_size > border - window + 1 for index in range(len(table))
+            ], "a page that no token from the last border on sees is held, or one that a token sees is not"
         assert len(set(held_by(seq))) == len(held_by(seq))
         for page in held_by(seq):
             owners[page] += 1
