@@ -79,8 +79,8 @@ class KVLayout(msgspec.Struct, frozen=True):
         """Pages that each group needs at once for a sequence of `n_tokens` that goes on alone to its end.
 
         Of a window: what the first token of the page being computed sees behind it, that page, and what is in flight.
-        in_flight: tokens whose step may not have ended when the next is planned. A long prompt takes more where there
-        are more: its chunks are cut to the pages that are left.
+        in_flight: tokens whose step may not have ended when the next is planned. A prompt has as many of them as the
+        chunks in flight; its chunks are cut to the pages that are left.
         """
         n_pages = -(-n_tokens // page_size)
         ahead = -(-(in_flight - 1) // page_size)

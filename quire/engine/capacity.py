@@ -5,6 +5,7 @@ Owns the choice of budget. Does not own the equation (`planner/memory`).
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import msgspec
@@ -27,7 +28,7 @@ MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
 MAIN_SHARE = 0.25
 """The default pool in main memory: this share of what is free, and at least one sequence of a length that was asked
-for, but not more than all slots at full length can fill."""
+for, its prompt in whole steps, but not more than all slots at full length can fill."""
 
 
 def equation(
@@ -43,6 +44,7 @@ def equation(
     """The terms for one engine; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
     decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's;
     draft: a model that guesses, with pages of its own."""
+    chunk = limits.max_num_batched_tokens
     return MemoryEquation(
         arch=arch,
         page_size=config.block_size,
@@ -56,6 +58,7 @@ def equation(
         mixed_rows=mixed_rows,
         kv=layout_of(config, limits, arch),
         in_flight=config.pipeline_depth * (1 + limits.max_drafts),
+        prompt_in_flight=config.pipeline_depth * min(chunk, config.long_prefill_token_threshold or chunk),
         others_bytes=others_bytes,
         max_sampled=limits.max_sampled,
         draft_numbers=0 if draft is None else kv_numbers_per_token(draft),
@@ -115,6 +118,14 @@ def size_pool(
             "the KV pool holds %d tokens, so max_model_len is lowered from %d to that", n_tokens, limits.max_model_len
         )
         limits = msgspec.structs.replace(limits, max_model_len=n_tokens)
+    n_prompt = dataclasses.replace(terms, max_model_len=limits.max_model_len).prompt_within(n_pages - 1)
+    if n_prompt < terms.prompt_in_flight:
+        logger.warning(
+            "towards its end a prompt of %d tokens is computed in steps of about %d tokens, not %d: the KV pool of "
+            "%d pages has no room for more; a larger pool makes it faster",
+            limits.max_model_len, n_prompt // config.pipeline_depth, terms.prompt_in_flight // config.pipeline_depth,
+            n_pages,
+        )  # fmt: skip
     logger.info(
         "KV pool: %d pages of %d tokens in %s, %s",
         n_pages, config.block_size, limits.kv_dtype, format_bytes(n_pages * terms.page_bytes),
@@ -128,8 +139,9 @@ def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:
         return terms.fixed_bytes + parse_bytes(config.kv_cache_memory_bytes)
     if room.is_main:
         sequence_pages = terms.seq_pages(terms.max_model_len)
-        useful_bytes = (1 + terms.max_num_seqs * sequence_pages) * terms.page_bytes
-        asked_bytes = (1 + sequence_pages) * terms.page_bytes if config.max_model_len else 0
+        prompt_pages = terms.prompt_pages(terms.max_model_len)  # sequences share the tokens of steps
+        useful_bytes = (1 + (terms.max_num_seqs - 1) * sequence_pages + prompt_pages) * terms.page_bytes
+        asked_bytes = (1 + prompt_pages) * terms.page_bytes if config.max_model_len else 0
         free_bytes = min(room.free_bytes, room.address_bytes)
         pool_bytes = max(int(free_bytes * MAIN_SHARE), min(asked_bytes, free_bytes))
         return terms.fixed_bytes + min(pool_bytes, useful_bytes)

@@ -9,6 +9,7 @@ Invariant: total_bytes(pages_within(b)) <= b < total_bytes(pages_within(b) + 1).
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 
 from quire.config.arch import ModelArch
@@ -85,6 +86,8 @@ class MemoryEquation:
     """Tokens that a step chooses at most; 0: one for each sequence."""
     draft_numbers: int = 0
     """Numbers that a draft model keeps of a token in pages of its own, of which it has as many."""
+    prompt_in_flight: int = 0
+    """The same of a prompt that is computed in whole steps: a chunk of each step in flight; less where pages lack."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
@@ -138,6 +141,18 @@ class MemoryEquation:
         """Pages that a sequence of `n_tokens` holds at its end, in all groups."""
         return self.layout.seq_pages(n_tokens, self.page_size, self.in_flight)
 
+    def prompt_pages(self, n_tokens: int) -> int:
+        """Pages that such a sequence holds at most while its prompt is computed in whole steps."""
+        return self.layout.seq_pages(n_tokens, self.page_size, max(self.in_flight, self.prompt_in_flight))
+
+    def prompt_within(self, n_pages: int) -> int:
+        """Tokens that can be in flight of a prompt of `max_model_len`, which so many pages can hold, behind a window;
+        at most `prompt_in_flight`."""
+        numbers = range(self.in_flight + 1, self.prompt_in_flight + 1)
+        return self.in_flight + bisect.bisect_right(
+            numbers, n_pages, key=lambda n: self.layout.seq_pages(self.max_model_len, self.page_size, n)
+        )
+
     def tokens_within(self, n_pages: int) -> int:
         """The longest sequence that can be alone in so many pages, without the dummy page, in whole pages."""
         return self.layout.tokens_within(n_pages, self.page_size, self.in_flight)
@@ -181,6 +196,10 @@ class MemoryEquation:
         lines += [f"  {name:<10}{_gib(n_bytes):>14}  ({change})" for name, n_bytes, change in terms]
         full = _gib(full_pages * self.page_bytes)
         lines.append(f"  one sequence of {self.max_model_len} tokens takes {full_pages} pages, {full}")
+        more_pages = self.prompt_pages(self.max_model_len) - full_pages
+        if more_pages:
+            more = _gib(more_pages * self.page_bytes)
+            lines.append(f"  and {more_pages} more, {more}, while its prompt is computed: with fewer, in smaller steps")
         lines.append("  or raise the budget: --gpu-memory-utilization, --kv-cache-memory-bytes")
         return "\n".join(lines)
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
+import re
 
 import pytest
+from msgspec.structs import replace
 
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
-from quire.config.resolve import resolve
+from quire.config.resolve import EngineLimits, resolve
+from quire.control.config import SchedulerConfig
+from quire.control.scheduler import Scheduler
+from quire.core.clock import VirtualClock
 from quire.core.errors import ConfigError
-from quire.engine.capacity import equation, size_pool
+from quire.core.plan import StepPlan
+from quire.core.request import Request
+from quire.core.result import StepResult
+from quire.core.sampling import SamplingParams
+from quire.engine.capacity import equation, layout_of, size_pool
 from quire.planner.memory import Room
 
 SHAPES = pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes"
@@ -70,6 +80,62 @@ def test_a_length_that_was_asked_for_must_fit_and_another_is_lowered() -> None:
         pages(room, max_model_len=4096, num_gpu_blocks_override=100)
     config = EngineConfig(num_gpu_blocks_override=100)
     assert size_pool(config, resolve(config, ARCH, "cpu"), ARCH, room)[1].max_model_len == 1584
+
+
+GEMMA = read_arch(SHAPES / "gemma-3-1b")
+"""22 windows of 512 and 4 full layers."""
+
+
+def prompt_steps(n_pages: int, config: EngineConfig, limits: EngineLimits) -> list[int]:
+    """Tokens of each step of a prompt as long as the context, alone in the pool."""
+    layout = layout_of(config, limits, GEMMA)
+    scheduler = Scheduler(
+        SchedulerConfig(
+            n_pages=n_pages, page_size=config.block_size, kv=layout, max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens, max_model_len=limits.max_model_len,
+            pipeline_depth=config.pipeline_depth,
+        ),
+        VirtualClock(),
+    )  # fmt: skip
+    prompt = [i % 1000 for i in range(limits.max_model_len - 1)]
+    scheduler.submit(Request(request_id="p", prompt_token_ids=prompt, params=SamplingParams(), max_tokens=1, seed=0))
+    plans, lengths = collections.deque[StepPlan](), []
+    while scheduler.has_work():
+        plan = scheduler.schedule()
+        if plan is not None:
+            plans.append(plan)
+            lengths.append(plan.n_tokens)
+        if plan is None or len(plans) == config.pipeline_depth:
+            oldest = plans.popleft()
+            n_tokens = sum(oldest.spans.wants)
+            scheduler.commit(StepResult(oldest.step, [1] * n_tokens, [1] * n_tokens))
+    assert scheduler.stats().preemptions == 0 and sum(lengths) == len(prompt)
+    return lengths
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("asked", [0, 20_000])
+def test_a_pool_has_room_for_a_lone_prompt_in_whole_steps(depth: int, asked: int) -> None:
+    config = EngineConfig(max_num_seqs=1, pipeline_depth=depth, max_model_len=asked, max_num_batched_tokens=1000)
+    limits = resolve(config, GEMMA, "cpu")
+    room = main(64 * GIB, 60 * GIB) if not asked else main(64 * GIB, GIB)
+    n_pages, limits = size_pool(config, limits, GEMMA, room)
+    n_one = size_pool(replace(config, disable_hybrid_kv_cache_manager=True), limits, GEMMA, main(64 * GIB, 60 * GIB))[0]
+    assert limits.max_model_len == (asked or 32768)
+    lengths = prompt_steps(n_pages, config, limits)
+    assert len(lengths) == -(-(limits.max_model_len - 1) // 1000)
+    assert n_pages * 4 < 0.45 * n_one * 26, "still less than half of what one group takes"
+
+
+def test_a_smaller_pool_works_in_smaller_steps_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineConfig(num_gpu_blocks_override=2300, max_num_seqs=1)
+    n_pages, limits = size_pool(config, resolve(config, GEMMA, "cpu"), GEMMA, main(64 * GIB, 60 * GIB))
+    lengths = prompt_steps(n_pages, config, limits)
+    said = re.search(r"in steps of about (\d+) tokens, not 1024", caplog.text)
+    assert said and lengths[0] == 1024 and lengths[-2] == pytest.approx(int(said[1]), rel=0.5)
+    terms = equation(config, limits, GEMMA)
+    more_pages = terms.prompt_pages(32768) - terms.seq_pages(32768)
+    assert f"and {more_pages} more, " in terms.explain(GIB) and "in smaller steps" in terms.explain(GIB)
 
 
 def test_nothing_fits() -> None:
