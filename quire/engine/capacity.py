@@ -90,7 +90,7 @@ def size_pool(
 
     room: with the weights loaded. weights_bytes: what they take; of a device's own memory what is in use counts instead
     where that is more, without others_bytes, which were in use before this engine took anything.
-    Raises ConfigError with every term when less than two pages, or less than an explicit max_model_len, fit.
+    Raises ConfigError with every term when less than a page a group, or less than an explicit max_model_len, fit.
     """
     if not room.is_main:
         weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
@@ -102,12 +102,7 @@ def size_pool(
             f"{n_pages} KV pages do not fit into {format_bytes(room.total_bytes)}:\n{terms.explain(room.total_bytes)}"
         )
     n_tokens = terms.tokens_within(n_pages - 1)
-    if min(n_tokens, limits.max_model_len) < MIN_TOKENS:
-        raise ConfigError(
-            f"{n_pages} KV pages of {config.block_size} tokens, one of them a dummy, and a max_model_len of "
-            f"{limits.max_model_len} leave room for {max(0, min(n_tokens, limits.max_model_len))} tokens, and a prompt "
-            f"and its answer have at least {MIN_TOKENS}: raise num_gpu_blocks_override or max_model_len"
-        )
+    _check_shortest(config, limits, terms, n_pages, n_tokens)
     if n_tokens < limits.max_model_len:
         if config.max_model_len:
             raise ConfigError(
@@ -131,6 +126,28 @@ def size_pool(
         n_pages, config.block_size, limits.kv_dtype, format_bytes(n_pages * terms.page_bytes),
     )  # fmt: skip
     return n_pages, limits
+
+
+def _check_shortest(
+    config: EngineConfig, limits: EngineLimits, terms: MemoryEquation, n_pages: int, n_tokens: int
+) -> None:
+    """ConfigError if not even the shortest prompt and answer fit."""
+    n_fitting = max(0, min(n_tokens, limits.max_model_len))
+    if n_fitting >= MIN_TOKENS:
+        return
+    n_groups, cure = len(terms.layout.groups), "raise num_gpu_blocks_override or max_model_len"
+    shares = ""
+    if n_groups > 1:
+        shares = f", a sequence takes one in each of the {n_groups} groups of layers,"
+        least = 1 + terms.seq_pages(MIN_TOKENS)
+        cure = f"raise num_gpu_blocks_override to at least {least}, or give --disable-hybrid-kv-cache-manager"
+        if limits.max_model_len < MIN_TOKENS:
+            cure = "raise max_model_len"
+    raise ConfigError(
+        f"{n_pages} KV pages of {config.block_size} tokens, one of them a dummy{shares or ','} and a max_model_len of "
+        f"{limits.max_model_len} leave room for {n_fitting} tokens, and a prompt and its answer have at least "
+        f"{MIN_TOKENS}: {cure}"
+    )
 
 
 def _budget(config: EngineConfig, terms: MemoryEquation, room: Room) -> int:

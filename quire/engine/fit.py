@@ -22,7 +22,7 @@ from quire.core.errors import ConfigError
 from quire.core.failure import Code
 from quire.core.units import format_bytes, parse_bytes
 from quire.engine.capacity import equation
-from quire.planner.memory import MIN_PAGES, Room
+from quire.planner.memory import Room
 
 MOST_UTILIZATION: Final = 0.97
 """Largest `--gpu-memory-utilization` that is proposed: the driver and other programs need the rest."""
@@ -105,7 +105,7 @@ class FitCase:
         if self.config.kv_cache_memory_bytes:
             return parse_bytes(self.config.kv_cache_memory_bytes)
         terms = equation(self.config, self.limits, self.arch)
-        n_pages = 1 + terms.seq_pages(self.config.max_model_len) if self.config.max_model_len else MIN_PAGES
+        n_pages = 1 + terms.seq_pages(self.config.max_model_len) if self.config.max_model_len else terms.min_pages
         return n_pages * terms.page_bytes
 
     @property
@@ -145,14 +145,14 @@ def check_fit(case: FitCase) -> None:
 
 
 def _table(case: FitCase) -> list[str]:
-    sizes, config = case.sizes, case.config
+    sizes, config, terms = case.sizes, case.config, equation(case.config, case.limits, case.arch)
     scheme = case.limits.dtype if config.quantization in NOT_ROUNDED else config.quantization
     if config.num_gpu_blocks_override or config.kv_cache_memory_bytes:
         kv, what = "KV pool", "as asked"
     elif config.max_model_len:
         kv, what = "KV, one sequence", f"{config.max_model_len} tokens in {case.limits.kv_dtype}"
     else:
-        kv, what = "KV, at least", f"{MIN_PAGES} pages in {case.limits.kv_dtype}"
+        kv, what = "KV, at least", f"{terms.min_pages} pages in {case.limits.kv_dtype}"
     limits = case.limits
     step = f"steps of {limits.max_num_batched_tokens} tokens, {limits.max_num_seqs} sequences"
     rows = [("weights", sizes.held_bytes, scheme), (kv, case.kv_bytes, what), ("activations", case.working_bytes, step)]
@@ -240,7 +240,8 @@ def _smaller_pool(case: FitCase) -> Iterator[tuple[str, str]]:
     """Less room for keys and values: a smaller pool where one was asked for, else a shorter context."""
     space = min(case.available_bytes, case.room.address_bytes) - case.sizes.held_bytes - case.working_bytes
     n_pages = space // case.page_bytes
-    if n_pages < MIN_PAGES:
+    terms = equation(case.config, case.limits, case.arch)
+    if n_pages < terms.min_pages:
         return
     if case.config.num_gpu_blocks_override:
         if case.change(num_gpu_blocks_override=n_pages).fits:
@@ -250,6 +251,6 @@ def _smaller_pool(case: FitCase) -> Iterator[tuple[str, str]]:
         if space >= MIB and case.change(kv_cache_memory_bytes=size).fits:
             yield f"--kv-cache-memory-bytes {size}", ""
     elif case.config.max_model_len:
-        n_tokens = equation(case.config, case.limits, case.arch).tokens_within(n_pages - 1)
+        n_tokens = terms.tokens_within(n_pages - 1)
         if SHORTEST <= n_tokens < case.config.max_model_len and case.change(max_model_len=n_tokens).fits:
             yield f"--max-model-len {n_tokens}", ""

@@ -29,8 +29,6 @@ grid, at most as many as any GPU of today has multiprocessors."""
 GRAPH_OWN_BYTES = 6 << 20
 """A round estimate, not measured: what the driver takes, besides tensors, for the graphs of one decode size: its
 forward, its sampling and a mixed one."""
-MIN_PAGES = 2
-"""The dummy page and one for a sequence, where there is one group of layers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -158,6 +156,11 @@ class MemoryEquation:
         return self.layout.tokens_within(n_pages, self.page_size, self.in_flight)
 
     @property
+    def min_pages(self) -> int:
+        """The dummy page, and for a sequence one of each group."""
+        return 1 + len(self.layout.groups)
+
+    @property
     def fixed_bytes(self) -> int:
         """Everything but the pages."""
         own_bytes = self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
@@ -170,19 +173,20 @@ class MemoryEquation:
     def pages_within(self, budget_bytes: int) -> int:
         """Its inverse: most pages (dummy included) such that the total is within the budget.
 
-        ConfigError that shows every term, and what to change, if fewer than `MIN_PAGES` fit.
+        ConfigError that shows every term, and what to change, if fewer than `min_pages` fit.
         """
         n_pages = (budget_bytes - self.fixed_bytes) // self.page_bytes
-        if n_pages < MIN_PAGES:
+        if n_pages < self.min_pages:
             raise ConfigError(self.explain(budget_bytes))
         return n_pages
 
     def explain(self, budget_bytes: int) -> str:
         """The terms beside the budget in GiB, and which option moves which."""
-        lacking = self.total_bytes(MIN_PAGES) - budget_bytes
+        lacking = self.total_bytes(self.min_pages) - budget_bytes
         verdict = f"short by {_gib(lacking)}" if lacking > 0 else f"{self.pages_within(budget_bytes)} KV pages fit"
         full_pages = self.seq_pages(self.max_model_len)
         others = "other programs and engines, and the device's own"
+        pages = format_bytes(self.page_bytes)
         terms = (
             *([("others", self.others_bytes, others)] if self.others_bytes else []),
             ("weights", self.weights_bytes, "a smaller model or dtype"),
@@ -190,7 +194,7 @@ class MemoryEquation:
             ("logits", self.logits_bytes, f"lower --max-num-seqs {self.max_num_seqs}"),
             ("tables", self.tables_bytes, f"lower --max-model-len {self.max_model_len} or --max-num-seqs"),
             ("graphs", self.graphs_bytes, f"lower --max-num-seqs {self.max_num_seqs} or use --enforce-eager"),
-            ("KV pages", MIN_PAGES * self.page_bytes, f"at least: {MIN_PAGES} of {format_bytes(self.page_bytes)}"),
+            ("KV pages", self.min_pages * self.page_bytes, f"at least: {self.min_pages} of {pages}"),
         )
         lines = [f"memory: a budget of {_gib(budget_bytes)}, {verdict}"]
         lines += [f"  {name:<10}{_gib(n_bytes):>14}  ({change})" for name, n_bytes, change in terms]

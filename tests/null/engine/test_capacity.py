@@ -138,6 +138,21 @@ def test_a_smaller_pool_works_in_smaller_steps_and_says_so(caplog: pytest.LogCap
     assert f"and {more_pages} more, " in terms.explain(GIB) and "in smaller steps" in terms.explain(GIB)
 
 
+def test_a_pool_too_small_for_each_group_says_what_would_do() -> None:
+    """One full group and six of windows: a sequence takes seven pages at least, and one is a dummy."""
+    for n_pages in (2, 5, 7):
+        config = EngineConfig(num_gpu_blocks_override=n_pages)
+        with pytest.raises(ConfigError, match=r"one in each of the 7 groups of layers, .* to at least 8, or"):
+            size_pool(config, resolve(config, GEMMA, "cpu"), GEMMA, main(64 * GIB, 60 * GIB))
+    for n_pages, is_one in ((8, False), (2, True)):
+        config = EngineConfig(num_gpu_blocks_override=n_pages, disable_hybrid_kv_cache_manager=is_one)
+        assert size_pool(config, resolve(config, GEMMA, "cpu"), GEMMA, main(64 * GIB, 60 * GIB))[1].max_model_len == 16
+    terms = equation(config := EngineConfig(), resolve(config, GEMMA, "cpu"), GEMMA)
+    with pytest.raises(ConfigError, match=r"short by(.|\n)*KV pages .*at least: 8 of 64.00 KiB"):
+        terms.pages_within(terms.total_bytes(7))
+    assert terms.pages_within(terms.total_bytes(8)) == 8
+
+
 def test_nothing_fits() -> None:
     with pytest.raises(ConfigError, match="weights"):
         pages(own(2 * GIB, 1 * GIB))

@@ -11,7 +11,7 @@ from planner_shapes import LLAMA_8B, QWEN_600M
 
 from quire.config.arch import ModelArch
 from quire.core.errors import ConfigError
-from quire.planner.memory import GRAPH_OWN_BYTES, MIN_PAGES, MemoryEquation
+from quire.planner.memory import GRAPH_OWN_BYTES, MemoryEquation
 
 
 def equation(arch: ModelArch = LLAMA_8B, graph_sizes: tuple[int, ...] = (), **changes: int) -> MemoryEquation:
@@ -41,9 +41,9 @@ def test_the_inverse_is_exact(budget: int, seqs: int, tokens: int, size: int) ->
     try:
         n_pages = memory.pages_within(budget)
     except ConfigError:
-        assert memory.total_bytes(MIN_PAGES) > budget
+        assert memory.total_bytes(memory.min_pages) > budget
     else:
-        assert n_pages >= MIN_PAGES
+        assert n_pages >= memory.min_pages == 2
         assert memory.total_bytes(n_pages) <= budget < memory.total_bytes(n_pages + 1)
 
 
