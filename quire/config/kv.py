@@ -104,6 +104,14 @@ class KVLayout(msgspec.Struct, frozen=True):
         return low * page_size
 
 
+def tokens_in_flight(pipeline_depth: int, n_drafts: int = 0) -> int:
+    """Most tokens of a decoding sequence whose steps may not have ended when the next is planned, that one's too.
+
+    n_drafts: most of a span.
+    """
+    return pipeline_depth * (1 + n_drafts)
+
+
 def first_page(window: int, n_tokens: int, page_size: int) -> int:
     """The first page that token number `n_tokens` of a sequence (from 0) or a later one sees in a group."""
     return max(0, n_tokens - window + 1) // page_size if window else 0

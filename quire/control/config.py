@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from quire.config.kv import PLAIN, KVLayout
+from quire.config.kv import PLAIN, KVLayout, tokens_in_flight
 from quire.core.errors import ConfigError
 from quire.planner.drafts import DraftCosts
 from quire.planner.pace import Pace
@@ -87,4 +87,5 @@ class SchedulerConfig:
 
     def pages_of(self, n_tokens: int) -> list[int]:
         """Pages of each group that a sequence of `n_tokens` tokens needs at once."""
-        return self.kv.pages_of(n_tokens, self.page_size, self.pipeline_depth * (1 + self.num_speculative_tokens))
+        in_flight = tokens_in_flight(self.pipeline_depth, self.num_speculative_tokens)
+        return self.kv.pages_of(n_tokens, self.page_size, in_flight)

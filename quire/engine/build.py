@@ -18,7 +18,7 @@ from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
-from quire.config.kv import KVLayout
+from quire.config.kv import KVLayout, tokens_in_flight
 from quire.config.model import read_arch
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.config.speculative import SpeculativeConfig, read_speculative
@@ -147,8 +147,8 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
     n_pages = config.num_gpu_blocks_override or NULL_PAGES
     clock = VirtualClock()
     layout = layout_of(config, limits, arch)
-    n_held = layout.tokens_within(n_pages - 1, config.block_size, config.pipeline_depth)
-    limits = msgspec.structs.replace(limits, max_model_len=min(limits.max_model_len, n_held + 1))
+    n_held = layout.tokens_within(n_pages - 1, config.block_size, tokens_in_flight(config.pipeline_depth))
+    limits = msgspec.structs.replace(limits, max_model_len=min(limits.max_model_len, n_held))
     executor = NullExecutor(
         windows=layout.windows,
         n_pages=n_pages,

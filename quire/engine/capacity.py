@@ -12,7 +12,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.kv import KVLayout, kv_layout
+from quire.config.kv import KVLayout, kv_layout, tokens_in_flight
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
@@ -57,7 +57,7 @@ def equation(
         graph_sizes=graph_sizes,
         mixed_rows=mixed_rows,
         kv=layout_of(config, limits, arch),
-        in_flight=config.pipeline_depth * (1 + limits.max_drafts),
+        in_flight=tokens_in_flight(config.pipeline_depth, limits.max_drafts),
         prompt_in_flight=config.pipeline_depth * min(chunk, config.long_prefill_token_threshold or chunk),
         others_bytes=others_bytes,
         max_sampled=limits.max_sampled,

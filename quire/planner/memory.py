@@ -79,7 +79,7 @@ class MemoryEquation:
     kv: KVLayout | None = None
     """The groups of layers; None: those of the shape."""
     in_flight: int = 2
-    """Tokens of a sequence whose steps may not have ended when the next is planned: `pipeline_depth`."""
+    """Tokens of a sequence whose steps may not have ended when the next is planned: `tokens_in_flight`."""
     max_sampled: int = 0
     """Tokens that a step chooses at most; 0: one for each sequence."""
     draft_numbers: int = 0
