@@ -46,8 +46,6 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
                     seq.computed = end  # most spans
                 else:
                     seq.advance(start, length, n_drafts and n_drafts + 1 - count)
-                if seq.computed >= seq.returns_at:
-                    live.cache.give_back(seq)
                 if seq.request.pooling is not None:
                     _pool(live, seq, result.pooled.get(i), deltas)
             if all_prompt_rows and i in all_prompt_rows:
@@ -60,6 +58,8 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
                 else:
                     rows = [logprobs.get(i) for i in range(token_at, token_at + count)]
                     _append_tokens(live, seq, tokens[token_at : token_at + count], rows, deltas)
+            if seq.computed >= seq.returns_at:  # never of one that has left: its next turn may begin before its drafts
+                live.cache.give_back(seq)
         token_at += count
 
 
