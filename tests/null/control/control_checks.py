@@ -122,6 +122,67 @@ def check_tree(scheduler: Scheduler) -> None:
             assert child.lock <= node.lock and (node.lock or child.stamp <= node.stamp)
 
 
+def cached_pages(scheduler: Scheduler, salt: str) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Of each cached prefix in whole pages, its last page in each group."""
+    size, found = scheduler.config.page_size, {}
+    for node in tree_nodes(scheduler):
+        path = path_of(node)
+        if path[0].salt == salt:
+            tokens = tuple(token for inner in path for token in inner.tokens)
+            for i, pages in enumerate(zip(*node.tables, strict=True)):
+                found[tokens[: len(tokens) - (node.n_pages - 1 - i) * size]] = pages
+    return found
+
+
+def longest_hit(scheduler: Scheduler, salt: str, tokens: list[int]) -> list[tuple[int, ...]]:
+    """The pages of each group of the longest prefix behind which the next token finds each key that it sees; by trying
+    every length and looking at every key."""
+    size, cached = scheduler.config.page_size, cached_pages(scheduler, salt)
+    pages: list[tuple[int, ...]] = []
+    best = 0
+    while len(tokens) >= (len(pages) + 1) * size and (key := tuple(tokens[: (len(pages) + 1) * size])) in cached:
+        pages.append(cached[key])
+        end = len(pages) * size
+        if all(
+            pages[position // size][group]
+            for group, window in enumerate(scheduler.config.kv.windows)
+            for position in range(end)
+            if not window or end - position < window
+        ):
+            best = len(pages)
+    return pages[:best]
+
+
+def check_hits(scheduler: Scheduler, prompts: list[tuple[str, list[int]]]) -> None:
+    """B: a hit is the longest there is, has each page that the next token sees, and counts those that nobody holds."""
+    size, windows = scheduler.config.page_size, scheduler.config.kv.windows
+    held = {page for seq in scheduler.live.running for page in held_by(seq)}
+    for salt, tokens in prompts:
+        found, expected = scheduler.live.cache.tree.match(salt, tokens, len(tokens) - 1), longest_hit(
+            scheduler, salt, tokens[:-1]
+        )  # fmt: skip
+        assert found.n_pages == len(expected), "a hit is not the longest"
+        taken = set()
+        for group, window in enumerate(windows):
+            for i, pages in enumerate(expected):
+                is_seen = not window or len(expected) * size - (i + 1) * size + 1 < window
+                assert found.tables[group][i] == (pages[group] if is_seen else 0), "a hit has other pages"
+                taken.update([pages[group]] if is_seen else [])
+        assert found.n_unlocked == len(taken - held), "a hit miscounts the pages that nobody holds"
+
+
+def has_all_for_a_fork(scheduler: Scheduler, seq: Seq, sibling: Seq) -> bool:
+    """Whether a sibling holds, or is yet to take, each key of the prompt but its last that is seen from the last page
+    border before that."""
+    size, last = scheduler.config.page_size, seq.prompt_len - 1
+    return all(
+        position // size >= len(table) or table[position // size]
+        for table, window in zip(sibling.tables, scheduler.config.kv.windows, strict=True)
+        for position in range(last)
+        if not window or last - last % size - position < window
+    )
+
+
 def check_contents(scheduler: Scheduler, device: NullExecutor) -> None:
     """B 13: K/V in the tree is what these tokens give, or non-finite and not yet noticed.
 

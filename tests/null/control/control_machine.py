@@ -9,11 +9,14 @@ from collections import deque
 import hypothesis.strategies as st
 from control_checks import (
     check_contents,
+    check_hits,
     check_pages,
     check_seqs,
     check_stats,
     check_tree,
+    has_all_for_a_fork,
     held_by,
+    longest_hit,
     pages_of,
     tree_nodes,
     unended_seqs,
@@ -278,10 +281,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._check_poison_is_gone(poisoned)
         for delta in deltas:
             self.ledger.hear(delta, may_fail=(delta.request_id, delta.index) in must_fail)
+        if self.config.enable_prefix_caching and not result.faults:
+            self._check_left_behind([seq for seq in seqs if seq.state is SeqState.ENDED], deltas)
         sent_back = {(seq.request.request_id, seq.index) for seq in seqs if seq.ignore_through >= plan.step}
         assert all(self.ledger.seqs[name].ended or name in sent_back for name in must_fail), "a fault had no effect"
         if len(must_fail) == len(rows) > 0:  # the fault of one that has ended may send those back who fail with it
             assert any(self.ledger.seqs[name].ended for name in must_fail), "a fault ended nobody"
+
+    def _check_left_behind(self, ended: list[Seq], deltas: list[SeqDelta]) -> None:
+        """B: a sequence that has ended now leaves a prefix of all its whole pages; one with forks may lose some."""
+        names = {(delta.request_id, delta.index) for delta in deltas if delta.finish_reason is not None}
+        for seq in ended:
+            if (seq.request.request_id, seq.index) in names and seq.request.params.n == 1:
+                found = longest_hit(self.scheduler, seq.request.cache_salt, seq.tokens)
+                assert len(found) >= (len(seq.tokens) - 1) // self.config.page_size, "the next turn finds too little"
 
     def _check_poison_is_gone(self, poisoned: set[int]) -> None:
         """F: non-finite K/V that was noticed is in nobody's table and not in the tree."""
@@ -331,14 +344,27 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert seq in seqs or waits, "a decoding sequence was left out of a step"
         admitted = [seq for seq in seqs if before[seq][0] is SeqState.WAITING]
         assert not (preempted and admitted), "a step that preempts admits"
+        for seq in admitted:
+            self._check_fork(plan, seq, before)
         for seq in before:
             same = [orders[other] for other in admitted if other.request.terms == seq.request.terms]
             if seq.state is SeqState.WAITING and same and orders[seq] < max(same):
                 siblings = self.scheduler.live.requests[seq.request.request_id]
                 in_prompt = [other for other in siblings if other.state is SeqState.RUNNING]
                 assert seq.request.params.n > 1 and in_prompt, "a later arrival overtook a waiting sequence"
-                forks = [other for other in in_prompt if self.scheduler.live.cache.can_fork(seq, other)]
+                forks = [other for other in in_prompt if has_all_for_a_fork(self.scheduler, seq, other)]
                 assert all(other.prompt_step >= plan.step for other in forks), "a sample waits though it could fork"
+
+    def _check_fork(self, plan: StepPlan, seq: Seq, before: dict[Seq, tuple[SeqState, int, int]]) -> None:
+        """C: a new sample beside a sibling that has their prompt computes its last token alone."""
+        if seq.request.params.n == 1 or len(seq.tokens) > seq.prompt_len:
+            return
+        others = [one for one in self.scheduler.live.requests[seq.request.request_id] if one is not seq]
+        for other in others:
+            is_there = other.state is SeqState.RUNNING and before[other][0] is SeqState.RUNNING
+            if is_there and other.prompt_step < plan.step and has_all_for_a_fork(self.scheduler, seq, other):
+                start = plan.spans.starts[plan.spans.slots.index(seq.slot)]
+                assert start == seq.prompt_len - 1, "a sample computes again what its sibling has"
 
     def _check_pace(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """Beside decodes prompts take at most as many tokens as the pace allows at the longest context among them."""
@@ -359,6 +385,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         check_pages(self.scheduler)
         check_tree(self.scheduler)
         check_seqs(self.scheduler)
+        waiting = [seq for seq in unended_seqs(self.scheduler) if seq.state is SeqState.WAITING][:3]
+        prompts = [(seq.request.cache_salt, seq.tokens) for seq in waiting]
+        check_hits(self.scheduler, [("", [*BASE, 1]), ("b", [*BASE[:9], 1, 2]), *prompts])
         check_stats(self.scheduler, len(self.ledger.seqs), self.ledger.n_ended)
         if not any(result.faults for _, _, result in self.in_flight):
             check_contents(self.scheduler, self.device)
