@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.layers import KVSpec
+from quire.core.errors import ConfigError
 
 MOST_WASTE: Final = 0.15
 """Share of lanes that may stay empty, over all groups: what a sequence shorter than every window pays."""
@@ -23,21 +25,6 @@ MOST_GROUPS: Final = 16
 """Each group costs an entry of a page table in every 16th step of a sequence."""
 ENDLESS: Final = 1 << 40
 """Tokens: more than anybody computes."""
-
-
-class KVSpec(msgspec.Struct, frozen=True):
-    """What a token leaves behind in a layer, and how long that is needed."""
-
-    n_kv_heads: int
-    head_dim: int
-    """A token leaves a key and a value of [n_kv_heads, head_dim]."""
-    window: int = 0
-    """w > 0: a token is seen by itself and by the w - 1 after it; 0: by all after it."""
-
-    @property
-    def numbers(self) -> int:
-        """Numbers that a token leaves in one layer."""
-        return 2 * self.n_kv_heads * self.head_dim
 
 
 class KVGroup(msgspec.Struct, frozen=True):
@@ -133,15 +120,12 @@ def kv_layout(arch: ModelArch, max_model_len: int = 0, *, hybrid: bool = True) -
     hybrid False: one group that keeps everything. The lanes are chosen so that layers that keep everything take the
     fewest, then for the fewest groups, within `MOST_WASTE` and `MOST_GROUPS`. Example: Gemma 3 with 22 windows and 4
     full layers has pages of 4 lanes, one full group and six of windows, the last of which has 2 layers: 2 of 28 lanes
-    are empty. Where nothing is within the limits there is one group.
+    are empty. Where nothing is within the limits there is one group. ConfigError where layers store other numbers.
     """
-    windows = [layer.mixer.window if hybrid else 0 for layer in arch.layers]
-    if max_model_len:
-        windows = [window if window < max_model_len else 0 for window in windows]
-    specs = [
-        KVSpec(layer.mixer.n_kv_heads, layer.mixer.head_dim, window)
-        for layer, window in zip(arch.layers, windows, strict=True)
-    ]
+    specs = [layer.mixer.kv_spec for layer in arch.layers]
+    _check_alike(specs)
+    longest = max_model_len or ENDLESS
+    specs = [spec if hybrid and spec.window < longest else msgspec.structs.replace(spec, window=0) for spec in specs]
     if len(set(specs)) == 1:
         return one_group(specs[0], len(specs))
     layers = {spec: [i for i, own in enumerate(specs) if own == spec] for spec in specs}
@@ -150,6 +134,20 @@ def kv_layout(arch: ModelArch, max_model_len: int = 0, *, hybrid: bool = True) -
         return kv_layout(arch, hybrid=False)
     groups = [KVGroup(spec, part) for spec, own in layers.items() for part in _parts(own, n_lanes)]
     return KVLayout(tuple(sorted(groups, key=lambda group: (group.spec.window > 0, group.layers))), n_lanes)
+
+
+def _check_alike(specs: Sequence[KVSpec]) -> None:
+    """A page serves any group, so a token must leave the same in a lane of each."""
+    layers: dict[tuple[int, int], list[int]] = {}
+    for i, spec in enumerate(specs):
+        layers.setdefault((spec.n_kv_heads, spec.head_dim), []).append(i)
+    if len(layers) > 1:
+        kinds = "; ".join([
+            f"{n_heads} KV heads of {head_dim} ({n_heads * head_dim * 2} numbers a token) in layers "
+            f"{', '.join(map(str, own[:8]))}{' ...' if len(own) > 8 else ''}"
+            for (n_heads, head_dim), own in layers.items()
+        ])  # fmt: skip
+        raise ConfigError(f"layers leave different keys and values: {kinds}; pages of the KV cache hold one kind only")
 
 
 def _lanes(counts: dict[KVSpec, int]) -> int | None:

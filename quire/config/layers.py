@@ -82,6 +82,21 @@ class QKNorm(msgspec.Struct, frozen=True, kw_only=True):
     scope: QKNormScope = QKNormScope.HEAD
 
 
+class KVSpec(msgspec.Struct, frozen=True):
+    """What a token leaves behind in a layer, and how long that is needed."""
+
+    n_kv_heads: int
+    head_dim: int
+    """A token leaves a key and a value of [n_kv_heads, head_dim]."""
+    window: int = 0
+    """w > 0: a token is seen by itself and by the w - 1 after it; 0: by all after it."""
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that a token leaves in one layer."""
+        return 2 * self.n_kv_heads * self.head_dim
+
+
 class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Grouped-query attention."""
 
@@ -115,6 +130,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def kv_size(self) -> int:
         """Columns of all key heads (or value heads)."""
         return self.n_kv_heads * self.head_dim
+
+    @property
+    def kv_spec(self) -> KVSpec:
+        """What it keeps."""
+        return KVSpec(self.n_kv_heads, self.head_dim, self.window)
 
 
 class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):

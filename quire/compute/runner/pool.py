@@ -39,9 +39,9 @@ class KVPool:
     ) -> None:
         """layout: None: one group, of which every layer keeps everything."""
         self.layout = kv_layout(arch, hybrid=False) if layout is None else layout
-        size = entry.entry_size(arch.head_dim, dtype)
-        shape = (self.layout.n_lanes, n_pages, arch.n_kv_heads, page_size, size)
-        self.n_heads, self.head_dim = arch.n_heads, arch.head_dim
+        spec = self.layout.groups[0].spec  # windows apart, that of every group
+        shape = (self.layout.n_lanes, n_pages, spec.n_kv_heads, page_size, entry.entry_size(spec.head_dim, dtype))
+        self.n_heads, self.head_dim = arch.n_heads, spec.head_dim
         self.k = device.zeros(shape, dtype)
         self.v = device.zeros(shape, dtype)
         self.windows = list(dict.fromkeys(self.layout.windows))

@@ -16,6 +16,7 @@ from quire.config.flags import FlagParser, add_flags, read_flags
 from quire.config.kv import KVGroup, KVLayout, KVSpec, first_page, kv_layout
 from quire.config.model import parse_arch, read_arch
 from quire.config.resolve import resolve
+from quire.core.errors import ConfigError
 from quire.engine.capacity import layout_of
 
 SHAPES = pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes"
@@ -78,6 +79,16 @@ def test_layers_of_one_kind_are_one_group() -> None:
 def test_several_windows_and_none_that_keeps_everything() -> None:
     layout = kv_layout(shaped([8, 64, 64] * 2))
     assert sorted(layers_of(layout)) == [(8, (0, 3)), (64, (1, 2)), (64, (4, 5))] and layout.n_full == 0
+
+
+def test_layers_that_store_other_numbers_are_refused_by_name() -> None:
+    layers = list(GEMMA.layers)
+    wide = msgspec.structs.replace(layers[5].mixer, head_dim=512)
+    layers[5] = msgspec.structs.replace(layers[5], mixer=wide)
+    arch = msgspec.structs.replace(GEMMA, layers=tuple(layers))
+    for hybrid in (True, False):
+        with pytest.raises(ConfigError, match=r"1 KV heads of 512 \(1024 numbers a token\) in layers 5;? ?.*hold one"):
+            kv_layout(arch, hybrid=hybrid)
 
 
 def test_too_many_empty_lanes_or_groups_make_one_group() -> None:
