@@ -122,7 +122,7 @@ class PageCache:
         for table in tables[: self.n_full]:
             self.pool.share(table)
         for table, first in zip(tables[self.n_full :], held_from[self.n_full :], strict=True):
-            self.tree.windows.hold(table[first:])
+            self.tree.window_pages.hold(table[first:])
         seq.tables, seq.held_from = tables, held_from
         seq.room = len(tables[0]) * self.page_size
         self._set_next_return(seq)

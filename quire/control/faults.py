@@ -73,7 +73,7 @@ def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_ba
     for node in bad_nodes:
         if node.parent is not None and node.parent not in bad_nodes:
             tree.detach(node)
-    tree.lose(bad_pages)
+    tree.discard(bad_pages)
 
 
 def _tables(seq: Seq) -> list[list[int]]:

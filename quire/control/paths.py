@@ -20,14 +20,14 @@ class PrefixPaths:
     def __init__(self, pool: PagePool, page_size: int, windows: tuple[int, ...]) -> None:
         self.page_size = page_size
         self.roots: dict[str, Node] = {}
-        self.windows = WindowPages(pool)
-        self._windows = windows
+        self.window_pages = WindowPages(pool)
+        self.windows = windows
         self._n_full = windows.count(0)
         self._page = struct.Struct(f"<{page_size}q")
 
     def path(self, salt: str, tokens: list[int], max_tokens: int) -> Match:
         """Longest cached path of `tokens[:max_tokens]` in whole pages, whatever windows have lost. Changes nothing."""
-        tables: list[list[int]] = [[] for _ in self._windows]
+        tables: list[list[int]] = [[] for _ in self.windows]
         node = self.roots.get(salt)
         found = Match(node, 0, tables, 0)
         n, last = 0, min(max_tokens, len(tokens)) // self.page_size
@@ -47,13 +47,13 @@ class PrefixPaths:
     def match(self, salt: str, tokens: list[int], max_tokens: int) -> Match:
         """The longest part of that path behind which the next token finds all that it sees, in every group."""
         found = self.path(salt, tokens, max_tokens)
-        if self._n_full < len(self._windows):
-            self._shorten(found, _n_usable(found.tables, self._windows, self.page_size))
-            for table, window in zip(found.tables, self._windows, strict=True):
+        if self._n_full < len(self.windows):
+            self._shorten(found, _n_usable(found.tables, self.windows, self.page_size))
+            for table, window in zip(found.tables, self.windows, strict=True):
                 if window:
                     first = first_page(window, found.n_pages * self.page_size, self.page_size)
                     table[:first] = [0] * first
-                    found.n_unlocked += self.windows.n_loose(table[first:])
+                    found.n_unlocked += self.window_pages.n_unreferenced(table[first:])
         return found
 
     def _shorten(self, found: Match, n: int) -> None:
@@ -74,7 +74,7 @@ class PrefixPaths:
         """Where the best cached path first differs from `tokens`: the reason of a miss, for people."""
         found = self.path(salt, tokens, len(tokens))
         n_matched = found.n_pages * self.page_size
-        n_lost = n_matched - _n_usable(found.tables, self._windows, self.page_size) * self.page_size
+        n_lost = n_matched - _n_usable(found.tables, self.windows, self.page_size) * self.page_size
         rivals: list[list[int]] = []
         if found.node is not None and found.n_in_node < found.node.n_pages:
             rivals = [found.node.tokens[found.n_in_node * self.page_size :]]

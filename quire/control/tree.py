@@ -36,7 +36,7 @@ class PrefixTree(PrefixPaths):
     @property
     def n_evictable(self) -> int:
         """Pages that no sequence holds."""
-        return self.n_unlocked + len(self.windows.loose)
+        return self.n_unlocked + len(self.window_pages.unreferenced)
 
     # ---- locks ---------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ class PrefixTree(PrefixPaths):
 
     def drop_windows(self, pages: Sequence[int]) -> None:
         """A sequence is no owner of these pages any more (zeros do not count), of groups with a window."""
-        self.windows.drop(pages, self._tick)
+        self.window_pages.drop(pages, self._tick)
 
     def _lock_one(self, node: Node) -> None:
         if node.lock == 0:
@@ -103,7 +103,7 @@ class PrefixTree(PrefixPaths):
             if root is not None and not through and (child := root.children.get(self._page_key(tokens, 0))):
                 self._restore(child, tokens, tables, depth, end)
                 return None, 0
-            node = self.roots[salt] = root or Node(None, salt, [], [[] for _ in self._windows], 0)
+            node = self.roots[salt] = root or Node(None, salt, [], [[] for _ in self.windows], 0)
             self._lock_one(node)
         while depth < end:
             child = node.children.get(self._page_key(tokens, depth))
@@ -143,7 +143,7 @@ class PrefixTree(PrefixPaths):
             self._pool.share(table)
             self.n_pages += len(table)
         for group in range(self._n_full, len(tables)):
-            self.n_pages += self.windows.enter(tables[group], node, group)
+            self.n_pages += self.window_pages.enter(tables[group], node, group)
 
     def _restore(self, node: Node | None, tokens: list[int], tables: list[list[int]], depth: int, end: int) -> None:
         """Pages [depth, end) of a sequence go where nodes from `node` on lack the page of a window."""
@@ -154,7 +154,7 @@ class PrefixTree(PrefixPaths):
                 lacking = [i for i, page in enumerate(new) if page and not own[i]]
                 for i in lacking:
                     own[i] = new[i]
-                self.n_pages += self.windows.enter([new[i] for i in lacking], node, group)
+                self.n_pages += self.window_pages.enter([new[i] for i in lacking], node, group)
             depth += n_same
             goes_on = n_same == node.n_pages and depth < end
             node = node.children.get(self._page_key(tokens, depth)) if goes_on else None
@@ -173,7 +173,7 @@ class PrefixTree(PrefixPaths):
         node.tables = [table[n_upper:] for table in node.tables]
         upper.children[self._page_key(node.tokens, 0)] = node
         for group in range(self._n_full, len(upper.tables)):
-            self.windows.move(upper.tables[group], upper, group)
+            self.window_pages.move(upper.tables[group], upper, group)
         self.n_nodes += 1
         return upper
 
@@ -186,10 +186,11 @@ class PrefixTree(PrefixPaths):
         """
         if n > self.n_evictable:
             raise PageError(f"{n} pages to evict, {self.n_evictable} are unlocked: check before evicting")
+        pages = self.window_pages
         while n > 0:
-            leaf, loose = self._order.peek(), self.windows.oldest if self.windows.loose else None
-            if loose is not None and (leaf is None or loose[0] <= leaf.stamp):
-                self._lose(loose[1])
+            leaf, oldest = self._order.peek(), pages.oldest if pages.unreferenced else None
+            if oldest is not None and (leaf is None or oldest[0] <= leaf.stamp):
+                self._evict_page(oldest[1])
                 n -= 1
             elif leaf is not None:
                 self._order.pop()
@@ -215,9 +216,9 @@ class PrefixTree(PrefixPaths):
         self.n_unlocked -= n_free
         self.n_pages -= n_free
         for table in leaf.tables[self._n_full :]:
-            n_gone, n_loose = self.windows.leave(table[keep:])
+            n_gone, n_unreferenced = self.window_pages.leave(table[keep:])
             self.n_pages -= n_gone
-            n_free += n_loose
+            n_free += n_unreferenced
         if keep == 0:
             del parent.children[self._page_key(leaf.tokens, 0)]
             leaf.parent = None
@@ -228,20 +229,20 @@ class PrefixTree(PrefixPaths):
         del leaf.tokens[keep * self.page_size :]
         return n_free
 
-    def _lose(self, page: int) -> None:
+    def _evict_page(self, page: int) -> None:
         """Take one page of a window out of its node."""
-        node, group = self.windows.places[page]
-        self.windows.leave((page,))
+        node, group = self.window_pages.places[page]
+        self.window_pages.leave((page,))
         self.n_pages -= 1
         table = node.tables[group]
         table[table.index(page)] = 0
         if not self._n_full:
             self._offer(node)
 
-    def lose(self, pages: set[int]) -> None:
+    def discard(self, pages: set[int]) -> None:
         """Take those of these pages out of the tree that are of groups with a window: their K/V cannot be trusted."""
-        for page in pages.intersection(self.windows.places):
-            self._lose(page)
+        for page in pages.intersection(self.window_pages.places):
+            self._evict_page(page)
 
     def _offer(self, node: Node | None) -> None:
         """Enter a node into the eviction order, or drop an empty root, if it is an unlocked leaf now.
@@ -284,6 +285,7 @@ class PrefixTree(PrefixPaths):
         for root in list(self.roots.values()):
             for child in list(root.children.values()):
                 self.detach(child)
+
 
 def _n_until_last(table: list[int]) -> int:
     """Length without the zeros at the end."""

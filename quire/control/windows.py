@@ -3,7 +3,7 @@
 A page behind the window of the sequence that computed it is of use only to a prompt that ends its match nearby. So such
 pages are evicted one by one, in order of last use, while what keeps everything stays.
 Owns that order and the place of each page. Does not own references (`pages.py`) nor nodes (`tree.py`).
-Invariant: a page is loose exactly when it has a place in the tree and no owner but the tree.
+Invariant: a page is unreferenced exactly when it has a place in the tree and no owner but the tree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class WindowPages:
     def __init__(self, pool: PagePool) -> None:
         self.places: dict[int, tuple[Node, int]] = {}
         """Page → its node, and the group in whose table of the node it is."""
-        self.loose: OrderedDict[int, int] = OrderedDict()
+        self.unreferenced: OrderedDict[int, int] = OrderedDict()
         """Page → tick of its last use, the oldest first."""
         self._pool = pool
 
@@ -50,34 +50,34 @@ class WindowPages:
             if page:
                 del self.places[page]
                 n += 1
-                n_free += self.loose.pop(page, None) is not None
+                n_free += self.unreferenced.pop(page, None) is not None
                 self._pool.drop((page,))
         return n, n_free
 
     def hold(self, pages: Iterable[int]) -> None:
         """A sequence becomes an owner of these pages, in the tree or not."""
-        loose = self.loose
+        unreferenced = self.unreferenced
         for page in pages:
             self._pool.share((page,))
-            loose.pop(page, None)
+            unreferenced.pop(page, None)
 
     def drop(self, pages: Iterable[int], tick: int) -> None:
         """A sequence is no owner of these pages any more, zeros left out."""
-        refs, places, loose = self._pool.refs, self.places, self.loose
+        refs, places, unreferenced = self._pool.refs, self.places, self.unreferenced
         for page in pages:
             if page:
                 self._pool.drop((page,))
                 if refs[page] == 1 and page in places:
-                    loose[page] = tick
+                    unreferenced[page] = tick
 
-    def n_loose(self, pages: Iterable[int]) -> int:
-        """How many of these are loose."""
-        loose = self.loose
-        return sum([page in loose for page in pages])
+    def n_unreferenced(self, pages: Iterable[int]) -> int:
+        """How many of these are unreferenced."""
+        unreferenced = self.unreferenced
+        return sum([page in unreferenced for page in pages])
 
     @property
     def oldest(self) -> tuple[int, int] | None:
-        """(tick, page) of the loose page that was used longest ago."""
-        for page, tick in self.loose.items():
+        """(tick, page) of the unreferenced page that was used longest ago."""
+        for page, tick in self.unreferenced.items():
             return tick, page
         return None

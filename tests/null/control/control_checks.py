@@ -63,10 +63,10 @@ def check_pages(scheduler: Scheduler) -> None:
     assert sorted(free) == [page for page in range(1, config.n_pages) if not owners[page]], "free list differs"
     n_full = config.kv.n_full
     held = {page for seq in live.running for page in held_by(seq)}
-    loose = {page for node in nodes for table in node.tables[n_full:] for page in table if page} - held
-    assert loose == set(live.cache.tree.windows.loose), "pages of windows that nobody holds, and those that may go"
+    unreferenced = {page for node in nodes for table in node.tables[n_full:] for page in table if page} - held
+    assert unreferenced == set(live.cache.tree.window_pages.unreferenced), "pages of windows that may go are others"
     unlocked = [page for node in nodes if node.lock == 0 for table in node.tables[:n_full] for page in table]
-    unlocked += loose
+    unlocked += unreferenced
     locked = [page for node in nodes if node.lock for table in node.tables[:n_full] for page in table]
     assert held.issuperset(locked), "a locked page nobody uses"
     assert len(free) + len(unlocked) + len(held) == config.n_usable_pages, "pages without a named owner"
@@ -87,8 +87,8 @@ def check_tree(scheduler: Scheduler) -> None:
         page: (node, group) for node in nodes for group, table in enumerate(node.tables) if group >= n_full
         for page in table if page
     }  # fmt: skip
-    assert tree.windows.places == places, "a page of a window is not where the tree looks for it"
-    ticks = list(tree.windows.loose.values())
+    assert tree.window_pages.places == places, "a page of a window is not where the tree looks for it"
+    ticks = list(tree.window_pages.unreferenced.values())
     assert ticks == sorted(ticks)
     assert all(root.children for root in tree.roots.values()), "an empty root stays"
     assert len(tree._order) <= 2 * len(nodes) + 65 + scheduler.config.n_pages, "the eviction order is not bounded"
