@@ -277,12 +277,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         tables = [table for row in rows for table in (seqs[row].tables or seqs[row].left_tables)]
         read = {page for table in tables for page in table if page}
         poisoned = {page for page in read if self.device.is_poisoned(page)}
+        running = [seq for seq in seqs if seq.state is SeqState.RUNNING]
         deltas: list[SeqDelta] = self.scheduler.commit(result)
         self._check_poison_is_gone(poisoned)
         for delta in deltas:
             self.ledger.hear(delta, may_fail=(delta.request_id, delta.index) in must_fail)
         if self.config.enable_prefix_caching and not result.faults:
-            self._check_left_behind([seq for seq in seqs if seq.state is SeqState.ENDED], deltas)
+            self._check_left_behind([seq for seq in running if seq.state is SeqState.ENDED], deltas)
         sent_back = {(seq.request.request_id, seq.index) for seq in seqs if seq.ignore_through >= plan.step}
         assert all(self.ledger.seqs[name].ended or name in sent_back for name in must_fail), "a fault had no effect"
         if len(must_fail) == len(rows) > 0:  # the fault of one that has ended may send those back who fail with it
