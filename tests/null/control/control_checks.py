@@ -43,6 +43,7 @@ def check_pages(scheduler: Scheduler) -> None:
     n_unheard = config.num_speculative_tokens * (config.pipeline_depth + 1)
     for seq in live.running:
         most = config.pages_for(min(seq.planned + n_unheard, seq.limit))
+        assert len(seq.tables) == len(config.kv.windows), "a sequence that runs has a table for each group"
         for table, window in zip(seq.tables, config.kv.windows, strict=True):
             assert config.pages_for(seq.planned) <= len(table) <= most, "a table is longer or shorter than planned"
             border = seq.computed - seq.computed % config.page_size
