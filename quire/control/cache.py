@@ -100,11 +100,13 @@ class PageCache:
         self._begin(seq, tables, self.starts(found.n_pages * self.page_size))
         seq.node, seq.n_tree_pages = node, found.n_pages
 
-    def fork(self, seq: Seq, source: Seq, n: int) -> None:
-        """Share the first `n` pages of a running sibling, and lock those that are in the tree; one fresh page behind.
+    def fork(self, seq: Seq, source: Seq, n_tokens: int) -> None:
+        """Share the full pages of the first `n_tokens` tokens of a running sequence, which `seq` has too, and lock
+        those that are in the tree; one fresh page behind.
 
-        The sibling must hold all that token number n * page_size and later ones see.
+        The other must hold all that token number `n_tokens` and later ones see.
         """
+        n = n_tokens // self.page_size
         starts = self.starts(n * self.page_size)
         tables = [[0] * first + table[first:n] for table, first in zip(source.tables, starts, strict=True)]
         self._begin(seq, tables, starts)

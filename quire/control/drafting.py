@@ -9,6 +9,7 @@ Invariant: drafts take only tokens and pages that nobody else wants in this step
 
 from __future__ import annotations
 
+from quire.control.forking import place_beams
 from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import make_room
@@ -22,7 +23,8 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     step = builder.step
     asked = [seq for seq in live.running if seq.drafts_from <= step]
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
-    n_free = min(builder.budget, live.config.most_sampled) - len(live.running)
+    n_seqs = len(live.running) + sum([group.n_lacking for group in live.groups.values() if group.is_ready])
+    n_free = min(builder.budget, live.config.most_sampled) - n_seqs
     if not seqs or n_free <= 0:
         return {}
     lengths = live.drafts.choose(seqs, len(live.running), n_free, step)
@@ -34,6 +36,8 @@ def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int
     prompts: list[Seq] = []
     spans, step = builder.plan.spans, builder.step
     for seq in live.running:  # in key order; preemption shortens the list at its end only
+        if seq.group is not None and seq.group.is_ready and not place_beams(live, builder, seq.group):
+            continue
         start = seq.planned
         if start < seq.prefill_end:
             prompts.append(seq)

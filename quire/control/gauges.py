@@ -72,6 +72,7 @@ def read_stats(live: LiveSeqs, counters: Counters, n_in_flight: int, age_s: floa
         n_drafts=live.drafts.n_spans,
         draft_tokens=live.drafts.n_verified,
         accepted_at=list(live.drafts.n_right),
+        n_pages_saved=n_repeats,
         steps=counters.steps,
         prompt_tokens=counters.prompt_tokens,
         computed_tokens=counters.computed_tokens,

@@ -15,15 +15,16 @@ def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
     """One more page in each table of `seq`, which decodes; False if it had to give way itself, or must wait.
 
     Decoding sequences are planned in key order, so every victim comes after `seq` and has no span yet. The last one
-    waits if its own steps in flight are about to leave pages behind a window.
+    waits if its own steps in flight are about to leave pages behind a window, and a beam if others of its search have
+    spans.
     """
     while not live.cache.has(live.cache.n_groups):
         builder.is_tight = True
         victim = live.running[-1]
-        if victim is seq and seq.planned >= seq.returns_at:
+        if (victim is seq and seq.planned >= seq.returns_at) or _is_planned(victim, builder):
             return False
         live.preempt(victim)
-        if victim is seq:
+        if victim is seq or (victim.group is not None and victim.group is seq.group):
             return False
     builder.grow(live.cache, seq, 1)
     return True
@@ -39,7 +40,7 @@ def fit_chunk(live: LiveSeqs, builder: PlanBuilder, seq: Seq, length: int) -> in
     lacking = live.config.pages_for(seq.planned + length) - seq.n_table_pages
     while lacking > 0 and cache.n_available < cache.n_groups:
         victim = live.running[-1]
-        if victim is seq or victim.last_step == builder.step:
+        if victim is seq or _is_planned(victim, builder):
             break
         live.preempt(victim)
         builder.is_tight = True
@@ -47,3 +48,10 @@ def fit_chunk(live: LiveSeqs, builder: PlanBuilder, seq: Seq, length: int) -> in
         builder.is_tight = True
         length = min(length, cache.n_fitting(seq, cache.n_available))
     return length
+
+
+def _is_planned(victim: Seq, builder: PlanBuilder) -> bool:
+    """Whether it, or a beam that would go with it, is in the plan that is being written."""
+    if victim.group is None:
+        return victim.last_step == builder.step
+    return any(lane.last_step == builder.step for lane in victim.group.lanes)

@@ -13,10 +13,12 @@ from collections import deque
 
 from quire.control.admission import Admission
 from quire.control.backoff import Backoff
+from quire.control.beam_group import check_beams
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
 from quire.control.drafting import choose_drafts, plan_with_drafts
 from quire.control.faults import end_faulted
+from quire.control.forking import place_beams
 from quire.control.gauges import Counters, page_map, read_stats, tree_shape
 from quire.control.history import History
 from quire.control.live_seqs import LiveSeqs
@@ -98,6 +100,8 @@ class Scheduler:
                 f"prompt ({prompt_len}) plus output ({max_tokens}) is {prompt_len + max_tokens} tokens, "
                 f"the context holds {config.max_model_len}: shorten the prompt or lower max_tokens"
             )
+        if request.beams is not None:
+            check_beams(config, request)
         n_pages = sum(config.pages_of(prompt_len + max_tokens - 1))
         if n_pages > config.n_usable_pages:
             raise ContextLengthExceeded(
@@ -252,6 +256,8 @@ def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     spans, seqs, step = builder.plan.spans, builder.seqs, builder.step
     slots, starts, masked = spans.slots, spans.starts, builder.plan.masked
     for seq in live.running:  # in key order; preemption shortens the list at its end only
+        if seq.group is not None and seq.group.is_ready and not place_beams(live, builder, seq.group):
+            continue
         start = seq.planned
         if start < seq.prefill_end:
             prompts.append(seq)

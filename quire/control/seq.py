@@ -12,6 +12,7 @@ While drafts are in flight `planned` is an upper bound: what a result rejects is
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from quire.control.acceptance import Acceptance
 from quire.control.node import Miss, Node
@@ -20,6 +21,9 @@ from quire.core.failure import Code
 from quire.core.plan import SlotParams
 from quire.core.request import Pooling, Request
 from quire.core.result import TokenLogprobs
+
+if TYPE_CHECKING:
+    from quire.control.beam_group import BeamGroup
 
 NEVER = 1 << 62
 """A step number that does not come."""
@@ -58,6 +62,7 @@ class Seq:
         "copied_pages",
         "drafts_from",
         "first_cached",
+        "group",
         "held_from",
         "ignore_through",
         "index",
@@ -107,6 +112,8 @@ class Seq:
         """Its tokens are chosen under masks, which the engine sends after the plan."""
         self.wants_more = params.logprobs >= 0 or request.pooling is not None
         """Results bring more for it than tokens."""
+        self.group: BeamGroup | None = None
+        """The beam search that it is a lane of."""
         self.acceptance: Acceptance | None = None
         """None until it is asked for drafts."""
         self.drafts_from = 0
@@ -182,6 +189,18 @@ class Seq:
             self.tokens = list(self.tokens)
         self.check()
 
+    def strip(self, n_groups: int) -> None:
+        """A running lane gives its pages up (the caller has given them back), and keeps its slot."""
+        slot = self.slot
+        self._reset()
+        self.slot, self.tables, self.held_from = slot, [[] for _ in range(n_groups)], [0] * n_groups
+
+    def reenter(self, cached: int, copied_pages: list[int]) -> None:
+        """A running lane goes on with other pages, of which the first `cached` tokens hold K/V."""
+        self.cached = self.computed = self.planned = cached
+        self.copied_pages = copied_pages
+        self.check()
+
     def leave(self, state: SeqState) -> None:
         """RUNNING → WAITING or ENDED; its pages must have been given back by the caller."""
         self.change(state)
@@ -211,7 +230,7 @@ class Seq:
     @property
     def can_draft(self) -> bool:
         """Whether its steps may verify drafts."""
-        return not self.is_masked and self.request.pooling is None
+        return not self.is_masked and self.request.pooling is None and self.group is None
 
     def advance(self, start: int, length: int, n_rejected: int) -> None:
         """A span of `length` tokens, planned to begin at `start` or before, is computed; drafts of it were rejected."""

@@ -13,7 +13,7 @@ def slot_params(request: Request, index: int) -> SlotParams:
     end_ids = sorted({*request.end_token_ids, *params.stop_token_ids})
     wants_prompt = params.prompt_logprobs is not None and index == 0 and len(request.prompt_token_ids) > 1
     return SlotParams(
-        temperature=0.0 if params.greedy else params.temperature,
+        temperature=0.0 if params.greedy or request.beams is not None else params.temperature,
         top_k=max(params.top_k, 0),
         top_p=params.top_p,
         min_p=params.min_p,
@@ -21,7 +21,7 @@ def slot_params(request: Request, index: int) -> SlotParams:
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
         seed=(request.seed + index) % (MAX_SEED + 1),
-        logprobs=-1 if params.logprobs is None else params.logprobs,
+        logprobs=_n_logprobs(request),
         prompt_logprobs=params.prompt_logprobs if wants_prompt and params.prompt_logprobs is not None else -1,
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=params.allowed_token_ids,
@@ -30,3 +30,10 @@ def slot_params(request: Request, index: int) -> SlotParams:
         masked_until=len(request.prompt_token_ids) + params.min_tokens,
         pooling=request.pooling,
     )
+
+
+def _n_logprobs(request: Request) -> int:
+    """The candidates of a beam are its most probable tokens."""
+    if request.beams is not None:
+        return request.beams.n_candidates(len(set(request.end_token_ids)))
+    return -1 if request.params.logprobs is None else request.params.logprobs

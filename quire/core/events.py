@@ -44,6 +44,8 @@ class SeqDelta(msgspec.Struct, array_like=True):
     """Seconds that it waited for its first slot (meaningful in the first delta, of requests with a label)."""
     pooled: list[float] | None = None
     """[hidden_size]: what a request with `pooling` wants, in its only delta."""
+    cum_logprob: float | None = None
+    """Sum of the log-probabilities of a hypothesis of a beam search, which comes whole in one delta."""
 
 
 class EngineStats(msgspec.Struct):
@@ -62,6 +64,8 @@ class EngineStats(msgspec.Struct):
     """Tokens whose K/V running sequences hold, shared ones counted once a page, each group of layers for itself."""
     n_slots_taken: int = 0
     """Token slots of the pages that running sequences hold; utilisation = held / taken."""
+    n_pages_saved: int = 0
+    """Pages that running sequences would hold beside theirs if they shared none."""
     steps: int = 0
     prompt_tokens: int = 0
     """Prompt tokens of admitted requests."""

@@ -53,8 +53,8 @@ def bare(kind: inspect.Type) -> tuple[inspect.Type, bool]:
     kind = kind.type if isinstance(kind, inspect.Metadata) else kind
     if not isinstance(kind, inspect.UnionType):
         return kind, False
-    (inner,) = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
-    return bare(inner)[0], True
+    inner = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
+    return (bare(inner[0])[0], True) if len(inner) == 1 else (kind, False)
 
 
 def _check(name: str, kind: inspect.Type) -> Check:
@@ -67,6 +67,8 @@ def _check(name: str, kind: inspect.Type) -> Check:
             return _float(name, inner)
         case inspect.BoolType():
             return _instance(name, bool, "True or False", may_be_none)
+        case inspect.UnionType():
+            return _bool_or_word(name, inner)
         case inspect.EnumType():
             return _instance(name, inner.cls, f"an {inner.cls.__name__}", may_be_none)
         case inspect.StructType():
@@ -117,6 +119,18 @@ def _float(name: str, kind: inspect.FloatType, limit: str = "") -> Check:
 def _instance(name: str, kind: type, limit: str, may_be_none: bool) -> Check:
     def check(value: Any) -> Any:
         if isinstance(value, kind) or (value is None and may_be_none):
+            return value
+        raise InvalidParameter(name, value, limit)
+
+    return check
+
+
+def _bool_or_word(name: str, kind: inspect.UnionType) -> Check:
+    words = [word for one in kind.types if isinstance(one, inspect.LiteralType) for word in one.values]
+    limit = f"True, False or {' or '.join(map(repr, words))}"
+
+    def check(value: Any) -> Any:
+        if isinstance(value, bool) or (isinstance(value, str) and value in words):
             return value
         raise InvalidParameter(name, value, limit)
 

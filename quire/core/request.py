@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from quire.core.beams import BeamTerms
 from quire.core.sampling import OutputKind, SamplingParams
 
 
@@ -51,6 +52,8 @@ class Request(msgspec.Struct, kw_only=True):
     """`params.bad_words` encoded: a sequence may not be completed."""
     pooling: Pooling | None = None
     """The request wants one vector of its prompt instead of tokens; n and max_tokens are 1 then."""
+    beams: BeamTerms | None = None
+    """The tokens are those of a beam search, of which the `params.n` best hypotheses are wanted."""
     priority: int = 0
     """Lower runs earlier under the priority policy."""
     cache_salt: str = ""

@@ -16,6 +16,7 @@ from typing import Any
 
 from quire.config.engine import EngineConfig
 from quire.config.resolve import DETERMINISTIC_DEVICES
+from quire.core.beams import BeamTerms
 from quire.core.clock import Clock
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.events import EngineReady
@@ -28,6 +29,13 @@ from quire.text.tokenizer import HfTokenizer
 MAX_SALT_CHARS = 256
 MAX_BAD_TOKENS = 32
 SEED_BITS = 62
+
+NO_BEAMS = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "stop", "stop_token_ids", "bad_words",
+    "allowed_token_ids", "logit_bias", "min_tokens", "prompt_logprobs", "structured_outputs", "thinking_token_budget",
+)  # fmt: skip
+"""Parameters that would change which beams are found, and are not built into the search."""
+_PLAIN = SamplingParams()
 
 Prompt = str | list[int]
 
@@ -60,12 +68,14 @@ class InputProcessor:
         priority: int = 0,
         cache_salt: str = "",
         pooling: Pooling | None = None,
+        beams: BeamTerms | None = None,
         checked: Checked | None = None,
         token_ids: list[int] | None = None,
     ) -> Request:
         """Build a checked request. Raises InvalidParameter or ContextLengthExceeded.
 
         pooling: a vector of the prompt is wanted instead of tokens.
+        beams: the tokens are to be found by a beam search.
         checked: what `check` gave for these very parameters; None checks them here.
         token_ids: what `encode` gave for this prompt; None encodes it here.
         """
@@ -77,6 +87,8 @@ class InputProcessor:
             raise InvalidParameter("priority", priority, "a 32-bit integer")
         if pooling is not None and (params.n != 1 or params.max_tokens != 1):
             raise InvalidParameter("pooling", pooling.value, "given with n = 1 and max_tokens = 1 (`pooling_params()`)")
+        if beams is not None:
+            self._check_beams(beams, params)
         if token_ids is None:
             token_ids = self.encode(prompt)
         params = with_budget(params, token_ids, self.tokenizer, thinks=self.thinks)
@@ -91,6 +103,7 @@ class InputProcessor:
             end_token_ids=[] if params.ignore_eos else self.end_token_ids,
             bad_token_seqs=checked.bad_token_seqs,
             pooling=pooling,
+            beams=beams,
             priority=priority,
             cache_salt=cache_salt,
             arrival_s=self.clock.now_s(),
@@ -153,6 +166,18 @@ class InputProcessor:
         if params.min_tokens > wanted:
             raise InvalidParameter("min_tokens", params.min_tokens, f"at most max_tokens = {wanted}")
         return wanted
+
+    def _check_beams(self, beams: BeamTerms, params: SamplingParams) -> None:
+        """Whether there are enough slots, and tokens to choose from. What a search has no meaning for is refused."""
+        for name in NO_BEAMS:
+            if getattr(params, name) != getattr(_PLAIN, name):
+                raise InvalidParameter(name, getattr(params, name), f"{getattr(_PLAIN, name)!r} with beam search")
+        n_slots, n_tokens = self.ready.max_num_seqs, beams.n_candidates(len(set(self.end_token_ids)))
+        if n_slots and beams.width > n_slots:
+            raise InvalidParameter("beam_width", beams.width, f"at most max_num_seqs = {n_slots}, one slot a beam")
+        if n_tokens > self.ready.logits_width:
+            limit = f"smaller: each beam looks at {n_tokens} next tokens, the model has {self.ready.logits_width}"
+            raise InvalidParameter("beam_width", beams.width, limit)
 
     def _check_text_features(self, params: SamplingParams) -> None:
         if self.tokenizer is None and params.structured_outputs is not None:

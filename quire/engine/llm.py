@@ -18,11 +18,13 @@ from quire.config.engine import EngineConfig
 from quire.config.keywords import EngineOptions
 from quire.config.options import keyword_options, keyword_signature
 from quire.config.wording import in_python
+from quire.core.beams import BeamSearchOutput, BeamSearchParams
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.events import EngineStats
 from quire.core.outputs import Counter, Gauge, RequestOutput
 from quire.core.prompts import Prompts, PromptType, TokensPrompt
 from quire.core.sampling import OutputKind, SamplingParams
+from quire.engine.beams import beam_output
 from quire.engine.core import StepRecord
 from quire.engine.frontend import text_folder
 from quire.engine.offline import Bar, as_list, refuse_unused
@@ -52,7 +54,6 @@ _QUEUE: Final = "generate() takes any number of prompts at once, and stream() ca
 _PROFILE: Final = "set `on_step` for what each step did, or run `quire bench`"
 NOT_HERE: Final = {
     "apply_model": "the model is no torch module: see docs/reading-order.md for where it is computed",
-    "beam_search": "sample with n and temperature, or take several `logprobs`",
     "classify": "this model makes text and vectors, and has no classes: embed() and a classifier of your own",
     "collective_rpc": "one process computes, and runs no code of others: `on_step` tells what it does",
     "enqueue": _QUEUE,
@@ -245,6 +246,36 @@ class LLM(VectorEngine):
             self._sources.append(source)
             tokenizer.learn_marks(self._sources)
         return template
+
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams,
+        lora_request: None = None,
+        use_tqdm: Bar = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The `beam_width` most probable completions of each prompt that a beam search finds, best first.
+
+        Which beams those are is said at `BeamSearchParams`. concurrency_limit: most prompts that are searched at once;
+        None: as many as there is room for. Raises RequestError for the first bad prompt, before anything starts, and
+        EngineError if a search failed.
+        """
+        refuse_unused(lora_request=lora_request)
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidParameter("params", params, "a BeamSearchParams")
+        params.__post_init__()  # fields may have been set since
+        if concurrency_limit is not None and concurrency_limit < 1:
+            raise InvalidParameter("concurrency_limit", concurrency_limit, "None or at least 1")
+        sampling, terms = params.sampling(), params.terms()
+        opened = [self._prepare(item, sampling, beams=terms) for item in as_list(prompts)]
+        most = concurrency_limit or max(1, len(opened))
+        outputs = [
+            output
+            for at in range(0, len(opened), most)
+            for output in self._finished(opened[at : at + most], use_tqdm)
+        ]
+        return [beam_output(output, self._frontend.tokenizer, params) for output in outputs]
 
     def stream(self, prompt: PromptType, sampling_params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Complete one prompt, yielding each new part; sampling_params: None for the model's defaults.

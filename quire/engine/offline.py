@@ -16,6 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from quire.config.engine import EngineConfig
+from quire.core.beams import BeamTerms
 from quire.core.commands import Cancel, Submit
 from quire.core.errors import InvalidParameter, QueueFull
 from quire.core.outputs import RequestOutput
@@ -61,14 +62,21 @@ class OfflineEngine:
         return [self._final(one) for one in opened]
 
     def _prepare(
-        self, item: PromptType, params: SamplingParams, pooling: Pooling | None = None, priority: int = 0
+        self,
+        item: PromptType,
+        params: SamplingParams,
+        pooling: Pooling | None = None,
+        priority: int = 0,
+        beams: BeamTerms | None = None,
     ) -> OpenRequest:
         prompt: Any = item
         text, salt = item if isinstance(item, str) else None, ""
         if isinstance(item, dict):
             prompt, salt = _taken_apart(item)
             text = item.get("prompt")
-        request = self._input_processor.request(prompt, params, pooling=pooling, priority=priority, cache_salt=salt)
+        request = self._input_processor.request(
+            prompt, params, pooling=pooling, beams=beams, priority=priority, cache_salt=salt
+        )
         if request.params.structured_outputs is not None:
             self.engine.grammars.check(request.params.structured_outputs)
         return OpenRequest(request, text, self._frontend.tokenizer, self._input_processor.clock)

@@ -125,6 +125,9 @@ class OpenRequest:
                 prompt = self.request.prompt_token_ids
                 self.prompt_logprobs = LogprobRows(self._name, prompt[0])
                 self.prompt_logprobs.add(delta.prompt_logprobs, prompt[1:])
+        if self.request.beams is not None and delta.finish_reason is FinishReason.ERROR:
+            parts = self.end(FinishReason.ERROR, delta.failure)  # a search fails as a whole
+            return parts if wants_parts else [], None
         text, logprobs = self._advance(completion, delta)
         if not wants_parts or self.request.params.output_kind is not OutputKind.DELTA:
             self._keep(completion, text, delta.token_ids, logprobs)
@@ -163,6 +166,8 @@ class OpenRequest:
             logprobs = LogprobRows(self._name)
             logprobs.add(delta.logprobs, delta.token_ids)
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(logprobs.chosen)
+        if delta.cum_logprob is not None:
+            completion.cumulative_logprob = delta.cum_logprob
         completion.finish_reason, completion.stop_reason, completion.failure = reason, stop_reason, delta.failure
         return text, logprobs
 

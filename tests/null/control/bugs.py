@@ -185,8 +185,8 @@ def pages_of_a_fork_enter_the_tree(patch: Patch) -> None:
 
 
 def fork_locks_the_whole_path_of_its_sibling(patch: Patch) -> None:
-    def fork(self: PageCache, seq: Seq, source: Seq, n: int) -> None:
-        starts = self.starts(seq.prompt_len - 1)
+    def fork(self: PageCache, seq: Seq, source: Seq, n_tokens: int) -> None:
+        n, starts = n_tokens // self.page_size, self.starts(n_tokens)
         self._begin(seq, [[0] * at + table[at:n] for table, at in zip(source.tables, starts, strict=True)], starts)
         if source.node is not None:
             self.tree.lock(self.tree.path(seq.request.cache_salt, source.tokens, source.n_tree_pages * self.page_size))

@@ -28,7 +28,7 @@ from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq, SeqState
 from quire.core.clock import VirtualClock
-from quire.core.errors import ContextLengthExceeded
+from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.core.events import SeqDelta
 from quire.core.failure import Code, Failure
 from quire.core.plan import StepMasks, StepPlan
@@ -119,6 +119,11 @@ pooled_requests = st.builds(
 any_requests = st.one_of(requests, requests, requests, requests, requests, pooled_requests)
 
 
+def _most_steps(seq: Seq) -> int:
+    n_beams = 1 if seq.request.beams is None else seq.request.beams.width
+    return n_beams * (seq.prompt_len + seq.request.max_tokens + 3)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """See the module."""
 
@@ -201,7 +206,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _drain(self) -> None:
         """D 20-23: everything accepted ends within a bound; then nothing is held."""
         unended = unended_seqs(self.scheduler)
-        bound = 20 + sum(seq.limit + 4 for seq in unended) * (len(unended) + 1)
+        bound = 20 + sum(_most_steps(seq) for seq in unended) * (len(unended) + 1)
         while self.scheduler.has_work():
             bound -= 1
             assert bound > 0, "sequences do not end"
@@ -219,11 +224,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         number = self.scheduler.live.n_submitted
         request.request_id, request.seed = f"r{number}", number * 10
         total = len(request.prompt_token_ids) + request.max_tokens
-        n_pages = sum(self.config.pages_of(total - 1))
+        n_pages, width = sum(self.config.pages_of(total - 1)), 1
+        if request.beams is not None:
+            width = request.beams.width
+            n_shared = len(request.prompt_token_ids) // self.config.page_size * self.config.kv.n_full
+            n_pages = n_shared + width * (n_pages - n_shared) + len(self.config.kv.windows)
         fits = total <= self.config.max_model_len and n_pages <= self.config.n_usable_pages
+        fits &= width <= self.config.max_num_seqs
         try:
             self.scheduler.submit(request)
-        except ContextLengthExceeded:
+        except (ContextLengthExceeded, InvalidParameter):
             assert not fits and self.scheduler.live.n_submitted == number, "a request that fits was refused"
             return
         assert fits, "a request that can never run was accepted"  # C 18
@@ -330,7 +340,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         assert sum(plan.spans.lengths) == plan.n_tokens <= config.max_num_batched_tokens
         self._check_pace(plan, seqs, before)
-        orders = {seq: self.ledger.seqs[seq.request.request_id, seq.index].order for seq in before}
+        orders = {seq: self.ledger.seqs[seq.request.request_id, seq.index].order for seq in [*before, *running]}
         spans = plan.spans
         for seq, start, length, n_drafts in zip(seqs, spans.starts, spans.lengths, spans.n_drafts, strict=True):
             last = len(seq.request.prompt_token_ids) + seq.request.max_tokens - 1
@@ -342,8 +352,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         for seq, (state, start, prefill_end) in before.items():
             if state is SeqState.RUNNING and seq not in preempted and prefill_end <= start < seq.limit:
                 waits = seq is running[-1] and seq.planned >= seq.returns_at
+                waits |= seq.group is not None and seq.group is running[-1].group
                 assert seq in seqs or waits, "a decoding sequence was left out of a step"
-        admitted = [seq for seq in seqs if before[seq][0] is SeqState.WAITING]
+        admitted = [seq for seq in seqs if seq in before and before[seq][0] is SeqState.WAITING]
         assert not (preempted and admitted), "a step that preempts admits"
         for seq in admitted:
             self._check_fork(plan, seq, before)
@@ -369,6 +380,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_pace(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """Beside decodes prompts take at most as many tokens as the pace allows at the longest context among them."""
+        if any(seq.group is not None for seq in seqs):  # its lanes are not what they were before
+            return
         decodes = [
             before[seq][1] for seq in seqs if before[seq][0] is SeqState.RUNNING and before[seq][1] >= before[seq][2]
         ]

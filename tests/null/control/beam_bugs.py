@@ -1,0 +1,74 @@
+"""Bugs of beam searches, as those of `bugs.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from bugs import wrap
+
+from quire.control import forking
+from quire.control.beam_group import BeamGroup
+from quire.control.cache import PageCache
+from quire.control.live_seqs import LiveSeqs
+from quire.control.plan_builder import PlanBuilder
+from quire.control.seq import Seq
+
+Patch = pytest.MonkeyPatch
+
+
+def fork_of_a_beam_forgets_the_copy(patch: Patch) -> None:
+    patch.setattr(PlanBuilder, "copy", lambda self, source, target, n: None)
+
+
+def lanes_outlive_their_search(patch: Patch) -> None:
+    def drop(self: LiveSeqs, group: BeamGroup | None, trusted: bool) -> None:
+        if group is not None and len(group.lanes) > 2:
+            group.lanes.pop()
+        real(self, group, trusted)
+
+    real = LiveSeqs._drop_lanes
+    patch.setattr(LiveSeqs, "_drop_lanes", drop)
+
+
+def dead_beams_keep_their_pages(patch: Patch) -> None:
+    def release(self: PageCache, seq: Seq, *, keep: bool) -> None:
+        if seq.group is None or keep or seq.n_table_pages < 3:
+            real(self, seq, keep=keep)
+
+    real = PageCache.release
+    patch.setattr(PageCache, "release", release)
+
+
+def heir_keeps_the_token_of_the_device(patch: Patch) -> None:
+    def inherit(live: LiveSeqs, builder: PlanBuilder, group: BeamGroup, beam: Any, lane: Seq) -> None:
+        if len(beam.tail) == 1:
+            group.sampled[lane] = beam.tail[0]
+        real(live, builder, group, beam, lane)
+
+    real = forking._inherit
+    patch.setattr(forking, "_inherit", inherit)
+
+
+def folded_search_forgets_a_token(patch: Patch) -> None:
+    def fold(self: BeamGroup) -> None:
+        real(self)
+        for beam in self.beams:
+            if len(beam.tail) > 1:
+                beam.tail = beam.tail[:-1]
+
+    real = BeamGroup.fold
+    patch.setattr(BeamGroup, "fold", fold)
+
+
+def end_token_does_not_end(patch: Patch) -> None:
+    wrap(
+        patch, BeamGroup, "__init__",
+        lambda real: lambda self, root: (real(self, root), setattr(self, "_end_ids", frozenset()))[0],
+    )  # fmt: skip
+
+
+BUGS = [
+    value for name, value in list(globals().items())
+    if callable(value) and getattr(value, "__module__", "") == __name__
+]  # fmt: skip
