@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.config.engine import EngineConfig
+    from quire.core.beams import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from quire.core.errors import QuireError
     from quire.core.outputs import (
         CompletionOutput,
@@ -37,6 +38,9 @@ _PLACES = {
     "AsyncLLM": "quire.engine.async_llm",
     "SamplingParams": "quire.core.sampling",
     "StructuredOutputsParams": "quire.core.structured",
+    "BeamSearchParams": "quire.core.beams",
+    "BeamSearchOutput": "quire.core.beams",
+    "BeamSearchSequence": "quire.core.beams",
     "RequestOutput": "quire.core.outputs",
     "CompletionOutput": "quire.core.outputs",
     "PoolingParams": "quire.core.outputs",
@@ -59,6 +63,9 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

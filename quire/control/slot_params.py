@@ -34,6 +34,7 @@ def slot_params(request: Request, index: int) -> SlotParams:
 
 def _n_logprobs(request: Request) -> int:
     """The candidates of a beam are its most probable tokens."""
+    n = -1 if request.params.logprobs is None else request.params.logprobs
     if request.beams is not None:
-        return request.beams.n_candidates(len(set(request.end_token_ids)))
-    return -1 if request.params.logprobs is None else request.params.logprobs
+        return max(n, request.beams.n_candidates(len(set(request.end_token_ids))))
+    return n

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from quire.config.engine import EngineConfig
+from quire.core.beams import BeamTerms
 from quire.core.commands import Cancel, Command, ResetPrefixCache, Sleep, WakeUp
 from quire.core.errors import (
     EngineAsleep,
@@ -142,6 +143,7 @@ class AsyncLLM:
         cache_salt: str = "",
         terms: Terms | None = None,
         pooling: Pooling | None = None,
+        beams: BeamTerms | None = None,
         checked: Checked | None = None,
     ) -> RequestStream:
         """Queue a request.
@@ -149,6 +151,7 @@ class AsyncLLM:
         request_id: the caller's name for it, unique among open requests; outputs carry it and `abort` takes it.
         terms: who it is for and its time limits; when one passes the reader gets RequestExpired.
         pooling: a vector of the prompt is wanted instead of tokens, with `pooling_params()`.
+        beams: the tokens are to be found by a beam search; they come whole, at its end.
         checked: what `check` gave for these very parameters, which did not change since.
         Raises InvalidParameter, ContextLengthExceeded, QueueFull, RequestError (an open request has this id),
         RequestQuarantined (the engine died of it), EngineLost (try again) or EngineDead before anything starts.
@@ -159,7 +162,7 @@ class AsyncLLM:
         token_ids = await _encoded(self._input_processor, prompt)
         checked = checked or await self.check(params)
         request = self._input_processor.request(
-            prompt, params, priority=priority, cache_salt=cache_salt, pooling=pooling,
+            prompt, params, priority=priority, cache_salt=cache_salt, pooling=pooling, beams=beams,
             checked=checked, token_ids=token_ids,
         )  # fmt: skip
         request.terms = terms or request.terms

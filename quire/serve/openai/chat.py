@@ -15,6 +15,7 @@ from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items, LaidOut
 from quire.serve.http.refusal import bad_request, refusal_of, unsupported
+from quire.serve.openai.beams import beam_names, beam_terms
 from quire.serve.openai.constraints import constraint_names, structured_outputs
 from quire.serve.openai.conversation import (
     Conversation,
@@ -53,7 +54,7 @@ async def serve_chat(state: ServerState, exchange: Exchange) -> None:
     state.check_open()
     body = await state.read(exchange, _DECODER)
     check_model(body.model, state.limits.model_names)
-    renamed = {"prompt": "messages", "logprobs": "top_logprobs", **constraint_names(body)}
+    renamed = {"prompt": "messages", "logprobs": "top_logprobs", **constraint_names(body), **beam_names(body)}
     if body.max_completion_tokens is not None:
         renamed["max_tokens"] = "max_completion_tokens"
     try:
@@ -77,10 +78,11 @@ async def chat_job(
     check_tool_choice(body.tool_choice, body.tools)
     _check_chat_fields(body)
     thinking_budget(body)
+    beams, limits = beam_terms(body, exchange.ignored, state.limits)
     params = await state.parse(
         lambda: sampling_params(
             body,
-            state.limits,
+            limits,
             max_tokens=_max_tokens(body),
             logprobs=_n_logprobs(body),
             prompt_logprobs=body.prompt_logprobs,
@@ -104,7 +106,7 @@ async def chat_job(
     reading = await state.parse(read, exchange.body_bytes)
     user = user_label(body.user, body.safety_identifier)
     salt = body.cache_salt or ""
-    return Job(exchange.request_id, [prompt], params, priority, salt, user, reading.reader, reading.count)
+    return Job(exchange.request_id, [prompt], params, priority, salt, user, reading.reader, reading.count, beams=beams)
 
 
 async def chat_prompt(

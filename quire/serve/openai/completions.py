@@ -19,6 +19,7 @@ from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
 from quire.serve.http.json_pieces import Items, LaidOut
 from quire.serve.http.refusal import refusal_of, unsupported
+from quire.serve.openai.beams import beam_names, beam_terms
 from quire.serve.openai.constraints import constraint_names, structured_outputs
 from quire.serve.openai.frames import TextFrames
 from quire.serve.openai.generation import Job, answer
@@ -59,7 +60,7 @@ async def serve_completion(state: ServerState, exchange: Exchange) -> None:
         shape = TextAnswer(body, exchange.request_id, _or_one(body.n), echoed, names, shows_ids=shows_ids)
         await answer(state, exchange, job, shape, streams=stream_choice(body).on)
     except RequestError as error:
-        raise refusal_of(error, constraint_names(body)) from None
+        raise refusal_of(error, {**constraint_names(body), **beam_names(body, body.best_of)}) from None
 
 
 async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) -> Job:
@@ -68,11 +69,12 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
     check_labels(body)
     note_stream_options(body, exchange.ignored)
     _check_text_fields(body)
+    beams, limits = beam_terms(body, exchange.ignored, state.limits, body.best_of)
     rows = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     params = await state.parse(
         lambda: sampling_params(
             body,
-            state.limits,
+            limits,
             max_tokens=_max_tokens(body),
             logprobs=body.logprobs,
             prompt_logprobs=rows,
@@ -80,21 +82,21 @@ async def _job(state: ServerState, exchange: Exchange, body: CompletionRequest) 
         ),
         exchange.body_bytes,
     )
-    if body.best_of is not None and body.best_of > params.n:
+    if beams is None and body.best_of is not None and body.best_of > params.n:
         # The sums of logprobs by which completions are compared come with the logprobs.
         params = msgspec.structs.replace(params, n=body.best_of, logprobs=params.logprobs or 0)
     texts = await state.parse(
         lambda: prompts_of(body.prompt, "prompt", state.config.max_prompts, state.llm.max_model_len),
         exchange.body_bytes,
     )
-    check_sequences(len(texts), params.n, state.limits)
+    check_sequences(len(texts), params.n if beams is None else beams.width, state.limits)
     prompts = await state.prompts.encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
     check_cells(sum(map(len, prompts)), params.prompt_logprobs, "echo" if body.echo else "prompt_logprobs")
     lens = list(map(len, prompts))
     exchange.more_headers += fit_output(params, lens, state.limits, is_strict=exchange.ignored.is_strict)
     bound_output(params, lens, state.limits, "best_of" if body.logprobs is None else "logprobs")
     user = user_label(body.user, body.safety_identifier)
-    return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "", user)
+    return Job(exchange.request_id, prompts, params, priority, body.cache_salt or "", user, beams=beams)
 
 
 def _max_tokens(body: CompletionRequest) -> int:
@@ -108,7 +110,7 @@ def _check_text_fields(body: CompletionRequest) -> None:
     n, best_of = _or_one(body.n), body.best_of
     if best_of is not None and not n <= best_of <= MAX_N:
         raise InvalidParameter("best_of", best_of, f"an integer from n = {n} to {MAX_N}")
-    if best_of is not None and best_of > n and body.stream:
+    if best_of is not None and best_of > n and body.stream and not body.use_beam_search:
         raise unsupported("best_of", f"not above n = {n} together with stream: the best is known at the end only.")
     if body.stream and body.prompt_logprobs is not None:
         raise unsupported("prompt_logprobs", "not together with stream; echo with logprobs is.")

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from quire.core.beams import BeamTerms
 from quire.core.errors import QuireError, RequestError, error_of
 from quire.core.failure import Failure
 from quire.core.outputs import RequestOutput
@@ -64,6 +65,8 @@ class Job:
     """Makes what counts the reasoning of each sequence; None: there is none."""
     pooling: Pooling | None = None
     """A vector of each prompt is wanted instead of text."""
+    beams: BeamTerms | None = None
+    """Text is found by a beam search."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -180,6 +183,7 @@ class Generation:
                     cache_salt=self._tenant.salted(job.cache_salt),
                     terms=self._terms,
                     pooling=job.pooling,
+                    beams=job.beams,
                     checked=checked,
                 )
                 self._streams.append(stream)

@@ -15,7 +15,7 @@ from quire.serve.http.unknown_fields import Refused, RefusedField
 from quire.serve.openai.responses_schema import ResponsesRequest
 from quire.serve.openai.schema import ChatRequest, CompletionRequest
 
-_BEAMS = "beam search is not implemented."
+_BEAMS = "send use_beam_search with n beams."
 _TOOLS = "use tools and tool_choice."
 _SAMPLER = "this sampler is not implemented."
 _GRAMMAR = "use structured_outputs or response_format."
@@ -84,7 +84,6 @@ SAMPLING: Refused = {
     "grammar": RefusedField(_GRAMMAR),
     "inference_geo": RefusedField("this server is where it is.", ("global",)),
     "json_schema": RefusedField(_GRAMMAR),
-    "length_penalty": RefusedField(_BEAMS, (1,)),
     "logits_processors": RefusedField("code in requests is refused."),
     "lora_path": RefusedField("this server has no adapters."),
     "lora_request": RefusedField("this server has no adapters."),
@@ -110,7 +109,6 @@ SAMPLING: Refused = {
     "tfs_z": RefusedField(_SAMPLER, (1,)),
     "top_a": RefusedField(_SAMPLER, (0,)),
     "typical_p": RefusedField(_SAMPLER, (1,)),
-    "use_beam_search": RefusedField(_BEAMS),
     "verbosity": RefusedField("the model's verbosity cannot be controlled here.", ("medium",)),
     "xtc_probability": RefusedField(_SAMPLER, (0,)),
     "TextOptions.verbosity": RefusedField("the model's verbosity cannot be controlled here.", ("medium",)),
@@ -126,12 +124,13 @@ _NO_OPS: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
     "best_of": (1,),
+    "length_penalty": (1,),
     "parallel_tool_calls": (True,),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
 }
 """Fields of one endpoint with values that ask nothing of another."""
-_EXTRAS = """include logprobs prompt_logprobs return_token_ids return_tokens_as_token_ids stream_options
+_EXTRAS = """early_stopping include logprobs prompt_logprobs return_token_ids return_tokens_as_token_ids stream_options
     top_logprobs"""
 _HARMLESS = frozenset(["cache_salt", "metadata", "model", "priority", "safety_identifier", "user", *_EXTRAS.split()])
 """Fields of one endpoint that change no answer of another."""

@@ -49,6 +49,9 @@ class SamplingFields(CommonFields, kw_only=True, forbid_unknown_fields=True):
     """What chat and text completions have in common. The bounds of sampling are those of `SamplingParams`."""
 
     n: int | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None

@@ -73,7 +73,7 @@ def refused_bodies() -> Iterator[tuple[str, dict[str, Any] | bytes]]:
         ("temperature", -1), ("top_p", 2), ("n", 0), ("n", 10**9), ("seed", 2**70), ("max_tokens", -1),
         ("prompt", []), ("prompt", [LOGITS_WIDTH]), ("prompt", [-1]), ("prompt", [1] * (MAX_MODEL_LEN + 1)),
         ("stop", ["x"] * 65), ("logprobs", 10**6), ("logit_bias", {str(LOGITS_WIDTH): 1}), ("priority", 3),
-        ("use_beam_search", True), ("guided_json", {"type": 5}), ("cache_salt", "x" * 300), ("user", "a\nb"),
+        ("num_beams", 4), ("guided_json", {"type": 5}), ("cache_salt", "x" * 300), ("user", "a\nb"),
     ):  # fmt: skip
         yield TEXT, {**text, field: value}
     chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}

@@ -245,8 +245,8 @@ UNSUPPORTED = [
     (CHAT, "store", True),
     (CHAT, "modalities", ["text", "audio"]), (CHAT, "verbosity", "high"), (CHAT, "chat_template", "{{ 1 }}"),
     (CHAT, "documents", [{"text": "x"}]), (CHAT, "structured_outputs", {}),
-    (TEXT, "prompt_embeds", "gASVAAAA"), (TEXT, "use_beam_search", True), (TEXT, "truncate_prompt_tokens", 5),
-    (TEXT, "logits_processors", ["os.system"]),
+    (TEXT, "prompt_embeds", "gASVAAAA"), (TEXT, "truncate_prompt_tokens", 5),
+    (TEXT, "num_beams", 4), (CHAT, "length_penalty", 2.0), (TEXT, "logits_processors", ["os.system"]),
     (TEXT, "priority", -1), (CHAT, "priority", 1),
 ]  # fmt: skip
 

@@ -53,8 +53,10 @@ IGNORED: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"temperature": 2, "who": "me"}, "temperature, who"),
     # asks for nothing
     (CHAT, {"functions": [], "function_call": "auto", "modalities": ["text"]}, "functions, function_call, modalities"),
-    (CHAT, {"length_penalty": 1.0, "use_beam_search": False, "verbosity": "medium"},
-     "length_penalty, use_beam_search, verbosity"),
+    (CHAT, {"length_penalty": 1.0, "use_beam_search": False, "early_stopping": True, "verbosity": "medium"},
+     "early_stopping, verbosity"),
+    (RESPONSES, {"length_penalty": 1.0, "use_beam_search": False, "early_stopping": True},
+     "length_penalty, use_beam_search, early_stopping"),
     (CHAT, {"best_of": 1, "echo": False, "suffix": "", "min_new_tokens": 0}, "best_of, echo, suffix, min_new_tokens"),
     (CHAT, {"tools": [], "tool_choice": "auto"}, "tool_choice"),
     (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
