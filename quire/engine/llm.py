@@ -258,8 +258,8 @@ class LLM(VectorEngine):
         """The `beam_width` most probable completions of each prompt that a beam search finds, best first.
 
         Which beams those are is said at `BeamSearchParams`. concurrency_limit: most prompts that are searched at once;
-        None: as many as there is room for. Raises RequestError for the first bad prompt, before anything starts, and
-        EngineError if a search failed.
+        None: as many as there is room for. Raises RequestError for the first bad prompt, before anything starts (for
+        beams that may need more pages than there are, when their turn comes), and EngineError if a search failed.
         """
         refuse_unused(lora_request=lora_request)
         if not isinstance(params, BeamSearchParams):

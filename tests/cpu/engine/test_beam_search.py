@@ -10,8 +10,9 @@ import torch
 from family_cases import CASES as FAMILY_CASES
 from family_cases import IDS, random_checkpoint
 
-from quire import LLM
+from quire import LLM, SamplingParams
 from quire.core.beams import BeamSearchOutput, BeamSearchParams
+from quire.core.errors import ContextLengthExceeded, InvalidParameter
 
 PROMPTS = [IDS[:13], IDS[20:27], IDS[5:37]]
 N_TOKENS = 24
@@ -79,8 +80,16 @@ def test_beams_are_those_of_transformers(
         found = ours(output, prompt, penalty)
         assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
         assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-4)
+    if with_ends and penalty <= 1.0:  # a larger one prefers beams that go on to the end
+        reasons = {one.finish_reason for output in outputs for one in output.sequences}
+        assert "stop" in reasons, "no beam came upon an end token"
+    assert_all_free(llm)
+
+
+def assert_all_free(llm: LLM) -> None:
     stats = llm.stats()
-    assert stats.n_pages_free == stats.n_pages and stats.n_running == 0
+    assert stats.n_pages_free == stats.n_pages and stats.n_running == stats.n_waiting == 0
+    assert llm.reset_prefix_cache(), "a page is held by nobody"
 
 
 def end_tokens(llm: LLM) -> list[int]:
@@ -89,3 +98,74 @@ def end_tokens(llm: LLM) -> list[int]:
     found = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=4, max_tokens=N_TOKENS))
     said = [one.tokens[len(prompt) :] for prompt, each in zip(PROMPTS, found, strict=True) for one in each.sequences]
     return sorted({said[0][6], said[5][4], said[9][9]})
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An engine with few pages and small steps, and transformers' model."""
+    folder: pathlib.Path = tmp_path_factory.mktemp("tight")
+    oracle = random_checkpoint(folder, "Llama")
+    engine = LLM(
+        str(folder), device="cpu", dtype="float32", skip_tokenizer_init=True, max_num_seqs=9, block_size=8,
+        num_gpu_blocks_override=31, max_num_batched_tokens=24,
+    )  # fmt: skip
+    yield engine, oracle
+    engine.shutdown()
+
+
+def test_beams_beside_others_in_few_pages(tight: Any) -> None:
+    """Searches give way to each other and to samples, compute again, and find what they find alone."""
+    llm, oracle = tight
+    streams = [
+        llm.stream(PROMPTS[i % 3], SamplingParams(n=2, temperature=1.0, seed=i, max_tokens=40, ignore_eos=True))
+        for i in range(3)
+    ]
+    for stream in streams:
+        next(stream)
+    before = llm.stats().preemptions
+    params = BeamSearchParams(beam_width=4, max_tokens=N_TOKENS)
+    outputs = llm.beam_search(PROMPTS, params)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        expected = theirs(oracle, prompt, 4, [], length_penalty=1.0, early_stopping=False)
+        assert [tokens for tokens, _ in ours(output, prompt, 1.0)] == [tokens for tokens, _ in expected]
+    assert llm.stats().preemptions > before, "nobody gave way: the test says nothing"
+    for stream in streams:
+        stream.close()
+    assert_all_free(llm)
+
+
+def test_a_search_that_can_never_run_is_refused(tight: Any) -> None:
+    llm, _ = tight
+    with pytest.raises(InvalidParameter, match="max_num_seqs = 9"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=10, max_tokens=4))
+    with pytest.raises(ContextLengthExceeded, match="8 beams of a prompt"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=8, max_tokens=60))
+    with pytest.raises(InvalidParameter, match="early_stopping"):
+        BeamSearchParams(beam_width=2, max_tokens=4, early_stopping="always")  # type: ignore[arg-type]
+    with pytest.raises(InvalidParameter, match="beam_width"):
+        BeamSearchParams(beam_width=0, max_tokens=4)
+    with pytest.raises(InvalidParameter, match="concurrency_limit"):
+        llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=2, max_tokens=4), concurrency_limit=0)
+    assert_all_free(llm)
+
+
+def test_a_beam_of_one_is_greedy(tight: Any) -> None:
+    llm, _ = tight
+    greedy = llm.generate(PROMPTS, SamplingParams(temperature=0.0, max_tokens=N_TOKENS), use_tqdm=False)
+    beams = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=1, max_tokens=N_TOKENS), concurrency_limit=2)
+    for prompt, one, other in zip(PROMPTS, greedy, beams, strict=True):
+        assert other.sequences[0].tokens == prompt + one.outputs[0].token_ids
+        rows = other.sequences[0].logprobs
+        assert sum(row[token].logprob for row, token in zip(rows, one.outputs[0].token_ids, strict=True)) == (
+            pytest.approx(other.sequences[0].cum_logprob, abs=1e-4)
+        )
+
+
+def test_beams_share_pages(tight: Any) -> None:
+    """What a search holds is said while it runs: its prompt once, and tails."""
+    llm, _ = tight
+    saved: list[int] = []
+    llm.on_step = lambda record: saved.append(llm.stats().n_pages_saved)
+    llm.beam_search([PROMPTS[2]], BeamSearchParams(beam_width=4, max_tokens=N_TOKENS))
+    llm.on_step = None
+    assert saved[0] == 0 and max(saved) >= 3 * (len(PROMPTS[2]) // 8), "the prompt is held more than once"

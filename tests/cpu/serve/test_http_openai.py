@@ -10,6 +10,7 @@ import openai
 import pytest
 from serve_fakes import ASSISTANT, END, USER, reply_to
 
+from quire.core.beams import BeamTerms
 from quire.core.logprobs import LogprobRows, PackedLogprobs
 from quire.core.result import TokenLogprobs
 from quire.serve.openai.logprobs import TokenNames, chat_logprobs
@@ -421,6 +422,27 @@ def test_best_of(server: Any, client: openai.OpenAI) -> None:
     assert len(echoed.choices[0].logprobs.token_logprobs) == len(PROMPT) + 20  # type: ignore[union-attr]
     same = client.completions.create(model="fake", prompt=PROMPT, max_tokens=20, n=2, best_of=2)
     assert [choice.text for choice in same.choices] == [choice.text for choice in all_of_them.choices[:2]]
+
+
+def test_what_a_beam_search_is_asked(server: Any) -> None:
+    """The engine hears of width and penalty; what only sampling has is named as ignored, the rest is refused."""
+    body = {"model": "fake", "prompt": PROMPT, "max_tokens": 4, "use_beam_search": True}
+    with server.client() as http:
+        more = {"n": 2, "best_of": 5, "length_penalty": 0.5, "early_stopping": "never", "temperature": 0.7, "seed": 3}
+        answer = http.post("/v1/completions", json=body | more)
+        assert answer.status_code == 200 and answer.headers["x-ignored-params"] == "temperature, seed"
+        request = server.engine.submitted[-1]
+        assert request.beams == BeamTerms(5, 0.5, "never") and request.params.n == 2
+        chat = {"model": "fake", "messages": [{"role": "user", "content": "x"}], "use_beam_search": True, "n": 3}
+        assert http.post("/v1/chat/completions", json=chat).status_code == 200
+        assert server.engine.submitted[-1].beams == BeamTerms(3)
+        for more, param in (
+            ({"n": 65}, "n"), ({"best_of": 65}, "best_of"), ({"stop": "x"}, "stop"), ({"min_tokens": 2}, "min_tokens"),
+            ({"logit_bias": {"5": 1.0}}, "logit_bias"), ({"presence_penalty": 1.0}, "presence_penalty"),
+            ({"early_stopping": "soon"}, "early_stopping"), ({"length_penalty": 1e9}, "length_penalty"),
+        ):  # fmt: skip
+            refused = http.post("/v1/completions", json=body | more)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
 
 
 def test_load(server: Any) -> None:

@@ -151,6 +151,27 @@ def test_stream_equals_whole_and_seed_repeats(client: openai.OpenAI) -> None:
     assert texts == [choice.text for choice in whole.choices]
 
 
+def test_beam_search(client: openai.OpenAI, live: Process) -> None:
+    """The best of `best_of` beams; those of a text are found again by its log-probabilities, streamed or not."""
+    arguments: dict[str, Any] = {"model": "demo", "prompt": "def add(a, b):", "max_tokens": 12, "n": 2}
+    beams: dict[str, Any] = {"use_beam_search": True, "length_penalty": 0.0}
+    found = client.completions.create(**arguments, best_of=4, logprobs=0, extra_body=beams)
+    sums = [sum(choice.logprobs.token_logprobs) for choice in found.choices]  # type: ignore[union-attr, arg-type]
+    greedy = client.completions.create(**{**arguments, "n": 1}, temperature=0, logprobs=0)
+    assert sums == sorted(sums, reverse=True) and len({choice.text for choice in found.choices}) == 2
+    assert sums[0] >= sum(greedy.choices[0].logprobs.token_logprobs) - 0.1  # type: ignore[union-attr, arg-type]
+    texts = ["", ""]
+    for chunk in client.completions.create(**arguments, best_of=4, stream=True, extra_body=beams):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in found.choices]
+    messages: Any = [{"role": "user", "content": "What is 17 + 25?"}]
+    answer = client.chat.completions.create(model="demo", messages=messages, n=3, max_tokens=8, extra_body=beams)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    wait_idle(live)
+
+
 def test_chat_and_cached_tokens(client: openai.OpenAI, live: Process) -> None:
     system = {"role": "system", "content": "Answer briefly. " * 10}
     messages: Any = [system, {"role": "user", "content": "What is 17 + 25?"}]
