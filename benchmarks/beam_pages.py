@@ -73,7 +73,7 @@ def beams(llm: LLM, prompt: list[int], width: int) -> Peaks:
 
 def main() -> None:
     """Print the table."""
-    import transformers  # noqa: PLC0415 (a test dependency)
+    import transformers
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--random", action="store_true", help="a tiny model of random weights, not the demo model")
