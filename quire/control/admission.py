@@ -8,7 +8,7 @@ sibling is computing their prompt waits for the next step, with a slot and pages
 
 from __future__ import annotations
 
-from quire.control.beam_group import BeamGroup
+from quire.control.beam_search import BeamSearch
 from quire.control.cache import NO_MATCH
 from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
@@ -32,9 +32,9 @@ class Admission:
         self.claimed_pages = sum([live.cache.needed(seq.prefill_end, seq.tables, seq.held_from) for seq in prompts])
         """Pages that running prompts and deferred siblings will take soon."""
         self.claimed_slots = self._unused_slots = 0 if n_seqs is None else live.config.max_num_seqs - n_seqs
-        for group in live.groups.values():
-            if group.root.state is SeqState.RUNNING and group.n_lacking:
-                self._claim(group)
+        for search in live.searches.values():
+            if search.root.state is SeqState.RUNNING and search.n_lacking:
+                self._claim(search)
 
     def run(self) -> None:
         """Admit until tokens, slots or pages run out or the queue's head must wait."""
@@ -69,8 +69,8 @@ class Admission:
         cache = self.live.cache
         needs = self.live.config.pages_of(min(len(seq.tokens) + 1, seq.limit))
         wanted = sum([max(0, need - n_shared + first) for need, first in zip(needs, starts, strict=True)])
-        if seq.group is not None:
-            wanted += seq.group.tail_pages(self.live.config)
+        if seq.search is not None:
+            wanted += seq.search.tail_pages(self.live.config)
         return wanted + (len(self.live.running) * cache.n_groups if seq.last_step >= 0 else 0)
 
     def _pages_of_fork(self, seq: Seq) -> int:
@@ -87,15 +87,15 @@ class Admission:
         self.claimed_slots += 1
         return True
 
-    def _claim(self, group: BeamGroup) -> None:
+    def _claim(self, search: BeamSearch) -> None:
         """Set aside what the beams of a search take once what they have in common is computed."""
-        self.claimed_slots += group.n_lacking
-        self.claimed_pages += group.tail_pages(self.live.config)
+        self.claimed_slots += search.n_lacking
+        self.claimed_pages += search.tail_pages(self.live.config)
 
     def _admit(self, seq: Seq) -> bool:
         """Enter with what the tree has of its tokens, and a first chunk of the rest."""
         live, builder, config = self.live, self.builder, self.live.config
-        n_slots = 1 if seq.group is None else seq.group.width
+        n_slots = 1 if seq.search is None else seq.search.width
         if n_slots > 1 and n_slots > len(live.free_slots) - self.claimed_slots + self._unused_slots:
             return False
         cache = live.cache
@@ -116,8 +116,8 @@ class Admission:
         builder.span(seq, length)
         cache.publish(seq)
         self.claimed_pages += cache.needed(seq.prefill_end, seq.tables, seq.held_from)
-        if seq.group is not None:
-            self._claim(seq.group)
+        if seq.search is not None:
+            self._claim(seq.search)
         self.admitted.append(seq)
         return True
 

@@ -1,9 +1,9 @@
-"""`BeamGroup`: one beam search, from what its beams report to which beams go on, and which hypotheses have ended.
+"""`BeamSearch`: one beam search, from what its beams report to which beams go on, and which hypotheses have ended.
 
 The search is that of transformers' `generate(num_beams=...)`: Graves 2012, "Sequence transduction", and the length
 penalty of Wu et al. 2016, equation 14, in its plain form (log-probability / length ** penalty).
 Owns beams, scores and the order of both. Does not own pages nor slots (`forking.py`, `live_seqs.py`).
-Invariants: all beams have one length; a beam is the known tokens of its source and a tail behind them; a lane (the
+Invariants: all beams have one length; a beam is the known tokens of its source and a tail behind them; a member (the
 sequence of a beam) is planned no further than its known tokens, so that it waits for the choice of its next one.
 """
 
@@ -13,6 +13,7 @@ import dataclasses
 
 from quire.control.config import SchedulerConfig
 from quire.control.seq import InvariantError, Seq
+from quire.core.beams import MAX_PENALTY, MAX_WIDTH
 from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.logprobs import PackedLogprobs
@@ -32,7 +33,7 @@ class Row:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Beam:
-    """A living beam. Once it has a lane, that is its source, and `tail` is empty."""
+    """A living beam. Once a member of the search goes on with it, that is its source, and `tail` is empty."""
 
     source: Seq
     tail: list[int]
@@ -59,27 +60,27 @@ class Hypothesis:
     rows: Row | None
 
 
-class BeamGroup:
+class BeamSearch:
     """See the module."""
 
     def __init__(self, root: Seq) -> None:
-        """root: the sequence by which the request waits, enters and ends. It always is the first lane."""
+        """root: the sequence by which the request waits, enters and ends. It always is the first member."""
         request = root.request
         assert request.beams is not None
         self.root = root
         self.terms = request.beams
         self.width = self.terms.width
         self.n_candidates = n_candidates(request)
-        self.lanes = [root]
+        self.members = [root]
         """Sequences with a slot (or waiting: the root alone)."""
         self.beams = [Beam(root, [], 0.0)]
         """The best first."""
         self.is_placed = True
-        """Every beam has a lane."""
+        """Every beam has a member of its own."""
         self.is_ready = False
         """Beams are to be placed by the next plan."""
         self.sampled: dict[Seq, int] = {}
-        """What the device has put behind the known tokens of a lane."""
+        """What the device has put behind the known tokens of a member."""
         self._reports: dict[Seq, TokenLogprobs] = {}
         self._ended: list[Hypothesis] = []
         """The best `width`, the best first."""
@@ -88,13 +89,13 @@ class BeamGroup:
 
     # ---- what the host hears -------------------------------------------------------------------------------------
 
-    def report(self, lane: Seq, token: int, row: TokenLogprobs) -> bool:
-        """A lane's next tokens are known. True if that ends the search."""
-        self.sampled[lane] = token
+    def report(self, member: Seq, token: int, row: TokenLogprobs) -> bool:
+        """A member's next tokens are known. True if that ends the search."""
+        self.sampled[member] = token
         if not self.is_placed:  # the root has computed again what all beams begin with
             self.is_ready = True
             return False
-        self._reports[lane] = row
+        self._reports[member] = row
         return len(self._reports) == len(self.beams) and self._choose()
 
     def _choose(self) -> bool:
@@ -120,9 +121,7 @@ class BeamGroup:
                     beams.append(Beam(beam.source, [token], score, rows))
             elif place < width and not is_full:
                 tokens = [*beam.source.tokens[prompt_len:], token]
-                ended.append(
-                    Hypothesis(self._rank(score, length), tokens, score, token if is_end else None, rows)
-                )
+                ended.append(Hypothesis(self._rank(score, length), tokens, score, token if is_end else None, rows))
         self._ended = sorted(self._ended + ended, key=lambda one: -one.rank)[:width]
         self.beams, self.is_placed, self.is_ready = beams, False, True
         self._reports.clear()
@@ -161,18 +160,18 @@ class BeamGroup:
             found.append(delta)
         return found
 
-    # ---- what becomes of its lanes -------------------------------------------------------------------------------
+    # ---- what becomes of its members -------------------------------------------------------------------------------
 
-    def place(self, beam: Beam, lane: Seq) -> None:
-        """`lane` has the tokens of a beam now."""
-        beam.source, beam.tail = lane, []
-        lane.limit = len(lane.tokens)
+    def place(self, beam: Beam, member: Seq) -> None:
+        """`member` has the tokens of a beam now."""
+        beam.source, beam.tail = member, []
+        member.limit = len(member.tokens)
 
     def fold(self) -> None:
-        """No lane has pages any more: the root stands for what all beams begin with, and computes that again."""
+        """No member has pages any more: the root stands for what all beams begin with, and computes that again."""
         self._reports.clear()
         self.sampled.clear()
-        self.lanes = [self.root]
+        self.members = [self.root]
         if self.is_placed and len(self.beams) == 1:
             return
         tokens = [beam.tokens for beam in self.beams]
@@ -188,10 +187,10 @@ class BeamGroup:
     @property
     def n_lacking(self) -> int:
         """Slots that its beams will take beside those that they have."""
-        return self.width - len(self.lanes)
+        return self.width - len(self.members)
 
     def tail_pages(self, config: SchedulerConfig) -> int:
-        """Pages that its lanes take for one more token, at most, beside those that the root has for what it knows."""
+        """Pages that its members take for one more token, at most, beside those that the root has for what it knows."""
         n_shared = len(self.root.tokens) // config.page_size
         longest = len(self.beams[0].source.tokens) + max(1, len(self.beams[0].tail))
         n_pages = config.pages_for(longest) - n_shared
@@ -208,6 +207,10 @@ def check_beams(config: SchedulerConfig, request: Request) -> None:
     """RequestError for a search that could never run, even alone: its prompt is shared, the outputs may all differ."""
     assert request.beams is not None
     width, prompt_len = request.beams.width, len(request.prompt_token_ids)
+    if not 1 <= width <= MAX_WIDTH:
+        raise InvalidParameter("beam_width", width, f"an integer between 1 and {MAX_WIDTH}")
+    if not abs(request.beams.length_penalty) <= MAX_PENALTY:  # larger powers of a length are no floats
+        raise InvalidParameter("length_penalty", request.beams.length_penalty, f"within ±{MAX_PENALTY}")
     if width > config.max_num_seqs:
         raise InvalidParameter("beam_width", width, f"at most max_num_seqs = {config.max_num_seqs}, one slot a beam")
     if request.params.n > width:
@@ -227,8 +230,6 @@ def _packed(rows: Row | None, n_top: int) -> PackedLogprobs:
     found: list[TokenLogprobs] = []
     while rows is not None:
         row, at = rows.reported, rows.rank - 1
-        found.append(
-            TokenLogprobs(row.top_logprobs[at], rows.rank, row.top_ids[:n_top], row.top_logprobs[:n_top])
-        )
+        found.append(TokenLogprobs(row.top_logprobs[at], rows.rank, row.top_ids[:n_top], row.top_logprobs[:n_top]))
         rows = rows.before
     return PackedLogprobs.of(found[::-1])

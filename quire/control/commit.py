@@ -53,7 +53,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
             if wants:
                 if not count:
                     raise InvariantError(f"a faulted sequence goes on in step {step}")
-                if seq.group is not None:
+                if seq.search is not None:
                     _report(live, seq, tokens[token_at], logprobs[token_at], deltas)
                 elif count == 1:
                     _append_token(live, seq, tokens[token_at], logprobs.get(token_at) if logprobs else None, deltas)
@@ -145,9 +145,9 @@ def _pool(live: LiveSeqs, seq: Seq, states: list[float] | None, deltas: list[Seq
 
 def _report(live: LiveSeqs, seq: Seq, token: int, row: TokenLogprobs, deltas: list[SeqDelta]) -> None:
     """What can follow a beam is known; all hypotheses, if that was the last thing that their search waited for."""
-    group = seq.group
-    if group is not None and group.report(seq, token, row):
-        found = group.deltas()
+    search = seq.search
+    if search is not None and search.report(seq, token, row):
+        found = search.deltas()
         deltas += found
         live.end(seq, found[0].finish_reason or FinishReason.STOP)
 

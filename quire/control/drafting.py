@@ -23,7 +23,7 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     step = builder.step
     asked = [seq for seq in live.running if seq.drafts_from <= step]
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
-    n_seqs = len(live.running) + sum([group.n_lacking for group in live.groups.values() if group.is_ready])
+    n_seqs = len(live.running) + sum([search.n_lacking for search in live.searches.values() if search.is_ready])
     n_free = min(builder.budget, live.config.most_sampled) - n_seqs
     if not seqs or n_free <= 0:
         return {}
@@ -36,7 +36,7 @@ def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int
     prompts: list[Seq] = []
     spans, step = builder.plan.spans, builder.step
     for seq in live.running:  # in key order; preemption shortens the list at its end only
-        if seq.group is not None and seq.group.is_ready and not place_beams(live, builder, seq.group):
+        if seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
             continue
         start = seq.planned
         if start < seq.prefill_end:

@@ -1,96 +1,96 @@
-"""Beams take lanes: a chosen beam goes on in its parent's lane, or forks from it into another one.
+"""Where beams go on: the first child of a beam in its parent's sequence, the others in forks of it.
 
 A fork shares the full pages before its place by reference count, and copies the rows of the partial one before it
-writes there (copy on write). The first child of a beam inherits its lane, pages and all; lanes of beams without a
-child are given up first, so that their pages can be taken.
-Owns those moves. Does not own which beams go on (`beam_group.py`).
-Invariant: nothing is moved unless there are slots and pages for every beam of the group.
+writes there (copy on write). Sequences of beams without a child are given up first, so that their pages can be taken,
+and forks enter them.
+Owns those moves. Does not own which beams go on (`beam_search.py`).
+Invariant: nothing is moved unless there are slots and pages for every beam of the search.
 """
 
 from __future__ import annotations
 
-from quire.control.beam_group import Beam, BeamGroup
+from quire.control.beam_search import Beam, BeamSearch
 from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq
 
 
-def place_beams(live: LiveSeqs, builder: PlanBuilder, group: BeamGroup) -> bool:
-    """Give every chosen beam a lane that is open in this plan; False if the group had to give way instead.
+def place_beams(live: LiveSeqs, builder: PlanBuilder, search: BeamSearch) -> bool:
+    """Give every chosen beam a sequence that is open in this plan; False if the search had to give way instead.
 
     No later sequence has a span in the plan yet: those that give way for it come after it in key order.
     """
     children: dict[Seq, list[Beam]] = {}
-    for beam in group.beams:
+    for beam in search.beams:
         children.setdefault(beam.source, []).append(beam)
-    spare = [lane for lane in group.lanes if lane not in children]
-    for lane in spare:
-        live.cache.release(lane, keep=False)
-        lane.strip(live.cache.n_groups)
-    if not _make_room(live, builder, group, list(children)):
+    spare = [member for member in search.members if member not in children]
+    for member in spare:
+        live.cache.release(member, keep=False)
+        member.strip(live.cache.n_groups)
+    if not _make_room(live, builder, search, list(children)):
         return False
     for source, (_, *others) in children.items():
         for beam in others:
-            _fork(live, builder, group, beam, source, spare.pop() if spare else None)
+            _fork(live, builder, search, beam, source, spare.pop() if spare else None)
     for source, (heir, *_) in children.items():
-        _inherit(live, builder, group, heir, source)
-    group.is_placed, group.is_ready = True, False
-    group.sampled.clear()
+        _inherit(live, builder, search, heir, source)
+    search.is_placed, search.is_ready = True, False
+    search.sampled.clear()
     return True
 
 
-def _make_room(live: LiveSeqs, builder: PlanBuilder, group: BeamGroup, heirs: list[Seq]) -> bool:
-    """Slots for the forks, and a page in each table for every lane that needs one now."""
-    n_forks = len(group.beams) - len(heirs)
-    n_slots = max(0, len(group.beams) - len(group.lanes))
-    n_pages = n_forks + sum(lane.planned >= lane.room for lane in heirs)
+def _make_room(live: LiveSeqs, builder: PlanBuilder, search: BeamSearch, heirs: list[Seq]) -> bool:
+    """Slots for the forks, and a page in each table for every member that needs one now."""
+    n_forks = len(search.beams) - len(heirs)
+    n_slots = max(0, len(search.beams) - len(search.members))
+    n_pages = n_forks + sum(member.planned >= member.room for member in heirs)
     while len(live.free_slots) < n_slots or not live.cache.has(n_pages * live.cache.n_groups):
         builder.is_tight = True
         victim = live.running[-1]
         live.preempt(victim)
-        if victim.group is group:
+        if victim.search is search:
             return False
     return True
 
 
 def _fork(
-    live: LiveSeqs, builder: PlanBuilder, group: BeamGroup, beam: Beam, source: Seq, lane: Seq | None
+    live: LiveSeqs, builder: PlanBuilder, search: BeamSearch, beam: Beam, source: Seq, member: Seq | None
 ) -> None:
-    """Into a lane that was given up, or a new one."""
+    """Go on in a sequence that was given up, or a new one."""
     n_known = len(source.tokens)
     n_shared, n_rows = divmod(n_known, live.config.page_size)
     pages = [table[n_shared] for table in source.tables] if n_rows else []
-    is_new = lane is None
-    if lane is None:
-        lane = live.new_lane(group)
+    is_new = member is None
+    if member is None:
+        member = live.new_member(search)
     tail = beam.tail
-    lane.tokens = beam.tokens
-    live.cache.fork(lane, source, n_known)
-    group.place(beam, lane)
+    member.tokens = beam.tokens
+    live.cache.fork(member, source, n_known)
+    search.place(beam, member)
     if is_new:
-        live.admit(lane, n_known, pages)
+        live.admit(member, n_known, pages)
     else:
-        live.reopen(lane)
-        lane.reenter(n_known, pages)
-    for page, table in zip(pages, lane.tables, strict=False):
+        live.reopen(member)
+        member.reenter(n_known, pages)
+    for page, table in zip(pages, member.tables, strict=False):
         builder.copy(page, table[n_shared], n_rows)
-    _open(builder, lane, n_known, len(tail))
+    _open(builder, member, n_known, len(tail))
 
 
-def _inherit(live: LiveSeqs, builder: PlanBuilder, group: BeamGroup, beam: Beam, lane: Seq) -> None:
+def _inherit(live: LiveSeqs, builder: PlanBuilder, search: BeamSearch, beam: Beam, member: Seq) -> None:
     """Go on where the parent stands. Its slot is opened anew if the device has put another token there."""
-    n_known, tail = len(lane.tokens), beam.tail
-    lane.tokens += tail
-    group.place(beam, lane)
-    if tail == [group.sampled[lane]]:
-        lane.prefill_end = n_known
+    n_known, tail = len(member.tokens), beam.tail
+    member.tokens += tail
+    search.place(beam, member)
+    if tail == [search.sampled[member]]:
+        member.prefill_end = n_known
         return
-    live.reopen(lane)
-    _open(builder, lane, n_known, len(tail))
+    live.reopen(member)
+    _open(builder, member, n_known, len(tail))
 
 
-def _open(builder: PlanBuilder, lane: Seq, n_known: int, n_tail: int) -> None:
+def _open(builder: PlanBuilder, member: Seq, n_known: int, n_tail: int) -> None:
     """Announce it. One token behind what is computed is a decode, more are a chunk like a prompt's."""
-    lane.prefill_end = n_known if n_tail == 1 else n_known + n_tail
-    lane.last_step = builder.step
-    builder.open(lane)
+    member.prefill_end = n_known if n_tail == 1 else n_known + n_tail
+    member.last_step = builder.step
+    builder.open(member)

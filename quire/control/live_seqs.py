@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import operator
 
-from quire.control.beam_group import BeamGroup
+from quire.control.beam_search import BeamSearch
 from quire.control.cache import PageCache
 from quire.control.config import SchedulerConfig
 from quire.control.deadlines import Deadlines
@@ -33,7 +33,7 @@ class LiveSeqs:
         self.cache = PageCache(config)
         self.requests: dict[str, list[Seq]] = {}
         """Request id → all its sequences, while one of them is live; of a beam search the root alone."""
-        self.groups: dict[str, BeamGroup] = {}
+        self.searches: dict[str, BeamSearch] = {}
         """Request id → its beam search, while it is live."""
         self.waiting = WaitQueue()
         self.deadlines = Deadlines()
@@ -75,11 +75,11 @@ class LiveSeqs:
         live.preemptions = failed.preemptions + len(failed.running)
         live.history, live.drafts = failed.history, failed.drafts
         live._arrivals, live.deadlines, live.requests = failed._arrivals, failed.deadlines, failed.requests
-        live.groups = failed.groups
-        for group in failed.groups.values():
-            for lane in group.lanes[1:]:
-                lane.change(SeqState.ENDED)
-            group.fold()
+        live.searches = failed.searches
+        for search in failed.searches.values():
+            for member in search.members[1:]:
+                member.change(SeqState.ENDED)
+            search.fold()
         for seqs in failed.requests.values():
             for seq in seqs:
                 if seq.state is not SeqState.ENDED:
@@ -96,7 +96,7 @@ class LiveSeqs:
             for index in range(1 if request.beams is not None else request.params.n)
         ]
         if request.beams is not None:
-            seqs[0].group = self.groups[request.request_id] = BeamGroup(seqs[0])
+            seqs[0].search = self.searches[request.request_id] = BeamSearch(seqs[0])
         self.requests[request.request_id] = seqs
         self.n_submitted += len(seqs)
         for seq in seqs:
@@ -111,27 +111,27 @@ class LiveSeqs:
         """RUNNING → WAITING, in front of later arrivals.
 
         trusted: its full pages stay in the tree and its results in flight still count; otherwise both are dropped.
-        With one lane of a beam search all go, and its results in flight never count.
+        With one member of a beam search all go, and its results in flight never count.
         """
-        group = seq.group
-        if group is not None:
-            seq = group.root
-            self._drop_lanes(group, trusted)
+        search = seq.search
+        if search is not None:
+            seq = search.root
+            self._drop_members(search, trusted)
         self._vacate(seq, SeqState.WAITING, trusted)
-        if group is not None:
+        if search is not None:
             seq.ignore_through = seq.last_step
-            group.fold()
+            search.fold()
         self.waiting.push(seq, returned=True)
         self.preemptions += 1
 
     def end(self, seq: Seq, reason: FinishReason, *, trusted: bool = True) -> None:
         """RUNNING or WAITING → ENDED. Nothing follows for it; the request goes with its last sequence.
 
-        With one lane of a beam search all end, and count as one sequence.
+        With one member of a beam search all end, and count as one sequence.
         """
-        if seq.group is not None:
-            seq = self.groups.pop(seq.request.request_id).root
-            self._drop_lanes(seq.group, trusted)
+        if seq.search is not None:
+            seq = self.searches.pop(seq.request.request_id).root
+            self._drop_members(seq.search, trusted)
         if seq.state is SeqState.RUNNING:
             self._vacate(seq, SeqState.ENDED, trusted)
             self.waiting.charge(seq)
@@ -146,27 +146,27 @@ class LiveSeqs:
             if self.history is not None:
                 self.history.end(siblings, reason.value)
 
-    def new_lane(self, group: BeamGroup) -> Seq:
+    def new_member(self, search: BeamSearch) -> Seq:
         """One more sequence for a beam search, to be admitted."""
-        root = group.root
-        lane = Seq(root.request, 0, (*root.key[:2], len(group.lanes)), root.params)
-        lane.group, lane.prompt_rows = group, None
-        group.lanes.append(lane)
-        return lane
+        root = search.root
+        member = Seq(root.request, 0, (*root.key[:2], len(search.members)), root.params)
+        member.search, member.prompt_rows = search, None
+        search.members.append(member)
+        return member
 
-    def reopen(self, lane: Seq) -> None:
-        """The slot of a lane is opened anew by the plan that is being written."""
-        self.closed.append(lane.slot)
+    def reopen(self, member: Seq) -> None:
+        """The slot of a member is opened anew by the plan that is being written."""
+        self.closed.append(member.slot)
         self.closed_lens.append(0)
 
-    def _drop_lanes(self, group: BeamGroup | None, trusted: bool) -> None:
-        """End all lanes of a beam search but its root, uncounted."""
-        if group is None:
+    def _drop_members(self, search: BeamSearch | None, trusted: bool) -> None:
+        """End all members of a beam search but its root, uncounted."""
+        if search is None:
             return
-        for lane in group.lanes[1:]:
-            self._vacate(lane, SeqState.ENDED, trusted)
-            lane.ignore_through = max(lane.ignore_through, lane.last_step)
-        del group.lanes[1:]
+        for member in search.members[1:]:
+            self._vacate(member, SeqState.ENDED, trusted)
+            member.ignore_through = max(member.ignore_through, member.last_step)
+        del search.members[1:]
 
     def _vacate(self, seq: Seq, state: SeqState, trusted: bool) -> None:
         del self.running[bisect.bisect_left(self.running, seq.key, key=_key)]

@@ -24,7 +24,7 @@ def make_room(live: LiveSeqs, builder: PlanBuilder, seq: Seq) -> bool:
         if (victim is seq and seq.planned >= seq.returns_at) or _is_planned(victim, builder):
             return False
         live.preempt(victim)
-        if victim is seq or (victim.group is not None and victim.group is seq.group):
+        if victim is seq or (victim.search is not None and victim.search is seq.search):
             return False
     builder.grow(live.cache, seq, 1)
     return True
@@ -52,6 +52,6 @@ def fit_chunk(live: LiveSeqs, builder: PlanBuilder, seq: Seq, length: int) -> in
 
 def _is_planned(victim: Seq, builder: PlanBuilder) -> bool:
     """Whether it, or a beam that would go with it, is in the plan that is being written."""
-    if victim.group is None:
+    if victim.search is None:
         return victim.last_step == builder.step
-    return any(lane.last_step == builder.step for lane in victim.group.lanes)
+    return any(member.last_step == builder.step for member in victim.search.members)

@@ -205,7 +205,7 @@ class WaitQueue:
         """A sequence that ran has ended: its output is to be paid for."""
         level = self._levels.get(seq.key[0])
         if level is not None:
-            level.charge(seq, seq.n_outputs * (1 if seq.group is None else seq.group.width))
+            level.charge(seq, seq.n_outputs * (1 if seq.search is None else seq.search.width))
 
     def _next(self) -> tuple[_PriorityLevel, Heap] | None:
         while self._priorities:

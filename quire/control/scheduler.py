@@ -13,7 +13,7 @@ from collections import deque
 
 from quire.control.admission import Admission
 from quire.control.backoff import Backoff
-from quire.control.beam_group import check_beams
+from quire.control.beam_search import check_beams
 from quire.control.commit import commit_step, verify
 from quire.control.config import SchedulerConfig
 from quire.control.drafting import choose_drafts, plan_with_drafts
@@ -256,7 +256,7 @@ def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     spans, seqs, step = builder.plan.spans, builder.seqs, builder.step
     slots, starts, masked = spans.slots, spans.starts, builder.plan.masked
     for seq in live.running:  # in key order; preemption shortens the list at its end only
-        if seq.group is not None and seq.group.is_ready and not place_beams(live, builder, seq.group):
+        if seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
             continue
         start = seq.planned
         if start < seq.prefill_end:

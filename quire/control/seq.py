@@ -23,7 +23,7 @@ from quire.core.request import Pooling, Request
 from quire.core.result import TokenLogprobs
 
 if TYPE_CHECKING:
-    from quire.control.beam_group import BeamGroup
+    from quire.control.beam_search import BeamSearch
 
 NEVER = 1 << 62
 """A step number that does not come."""
@@ -62,7 +62,6 @@ class Seq:
         "copied_pages",
         "drafts_from",
         "first_cached",
-        "group",
         "held_from",
         "ignore_through",
         "index",
@@ -87,6 +86,7 @@ class Seq:
         "request",
         "returns_at",
         "room",
+        "search",
         "slot",
         "state",
         "stop_ids",
@@ -112,8 +112,8 @@ class Seq:
         """Its tokens are chosen under masks, which the engine sends after the plan."""
         self.wants_more = params.logprobs >= 0 or request.pooling is not None
         """Results bring more for it than tokens."""
-        self.group: BeamGroup | None = None
-        """The beam search that it is a lane of."""
+        self.search: BeamSearch | None = None
+        """The beam search that it is a member of."""
         self.acceptance: Acceptance | None = None
         """None until it is asked for drafts."""
         self.drafts_from = 0
@@ -190,13 +190,13 @@ class Seq:
         self.check()
 
     def strip(self, n_groups: int) -> None:
-        """A running lane gives its pages up (the caller has given them back), and keeps its slot."""
+        """A running member gives its pages up (the caller has given them back), and keeps its slot."""
         slot = self.slot
         self._reset()
         self.slot, self.tables, self.held_from = slot, [[] for _ in range(n_groups)], [0] * n_groups
 
     def reenter(self, cached: int, copied_pages: list[int]) -> None:
-        """A running lane goes on with other pages, of which the first `cached` tokens hold K/V."""
+        """A running member goes on with other pages, of which the first `cached` tokens hold K/V."""
         self.cached = self.computed = self.planned = cached
         self.copied_pages = copied_pages
         self.check()
@@ -230,7 +230,7 @@ class Seq:
     @property
     def can_draft(self) -> bool:
         """Whether its steps may verify drafts."""
-        return not self.is_masked and self.request.pooling is None and self.group is None
+        return not self.is_masked and self.request.pooling is None and self.search is None
 
     def advance(self, start: int, length: int, n_rejected: int) -> None:
         """A span of `length` tokens, planned to begin at `start` or before, is computed; drafts of it were rejected."""

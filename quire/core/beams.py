@@ -20,6 +20,7 @@ from quire.core.spelling import NamedArguments
 
 MAX_WIDTH: Final = 64
 """Each beam reports (1 + end tokens) * width candidates a step."""
+MAX_PENALTY: Final = 10
 
 EarlyStopping = bool | Literal["never"]
 
@@ -55,7 +56,11 @@ class BeamSearchParams(
     ] = 0.0
     length_penalty: Annotated[
         float,
-        Meta(ge=-100, le=100, description="Beams are ranked by their log-probability / length ** length_penalty."),
+        Meta(
+            ge=-MAX_PENALTY,
+            le=MAX_PENALTY,
+            description="Beams are ranked by their log-probability / length ** length_penalty.",
+        ),
     ] = 1.0
     include_stop_str_in_output: Annotated[bool, Meta(description="Keep the end token of a beam.")] = False
     early_stopping: Annotated[

@@ -271,9 +271,7 @@ class LLM(VectorEngine):
         opened = [self._prepare(item, sampling, beams=terms) for item in as_list(prompts)]
         most = concurrency_limit or max(1, len(opened))
         outputs = [
-            output
-            for at in range(0, len(opened), most)
-            for output in self._finished(opened[at : at + most], use_tqdm)
+            output for at in range(0, len(opened), most) for output in self._finished(opened[at : at + most], use_tqdm)
         ]
         return [beam_output(output, self._frontend.tokenizer, params) for output in outputs]
 

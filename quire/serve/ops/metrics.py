@@ -250,6 +250,7 @@ class Metrics:
         yield self._counter("engine_restarts", "Engines that were lost and started again.", self.engine_restarts)
         yield self._gauge("http_requests_live", "Requests of this process that are being answered.", self.open_streams)
         yield self._gauge("num_pages_cached", "KV pages that only the prefix cache holds.", stats.n_pages_cached)
+        yield self._gauge("num_pages_saved", "KV pages that sharing saves running sequences.", stats.n_pages_saved)
         yield self._gauge(
             "last_step_age_seconds", "Seconds since a step ended while work waits.", stats.last_step_age_s
         )

@@ -8,7 +8,7 @@ import pytest
 from bugs import wrap
 
 from quire.control import forking
-from quire.control.beam_group import BeamGroup
+from quire.control.beam_search import BeamSearch
 from quire.control.cache import PageCache
 from quire.control.live_seqs import LiveSeqs
 from quire.control.plan_builder import PlanBuilder
@@ -21,19 +21,19 @@ def fork_of_a_beam_forgets_the_copy(patch: Patch) -> None:
     patch.setattr(PlanBuilder, "copy", lambda self, source, target, n: None)
 
 
-def lanes_outlive_their_search(patch: Patch) -> None:
-    def drop(self: LiveSeqs, group: BeamGroup | None, trusted: bool) -> None:
-        if group is not None and len(group.lanes) > 2:
-            group.lanes.pop()
-        real(self, group, trusted)
+def members_outlive_their_search(patch: Patch) -> None:
+    def drop(self: LiveSeqs, search: BeamSearch | None, trusted: bool) -> None:
+        if search is not None and len(search.members) > 2:
+            search.members.pop()
+        real(self, search, trusted)
 
-    real = LiveSeqs._drop_lanes
-    patch.setattr(LiveSeqs, "_drop_lanes", drop)
+    real = LiveSeqs._drop_members
+    patch.setattr(LiveSeqs, "_drop_members", drop)
 
 
 def dead_beams_keep_their_pages(patch: Patch) -> None:
     def release(self: PageCache, seq: Seq, *, keep: bool) -> None:
-        if seq.group is None or keep or seq.n_table_pages < 3:
+        if seq.search is None or keep or seq.n_table_pages < 3:
             real(self, seq, keep=keep)
 
     real = PageCache.release
@@ -41,29 +41,29 @@ def dead_beams_keep_their_pages(patch: Patch) -> None:
 
 
 def heir_keeps_the_token_of_the_device(patch: Patch) -> None:
-    def inherit(live: LiveSeqs, builder: PlanBuilder, group: BeamGroup, beam: Any, lane: Seq) -> None:
+    def inherit(live: LiveSeqs, builder: PlanBuilder, search: BeamSearch, beam: Any, member: Seq) -> None:
         if len(beam.tail) == 1:
-            group.sampled[lane] = beam.tail[0]
-        real(live, builder, group, beam, lane)
+            search.sampled[member] = beam.tail[0]
+        real(live, builder, search, beam, member)
 
     real = forking._inherit
     patch.setattr(forking, "_inherit", inherit)
 
 
 def folded_search_forgets_a_token(patch: Patch) -> None:
-    def fold(self: BeamGroup) -> None:
+    def fold(self: BeamSearch) -> None:
         real(self)
         for beam in self.beams:
             if len(beam.tail) > 1:
                 beam.tail = beam.tail[:-1]
 
-    real = BeamGroup.fold
-    patch.setattr(BeamGroup, "fold", fold)
+    real = BeamSearch.fold
+    patch.setattr(BeamSearch, "fold", fold)
 
 
 def end_token_does_not_end(patch: Patch) -> None:
     wrap(
-        patch, BeamGroup, "__init__",
+        patch, BeamSearch, "__init__",
         lambda real: lambda self, root: (real(self, root), setattr(self, "_end_ids", frozenset()))[0],
     )  # fmt: skip
 

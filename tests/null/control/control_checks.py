@@ -10,10 +10,10 @@ from quire.engine.executors.null import NullExecutor
 
 
 def unended_seqs(scheduler: Scheduler) -> list[Seq]:
-    """With all lanes of beam searches."""
+    """With all members of beam searches."""
     live = scheduler.live
     seqs = [seq for seqs in live.requests.values() for seq in seqs if seq.state is not SeqState.ENDED]
-    return seqs + [lane for group in live.groups.values() for lane in group.lanes[1:]]
+    return seqs + [member for search in live.searches.values() for member in search.members[1:]]
 
 
 def tree_nodes(scheduler: Scheduler) -> list[Node]:
@@ -46,7 +46,7 @@ def check_pages(scheduler: Scheduler) -> None:
     n_unheard = config.num_speculative_tokens * (config.pipeline_depth + 1)
     for seq in live.running:
         assert len(seq.tables) == len(config.kv.windows), "a sequence that runs has a table for each group"
-        n_ahead = n_unheard if seq.group is None else 1  # a fork has the page for its next token
+        n_ahead = n_unheard if seq.search is None else 1  # a fork has the page for its next token
         most = config.pages_for(min(seq.planned + n_ahead, seq.limit))
         for table, window in zip(seq.tables, config.kv.windows, strict=True):
             assert config.pages_for(seq.planned) <= len(table) <= most, "a table is longer or shorter than planned"
@@ -234,9 +234,9 @@ def check_stats(scheduler: Scheduler, n_submitted: int, n_ended: int) -> None:
     assert stats.n_running == len(live.running) == sum(seq.state is SeqState.RUNNING for seq in unended)
     assert stats.n_waiting == sum(seq.state is SeqState.WAITING for seq in unended), "n_waiting differs from the state"
     assert sum(stats.finished.values()) == n_ended, "finish reasons do not add up to what ended"
-    n_lanes = sum(len(group.lanes) - 1 for group in live.groups.values())
-    assert n_submitted == stats.n_waiting + stats.n_running - n_lanes + n_ended
-    assert all(group.root.state is not SeqState.ENDED for group in live.groups.values()), "an ended search stays"
+    n_members = sum(len(search.members) - 1 for search in live.searches.values())
+    assert n_submitted == stats.n_waiting + stats.n_running - n_members + n_ended
+    assert all(search.root.state is not SeqState.ENDED for search in live.searches.values()), "an ended search stays"
     assert stats.n_pages_free == live.cache.n_available and stats.n_pages == scheduler.config.n_usable_pages
     rows = {one for seq in live.running for one in _rows(seq, scheduler.config.page_size)}
     assert stats.n_tokens_held == len(rows)

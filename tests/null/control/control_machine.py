@@ -352,7 +352,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for seq, (state, start, prefill_end) in before.items():
             if state is SeqState.RUNNING and seq not in preempted and prefill_end <= start < seq.limit:
                 waits = seq is running[-1] and seq.planned >= seq.returns_at
-                waits |= seq.group is not None and seq.group is running[-1].group
+                waits |= seq.search is not None and seq.search is running[-1].search
                 assert seq in seqs or waits, "a decoding sequence was left out of a step"
         admitted = [seq for seq in seqs if seq in before and before[seq][0] is SeqState.WAITING]
         assert not (preempted and admitted), "a step that preempts admits"
@@ -380,7 +380,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _check_pace(self, plan: StepPlan, seqs: list[Seq], before: dict[Seq, tuple[SeqState, int, int]]) -> None:
         """Beside decodes prompts take at most as many tokens as the pace allows at the longest context among them."""
-        if any(seq.group is not None for seq in seqs):  # its lanes are not what they were before
+        if any(seq.search is not None for seq in seqs):  # its members are not what they were before
             return
         decodes = [
             before[seq][1] for seq in seqs if before[seq][0] is SeqState.RUNNING and before[seq][1] >= before[seq][2]
