@@ -69,6 +69,8 @@ class Platform(Protocol):
     """Weights can be rounded here, and products of them are fast."""
     rounds_kv: bool
     """Keys and values can be rounded here."""
+    no_determinism: str
+    """Why a request's bits may depend on its company (docs/determinism.md); empty: they do not."""
 
     def room(self) -> Room:
         """Its memory now."""
@@ -92,6 +94,7 @@ class CpuPlatform:
     def __init__(self, n_threads: int = 0) -> None:
         self.device: Device = CpuDevice(n_threads)
         self.rounds = native.library() is not None
+        self.no_determinism = "" if self.rounds else f"sums of torch depend on the batch here, and {native.explain()}"
 
     def room(self) -> Room:
         """Main memory, and the bounds on this process."""
@@ -123,6 +126,7 @@ class CudaPlatform:
     name, hardware = "cuda", "h200"
     computes_alone, min_shared_tokens = True, MIN_SHARED_TOKENS
     rounds = rounds_kv = False
+    no_determinism = "sums on a GPU depend on the batch: start the engine with --device cpu for it"
 
     def __init__(self, *, captures: bool = True) -> None:
         """Raises ConfigError where there is none."""

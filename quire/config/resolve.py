@@ -36,8 +36,6 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
-DETERMINISTIC_DEVICES = ("cpu", "null")
-"""Where a request's tokens never depend on anything but the request (docs/determinism.md)."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -60,12 +58,6 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             f"quantization = {config.quantization!r} works on the CPU only and the device is {device}: "
             "add --device cpu, or leave --quantization out",
             param="quantization",
-        )
-    if config.deterministic and device not in DETERMINISTIC_DEVICES:
-        raise ConfigError(
-            f"deterministic = True cannot be promised on {device}, whose sums depend on the batch: add --device cpu, or"
-            " leave --deterministic out",
-            param="deterministic",
         )
     speculative = read_speculative(config.speculative_config)
     if speculative is not None and device != "cpu":

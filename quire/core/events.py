@@ -250,6 +250,8 @@ class EngineReady(msgspec.Struct, tag="ready"):
     page_size: int
     logits_width: int
     device: str
+    no_determinism: str = ""
+    """Why requests cannot ask for `deterministic`; empty: they can."""
     max_num_seqs: int = 0
     """Sequences that run at once; 0 counts none beyond the queue."""
     engine: int = 0

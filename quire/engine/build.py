@@ -25,6 +25,7 @@ from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import Clock, MonotonicClock, VirtualClock
+from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
@@ -62,6 +63,11 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     if config.is_simulated:
         return _build_simulated(config, arch, is_server)
     platform = platform_of(config)
+    if config.deterministic and platform.no_determinism:
+        raise ConfigError(
+            f"deterministic = True cannot be promised: {platform.no_determinism}; or leave --deterministic out",
+            param="deterministic",
+        )
     limits = resolve(config, arch, platform.name, is_server=is_server)
     speculative = read_speculative(config.speculative_config)
     drafter = None if speculative is None else drafter_of(speculative)
@@ -96,7 +102,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     )  # fmt: skip
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
-    return core, _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
+    ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
+    return core, msgspec.structs.replace(ready, no_determinism=platform.no_determinism)
 
 
 def _draft_checkpoint(config: EngineConfig, speculative: SpeculativeConfig) -> DraftCheckpoint | None:

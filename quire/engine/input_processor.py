@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.config.engine import EngineConfig
-from quire.config.resolve import DETERMINISTIC_DEVICES
 from quire.core.beams import BeamTerms
 from quire.core.clock import Clock
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
@@ -118,10 +117,11 @@ class InputProcessor:
         if not isinstance(params, SamplingParams):
             raise InvalidParameter("sampling_params", params, "a SamplingParams")
         params.verify(self.ready.logits_width, self.config.max_logprobs)
-        if params.deterministic and self.ready.device not in DETERMINISTIC_DEVICES:
+        if params.deterministic and self.ready.no_determinism:
+            raise InvalidParameter("deterministic", True, f"False: {self.ready.no_determinism}")
+        if params.deterministic and not params.greedy and params.seed is None:
             raise InvalidParameter(
-                "deterministic", True, f"False on {self.ready.device}, whose sums depend on the batch: leave it out,"
-                " or start the engine with device 'cpu'"
+                "seed", None, "given with deterministic = true: it would follow from how many requests came before"
             )
         self._check_text_features(params)
         return Checked(self._bad_token_seqs(params))

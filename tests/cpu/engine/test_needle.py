@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from quire.compute.platform import CudaPlatform
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampled
-from quire.core.errors import InvalidParameter
+from quire.core.errors import ConfigError, InvalidParameter
+from quire.kernels import native
 
 NEEDLE = [random.Random(1).randrange(5, 4000) for _ in range(130)]
 WISHES: list[dict[str, Any]] = [
@@ -91,10 +93,21 @@ def test_a_choice_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyP
 
 
 def test_a_device_that_cannot_promise_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a GPU does; the engine goes on."""
+    """As a GPU does, and a CPU without the native kernels; the engine goes on."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    with pytest.raises(ConfigError, match="deterministic = True cannot be promised: sums of torch depend on the batch"):
+        LLM("", deterministic=True)
     llm = LLM("")
-    monkeypatch.setattr(llm._frontend.ready, "device", "cuda")
-    with pytest.raises(InvalidParameter, match="False on cuda, whose sums depend on the batch"):
+    with pytest.raises(InvalidParameter, match=r"deterministic.*sums of torch depend on the batch"):
         llm.generate("One", SamplingParams(deterministic=True))
     assert llm.generate("One", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
+    llm.shutdown()
+    assert "--device cpu" in CudaPlatform.no_determinism
+
+
+def test_what_is_drawn_needs_a_seed() -> None:
+    llm = LLM("", deterministic=True)
+    with pytest.raises(InvalidParameter, match="seed"):
+        llm.generate("One", SamplingParams(deterministic=True, temperature=0.5))
+    llm.generate("One", SamplingParams(deterministic=True, temperature=0.0, max_tokens=2))
     llm.shutdown()

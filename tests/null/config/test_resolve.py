@@ -31,13 +31,6 @@ def test_a_factor_that_leaves_no_time_is_refused(factor: float) -> None:
     EngineConfig(max_stall_factor=1.01).verify()
 
 
-def test_determinism_is_promised_where_it_holds() -> None:
-    for device in ("cpu", "null"):
-        resolve(EngineConfig(deterministic=True), ARCH, device)
-    with pytest.raises(ConfigError, match=r"deterministic = True cannot be promised on cuda.*add --device cpu"):
-        resolve(EngineConfig(deterministic=True), ARCH, "cuda")
-
-
 def test_drafts_are_for_the_cpu() -> None:
     config = EngineConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 80 // 16})
     limits = resolve(config, ARCH, "cpu")
