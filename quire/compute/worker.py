@@ -200,6 +200,8 @@ class Worker:
         Nobody else may hold anything of the last steps. Deeper sleep may follow on level 1.
         """
         self._runner = None
+        if self._draft is not None:
+            self._drafter = None  # it has pages
         models = [model for model in (self._model, self._small) if model is not None]
         if level != 1:
             self._model = self._small = None

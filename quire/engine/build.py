@@ -5,6 +5,7 @@ Owns the order in which things are made. Does not own any of the parts, nor what
 
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 
@@ -100,6 +101,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
         worker.draft_costs(),
     )  # fmt: skip
+    core.free_memory = functools.partial(worker.sleep, 2)
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)

@@ -109,6 +109,8 @@ class EngineCore:
         self._n_failed = 0
         self.sleep_mode: SleepMode[Any] | None = None
         """What can be given up in sleep; None: nothing."""
+        self.free_memory: Callable[[], None] | None = None
+        """Gives up all that the executor's worker holds, when nothing runs any more."""
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
 
@@ -324,10 +326,12 @@ class EngineCore:
         return stats
 
     def shutdown(self) -> None:
-        """Stop the executor; steps in flight are dropped."""
+        """Stop the executor and give its memory back; steps in flight are dropped."""
         self._in_flight.clear()
         self.grammars.shutdown()
         self.executor.shutdown()
+        if self.free_memory is not None:
+            self.free_memory()
 
     def _record(self, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
         columns = zip(plan.spans.lengths, plan.spans.wants, strict=True)

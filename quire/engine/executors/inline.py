@@ -174,6 +174,7 @@ class ThreadExecutor:
     def shutdown(self) -> None:
         self._masks.put(None)
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._changing = None  # its step holds the model
 
 
 def _compute(ready: Ready) -> tuple[Result, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
 import random
 import shutil
+import weakref
 from typing import Any
 
 import numpy as np
@@ -343,3 +345,19 @@ def test_without_a_terminal_the_log_says_how_far_it_is(
     with caplog.at_level("INFO", "quire.progress"):
         llm.generate([[1, 2, 3]] * 2, SamplingParams(max_tokens=8, ignore_eos=True))
     assert any(record.getMessage().startswith("generating: ") for record in caplog.records)
+
+
+@pytest.mark.parametrize("drafts", [{}, {"model": "demo/draft"}], ids=["plain", "draft model"])
+def test_shutdown_gives_memory_back_at_once(drafts: dict[str, str]) -> None:
+    """While the object lives on: several engines can follow one another in a process."""
+    draft = pathlib.Path(__file__).resolve().parents[3] / drafts["model"] if drafts else None
+    llm = LLM("", speculative_config={"model": str(draft)} if draft else {})
+    llm.generate("One", SamplingParams(max_tokens=4))
+    worker = llm.engine.executor.worker
+    held = [weakref.ref(worker.runner.pool), weakref.ref(worker.model)]
+    if draft:
+        held.append(weakref.ref(worker.drafter._runner.pool))
+    del worker
+    llm.shutdown()
+    gc.collect()
+    assert [one() for one in held] == [None] * len(held)
