@@ -169,3 +169,24 @@ def test_beams_share_pages(tight: Any) -> None:
     llm.beam_search([PROMPTS[2]], BeamSearchParams(beam_width=4, max_tokens=N_TOKENS))
     llm.on_step = None
     assert saved[0] == 0 and max(saved) >= 3 * (len(PROMPTS[2]) // 8), "the prompt is held more than once"
+
+
+def test_beams_beside_drafts(tmp_path: pathlib.Path) -> None:
+    """Others verify drafts in the steps in which beams fork; the beams themselves take none."""
+    oracle = random_checkpoint(tmp_path, "Llama")
+    llm = LLM(
+        str(tmp_path), device="cpu", dtype="float32", skip_tokenizer_init=True, max_num_seqs=8,
+        speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
+    )  # fmt: skip
+    repeating = (IDS[:6] * 9)[:50]
+    stream = llm.stream(repeating, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+    next(stream)
+    outputs = llm.beam_search(PROMPTS, BeamSearchParams(beam_width=3, max_tokens=N_TOKENS))
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        expected = theirs(oracle, prompt, 3, [], length_penalty=1.0, early_stopping=False)
+        assert [tokens for tokens, _ in ours(output, prompt, 1.0)] == [tokens for tokens, _ in expected]
+    said = [token for part in stream for token in part.outputs[0].token_ids]
+    plain = oracle.generate(torch.tensor([repeating]), do_sample=False, max_new_tokens=60, pad_token_id=0)
+    assert said == plain[0, -len(said) :].tolist()
+    assert_all_free(llm)
+    llm.shutdown()

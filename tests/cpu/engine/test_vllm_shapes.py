@@ -15,6 +15,7 @@ from benchmarks.vllm_document import method_rows, refused_arguments
 from quire.cli.model import load_llm
 from quire.compute.weights.hub import find_checkpoint
 from quire.config.engine import EngineConfig
+from quire.core.beams import BeamSearchParams
 from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.outputs import Counter, PoolingParams
 from quire.core.prompts import TextPrompt, TokensPrompt
@@ -82,6 +83,20 @@ def test_prompts_of_every_kind(demo: LLM) -> None:
         demo.generate("x", SHORT, lora_request=object())  # type: ignore[arg-type]
 
 
+def test_beams_have_text(demo: LLM) -> None:
+    """As vLLM's: tokens and text with the prompt, the best beam first."""
+    params = BeamSearchParams(beam_width=2, max_tokens=8, temperature=0.7, length_penalty=0.0)
+    (found,) = demo.beam_search("def add(a, b):", params)
+    ids = demo.tokenizer.encode("def add(a, b):")
+    assert len(found.sequences) == 2
+    assert all(one.tokens[: len(ids)] == ids for one in found.sequences)
+    assert all(one.text == demo.tokenizer.decode(one.tokens) for one in found.sequences)
+    scores = [one.cum_logprob for one in found.sequences]
+    assert scores == sorted(scores, reverse=True)
+    with pytest.raises(InvalidParameter, match="params"):
+        demo.beam_search("x", SHORT)  # type: ignore[arg-type]
+
+
 def test_lower_priorities_run_first(demo: LLM) -> None:
     long = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     made = demo.generate(["a"] * 6, long, use_tqdm=False, priority=[5, 4, 3, 2, 1, 0])
@@ -100,7 +115,8 @@ def test_a_model_that_is_not_loaded_is_answered_in_the_callers_words() -> None:
 
 CALLS: dict[str, tuple[Any, ...]] = {
     "generate": ("x",), "chat": ([{"role": "user", "content": "x"}],), "embed": ("x",), "encode": ("x",),
-    "score": ("x", "y"), "reset_prefix_cache": (), "sleep": (), "wake_up": (),
+    "beam_search": ("x", BeamSearchParams(beam_width=2, max_tokens=2)), "score": ("x", "y"),
+    "reset_prefix_cache": (), "sleep": (), "wake_up": (),
 }  # fmt: skip
 """Methods that refuse some arguments → what they cannot be called without."""
 
