@@ -53,7 +53,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
             if wants:
                 if not count:
                     raise InvariantError(f"a faulted sequence goes on in step {step}")
-                if seq.search is not None:
+                if logprobs and seq.search is not None:  # a beam always brings some
                     _report(live, seq, tokens[token_at], logprobs[token_at], deltas)
                 elif count == 1:
                     _append_token(live, seq, tokens[token_at], logprobs.get(token_at) if logprobs else None, deltas)

@@ -34,9 +34,9 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
 def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int]) -> list[Seq]:
     """A token and its drafts for each running sequence whose known tokens are all planned; returns the others."""
     prompts: list[Seq] = []
-    spans, step = builder.plan.spans, builder.step
+    spans, step, searches = builder.plan.spans, builder.step, live.searches
     for seq in live.running:  # in key order; preemption shortens the list at its end only
-        if seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
+        if searches and seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
             continue
         start = seq.planned
         if start < seq.prefill_end:

@@ -254,9 +254,9 @@ def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     """One token for each running sequence whose known tokens are all planned; returns the others. The hot loop."""
     prompts: list[Seq] = []
     spans, seqs, step = builder.plan.spans, builder.seqs, builder.step
-    slots, starts, masked = spans.slots, spans.starts, builder.plan.masked
+    slots, starts, masked, searches = spans.slots, spans.starts, builder.plan.masked, live.searches
     for seq in live.running:  # in key order; preemption shortens the list at its end only
-        if seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
+        if searches and seq.search is not None and seq.search.is_ready and not place_beams(live, builder, seq.search):
             continue
         start = seq.planned
         if start < seq.prefill_end:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bugs import wrap
 
 from quire.control import forking
 from quire.control.beam_search import BeamSearch
@@ -62,10 +61,12 @@ def folded_search_forgets_a_token(patch: Patch) -> None:
 
 
 def end_token_does_not_end(patch: Patch) -> None:
-    wrap(
-        patch, BeamSearch, "__init__",
-        lambda real: lambda self, root: (real(self, root), setattr(self, "_end_ids", frozenset()))[0],
-    )  # fmt: skip
+    def build(self: BeamSearch, root: Seq) -> None:
+        real(self, root)
+        self._end_ids = frozenset()
+
+    real = BeamSearch.__init__
+    patch.setattr(BeamSearch, "__init__", build)
 
 
 BUGS = [

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import beam_bugs
 import hypothesis.strategies as st
 import pytest
 from beam_model import BeamLedger
 from bugs import Bug
 from control_machine import SchedulerMachine, any_requests, configs, prompts
+from hypothesis import seed
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 from machine_settings import machine_settings
+from test_seeded_bugs import SEEDS
 
 from quire.control.config import SchedulerConfig
 from quire.core.beams import BeamTerms
@@ -30,10 +34,19 @@ searches = st.builds(
 )  # fmt: skip
 
 
+roomy = st.builds(
+    lambda config, pages, seqs: dataclasses.replace(
+        config, n_pages=pages * len(config.kv.windows) + 1, max_num_seqs=seqs, max_num_batched_tokens=seqs + 8
+    ),
+    configs, st.integers(10, 24), st.integers(4, 8),
+)  # fmt: skip
+"""Where searches run beside each other; in most of the others they are refused, or alone."""
+
+
 class BeamMachine(SchedulerMachine):
     """See the module."""
 
-    @initialize(config=configs)
+    @initialize(config=st.one_of(configs, roomy, roomy))
     def build(self, config: SchedulerConfig) -> None:
         super().build(config)
         self.ledger = BeamLedger(config.kv.windows)
@@ -64,4 +77,7 @@ def test_beams_keep_the_invariants(pytestconfig: pytest.Config) -> None:
 def test_bug_of_beams_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
     with pytest.raises((AssertionError, EngineError)):
-        run_state_machine_as_test(BeamMachine, settings=machine_settings(500, deep=False))
+        for number in SEEDS:
+            short = seed(number)(type("Machine", (BeamMachine,), {}))
+            run_state_machine_as_test(short, settings=machine_settings(60, deep=False))
+        run_state_machine_as_test(BeamMachine, settings=machine_settings(1000, deep=False))
