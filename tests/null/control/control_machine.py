@@ -127,6 +127,9 @@ def _most_steps(seq: Seq) -> int:
 class SchedulerMachine(RuleBasedStateMachine):
     """See the module."""
 
+    keeps_order = True
+    """False once everything was sent back: samples that waited for a sibling go behind those that had entered."""
+
     @initialize(config=configs)
     def build(self, config: SchedulerConfig) -> None:
         self.config = config
@@ -303,7 +306,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """B: a sequence that has ended now leaves a prefix of all its whole pages; one with forks may lose some."""
         names = {(delta.request_id, delta.index) for delta in deltas if delta.finish_reason is not None}
         for seq in ended:
-            if (seq.request.request_id, seq.index) in names and seq.request.params.n == 1:
+            alone = seq.request.params.n == 1 and seq.request.beams is None
+            if (seq.request.request_id, seq.index) in names and alone:
                 found = longest_hit(self.scheduler, seq.request.cache_salt, seq.tokens)
                 assert len(found) >= (len(seq.tokens) - 1) // self.config.page_size, "the next turn finds too little"
 
@@ -358,7 +362,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not (preempted and admitted), "a step that preempts admits"
         for seq in admitted:
             self._check_fork(plan, seq, before)
-        for seq in before:
+        for seq in before if self.keeps_order else ():
             same = [orders[other] for other in admitted if other.request.terms == seq.request.terms]
             if seq.state is SeqState.WAITING and same and orders[seq] < max(same):
                 siblings = self.scheduler.live.requests[seq.request.request_id]

@@ -61,6 +61,7 @@ class BeamMachine(SchedulerMachine):
         """The device had too little memory: everything computes again."""
         if not go or not self.in_flight:
             return
+        self.keeps_order = False
         for delta in self.scheduler.retry_all():
             self.ledger.hear(delta, may_fail=True)
         while self.in_flight:
