@@ -192,9 +192,10 @@ class BeamSearch:
     def tail_pages(self, config: SchedulerConfig) -> int:
         """Pages that its members take for one more token, at most, beside those that the root has for what it knows."""
         n_shared = len(self.root.tokens) // config.page_size
-        longest = len(self.beams[0].source.tokens) + max(1, len(self.beams[0].tail))
+        most = self.root.prompt_len + self.root.request.max_tokens - 1  # the last token of an output is not computed
+        longest = min(len(self.beams[0].source.tokens) + max(1, len(self.beams[0].tail)), most)
         n_pages = config.pages_for(longest) - n_shared
-        return self.width * sum([min(n_pages, most) for most in config.pages_of(longest)])
+        return self.width * sum([min(n_pages, enough) for enough in config.pages_of(longest)])
 
 
 def n_candidates(request: Request) -> int:
