@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from control_model import VOCAB
 
 from quire.control import forking
 from quire.control.beam_search import BeamSearch
@@ -49,12 +50,11 @@ def heir_keeps_the_token_of_the_device(patch: Patch) -> None:
     patch.setattr(forking, "_inherit", inherit)
 
 
-def folded_search_forgets_a_token(patch: Patch) -> None:
+def folded_search_takes_another_token(patch: Patch) -> None:
     def fold(self: BeamSearch) -> None:
         real(self)
         for beam in self.beams:
-            if len(beam.tail) > 1:
-                beam.tail = beam.tail[:-1]
+            beam.tail[-1:] = [(token + 1) % VOCAB for token in beam.tail[-1:]]
 
     real = BeamSearch.fold
     patch.setattr(BeamSearch, "fold", fold)
