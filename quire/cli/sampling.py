@@ -25,6 +25,7 @@ NO_FLAGS: Final = frozenset(
         "structured_outputs",
         "allowed_token_ids",
         "logit_bias",
+        "deterministic",  # an option of the engine, for all its requests
     )
 )
 """Parameters that are no flags, as a command line cannot carry them or they would do nothing."""
