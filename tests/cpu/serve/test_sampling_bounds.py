@@ -104,7 +104,7 @@ def _stated(tree: ast.AST) -> Counter[str]:
 
 
 OTHERS = {"engine.py": ["seed"], "options.py": ["seed", "seed"], "beams.py": ["max_tokens"]}
-"""File → options named as a parameter that are something else: seeds of the engine, of a load, of random inputs; a search."""
+"""File → options named as a parameter that are something else: seeds of the engine, of a load, of inputs; a search."""
 
 
 def test_bounds_are_written_once() -> None:
