@@ -250,8 +250,6 @@ class EngineReady(msgspec.Struct, tag="ready"):
     page_size: int
     logits_width: int
     device: str
-    no_determinism: str = ""
-    """Why requests cannot ask for `deterministic`; empty: they can."""
     max_num_seqs: int = 0
     """Sequences that run at once; 0 counts none beyond the queue."""
     engine: int = 0
@@ -259,6 +257,8 @@ class EngineReady(msgspec.Struct, tag="ready"):
     ends: list[EngineEnd] = []
     """Of the processes before it, oldest first, those of some time ago left out."""
     model: ModelFacts = msgspec.field(default_factory=ModelFacts)
+    no_determinism: str = ""
+    """Why requests cannot ask for `deterministic`; empty: they can."""
 
 
 class Fetching(msgspec.Struct, tag="fetching"):

@@ -84,7 +84,8 @@ def build(config: EngineConfig, *, is_server: bool) -> tuple[EngineCore, EngineR
         vocab_size=width, clock=VirtualClock(),
     )  # fmt: skip
     core = EngineCore(scheduler, Faulty(executor), scheduler.clock, config.pipeline_depth)  # type: ignore[arg-type]
-    return core, EngineReady(max_len, n_pages, config.block_size, width, "null", config.max_num_seqs or 256)
+    max_num_seqs = config.max_num_seqs or 256
+    return core, EngineReady(max_len, n_pages, config.block_size, width, "null", max_num_seqs=max_num_seqs)
 
 
 if __name__ == "__main__":
