@@ -47,6 +47,10 @@ class CallingDevice(CpuDevice):
         super().__init__()
         self.n_replays = 0
 
+    def download(self, tensors: list[torch.Tensor]) -> Any:
+        """Copies: what a graph writes is written again by the next step, which does not wait."""
+        return super().download([tensor.clone() for tensor in tensors])
+
     def staging(self, n_bytes: int) -> Staging:
         return Staging()
 

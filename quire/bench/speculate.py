@@ -81,7 +81,8 @@ class Pair:
         if not config.speculative_config:
             raise ConfigError('nothing is drafted: add --speculative-config, for instance \'{"method": "ngram"}\'')
         options = msgspec.structs.asdict(config)
-        pair = cls(LLM(**options | {"speculative_config": {}}), LLM(**options))
+        half = {"gpu_memory_utilization": config.gpu_memory_utilization / 2}  # what the first takes counts for both
+        pair = cls(LLM(**options | {"speculative_config": {}} | half), LLM(**options))
         if acceptance >= 0:
             worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
             pair.forced = ForcedDrafter(worker.drafter, acceptance, pair.plain.logits_width)

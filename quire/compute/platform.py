@@ -155,6 +155,7 @@ class CudaPlatform:
         graphs = GraphForward(
             self._cuda, model, pool, tables, tail,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_sampled=limits.max_sampled,
         )  # fmt: skip
         with ticking("building kernels and capturing steps"):
             graphs.capture()

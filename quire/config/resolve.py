@@ -60,10 +60,10 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             param="quantization",
         )
     speculative = read_speculative(config.speculative_config)
-    if speculative is not None and device != "cpu":
+    if speculative is not None and device == "null":
         raise ConfigError(
-            f"speculative_config = {shown(config.speculative_config)} works on the CPU only and the device is {device}:"
-            " add --device cpu, or leave --speculative-config out",
+            f"speculative_config = {shown(config.speculative_config)} needs a model and the device is null, which has "
+            "none: add --device cpu or cuda, or leave --speculative-config out",
             param="speculative_config",
         )
     max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]

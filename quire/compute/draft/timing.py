@@ -19,16 +19,25 @@ from quire.planner.drafts import DraftCosts
 ROUNDS: Final = 5
 CONTEXT: Final = 32
 """Tokens of the sequences that are timed; their keys are all on the dummy page."""
-ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+LONG_S: Final = 0.02
+"""Behind a step that takes so long, and has `LEAST_ROWS`, no wider one is timed."""
+LEAST_ROWS: Final = 32
+N_QUEUED: Final = 4
+"""Steps that a device of its own is given at once: while it computes one, the host prepares the next."""
 
 
 def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model_len: int) -> DraftCosts:
     """The best of a few rounds each. most: drafts of a sequence; n_slots: that can be open at once."""
     context = min(CONTEXT, max_model_len - 2 - most)
-    rows = [n for n in ROWS if n <= n_slots]
-    opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(rows[-1])]
+    opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(min(n_slots, ROWS[-1]))]
     runner.launch(_plan([0], context, 0, opened)).result()
-    step_s = [_step_s(runner, _plan(list(range(n)), context)) for n in rows]
+    rows, step_s = list[int](), list[float]()
+    for n in (n for n in ROWS if n <= n_slots):
+        if rows and rows[-1] >= LEAST_ROWS and step_s[-1] > LONG_S:
+            break
+        rows.append(n)
+        step_s.append(_step_s(runner, _plan(list(range(n)), context)))
     tokens = np.zeros(context + 1, np.int32)
     guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most)]))
     drafted_s = _best(lambda: runner.launch(_plan([0], context, most)).result())
@@ -40,10 +49,11 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
 
 
 def _step_s(runner: Runner, plan: StepPlan) -> float:
-    """Of a step that was made ready before, where steps are."""
+    """Of a step that was made ready before, where steps are; else of one of several that are queued at once."""
     ready = runner.prepare(plan)
     if ready is None:
-        return _best(lambda: runner.launch(plan).result())
+        n = 1 if runner.tables.is_shared else N_QUEUED
+        return _best(lambda: [one.result() for one in [runner.launch(plan) for _ in range(n)]]) / n
     ready.hurry()
     return _best(ready.compute)
 

@@ -91,27 +91,31 @@ class GraphForward:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        max_sampled: int = 0,
     ) -> None:
+        """max_sampled: rows that a step chooses tokens of; 0: one for each sequence."""
+        max_sampled = max_sampled or max_num_seqs
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._tail = tail
-        self._sampling_sizes = decode_sizes(max_num_seqs)
+        self._sampling_sizes = decode_sizes(max_sampled)
+        self._max_num_seqs = max_num_seqs
         mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
-        n_rows = max(max_num_seqs, mixed[-1])
+        n_rows = max(max_sampled, mixed[-1])
         self._staging = device.staging(STAGING_BYTES * len(pool.windows))
-        self._sampled = self._staging.section((N_SAMPLED_LINES, max_num_seqs), torch.int64)
-        self._controls = self._staging.section((N_CONTROLS, max_num_seqs), torch.float64)
-        self._mask_lines = self._staging.section((max_num_seqs,), torch.int32)
+        self._sampled = self._staging.section((N_SAMPLED_LINES, max_sampled), torch.int64)
+        self._controls = self._staging.section((N_CONTROLS, max_sampled), torch.float64)
+        self._mask_lines = self._staging.section((max_sampled,), torch.int32)
         self._n_groups = len(pool.layout.groups)
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
-        self._decode = ForwardGraphs(self._sampling_sizes, self._buffers(max_num_seqs))
+        self._decode = ForwardGraphs(decode_sizes(max_num_seqs), self._buffers(max_num_seqs))
         self._mixed = ForwardGraphs(mixed, self._buffers(max_num_seqs, mixed[-1]))
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
-        self._logits = device.zeros((max_num_seqs, arch.vocab_size), model.dtype)
-        self._mask_bits = device.zeros((max_num_seqs, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
-        self._choice = Choice(device.zeros((max_num_seqs,), torch.int32), device.zeros((max_num_seqs,), torch.uint8))
+        self._logits = device.zeros((max_sampled, arch.vocab_size), model.dtype)
+        self._mask_bits = device.zeros((max_sampled, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
+        self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
         self._sampling_graphs: dict[int, Callable[[], None]] = {}
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0) -> list[PlanBuffers]:
@@ -141,8 +145,9 @@ class GraphForward:
                 forwards.replays[size] = self._capture_forward(size, forwards.buffers)
         for size in reversed(self._sampling_sizes):
             self._sampling_graphs[size] = self._capture_sampling(size)
-        n_decode, n_mixed, took_s = len(self._decode.sizes), len(self._mixed.sizes), time.perf_counter() - start_s
-        logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", n_decode, n_mixed, n_decode, took_s)
+        counts = len(self._decode.sizes), len(self._mixed.sizes), len(self._sampling_sizes)
+        took_s = time.perf_counter() - start_s
+        logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", *counts, took_s)
 
     def run(self, step: Step) -> States | None:
         """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
@@ -159,7 +164,7 @@ class GraphForward:
         self._fill_rows(size, batch, cache_locs, step.writes)
         self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
         if controls is not None and len(batch.sampled_rows):
-            self._fill_sampled(self._decode.bucket(len(batch.sampled_rows)), batch, controls)
+            self._fill_sampled(self._sampling_bucket(len(batch.sampled_rows)), batch, controls)
         self._staging.send()
         forwards.replays[size]()
         choose = None if controls is None else functools.partial(self._choose, len(batch.sampled_rows))
@@ -188,8 +193,11 @@ class GraphForward:
             target = self._mask_bits[: len(bits), :n_words]
             target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
         if n_sampled:
-            self._sampling_graphs[self._decode.bucket(n_sampled)]()
+            self._sampling_graphs[self._sampling_bucket(n_sampled)]()
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
+
+    def _sampling_bucket(self, n_sampled: int) -> int:
+        return next(size for size in self._sampling_sizes if size >= n_sampled)
 
     def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
@@ -236,7 +244,7 @@ class GraphForward:
         self._rows.host[:, :size] = 0
         self._writes.host[:, : self._n_groups * size] = 0
         self._writes.filled(self._writes.host.size)
-        plans = self._plan(buffers, *_idle(min(size, self._sampling_sizes[-1])))
+        plans = self._plan(buffers, *_idle(min(size, self._max_num_seqs)))
         context = PagedContext(self._pool, plans, cache_locs)
         self._staging.send()
 

@@ -1,9 +1,10 @@
 """How far the sequence in each slot has come, where drafts are verified: known here a step before control knows it.
 
-Owns the true starts of spans and the tokens that drafts are (decision 0012). Does not own guesses (`compute/draft`) nor
-how a token is chosen. For a device whose steps are prepared in their turn (the CPU).
-Invariant: while a plan that verified drafts is not known to control, a slot's length here is that of the tokens whose
-keys its spans have computed and kept; otherwise the plan says it, and nothing here is read.
+Owns the true starts of spans, the tokens that drafts are (decision 0012), and the host's copy of tokens where a device
+keeps its own. Does not own guesses (`compute/draft`) nor how a token is chosen.
+Invariants: while a plan that verified drafts is not known to control, a slot's length here is that of the tokens whose
+keys its spans have computed and kept; otherwise the plan says it, and nothing here is read. Before a plan is settled,
+`learn` and `keep` have heard of every step before it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 
 from quire.compute.draft.drafter import DraftContext, Drafter
+from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import split_faults
 from quire.core.plan import SlotOpen, Spans, StepPlan
@@ -47,17 +49,27 @@ class SlotLengths:
     """See the module."""
 
     def __init__(self, tables: SlotTables, drafter: Drafter) -> None:
-        self._tokens = tables.tokens.numpy()
-        self._drafter = drafter
+        self._tables, self._drafter = tables, drafter
+        self._tokens = tables.tokens.numpy() if self.is_live else np.zeros(tuple(tables.tokens.shape), np.int32)
+        self._n_opened = np.zeros(len(self._tokens), np.int64)
+        """How many sequences each slot has had."""
         self._lengths = np.full(len(self._tokens), UNKNOWN, np.int64)
         self._drafts: list[int] = []
         """At the places of the newest step's sampled rows."""
         self._n_drafted: list[int] = []
         self._open: set[int] = set()
 
+    @property
+    def is_live(self) -> bool:
+        """The host sees the token table itself: a step's tokens are there when it ends."""
+        return self._tables.is_shared
+
     def open(self, opened: SlotOpen) -> None:
         """Another sequence: its first span says where it begins."""
         self._lengths[opened.slot] = UNKNOWN
+        self._n_opened[opened.slot] += 1
+        if not self.is_live:
+            self._tokens[opened.slot, : len(opened.token_ids)] = opened.token_ids
         self._open.add(opened.slot)
         self._drafter.open(opened.slot, opened.salt, opened.prompt_len)
 
@@ -66,6 +78,19 @@ class SlotLengths:
         if slot in self._open:
             self._open.remove(slot)
             self._drafter.close(slot, self._tokens[slot, :n_known])
+
+    def sequences(self, slots: np.ndarray) -> np.ndarray:
+        """int64 [m]: which of its sequences each slot has now, for `learn`."""
+        found: np.ndarray = self._n_opened[slots]
+        return found
+
+    def learn(self, batch: FlatBatch, sequences: np.ndarray, token_ids: np.ndarray) -> None:
+        """The tokens of a step's sampled rows, int32 [m]; those of sequences that left meanwhile are passed over."""
+        if self.is_live:
+            return
+        slots, positions = batch.sampled_slots, batch.sampled_positions
+        is_there = self._n_opened[slots] == sequences
+        self._tokens[slots[is_there], positions[is_there]] = token_ids[is_there]
 
     def settle(self, plan: StepPlan) -> StepPlan:
         """The plan with true starts, and with as many drafts as there are guesses, which are in the token table."""
@@ -87,8 +112,16 @@ class SlotLengths:
                 lengths[i] += len(guess) - n_drafts[i]
                 made[i] = len(guess)
             self._drafts += [*guess, NO_DRAFT] if wants else []
+        if not self.is_live and any(made):
+            self._send(slots, starts, guesses)
         true = Spans(slots, starts, lengths, made, spans.wants)
         return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths))
+
+    def _send(self, slots: list[int], starts: list[int], guesses: dict[int, list[int]]) -> None:
+        """Drafts, by span, to the device's token table."""
+        places = [(slots[i], starts[i] + 1 + k, token) for i, guess in guesses.items() for k, token in enumerate(guess)]
+        at, positions, token_ids = zip(*places, strict=True)
+        self._tables.set_tokens(list(at), list(positions), list(token_ids))
 
     def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
         """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row

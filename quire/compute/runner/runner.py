@@ -2,7 +2,8 @@
 
 Owns the order of these within a step. Does not own which tokens run (`control`), how states are computed (`forward`)
 nor what is made of them (`tail`).
-Invariant: `launch` never waits for the device; only `LaunchedStep.result` does.
+Invariant: `launch` waits for the device only where drafts follow tokens that it has not brought yet; else only
+`LaunchedStep.result` does.
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None,
 
 
 class LaunchedStep:
-    """A step whose work is queued on the device; the choice of its tokens too, unless the plan has `masked` spans."""
+    """A step whose work is queued on the device; the choice of its tokens too, unless the plan has `masked` spans.
+
+    lengths: if drafts are verified on this device; is_settled: by them, in this step.
+    """
 
     def __init__(
-        self, tail: Tail, step: Step, states: States, start_s: float, lengths: SlotLengths | None = None
+        self, tail: Tail, step: Step, states: States, start_s: float, lengths: SlotLengths | None, is_settled: bool
     ) -> None:
-        self._tail, self._step, self._start_s, self._lengths = tail, step, start_s, lengths
+        self._tail, self._step, self._start_s = tail, step, start_s
+        self._lengths, self._is_settled = lengths, is_settled
+        self._sequences = None if lengths is None else lengths.sequences(step.batch.sampled_slots)
         self._kept: Kept | None = None
         self._read = tail.read(step, states)
         self._download: Download | None = None
@@ -51,16 +57,32 @@ class LaunchedStep:
         """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
         start_s = time.perf_counter()
         self._fetched, self._download = self._tail.choose(self._step, self._read, masks)
-        if self._lengths is not None:
-            token_ids, status, *_ = self._download.wait()
-            self._kept = self._lengths.keep(self._step.plan.spans, token_ids.tolist(), status.tolist())
+        if self._lengths is not None and self._lengths.is_live:
+            self.keep()  # it is computed, and the next step is launched before anybody asks for the result
         self._host_s += time.perf_counter() - start_s
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether lengths know all of it."""
+        return self._lengths is None
+
+    def keep(self) -> None:
+        """Wait for the tokens; lengths learn what became of the step, if they have not."""
+        lengths, self._lengths = self._lengths, None
+        if lengths is None or self._download is None:
+            return
+        token_ids, status, *_ = self._download.wait()
+        if self._is_settled:
+            self._kept = lengths.keep(self._step.plan.spans, token_ids.tolist(), status.tolist())
+        assert self._sequences is not None
+        lengths.learn(self._step.batch, self._sequences, token_ids.numpy())
 
     def result(self) -> StepResult:
         """Wait for the device, then turn its tensors into plain values."""
         plan = self._step.plan
         if self._download is None:
             raise EngineError(f"step {plan.step} has no masks yet")
+        self.keep()
         token_ids, status, *rest = self._download.wait()
         pooled: dict[int, list[float]] = {}
         faults: list[Fault] = []
@@ -105,18 +127,24 @@ class Runner:
     ) -> None:
         self.pool, self.tables, self.tail = pool, tables, tail
         self._forwards, self._ahead, self._lengths = forwards, ahead, lengths
+        self._unkept: list[LaunchedStep] = []
+        """Steps of which lengths may not know."""
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Queue one step on the device."""
+        """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow."""
+        is_settled = self._lengths is not None and not _is_known(plan)
+        if is_settled:
+            self._keep_all()
         start_s = time.perf_counter()
         writes = self._apply(plan)
-        lengths = None if _is_known(plan) else self._lengths
-        if lengths is not None:
-            plan = lengths.settle(plan)
+        if self._lengths is not None and is_settled:
+            plan = self._lengths.settle(plan)
         step = self._step(plan, writes)
         states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
-        launched = LaunchedStep(self.tail, step, states, start_s, lengths)
+        launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, is_settled)
+        if self._lengths is not None:
+            self._unkept = [*(one for one in self._unkept if not one.is_kept), launched]
         if not plan.masked:
             launched.mask(None)
         return launched
@@ -154,6 +182,12 @@ class Runner:
     def replace_drafter(self, drafter: Drafter) -> None:
         """Another one, while no slot is open."""
         self._lengths = SlotLengths(self.tables, drafter)
+
+    def _keep_all(self) -> None:
+        """Wait until all that was launched is known here."""
+        unkept, self._unkept = self._unkept, []
+        for launched in unkept:
+            launched.keep()
 
     def _step(self, plan: StepPlan, writes: PageWrites) -> Step:
         batch = build_batch(plan.spans, plan.masked)

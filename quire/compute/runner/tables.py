@@ -44,8 +44,9 @@ class SlotTables:
         self.page_size = page_size
         self.spare_slot = n_slots
         self.host_pages = np.zeros((n_groups, n_slots + 1, n_columns), np.int32)
-        self._shared = device.is_host
-        self.pages = torch.from_numpy(self.host_pages) if self._shared else device.upload(self.host_pages)
+        self.is_shared: Final = device.is_host
+        """The host sees the token table, and writes it."""
+        self.pages = torch.from_numpy(self.host_pages) if self.is_shared else device.upload(self.host_pages)
         self.tokens = torch.zeros((n_slots + 1, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
 
     def open(self, opened: list[SlotOpen]) -> None:
@@ -59,11 +60,16 @@ class SlotTables:
             self.tokens[one.slot, :n_tokens] = ids[at : at + n_tokens]
             at += n_tokens
 
+    def set_tokens(self, slots: list[int], positions: list[int], token_ids: list[int]) -> None:
+        """Write single tokens, in one upload."""
+        at = self._device.upload(np.array([slots, positions, token_ids], np.int64))
+        self.tokens[at[0], at[1]] = at[2].to(torch.int32)
+
     def append(self, added: list[PageAppend]) -> PageWrites:
         """Extend page lists on the host. Returns what the device's table still lacks: for `write`, or a graph."""
         for one in added:
             self.host_pages[one.group, one.slot, one.first_index : one.first_index + len(one.pages)] = one.pages
-        if self._shared or not added:
+        if self.is_shared or not added:
             return NO_WRITES
         _, n_slots, n_columns = self.host_pages.shape
         lengths = [len(one.pages) for one in added]

@@ -9,20 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from worker_rank import CONFIG, make_worker
+from calling_device import CallingDevice, LivePlans
+from worker_rank import CONFIG, PARAMS, make_worker, spans
 
+from quire.compute import platform
 from quire.compute.draft.drafter import Drafter, EachSequence
 from quire.compute.draft.ngram import NgramDrafter
+from quire.compute.platform import CudaPlatform
 from quire.compute.worker import Allocation
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
 from quire.core.clock import MonotonicClock
 from quire.core.commands import Submit
 from quire.core.events import FinishReason
+from quire.core.plan import PageAppend, SlotOpen, Spans, StepPlan
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.engine.core import EngineCore
-from quire.engine.executors.inline import ThreadExecutor
+from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 
 N_REQUESTS, MAX_TOKENS = 7, 40
 VOCAB = CONFIG["vocab_size"]
@@ -74,10 +78,11 @@ def requests() -> list[Request]:
 
 
 def run(
-    folder: pathlib.Path, depth: int, n_drafts: int, drafter: Drafter | None, n_pages: int = 60
+    folder: pathlib.Path, depth: int, n_drafts: int, drafter: Drafter | None, n_pages: int = 60, **options: Any
 ) -> tuple[dict[str, list[int]], Scheduler]:
+    """options: of the worker; by default it runs on a CPU."""
     folder.mkdir(exist_ok=True)
-    worker = make_worker(folder, drafter=drafter)
+    worker = make_worker(folder, drafter=drafter, **options)
     worker.load()
     worker.allocate(Allocation(n_pages=n_pages, max_model_len=128))
     clock = MonotonicClock()
@@ -88,7 +93,9 @@ def run(
         ),
         clock,
     )  # fmt: skip
-    core = EngineCore(scheduler, ThreadExecutor(worker, worker.prepare), clock, depth)
+    computes_alone = worker.platform.computes_alone
+    executor = LaunchExecutor(worker) if computes_alone else ThreadExecutor(worker, worker.prepare)
+    core = EngineCore(scheduler, executor, clock, depth)
     said: dict[str, list[int]] = {}
     try:
         for request in requests():
@@ -134,6 +141,66 @@ def test_forced_random_acceptance(
     assert drafter.n_asked > 50 and (chance == 0.0) == (drafter.n_right == 0)
     if chance == 1.0 and n_pages == 60:
         assert n_steps < n_tokens / 4, "right drafts save steps"
+
+
+class DeviceApart(CallingDevice):
+    """As a GPU, of which nobody asks how much memory it has."""
+
+
+@pytest.fixture(params=["captured", "eager"])
+def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Options of a worker whose device keeps its own tokens, and whose steps are launched two deep and more."""
+    LivePlans(monkeypatch)
+    monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
+    captures = request.param == "captured"
+    most = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 19}}
+    return {"platform": CudaPlatform(captures=captures), "dtype": "float32", **most}
+
+
+@pytest.mark.parametrize("n_pages", [60, 22])
+@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_device_apart(
+    tmp_path: pathlib.Path, apart: dict[str, Any], depth: int, chance: float, n_pages: int
+) -> None:
+    """The host's copy of the tokens is right when drafts begin, whoever left his slot meanwhile."""
+    expected = run(tmp_path, depth, 0, None, **apart)[0]
+    known = {tuple(one.prompt_token_ids): expected[one.request_id] for one in requests()}
+    drafter = KnowingDrafter(known, chance)
+    assert run(tmp_path, depth, 4, EachSequence(drafter), n_pages, **apart)[0] == expected
+    assert drafter.n_asked > 50 and (chance == 0.0) == (drafter.n_right == 0)
+
+
+class Noting:
+    """Guesses nothing, and remembers what it was shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[list[int]] = []
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None: ...
+
+    def close(self, slot: int, tokens: np.ndarray) -> None: ...
+
+    def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
+        self.shown.append(tokens.tolist())
+        return []
+
+
+def test_a_late_result_of_another_sequence_in_the_slot(tmp_path: pathlib.Path, apart: dict[str, Any]) -> None:
+    drafter = Noting()
+    worker = make_worker(tmp_path, drafter=EachSequence(drafter), **apart)
+    worker.load()
+    worker.allocate(Allocation(n_pages=9, max_model_len=64))
+    first, second, page = list(range(5, 11)), list(range(40, 50)), PageAppend(0, 0, [1, 2])
+    launched = [worker.launch(plan) for plan in (
+        StepPlan(0, **spans((0, 0, 6, True)), opened=[SlotOpen(0, first, 6, PARAMS)], pages=[page]),
+        StepPlan(1, **spans((0, 6, 1, True))),
+        StepPlan(2, **spans((0, 0, 10, True)), closed=[0], opened=[SlotOpen(0, second, 10, PARAMS)], pages=[page]),
+    )]  # fmt: skip
+    said = [one.result().tokens for one in launched]
+    drafted = Spans([0], [10], [3], [2], [True])
+    worker.launch(StepPlan(3, drafted, 3)).result()
+    assert drafter.shown == [[*second, *said[2]]]
 
 
 def test_prompt_lookup(tmp_path: pathlib.Path, plain: dict[str, list[int]]) -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.compute.platform import CudaPlatform
+from quire.compute.platform import CpuPlatform, CudaPlatform, platform_of
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampled
+from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError, InvalidParameter
+from quire.engine import build
 from quire.kernels import native
 
 NEEDLE = [random.Random(1).randrange(5, 4000) for _ in range(130)]
@@ -94,9 +96,19 @@ def test_a_choice_that_depends_on_the_batch_is_found(monkeypatch: pytest.MonkeyP
 
 def test_a_device_that_cannot_promise_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU does, and a CPU without the native kernels; the engine goes on."""
-    monkeypatch.setattr(native, "library", lambda: None)
-    with pytest.raises(ConfigError, match="deterministic = True cannot be promised: sums of torch depend on the batch"):
-        LLM("", deterministic=True)
+    reason = "sums of torch depend on the batch"
+    with monkeypatch.context() as patched:
+        patched.setattr(native, "library", lambda: None)
+        with pytest.raises(ConfigError, match=f"deterministic = True cannot be promised: {reason}"):
+            LLM("", deterministic=True)
+
+    def platform(config: EngineConfig) -> CpuPlatform:
+        found = platform_of(config)
+        assert isinstance(found, CpuPlatform)
+        found.no_determinism = reason
+        return found
+
+    monkeypatch.setattr(build, "platform_of", platform)
     llm = LLM("")
     with pytest.raises(InvalidParameter, match=r"deterministic.*sums of torch depend on the batch"):
         llm.generate("One", SamplingParams(deterministic=True))

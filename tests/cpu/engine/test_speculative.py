@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import pathlib
 import random
 from typing import Any
 
 import pytest
+from speculative_cases import COPIES, DRAFT, METHODS, TALKS, WISHES, answers
 
-from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire import LLM, SamplingParams
 from quire.compute.forward.eager import EagerForward
 from quire.core.errors import ConfigError
 
-COPIES = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n" * 4
-TALKS = "What is the capital of France, and who wrote its longest book?"
-WISHES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "random": {"temperature": 1.0, "seed": 5},
-    "top": {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.02, "seed": 6},
-    "penalties": {"temperature": 0.7, "presence_penalty": 0.6, "repetition_penalty": 1.2, "seed": 7},
-    "bias": {"temperature": 0.0, "logit_bias": {260: 5.0}, "bad_words": ["add"]},
-    "logprobs": {"temperature": 0.0, "logprobs": 3},
-    "stop": {"temperature": 0.0, "stop": ["sub("]},
-    "several": {"temperature": 1.0, "seed": 9, "n": 3},
-    "grammar": {"temperature": 1.0, "seed": 4, "structured_outputs": StructuredOutputsParams(regex="[a-d]{3,40}")},
-    "allowed": {"temperature": 1.0, "seed": 3, "allowed_token_ids": list(range(300, 420))},
-}
-DRAFT = pathlib.Path(__file__).resolve().parents[3] / "demo" / "draft"
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
-METHODS: dict[str, dict[str, Any]] = {
-    "ngram": {"method": "ngram"},
-    "suffix": {"method": "suffix"},
-    "draft_model": {"model": str(DRAFT), "num_speculative_tokens": 5},
-}
-
-
-def answers(llm: LLM, **wishes: Any) -> list[Any]:
-    params = SamplingParams(**{"max_tokens": 70, "ignore_eos": "structured_outputs" not in wishes} | wishes)
-    return [
-        (one.token_ids, one.text, one.finish_reason, one.logprobs)
-        for output in llm.generate([COPIES, TALKS], params)
-        for one in output.outputs
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -174,5 +145,5 @@ def test_a_draft_model_must_fit() -> None:
 
 
 def test_another_device_refuses() -> None:
-    with pytest.raises(ConfigError, match="works on the CPU only and the device is null"):
+    with pytest.raises(ConfigError, match="needs a model and the device is null"):
         LLM("", device="null", speculative_config={"method": "ngram"})
