@@ -1,7 +1,7 @@
 """`bench speculate`: the same requests with drafts and without, in turns, in this process.
 
 Owns the pairs and the arithmetic. Does not own what drafts cost (`planner/drafts.py`) nor the chart (`draft_chart.py`).
-Invariants: both engines read the same tokens; a row says whether every token was the same.
+Invariants: both engines read the same prompts; a row says whether every token was the same, unless it was forced.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ from quire.engine.llm import LLM
 from quire.planner.drafts import DraftCosts, expected_tokens
 
 
-class ForcedDrafter:
-    """Says what the sequence will say, each token right with a chance; takes the time of the one it stands for."""
+class FullDrafter:
+    """As many guesses as there is room for, of any token, after the time of the drafter that it stands for."""
 
-    def __init__(self, drafter: Any, chance: float, vocab_size: int) -> None:
-        self._drafter, self._chance, self._vocab_size = drafter, chance, vocab_size
-        self.said: dict[int, list[int]] = {}
-        """Mark of a prompt → the prompt and what followed."""
+    def __init__(self, drafter: Any) -> None:
+        self._drafter = drafter
 
     def open(self, slot: int, salt: str, prompt_len: int) -> None:
         """See `Drafter`."""
@@ -41,30 +39,10 @@ class ForcedDrafter:
         """See `Drafter`."""
         self._drafter.close(slot, tokens)
 
-    def learn(self, requests: Sequence[BenchRequest], outputs: Sequence[list[int]]) -> None:
-        """What is right for these."""
-        self.said = {
-            _mark(one.prompt_token_ids): [*one.prompt_token_ids, *output]
-            for one, output in zip(requests, outputs, strict=True)
-        }
-
     def guess(self, contexts: Sequence[Any]) -> list[list[int]]:
         """See `Drafter`."""
         guesses: list[list[int]] = self._drafter.guess(contexts)
-        for guess, context in zip(guesses, contexts, strict=True):
-            whole = self.said.get(_mark(context.tokens[:8].tolist()))
-            if whole is not None:
-                first = len(context.tokens)
-                guess[:] = [self._say(token, at) for at, token in enumerate(whole[first : first + context.most], first)]
-        return guesses
-
-    def _say(self, token: int, at: int) -> int:
-        is_right = random.Random(f"{token} {at}").random() < self._chance
-        return token if is_right else (token + 1) % self._vocab_size
-
-
-def _mark(tokens: Sequence[int]) -> int:
-    return hash(tuple(tokens[:8]))
+        return [(guess + [0] * context.most)[: context.most] for guess, context in zip(guesses, contexts, strict=True)]
 
 
 @dataclasses.dataclass(slots=True)
@@ -73,7 +51,6 @@ class Pair:
 
     plain: LLM
     drafting: LLM
-    forced: ForcedDrafter | None = None
 
     @classmethod
     def load(cls, config: EngineConfig, acceptance: float) -> Pair:
@@ -85,8 +62,7 @@ class Pair:
         pair = cls(LLM(**options | {"speculative_config": {}} | half), LLM(**options))
         if acceptance >= 0:
             worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
-            pair.forced = ForcedDrafter(worker.drafter, acceptance, pair.plain.logits_width)
-            worker.replace_drafter(pair.forced)
+            worker.replace_drafter(FullDrafter(worker.drafter), acceptance)
         return pair
 
     def shutdown(self) -> None:
@@ -139,8 +115,6 @@ def _measure(pair: Pair, options: SpeculateOptions, n: int, tokens: list[int], s
     for iteration in range(-options.num_iters_warmup, options.num_iters):
         requests = _requests(pair.plain, options, n, tokens, rng)
         outputs = {}
-        if pair.forced is not None:
-            pair.forced.learn(requests, _outputs(pair.plain, requests, options.temperature)[1])
         turns = [("plain", pair.plain), ("drafting", pair.drafting)]
         for name, llm in turns if iteration % 2 else reversed(turns):
             llm.reset_prefix_cache()
@@ -161,7 +135,7 @@ def _measure(pair: Pair, options: SpeculateOptions, n: int, tokens: list[int], s
         "plain_tokens_per_second": n_tokens / plain_s,
         "drafting_tokens_per_second": n_tokens / drafting_s,
         "speedup": plain_s / drafting_s,
-        "same_tokens": is_same,
+        "same_tokens": _same(is_same, pair, options),
         "tokens_per_step": n * (options.output_len - 1) * options.num_iters / max(1, n_steps),
         "drafts_per_span": mean_drafts,
         "accepted_per_span": mean_right,
@@ -170,6 +144,14 @@ def _measure(pair: Pair, options: SpeculateOptions, n: int, tokens: list[int], s
         "plain_times_s": times_s["plain"],
         "drafting_times_s": times_s["drafting"],
     }
+
+
+def _same(is_same: bool, pair: Pair, options: SpeculateOptions) -> bool | str:
+    """Or why they need not be."""
+    worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
+    if options.acceptance >= 0:
+        return "acceptance is forced"
+    return is_same or (f"no: {worker.platform.no_determinism}" if worker.platform.no_determinism else False)
 
 
 def _outputs(llm: LLM, requests: Sequence[BenchRequest], temperature: float) -> tuple[float, list[list[int]]]:

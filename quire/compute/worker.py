@@ -174,10 +174,10 @@ class Worker:
         """Who guesses, once pages are allocated."""
         return self._drafter
 
-    def replace_drafter(self, drafter: Drafter) -> None:
-        """Another one, before the first request, for a benchmark."""
+    def replace_drafter(self, drafter: Drafter, chance: float) -> None:
+        """Another one, before the first request, for a benchmark: see `Runner.replace_drafter`."""
         self._drafter = drafter
-        self.runner.replace_drafter(drafter)
+        self.runner.replace_drafter(drafter, chance)
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device; plans come in order."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import msgspec
 import numpy as np
@@ -48,11 +49,13 @@ class Kept:
 class SlotLengths:
     """See the module."""
 
-    def __init__(self, tables: SlotTables, drafter: Drafter) -> None:
+    def __init__(self, tables: SlotTables, drafter: Drafter, chance: float | None = None) -> None:
+        """chance: with which drafts count; None: if they are the token that is chosen."""
         self._tables, self._drafter = tables, drafter
         self._tokens = tables.tokens.numpy() if self.is_live else np.zeros(tuple(tables.tokens.shape), np.int32)
         self._n_opened = np.zeros(len(self._tokens), np.int64)
         """How many sequences each slot has had."""
+        self._chance, self._source = chance, random.Random(0)
         self._lengths = np.full(len(self._tokens), UNKNOWN, np.int64)
         self._drafts: list[int] = []
         """At the places of the newest step's sampled rows."""
@@ -132,7 +135,7 @@ class SlotLengths:
             self._lengths[slot] = start + length
             if wants:
                 row = at
-                while token_ids[row] == self._drafts[row] and not statuses[row]:
+                while self._is_right(row, token_ids[row]) and not statuses[row]:
                     row += 1
                 n_new = row - at + (not statuses[row])
                 kept.n_new.append(n_new)
@@ -140,3 +143,9 @@ class SlotLengths:
                 at += 1 + n_drafts
                 self._lengths[slot] += n_new - 1 - n_drafts
         return kept
+
+    def _is_right(self, row: int, token: int) -> bool:
+        draft = self._drafts[row]
+        if self._chance is None or draft == NO_DRAFT:
+            return token == draft
+        return self._source.random() < self._chance

@@ -179,9 +179,10 @@ class Runner:
             self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
             self.close(0, 0)
 
-    def replace_drafter(self, drafter: Drafter) -> None:
-        """Another one, while no slot is open."""
-        self._lengths = SlotLengths(self.tables, drafter)
+    def replace_drafter(self, drafter: Drafter, chance: float) -> None:
+        """Another one, while no slot is open. Its drafts count with this chance, whatever is chosen: for the speed of
+        random weights."""
+        self._lengths = SlotLengths(self.tables, drafter, chance)
 
     def _keep_all(self) -> None:
         """Wait until all that was launched is known here."""
