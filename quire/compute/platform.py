@@ -15,7 +15,7 @@ from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
-from quire.compute.forward.graphs import GraphForward, decode_sizes, mixed_sizes
+from quire.compute.forward.graphs import MOST_VERIFYING, GraphForward, decode_sizes, mixed_sizes
 from quire.compute.forward.strategy import Forward
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
@@ -143,7 +143,8 @@ class CudaPlatform:
         if not self._captures:
             return Captured()
         mixed = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)
-        return Captured(tuple(decode_sizes(limits.max_num_seqs)), mixed[-1])
+        verifying = decode_sizes(min(limits.max_sampled, MOST_VERIFYING)) if limits.max_drafts else []
+        return Captured((*decode_sizes(limits.max_num_seqs), *verifying), mixed[-1])
 
     def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """Captured steps, then kernel by kernel."""
@@ -155,7 +156,7 @@ class CudaPlatform:
         graphs = GraphForward(
             self._cuda, model, pool, tables, tail,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_sampled=limits.max_sampled,
+            max_sampled=limits.max_sampled, verifies=limits.max_drafts > 0,
         )  # fmt: skip
         with ticking("building kernels and capturing steps"):
             graphs.capture()

@@ -18,6 +18,8 @@ class Acceptance:
     """Both fade: the last ten drafts or so count. A draft behind a wrong one says nothing and is not counted."""
     n_vain: int = 0
     """Times in a row that it was asked and no draft was kept, or none was found."""
+    declined: float | None = None
+    """Its rate when drafts were last found not to pay for it; None: they never were."""
 
     @property
     def rate(self) -> float:

@@ -23,6 +23,8 @@ NEW_SHARE: Final = 0.1
 its kind, up to `MOST_STALE`."""
 MOST_STALE: Final = 7
 PROBE_SHARE: Final = 0.01
+BETTER: Final = 0.05
+"""A sequence for which drafts do not pay though they are often right is asked again when its rate is higher by this."""
 MOST_QUIET: Final = 256
 """Steps after which a sequence is asked again at the latest."""
 
@@ -52,10 +54,15 @@ class DraftPolicy:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate for seq in seqs]
         lengths = self.costs.choose(rates, most, n_rows, n_free, self._exposed_s, self._plain_s)
+        n_left = n_free - sum(lengths)
         for i, seq in enumerate(seqs):
-            if not lengths[i] and sum(lengths) < n_free:
-                lengths[i] = 1  # to see whether it has become better
-                self._leave(seq, step, n_rows, MOST_QUIET)
+            if lengths[i]:
+                continue
+            own = self._of(seq)
+            if own.declined is not None and n_left > 0:
+                lengths[i], n_left = 1, n_left - 1  # to see whether it has become better
+            own.declined = rates[i]
+            self._leave(seq, step, n_rows, MOST_QUIET)
         return lengths
 
     def time(self, n_rows: int, n_guesses: int, is_drafted: bool, seconds: float) -> None:
@@ -90,20 +97,24 @@ class DraftPolicy:
         else:
             own.n_vain += 1
         if n_verified and n_right == n_verified:
-            seq.drafts_from = 0  # a probe was right: it may be asked at once
+            if own.declined is None or own.rate > own.declined + BETTER:
+                seq.drafts_from = 0  # a probe was right, and it was thought to be wrong: it is asked at once
         elif own.n_vain > 1:
             self._leave(seq, step, n_rows, 2 ** min(own.n_vain, 8))
 
     def _leave(self, seq: Seq, step: int, n_rows: int, most: int) -> None:
         """Leave a sequence alone, for `most` steps or until asking all of them is `PROBE_SHARE` of the steps between.
 
-        Sequences are asked at different steps, and each such step waits for the one before it.
+        A step in which one is asked waits for the step before it. So periods are powers of two and end together: such a
+        step asks all that are due.
         """
         assert self.costs is not None
         rows_s = self.costs.seconds(n_rows)
-        asking_s = self._exposed_s - self._plain_s + self.costs.guess_s + self.costs.seconds(n_rows + 1) - rows_s
-        n_steps = max(1, math.ceil(n_rows * asking_s / (PROBE_SHARE * (rows_s + self._plain_s))))
-        seq.drafts_from = step + min(MOST_QUIET, n_steps, most)
+        asking_s = self._exposed_s - self._plain_s + n_rows * self.costs.guess_s
+        asking_s += self.costs.seconds(2 * n_rows) - rows_s
+        n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._plain_s))))
+        period = 1 << max(0, n_steps - 1).bit_length()
+        seq.drafts_from = (step // period + 1) * period
 
     def _of(self, seq: Seq) -> Acceptance:
         if seq.acceptance is None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
+import msgspec
+
 from quire.compute.draft.model import ModelDrafter
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
@@ -66,5 +68,6 @@ class SmallModel:
         tail = Tail(device, self.model, tables, sampler)
         for slot in range(limits.max_num_seqs):
             tail.open(SlotOpen(slot, [0], 1, GREEDY))
-        forwards = self._platform.forwards(self.model, own, tables, tail, limits)
+        alone = msgspec.structs.replace(limits, max_drafts=0)
+        forwards = self._platform.forwards(self.model, own, tables, tail, alone)
         return ModelDrafter(Runner(own, tables, tail, forwards.in_turn), limits.max_num_batched_tokens)

@@ -22,6 +22,8 @@ class EagerForward:
         batch = step.batch
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         self._tables.write(step.writes)
+        if step.guesses is not None:
+            self._tables.set_tokens(step.guesses.at)
         rows = self._device.upload(np.concatenate([[batch.row_slots, batch.row_positions], cache_locs]))
         attn_plans = plan_attention(
             self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared

@@ -22,7 +22,7 @@ from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
-from quire.compute.runner.step import States, Step
+from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.config.arch import ModelArch
@@ -39,6 +39,12 @@ STAGING_BYTES: Final = 8 << 20
 N_ROW_LINES, N_SAMPLED_LINES = 2, 3
 """Of a row: slot, position, and then for each group of layers its cache location, and one new entry of a page table
 (where, page). Of a sampled row: row, slot, position."""
+NO_GUESS: Final = -1
+MOST_VERIFYING: Final = 512
+"""Rows of the largest step that verifies drafts each as a span of its own."""
+AGAIN_BYTES: Final = 1 << 30
+"""Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
+is faster: 0.2 ms."""
 MAX_MIXED_ROWS: Final = 2048
 HIDDEN_FLOPS: Final = 7e12
 """Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
@@ -92,8 +98,9 @@ class GraphForward:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_sampled: int = 0,
+        verifies: bool = False,
     ) -> None:
-        """max_sampled: rows that a step chooses tokens of; 0: one for each sequence."""
+        """max_sampled: rows that a step chooses tokens of; 0: one for each sequence. verifies: some are drafts."""
         max_sampled = max_sampled or max_num_seqs
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
@@ -108,9 +115,13 @@ class GraphForward:
         self._mask_lines = self._staging.section((max_sampled,), torch.int32)
         self._n_groups = len(pool.layout.groups)
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
+        self._guesses = self._staging.section((n_rows,), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
         self._decode = ForwardGraphs(decode_sizes(max_num_seqs), self._buffers(max_num_seqs))
         self._mixed = ForwardGraphs(mixed, self._buffers(max_num_seqs, mixed[-1]))
+        sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
+        self._verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]) if sizes else [])
+        """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_sampled, arch.vocab_size), model.dtype)
@@ -140,12 +151,12 @@ class GraphForward:
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
         start_s = time.perf_counter()
-        for forwards in (self._decode, self._mixed):
+        for forwards in (self._decode, self._mixed, self._verifying):
             for size in reversed(forwards.sizes):
                 forwards.replays[size] = self._capture_forward(size, forwards.buffers)
         for size in reversed(self._sampling_sizes):
             self._sampling_graphs[size] = self._capture_sampling(size)
-        counts = len(self._decode.sizes), len(self._mixed.sizes), len(self._sampling_sizes)
+        counts = len(self._decode.sizes) + len(self._verifying.sizes), len(self._mixed.sizes), len(self._sampling_sizes)
         took_s = time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", *counts, took_s)
 
@@ -162,7 +173,13 @@ class GraphForward:
         size = forwards.bucket(n_rows)
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
-        self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
+        if forwards is self._verifying:
+            self._fill_guesses(size, step.guesses)
+            self._plan(forwards.buffers, (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32))
+        else:
+            self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
+            if step.guesses is not None:
+                self._tables.set_tokens(step.guesses.at)
         if controls is not None and len(batch.sampled_rows):
             self._fill_sampled(self._sampling_bucket(len(batch.sampled_rows)), batch, controls)
         self._staging.send()
@@ -181,10 +198,20 @@ class GraphForward:
         is_settled = not step.plan.opened
         if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES:
             return self._decode
+        if step.guesses is not None and self._verifies_apart(step.batch, n_writes):
+            return self._verifying
         mixed = self._mixed
         if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows):
             return mixed
         return None
+
+    def _verifies_apart(self, batch: FlatBatch, n_writes: int) -> bool:
+        """Whether this step's rows can be, and should be, spans of their own: no prompt is among them."""
+        n_rows, sizes = len(batch.row_slots), self._verifying.sizes
+        if len(batch.sampled_rows) < n_rows or n_rows > sizes[-1] or n_writes > self._verifying.bucket(n_rows):
+            return False
+        n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
+        return n_again * self._pool.bytes_per_token < AGAIN_BYTES
 
     def _choose(self, n_sampled: int, bits: np.ndarray | None) -> Choice:
         """Sampling of the step that ran last: see `States.choose`."""
@@ -207,6 +234,11 @@ class GraphForward:
         entries[0, :n_writes], entries[1, :n_writes] = writes.at, writes.values
         entries[0, n_writes:most], entries[1, n_writes:most] = self._spare_entry, 0
         self._writes.filled(entries.size)
+
+    def _fill_guesses(self, size: int, guesses: Guesses | None) -> None:
+        self._guesses.host[:size] = NO_GUESS
+        if guesses is not None:
+            self._guesses.host[guesses.rows] = guesses.at[2]
 
     @property
     def _spare_entry(self) -> int:
@@ -244,13 +276,19 @@ class GraphForward:
         self._rows.host[:, :size] = 0
         self._writes.host[:, : self._n_groups * size] = 0
         self._writes.filled(self._writes.host.size)
-        plans = self._plan(buffers, *_idle(min(size, self._max_num_seqs)))
+        verifies = buffers is self._verifying.buffers
+        plans = self._plan(buffers, *_idle(size if verifies else min(size, self._max_num_seqs)))
         context = PagedContext(self._pool, plans, cache_locs)
+        self._guesses.host[:size] = NO_GUESS
+        guesses = self._guesses.device[:size]
         self._staging.send()
 
         def forward() -> None:
             self._tables.pages.view(-1)[page_at] = page.to(torch.int32)
             token_ids = self._tables.tokens[slots, positions]
+            if verifies:
+                token_ids = torch.where(guesses == NO_GUESS, token_ids, guesses.to(torch.int32))
+                self._tables.tokens[slots, positions] = token_ids
             self._model.forward(token_ids, positions, context, out=self._hidden[:size])
 
         return self._device.capture(forward)

@@ -18,6 +18,7 @@ import numpy as np
 
 from quire.compute.draft.drafter import DraftContext, Drafter
 from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.step import Guesses
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import split_faults
 from quire.core.plan import SlotOpen, Spans, StepPlan
@@ -95,8 +96,9 @@ class SlotLengths:
         is_there = self._n_opened[slots] == sequences
         self._tokens[slots[is_there], positions[is_there]] = token_ids[is_there]
 
-    def settle(self, plan: StepPlan) -> StepPlan:
-        """The plan with true starts, and with as many drafts as there are guesses, which are in the token table."""
+    def settle(self, plan: StepPlan) -> tuple[StepPlan, Guesses | None]:
+        """The plan with true starts, and with as many drafts as there are guesses, and those that the device's token
+        table lacks."""
         spans = plan.spans
         if plan.knows_starts:
             self._lengths[:] = UNKNOWN
@@ -115,16 +117,9 @@ class SlotLengths:
                 lengths[i] += len(guess) - n_drafts[i]
                 made[i] = len(guess)
             self._drafts += [*guess, NO_DRAFT] if wants else []
-        if not self.is_live and any(made):
-            self._send(slots, starts, guesses)
         true = Spans(slots, starts, lengths, made, spans.wants)
-        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths))
-
-    def _send(self, slots: list[int], starts: list[int], guesses: dict[int, list[int]]) -> None:
-        """Drafts, by span, to the device's token table."""
-        places = [(slots[i], starts[i] + 1 + k, token) for i, guess in guesses.items() for k, token in enumerate(guess)]
-        at, positions, token_ids = zip(*places, strict=True)
-        self._tables.set_tokens(list(at), list(positions), list(token_ids))
+        lacking = None if self.is_live or not any(made) else _guesses(true, guesses)
+        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)), lacking
 
     def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
         """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row
@@ -149,3 +144,14 @@ class SlotLengths:
         if self._chance is None or draft == NO_DRAFT:
             return token == draft
         return self._source.random() < self._chance
+
+
+def _guesses(spans: Spans, guesses: dict[int, list[int]]) -> Guesses:
+    """Drafts by span, and where they stand."""
+    first = [0, *itertools.accumulate(spans.lengths)]
+    rows, places = list[int](), list[tuple[int, int, int]]()
+    for i, guess in guesses.items():
+        start, known = spans.starts[i], spans.lengths[i] - len(guess)
+        rows += range(first[i] + known, first[i + 1])
+        places += [(spans.slots[i], start + known + k, token) for k, token in enumerate(guess)]
+    return Guesses(np.array(rows, np.int64), np.array(places, np.int64).T)

@@ -23,7 +23,7 @@ from quire.compute.forward.strategy import Forward
 from quire.compute.runner.batch_builder import build_batch, shared_spans
 from quire.compute.runner.lengths import Kept, SlotLengths
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.step import States, Step
+from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import NO_WRITES, PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import split_faults
@@ -138,9 +138,10 @@ class Runner:
             self._keep_all()
         start_s = time.perf_counter()
         writes = self._apply(plan)
+        guesses = None
         if self._lengths is not None and is_settled:
-            plan = self._lengths.settle(plan)
-        step = self._step(plan, writes)
+            plan, guesses = self._lengths.settle(plan)
+        step = self._step(plan, writes, guesses)
         states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
         launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, is_settled)
         if self._lengths is not None:
@@ -190,10 +191,10 @@ class Runner:
         for launched in unkept:
             launched.keep()
 
-    def _step(self, plan: StepPlan, writes: PageWrites) -> Step:
+    def _step(self, plan: StepPlan, writes: PageWrites, guesses: Guesses | None = None) -> Step:
         batch = build_batch(plan.spans, plan.masked)
         shared = shared_spans(batch, plan.shared_prefixes, self.tables.page_size)
-        return Step(plan, batch, writes, shared, self.tail.wants_all(plan))
+        return Step(plan, batch, writes, shared, self.tail.wants_all(plan), guesses)
 
     def _apply(self, plan: StepPlan) -> PageWrites:
         """Take in what changed; returns what the device's page table still lacks."""

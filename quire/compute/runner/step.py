@@ -15,6 +15,16 @@ from quire.kernels.attention.schedule.plan import SharedPrefix
 from quire.kernels.sample import Choice
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Guesses:
+    """Drafts that the device's token table lacks."""
+
+    rows: np.ndarray
+    """int64 [k]: rows of the step that stand on them."""
+    at: np.ndarray
+    """int64 [3, k]: slots, positions, token ids."""
+
+
 @dataclasses.dataclass(slots=True)
 class Step:
     """A plan whose changes to slots and pages are applied on the host."""
@@ -26,6 +36,8 @@ class Step:
     shared: list[SharedPrefix]
     wants_all: bool
     """States are wanted of other rows than those that tokens are sampled from."""
+    guesses: Guesses | None = None
+    """To be in the token table before the rows are computed; None: they are, or there are none."""
 
 
 @dataclasses.dataclass(slots=True)

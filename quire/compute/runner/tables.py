@@ -60,10 +60,10 @@ class SlotTables:
             self.tokens[one.slot, :n_tokens] = ids[at : at + n_tokens]
             at += n_tokens
 
-    def set_tokens(self, slots: list[int], positions: list[int], token_ids: list[int]) -> None:
-        """Write single tokens, in one upload."""
-        at = self._device.upload(np.array([slots, positions, token_ids], np.int64))
-        self.tokens[at[0], at[1]] = at[2].to(torch.int32)
+    def set_tokens(self, at: np.ndarray) -> None:
+        """Write single tokens, in one upload. at: int64 [3, k], slots, positions, token ids."""
+        slots, positions, token_ids = self._device.upload(at)
+        self.tokens[slots, positions] = token_ids.to(torch.int32)
 
     def append(self, added: list[PageAppend]) -> PageWrites:
         """Extend page lists on the host. Returns what the device's table still lacks: for `write`, or a graph."""

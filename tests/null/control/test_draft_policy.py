@@ -76,7 +76,32 @@ def test_what_steps_really_take_counts() -> None:
     for _ in range(100):
         policy.time(1 + MOST, MOST, True, 10 * COSTS.seconds(1 + MOST))
         policy.time(1, 0, False, COSTS.seconds(1))
-    assert policy.choose([one], 1, 32, 0)[0] == 1, "a probe"
+    assert policy.choose([one], 1, 32, 0)[0] == 0 and one.drafts_from > 1
+    assert policy.choose([one], 1, 32, one.drafts_from)[0] == 1, "a probe"
+
+
+def test_sequences_are_asked_together() -> None:
+    """Each step with drafts waits for the one before it, however many it asks."""
+    policy, seqs, steps = DraftPolicy(MOST, COSTS), [seq() for _ in range(20)], []
+    live(policy, seq(), 0.0, 300)
+    for step in range(3000):
+        begun = seqs[: step // 7 + 1]  # they come one after another
+        asked = [one for one in begun if one.drafts_from <= step]
+        if asked:
+            lengths = policy.choose(asked, len(begun), 64, step)
+            steps += [step] if any(lengths) else []
+            for one, length in zip(asked, lengths, strict=True):
+                if length:
+                    policy.count(one, step, length, 0, len(begun))
+    late = [step for step in steps if step > 1000]
+    assert len(late) > 2 and min(b - a for a, b in itertools.pairwise(late)) >= 64
+
+
+def test_often_right_drafts_that_do_not_pay_are_not_asked_for_at_each_step() -> None:
+    """Rows are so dear that no draft pays, and yet every probe is right."""
+    policy, one = DraftPolicy(MOST, DraftCosts((1, 8), (1.0, 15.0), guess_s=0.5)), seq()
+    lengths = live(policy, one, 1.0, 1000)
+    assert 0 < sum(lengths[500:]) <= 10
 
 
 def test_one_long_step_is_an_accident() -> None:
