@@ -105,12 +105,12 @@ class DraftPolicy:
     def _leave(self, seq: Seq, step: int, n_rows: int, most: int) -> None:
         """Leave a sequence alone, for `most` steps or until asking all of them is `PROBE_SHARE` of the steps between.
 
-        A step in which one is asked waits for the step before it. So periods are powers of two and end together: such a
-        step asks all that are due.
+        A step in which one is asked waits for the step before it, and the next one for that. So periods are powers of
+        two and end together: such a step asks all that are due.
         """
         assert self.costs is not None
         rows_s = self.costs.seconds(n_rows)
-        asking_s = self._exposed_s - self._plain_s + n_rows * self.costs.guess_s
+        asking_s = 2 * (self._exposed_s - self._plain_s) + n_rows * self.costs.guess_s
         asking_s += self.costs.seconds(2 * n_rows) - rows_s
         n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._plain_s))))
         period = 1 << max(0, n_steps - 1).bit_length()

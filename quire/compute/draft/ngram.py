@@ -9,7 +9,7 @@ class NgramDrafter:
     """Looks for the latest earlier place with the longest equal ending of `longest` down to `shortest` tokens."""
 
     def __init__(self, shortest: int, longest: int) -> None:
-        self._sizes = range(longest, shortest - 1, -1)
+        self._shortest, self._longest = shortest, longest
 
     def open(self, slot: int, salt: str, prompt_len: int) -> None:
         """Nothing is kept."""
@@ -18,16 +18,19 @@ class NgramDrafter:
         """Nothing is kept."""
 
     def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
-        """See `SequenceDrafter`. O(length) in numpy for each size."""
-        for size in self._sizes:
-            if len(tokens) <= size:
-                continue
-            ending, before = tokens[-size:], tokens[:-1]
-            starts = np.flatnonzero(before[: len(before) - size + 1] == ending[0])
-            for i in range(1, size):
-                starts = starts[before[starts + i] == ending[i]]
-            if len(starts):
-                after = int(starts[-1]) + size
-                found: list[int] = tokens[after : after + n].tolist()
-                return found
-        return []
+        """See `SequenceDrafter`. One pass over the tokens; then only over places that match."""
+        last = len(tokens) - 1
+        ends = np.flatnonzero(tokens[:last] == tokens[last])
+        for back in range(1, min(self._longest, last + 1)):
+            if not len(ends):
+                return []
+            longer = ends[ends >= back]
+            longer = longer[tokens[longer - back] == tokens[last - back]]
+            if not len(longer) and back >= self._shortest:
+                break
+            ends = longer
+        if not len(ends) or last < self._shortest:
+            return []
+        after = int(ends[-1]) + 1
+        found: list[int] = tokens[after : after + n].tolist()
+        return found

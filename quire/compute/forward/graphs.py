@@ -168,7 +168,8 @@ class GraphForward:
             return None
         batch = step.batch
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
-        controls = self._tail.controls(step)
+        n_sampled = len(batch.sampled_rows)
+        controls = self._tail.controls(step) if n_sampled <= self._sampling_sizes[-1] else None
         n_rows = len(batch.row_slots)
         size = forwards.bucket(n_rows)
         self._staging.begin()
@@ -180,11 +181,11 @@ class GraphForward:
             self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
             if step.guesses is not None:
                 self._tables.set_tokens(step.guesses.at)
-        if controls is not None and len(batch.sampled_rows):
-            self._fill_sampled(self._sampling_bucket(len(batch.sampled_rows)), batch, controls)
+        if controls is not None and n_sampled:
+            self._fill_sampled(self._sampling_bucket(n_sampled), batch, controls)
         self._staging.send()
         forwards.replays[size]()
-        choose = None if controls is None else functools.partial(self._choose, len(batch.sampled_rows))
+        choose = None if controls is None else functools.partial(self._choose, n_sampled)
         return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
     def _forwards_for(self, step: Step) -> ForwardGraphs | None:
