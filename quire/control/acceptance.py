@@ -6,7 +6,11 @@ import dataclasses
 from typing import Final
 
 MEMORY: Final = 0.9
-"""Of the drafts before, weighed against one more."""
+"""Of a sequence's drafts before, weighed against one more."""
+LONG_MEMORY: Final = 0.98
+"""Of those of all sequences."""
+OTHERS: Final = 2.0
+"""Drafts that are taken to have gone as those of all do, beside a sequence's own."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -18,18 +22,22 @@ class Acceptance:
     """Both fade: the last ten drafts or so count. A draft behind a wrong one says nothing and is not counted."""
     n_vain: int = 0
     """Times in a row that it was asked and no draft was kept, or none was found."""
-    declined: float | None = None
-    """Its rate when drafts were last found not to pay for it; None: they never were."""
+    n_streak: int | None = None
+    """Right probes in a row; None: it was never left alone."""
 
     @property
     def rate(self) -> float:
         """The chance that its next draft is right."""
         return self.n_right / self.n_verified
 
-    def count(self, n_verified: int, n_right: int) -> None:
+    def rate_beside(self, others: float) -> float:
+        """Its rate with `OTHERS` drafts more, right as often as others' are: a few wrong ones may be chance."""
+        return (self.n_right + OTHERS * others) / (self.n_verified + OTHERS)
+
+    def count(self, n_verified: int, n_right: int, memory: float = MEMORY) -> None:
         """Of the drafts of a step the first `n_right` were right."""
         n_trials = min(n_verified, n_right + 1)
-        faded = MEMORY**n_trials
+        faded = memory**n_trials
         self.n_right = faded * self.n_right + n_right
         self.n_verified = faded * self.n_verified + n_trials
         self.n_vain = 0 if n_right else self.n_vain + 1

@@ -12,19 +12,21 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from quire.control.acceptance import Acceptance
+from quire.control.acceptance import LONG_MEMORY, Acceptance
 from quire.control.seq import Seq
 from quire.planner.drafts import DraftCosts
 
 FIRST_RATE: Final = 0.7
-"""The chance of a draft before anything is known."""
+FIRST_DRAFTS: Final = 4.0
+"""The chance of a draft before anything is known, and as of how many drafts it counts."""
 NEW_SHARE: Final = 0.1
 """Of the step that has just ended, in what is known of the cost of steps of its kind, for each step since the last of
 its kind, up to `MOST_STALE`."""
 MOST_STALE: Final = 7
 PROBE_SHARE: Final = 0.01
-BETTER: Final = 0.05
-"""A sequence for which drafts do not pay though they are often right is asked again when its rate is higher by this."""
+MOST_STREAK: Final = 3
+"""Right probes in a row, each longer than the one before, after which a sequence for which drafts still do not pay is
+left alone."""
 MOST_QUIET: Final = 256
 """Steps after which a sequence is asked again at the latest."""
 
@@ -34,8 +36,10 @@ class DraftPolicy:
 
     def __init__(self, most: int, costs: DraftCosts | None) -> None:
         self.most, self.costs = most, costs
-        self._all = Acceptance(FIRST_RATE, 1.0)
+        self._all = Acceptance(FIRST_RATE * FIRST_DRAFTS, FIRST_DRAFTS)
         """Of all sequences: what a new one begins with."""
+        self._is_drafting = False
+        """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
         self._exposed_s = costs.exposed_s if costs is not None else 0.0
         self._plain_s = 0.0
         """What steps with drafts, and without, take beside their rows and guesses; as seen."""
@@ -52,16 +56,19 @@ class DraftPolicy:
         most = min(self.most, n_free)
         if self.costs is None:
             return [min(most, n_free // len(seqs))] * len(seqs)
-        rates = [self._of(seq).rate for seq in seqs]
+        rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
         lengths = self.costs.choose(rates, most, n_rows, n_free, self._exposed_s, self._plain_s)
         n_left = n_free - sum(lengths)
+        self._is_drafting = any(lengths)
         for i, seq in enumerate(seqs):
-            if lengths[i]:
-                continue
             own = self._of(seq)
-            if own.declined is not None and n_left > 0:
-                lengths[i], n_left = 1, n_left - 1  # to see whether it has become better
-            own.declined = rates[i]
+            if lengths[i]:
+                own.n_streak = 0
+                continue
+            if own.n_streak is not None and n_left > 0:  # to see whether it has become better
+                lengths[i] = min(most, n_left, 4**own.n_streak)
+                n_left -= lengths[i]
+            own.n_streak = own.n_streak or 0
             self._leave(seq, step, n_rows, MOST_QUIET)
         return lengths
 
@@ -90,28 +97,32 @@ class DraftPolicy:
                 self.n_right[place] += 1
         if self.costs is None:
             return
-        own = self._of(seq)
+        own, rate = self._of(seq), self._of(seq).rate_beside(self._all.rate)
+        if n_right < n_verified:
+            own.n_streak = 0
         if n_verified:
             own.count(n_verified, n_right)
-            self._all.count(n_verified, n_right)
+            self._all.count(n_verified, n_right, LONG_MEMORY)
         else:
             own.n_vain += 1
-        if n_verified and n_right == n_verified:
-            if own.declined is None or own.rate > own.declined + BETTER:
-                seq.drafts_from = 0  # a probe was right, and it was thought to be wrong: it is asked at once
+        if n_verified and n_right == n_verified and own.n_streak is not None:
+            own.n_streak = min(own.n_streak + 1, MOST_STREAK)
+            if own.n_streak < MOST_STREAK and rate < FIRST_RATE:
+                seq.drafts_from = 0  # a right probe of one that is thought to be wrong: a longer one follows at once
         elif own.n_vain > 1:
             self._leave(seq, step, n_rows, 2 ** min(own.n_vain, 8))
 
     def _leave(self, seq: Seq, step: int, n_rows: int, most: int) -> None:
         """Leave a sequence alone, for `most` steps or until asking all of them is `PROBE_SHARE` of the steps between.
 
-        A step in which one is asked waits for the step before it, and the next one for that. So periods are powers of
-        two and end together: such a step asks all that are due.
+        A step in which one is asked waits for the step before it, and the next one for that, unless there are drafts in
+        it anyway. So periods are powers of two and end together: such a step asks all that are due.
         """
         assert self.costs is not None
         rows_s = self.costs.seconds(n_rows)
-        asking_s = 2 * (self._exposed_s - self._plain_s) + n_rows * self.costs.guess_s
-        asking_s += self.costs.seconds(2 * n_rows) - rows_s
+        asking_s = n_rows * self.costs.guess_s + self.costs.seconds(2 * n_rows) - rows_s
+        if not self._is_drafting:
+            asking_s += 2 * (self._exposed_s - self._plain_s)
         n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._plain_s))))
         period = 1 << max(0, n_steps - 1).bit_length()
         seq.drafts_from = (step // period + 1) * period

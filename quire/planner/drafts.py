@@ -11,6 +11,11 @@ import bisect
 import dataclasses
 import heapq
 from collections.abc import Sequence
+from typing import Final
+
+LEAST_GAIN: Final = 1.15
+"""Of tokens a second, below which drafts are not worth their risk: rates are guesses, and sequences that began
+together end apart, so that the last ones run in small steps."""
 
 
 def expected_tokens(rate: float, n_drafts: int) -> float:
@@ -45,7 +50,7 @@ class DraftCosts:
         self, rates: Sequence[float], most: int, n_rows: int, n_free: int, exposed_s: float, plain_s: float
     ) -> list[int]:
         """Drafts for each of some sequences in a step of `n_rows` rows without them: those that make tokens a second
-        the most, all 0 if plain decoding has more.
+        the most, all 0 if plain decoding has nearly as many.
 
         rates: the chance of each sequence's drafts. most: drafts of a sequence. n_free: drafts of all together.
         exposed_s, plain_s: of a step with drafts and of one without, what is beside rows and guesses. Rows go one by
@@ -53,7 +58,7 @@ class DraftCosts:
         """
         heap = [(-rate, i) for i, rate in enumerate(rates) if rate > 0]
         heapq.heapify(heap)
-        tokens, extra_s, best = float(n_rows), exposed_s, n_rows / (self.seconds(n_rows) + plain_s)
+        tokens, extra_s, best = float(n_rows), exposed_s, LEAST_GAIN * n_rows / (self.seconds(n_rows) + plain_s)
         given: list[int] = []
         n_best, lengths = 0, [0] * len(rates)
         while heap and len(given) < n_free:

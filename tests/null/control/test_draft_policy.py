@@ -65,7 +65,8 @@ def test_a_new_sequence_begins_where_others_have_come() -> None:
     policy = DraftPolicy(MOST, COSTS)
     live(policy, seq(), 1.0, 30)
     good = policy.choose([seq()], 1, 32, 0)[0]
-    live(policy, seq(), 0.0, 300)
+    for _ in range(40):
+        live(policy, seq(), 0.0, 300)
     assert policy.choose([seq()], 1, 32, 0)[0] < good
 
 
@@ -76,8 +77,9 @@ def test_what_steps_really_take_counts() -> None:
     for _ in range(100):
         policy.time(1 + MOST, MOST, True, 10 * COSTS.seconds(1 + MOST))
         policy.time(1, 0, False, COSTS.seconds(1))
-    assert policy.choose([one], 1, 32, 0)[0] == 0 and one.drafts_from > 1
-    assert policy.choose([one], 1, 32, one.drafts_from)[0] == 1, "a probe"
+    assert policy.choose([one], 1, 32, 0)[0] == 1 and one.drafts_from > 1, "a probe"
+    new = seq()
+    assert policy.choose([new], 1, 32, 0)[0] == 0 and new.drafts_from > 1, "a new one waits for the next probe of all"
 
 
 def test_sequences_are_asked_together() -> None:
@@ -101,7 +103,7 @@ def test_often_right_drafts_that_do_not_pay_are_not_asked_for_at_each_step() -> 
     """Rows are so dear that no draft pays, and yet every probe is right."""
     policy, one = DraftPolicy(MOST, DraftCosts((1, 8), (1.0, 15.0), guess_s=0.5)), seq()
     lengths = live(policy, one, 1.0, 1000)
-    assert 0 < sum(lengths[500:]) <= 10
+    assert 0 < sum(lengths[500:]) <= 20
 
 
 def test_one_long_step_is_an_accident() -> None:

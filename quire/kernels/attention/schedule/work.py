@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import torch
@@ -21,14 +22,18 @@ from quire.kernels.attention.schedule.tiles import cut, large_tokens_of, small_r
 N_CTAS = 132
 """CTAs where no device says how many it has."""
 
-ARRAYS = {"small": FIELDS, "large": FIELDS, "merges": 4, "rows": 2, "queue": 1, "blocks": 1, "parts": 1}
-"""The arrays of a work list in the order of the upload, and the integers of a line. Widest lines first, so that kernels
-may read four integers, or two, at once; parts last: they need no zeros behind them."""
+ARRAYS = {"large": FIELDS, "merges": 4, "rows": 2, "queue": 1, "blocks": 1, "small": FIELDS, "parts": 1}
+"""The arrays of a work list, and the integers of a line."""
+ALIGNED = 4
+"""Integers that kernels may read at once: every array begins at a multiple of that."""
+ZEROED = ("large", "merges")
+"""Of these a launch reads more lines than there are: those behind the last are zeros. Small lines are found through
+the queue."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class CudaWork:
-    """Work on the device: names as in csrc/cuda/attention.h. Lines and merges beyond the real ones are zero."""
+    """Work on the device: names as in csrc/cuda/attention.h. Large lines and merges beyond the real ones are zero."""
 
     small: torch.Tensor
     """int32 [n_small, 12]"""
@@ -71,10 +76,13 @@ def make(plan: AttnPlan, device: torch.device | None = None, n_ctas: int = 0) ->
     n_ctas = n_ctas or n_ctas_of(device)
     work = cut(plan, n_ctas)
     arrays = [getattr(work, name) for name in ARRAYS]
-    flat = transfer.upload(np.concatenate([array.reshape(-1) for array in [*arrays, np.zeros(1, np.int32)]]), device)
+    sizes = {name: len(array) for name, array in zip(ARRAYS, arrays, strict=True)}
+    packed = np.zeros(_n_ints(sizes) + 1, np.int32)
+    for start, array in zip(_starts(sizes), arrays, strict=True):
+        packed[start : start + array.size] = array.reshape(-1)
+    flat = transfer.upload(packed, device)
     ticket = flat[-1:]
     most = int(work.small[:, N_TOKENS].max(initial=1)) * plan.heads.group
-    sizes = {name: len(array) for name, array in zip(ARRAYS, arrays, strict=True)}
     return _views(plan, flat, ticket, sizes, work.n_partial_rows, _rows_of(most), n_ctas)
 
 
@@ -137,8 +145,10 @@ class Buffers:
             "blocks": max_blocks,
             "parts": n_parts,
         }
-        self._sizes = {name: sizes[name] for name in ARRAYS}
-        self.n_ints = sum(ARRAYS[name] * size for name, size in self._sizes.items())
+        # What is last is sent as far as it is filled: it is the longer one of both that have no zeros behind them.
+        last = sorted(("small", "parts"), key=lambda name: sizes[name] * ARRAYS[name])
+        self._sizes = {name: sizes[name] for name in [*(name for name in ARRAYS if name not in last), *last]}
+        self.n_ints = _n_ints(self._sizes)
         self._n_partial_rows = n_parts * heads.group
         self._memory = memory or _OwnMemory(self.n_ints, device)
         if len(self._memory.device) < self.n_ints:
@@ -156,13 +166,13 @@ class Buffers:
             raise ValueError(f"buffers were made for plans with {self._like}, this one has {_kind(plan)}")
         work = cut(plan, self.work.n_ctas, self._sizes["large"])
         self._check(plan, work)
-        at, used, host = 0, 0, self._memory.host
-        for name, size in self._sizes.items():
+        used, host = 0, self._memory.host
+        for at, (name, size) in zip(_starts(self._sizes), self._sizes.items(), strict=True):
             array = getattr(work, name).reshape(-1)
-            used, end = at + len(array), at + size * ARRAYS[name]
+            used = at + len(array)
             host[at:used] = array
-            host[used:end] = 0
-            at = end
+            if name in ZEROED:
+                host[used : at + size * ARRAYS[name]] = 0
         self._memory.filled(used)
         return self.work
 
@@ -178,6 +188,17 @@ class Buffers:
                     f"{n_spans} spans with {plan.n_rows} rows need {needed[name]} {name}, but buffers for "
                     f"{self._limits} hold {size}: plan without buffers, or make them larger"
                 )
+
+
+def _starts(sizes: dict[str, int]) -> list[int]:
+    """Where each array begins, in this order."""
+    ends = itertools.accumulate(-(-size * ARRAYS[name] // ALIGNED) * ALIGNED for name, size in sizes.items())
+    return [0, *ends][:-1]
+
+
+def _n_ints(sizes: dict[str, int]) -> int:
+    """Integers of all arrays."""
+    return sum(-(-size * ARRAYS[name] // ALIGNED) * ALIGNED for name, size in sizes.items())
 
 
 def _kind(plan: AttnPlan) -> dict[str, object]:
@@ -209,12 +230,12 @@ def _views(
     small_rows: int,
     n_ctas: int,
 ) -> CudaWork:
-    """The arrays in a flat upload."""
-    views, at = {}, 0
-    for name, fields in ARRAYS.items():
-        view = flat[at : at + sizes[name] * fields]
+    """The arrays in a flat upload, in the order of `sizes`."""
+    views = {}
+    for at, (name, size) in zip(_starts(sizes), sizes.items(), strict=True):
+        fields = ARRAYS[name]
+        view = flat[at : at + size * fields]
         views[name] = view if fields == 1 else view.view(-1, fields)
-        at += sizes[name] * fields
     return CudaWork(
         **views,
         partial_out=torch.empty(n_partial_rows, plan.heads.head_dim, dtype=torch.float32, device=flat.device),
