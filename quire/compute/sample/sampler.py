@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 import torch
 
-from quire.compute.sample import edits, penalties
+from quire.compute.sample import edits
 from quire.compute.sample.logprobs import LogprobTensors, logprobs
 from quire.compute.sample.slots import SlotTable
 from quire.core.failure import Code
 from quire.core.plan import SlotOpen
 from quire.core.result import Fault
-from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by
+from quire.kernels.sample import EMPTY, FINE, NON_FINITE, TokenMasks, choose_by, penalise
 from quire.kernels.transfer import upload
 
 FAULT_CODES: Final = {NON_FINITE: Code.NON_FINITE_LOGITS, EMPTY: Code.EMPTY_MASK}
@@ -130,4 +130,4 @@ class Sampler:
         if len(rows):
             of = slots[rows]
             strengths = np.stack([table.repetition[of], table.frequency[of], table.presence[of]])
-            penalties.apply(logits, rows, of, positions[rows], table.prompt_len[of], strengths, tokens)
+            penalise(logits, np.stack([rows, of, positions[rows], table.prompt_len[of]]), strengths, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from quire.kernels.sample.draw import N_CONTROLS, Choice, Draw, TokenMasks
@@ -56,3 +57,21 @@ def choose_by(
     if n_rows:
         select("sample", "choose_by", logits)(logits, controls, out, masks)
     return out
+
+
+def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+    """Change some rows of `logits` float32 [m, width] in place by what their sequences hold already.
+
+    For a token in prompt or output: x / repetition if x > 0 else x * repetition (Keskar et al. 2019). Then, for a token
+    in the output: x - frequency * count - presence.
+    spans: host int64 [4, e]: row of logits, row of tokens, position of the token to be chosen, length of the prompt.
+    strengths: host float32 [3, e]: repetition, frequency, presence. tokens: int32 [n, longest] on the logits' device;
+    entries at or after the position are not used. Nothing is remembered, so nothing can go stale.
+    Raises ValueError on a mismatch of shapes or types.
+    """
+    if spans.shape != (4, strengths.shape[1]) or strengths.shape[0] != 3:
+        raise ValueError(f"spans {spans.shape} and strengths {strengths.shape}: [4, e] and [3, e] are needed")
+    if logits.dim() != 2 or logits.dtype is not torch.float32 or tokens.dtype is not torch.int32:
+        raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype}, tokens {tokens.dtype}: float32 rows and int32")
+    if spans.shape[1]:
+        select("sample", "penalise", logits)(logits, spans, strengths, tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import numpy as np
 import torch
 
@@ -60,3 +62,15 @@ def _status(row: torch.Tensor) -> int:
 def _first_above(probabilities: torch.Tensor, uniform: float) -> int:
     above = (probabilities.cumsum(0) > uniform).nonzero()
     return int(above[0]) if len(above) else int(probabilities.nonzero()[-1])
+
+
+def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+    """See `op.penalise`."""
+    columns = zip(spans.T.tolist(), strengths.T.tolist(), strict=True)
+    for (row, slot, position, prompt_len), (repetition, frequency, presence) in columns:
+        ids = tokens[slot, :position].tolist()
+        counts = collections.Counter(ids[prompt_len:])
+        for token in set(ids):
+            x = float(logits[row, token])
+            x = x / repetition if x > 0 else x * repetition
+            logits[row, token] = x - frequency * counts[token] - presence * (counts[token] > 0)

@@ -18,6 +18,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, TokenMasks
 from quire.kernels.sample.floors import block_sums, floor_of, weights_of
+from quire.kernels.sample.penalties_triton import penalise
+
+__all__ = ["choose_by", "penalise"]
 
 GROUP = 128
 """Columns of a group."""

@@ -15,7 +15,7 @@ from traffic.soak import CPU, Soak
 from quire.compute.runner import runner
 from quire.compute.runner.batch_builder import FlatBatch, build_batch
 from quire.compute.runner.pool import KVPool
-from quire.compute.sample import penalties, slots
+from quire.compute.sample import sampler, slots
 from quire.control.pages import PagePool
 from quire.control.scheduler import Scheduler
 
@@ -78,7 +78,7 @@ def all_but_one(drop: Callable[..., None]) -> Callable[..., None]:
 BUGS: dict[str, tuple[object, str, Callable[[Any], Any], str]] = {
     "copy on write does nothing": (KVPool, "copy", lambda _: nothing, "wrong|error"),
     "attention reads a key too many": (runner, "build_batch", lambda _: one_key_too_many, "wrong|error"),
-    "penalties do nothing": (penalties, "apply", lambda _: nothing, "wrong token"),
+    "penalties do nothing": (sampler, "penalise", lambda _: nothing, "wrong token"),
     "seeds are ignored": (slots, "seed_key", lambda seed_key: lambda seed: seed_key(0 * seed), "wrong token"),
     "cancel does nothing": (Scheduler, "cancel", lambda _: nothing, "after its end"),
     "a page is not given back": (PagePool, "drop", all_but_one, "owner|engine_error"),

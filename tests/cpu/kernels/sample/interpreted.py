@@ -132,6 +132,24 @@ def check_random_shapes(n_cases: int) -> None:
         assert_agrees(choose(logits, draw), logits, draw)
 
 
+def check_penalties(longest: int) -> None:
+    """Lengths around those of blocks, prompts of all and of nothing, tokens that come many times and once."""
+    rng = np.random.default_rng(longest)
+    positions = np.array([longest, 0, 1, 127, 128, 129, 200, 65][: max(1, longest)]).clip(max=longest)
+    n = len(positions)
+    tokens = torch.from_numpy(rng.integers(0, 90, (n + 2, longest + 3)).astype(np.int32))
+    prompts = np.array([5, 0, 1, 0, 128, 60, 200, 64][:n]).clip(max=positions)
+    spans = np.stack([rng.permutation(n + 1)[:n], rng.permutation(n + 2)[:n], positions, prompts])
+    strengths = np.stack([rng.choice([0.7, 1, 1.3], n), rng.choice([-1, 0, 0.4], n), rng.choice([-0.5, 0, 2], n)])
+    strengths[:, 0] = 1.3, 0.4, 2
+    logits = torch.randn(n + 1, 90, generator=torch.Generator().manual_seed(longest))
+    expected, found = logits.clone(), logits.clone()
+    reference.penalise(expected, spans, strengths.astype(np.float32), tokens)
+    kernels.penalise(found, spans, strengths.astype(np.float32), tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(found, logits)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with np.errstate(all="ignore"):
@@ -140,6 +158,8 @@ if __name__ == "__main__":
             check_choices(n_columns, dtype)
         for n_columns, n_mask_words in ((40, 2), (2500, 79), (2500, 70)):
             check_masks(n_columns, n_mask_words)
+        for n_tokens in (1, 64, 300):
+            check_penalties(n_tokens)
         check_random_shapes(40)
         check_ways()
     print("fine")

@@ -28,11 +28,13 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from quire.kernels.sample import triton as kernels
+from quire.kernels.sample import penalties_triton, triton as kernels
 
 stats = dict(logits="*bf16", stride="i32", width="i32", controls="*fp64", line="i32", floats="*fp32", n_groups="i32",
              room="i32", collected="*bf16", mask_lines="*i32", mask_bits="*i32", mask_stride="i32", n_words="i32")
+given = dict(logits="*fp32", stride="i32", given="*fp64", n_rows="i32", tokens="*i32", tokens_stride="i32")
 cases = [
+    (penalties_triton._penalise, given, dict(BLOCK=128, STEP=64)),
     (kernels._group_stats, stats, dict(GROUP=128, N_GROUPS=2048, CHUNK=2048, LEAST_SLOPE=1.2e-38, DEPENDENT=True)),
     (kernels._select, stats | dict(ints="*i32", token_ids="*i32", status="*u8"),
      dict(GROUP=128, N_GROUPS=2048, ROOM=8192, LEAST_SLOPE=1.2e-38, FINE=0, NON_FINITE=1, EMPTY=2,
@@ -43,8 +45,9 @@ for kernel, signature, constants in cases:
     signature = {name: types[name] for name in kernel.arg_names}
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "launch_pdl": True})
-    assert "griddepcontrol.wait" in built.asm["ptx"] and built.metadata.shared < 100_000
+    waits = "DEPENDENT" in constants
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "launch_pdl": waits})
+    assert ("griddepcontrol.wait" in built.asm["ptx"]) == waits and built.metadata.shared < 100_000
 print("fine")
 """
 

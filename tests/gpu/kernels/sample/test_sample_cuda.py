@@ -8,7 +8,7 @@ import torch
 
 from quire.compute.sample import Sampler
 from quire.core.plan import SlotOpen, SlotParams
-from quire.kernels.sample import N_CONTROLS, Choice, Draw, TokenMasks, choose, choose_by, reference
+from quire.kernels.sample import N_CONTROLS, Choice, Draw, TokenMasks, choose, choose_by, penalise, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -143,3 +143,19 @@ def test_a_step_never_waits_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert sampled.ok.all()
     assert (sampled.token_ids < 4900).all()
+
+
+@pytest.mark.parametrize("longest", [1, 130, 2000, 4100])
+def test_penalties_are_those_of_the_reference(longest: int) -> None:
+    """Compared with each other, and counted in a table where that is too much."""
+    rng, n, width = np.random.default_rng(longest), 40, 3000
+    positions = rng.integers(0, longest + 1, n)
+    positions[0] = longest
+    tokens = torch.from_numpy(rng.integers(0, width, (n + 3, longest + 1)).astype(np.int32)).cuda()
+    spans = np.stack([rng.permutation(n + 1)[:n], rng.permutation(n + 3)[:n], positions, positions // 3])
+    strengths = np.stack([rng.choice([0.7, 1.3], n), rng.choice([-1, 0.4], n), rng.choice([-0.5, 2], n)])
+    logits = torch.randn(n + 1, width)
+    found = logits.cuda()
+    penalise(found, spans, strengths.astype(np.float32), tokens)
+    reference.penalise(logits, spans, strengths.astype(np.float32), tokens.cpu())
+    torch.testing.assert_close(found.cpu(), logits, rtol=1e-5, atol=1e-5)

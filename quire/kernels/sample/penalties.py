@@ -1,8 +1,4 @@
-"""Repetition, presence and frequency penalties, computed from the device token table in every step.
-
-Invariant: nothing is remembered between steps, so nothing can go stale; entries of the table at or after the
-sampled position are never used.
-"""
+"""Repetition, presence and frequency penalties in torch, on any device."""
 
 from __future__ import annotations
 
@@ -15,24 +11,11 @@ ROWS_AT_ONCE = 32
 """Bounds the count table to 32 x width integers."""
 
 
-def apply(
-    logits: torch.Tensor,
-    rows: np.ndarray,
-    slots: np.ndarray,
-    positions: np.ndarray,
-    prompt_lens: np.ndarray,
-    strengths: np.ndarray,
-    tokens: torch.Tensor,
-) -> None:
-    """Change `logits` [m, width] in place at `rows` int64 [e].
-
-    For a token in prompt or output: x / repetition if x > 0 else x * repetition (Keskar et al. 2019). Then, for a
-    token in the output: x - frequency * count - presence. strengths: float32 [3, e]: repetition, frequency, presence.
-    """
-    for start in range(0, len(rows), ROWS_AT_ONCE):
+def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
+    """See `op.penalise`."""
+    for start in range(0, spans.shape[1], ROWS_AT_ONCE):
         part = slice(start, start + ROWS_AT_ONCE)
-        spans = np.stack([rows[part], slots[part], positions[part], prompt_lens[part]])
-        _apply(logits, spans, strengths[:, part], tokens)
+        _apply(logits, spans[:, part], strengths[:, part], tokens)
 
 
 def _apply(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:
