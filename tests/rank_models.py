@@ -1,4 +1,4 @@
-"""Models that ranks share. As a program: a rank, given RANK SIZE MEETING_POINT and a file of (folder, options) lines."""
+"""Models that ranks share. As a program: a rank, given RANK SIZE MEETING_POINT and a file of its cases, one a line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ready(worker: Worker) -> Worker:
 
 
 def run(worker: Worker) -> tuple[list[list[int]], list[torch.Tensor]]:
-    """Greedy tokens of each prompt, and the logits that `Decoder.logits` made for them, float32 [rows, vocab] a step."""
+    """Greedy tokens of each prompt, and what `Decoder.logits` made for them, float32 [rows, vocab] a step."""
     model, made = worker.model, []
     original = model.logits
 

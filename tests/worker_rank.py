@@ -94,7 +94,7 @@ def main() -> None:
     own = folder / str(rank)
     own.mkdir()
     comm = GlooComm(rank, size, meeting_point, timeout_s=120)
-    worker = make_worker(own, comm)
+    worker = make_worker(own, comm, dtype="float32")
     facts = worker.load()
     worker.allocate(Allocation(12, 128))
     results = [values(worker.run(plan, masks_of(plan))) for plan in plans()]

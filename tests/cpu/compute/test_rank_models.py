@@ -1,4 +1,4 @@
-"""Two processes share a model: logits and greedy tokens are those of one, whatever is cut, and what cannot be is refused.
+"""Two processes share a model: logits and greedy tokens are those of one, and what cannot be shared is refused.
 
 The oracle is the same checkpoint on one rank, which `test_families.py` compares with transformers.
 """
@@ -28,12 +28,13 @@ GROUPS: Final = {**QWEN3, "hidden_size": 128, "head_dim": 64}
 LLAMA: Final = {
     "hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 255,
 }  # fmt: skip
+TILES: Final = {"head_dim": 32, "num_key_value_heads": 2}
 FAMILIES: Final = (
     *("gpt_neox", "falcon", "falcon-new", "falcon-alibi-parallel", "gemma2", "gpt2", "opt", "phi3", "stablelm-qk_norm"),
     *("cohere-qk-norm", "glm4", "granite-bias", "seed_oss-biases", "smollm3", "minicpm"),
 )
 """Whole q, k, v in a file, in groups or not; transposed; one KV head for both; slopes of heads; tied or not; norms of
-heads, of each head in a tensor of its own, after; biases of row-parallel matrices; interleaved rotations; multipliers."""
+heads, of each head in a tensor of its own; biases of row-parallel matrices; interleaved rotations; multipliers."""
 MADE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "qwen3": ("Qwen3", QWEN3, {}),
     "qwen3-tied": ("Qwen3", {**QWEN3, "tie_word_embeddings": True}, {}),
@@ -46,6 +47,8 @@ MADE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "int8": ("Qwen3", GROUPS, {"quantization": "int8"}),
 }
 """Name → family, fields of its config.json, options."""
+EXACT: Final = (*(name for name, case in MADE.items() if "quantization" not in case[2]), "gguf-F32", "gguf-Q6_K")
+ROUNDED: Final = ("int4", "int8-g32", "gguf-Q8_0", "gguf-Q4_0", "gguf-one-KV-head")
 REFUSED: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any], str]]] = {
     "KV-heads": (
         "Qwen3",
@@ -95,8 +98,9 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, dict
     model = random_checkpoint(place("llama"), "Llama", **LLAMA)
     for dtype in ("F32", "Q8_0", "Q4_0", "Q6_K"):
         found[f"gguf-{dtype}"] = str(write_gguf(folder / f"{dtype}.gguf", model, "llama", dtype)), {}
-    small = random_checkpoint(place("small"), "Llama", **{**LLAMA, "num_key_value_heads": 1})
-    found["tiles"] = str(write_gguf(folder / "tiles.gguf", small, "llama", "Q8_0")), {}
+    for name, fields in (("gguf-one-KV-head", {"num_key_value_heads": 1}), ("tiles", TILES)):
+        model = random_checkpoint(place(name), "Llama", **{**LLAMA, **fields})
+        found[name] = str(write_gguf(folder / f"{name}.gguf", model, "llama", "Q8_0")), {}
     return found
 
 
@@ -136,20 +140,23 @@ def difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*FAMILIES, *(name for name in MADE if name != "int8"), *(f"gguf-{t}" for t in ("F32", "Q8_0", "Q4_0", "Q6_K"))],
-)
+@pytest.mark.parametrize("name", [*FAMILIES, *EXACT, *ROUNDED])
 def test_two_ranks_are_one(
     name: str,
     cases: dict[str, tuple[str, dict[str, Any]]],
     two: dict[str, list[dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Where activations are rounded, the last bit of a sum decides now and then which of two integers one becomes: the
+    prompts' logits are equal, later ones within what rounding costs."""
     expected, (first, second) = one_rank(cases[name], monkeypatch), two[name]
     assert first["tokens"] == second["tokens"] == expected["tokens"]
     assert all(torch.equal(a, b) for a, b in zip(first["logits"], second["logits"], strict=True)), "the same bits"
-    assert difference(first["logits"], expected["logits"]) <= TOLERANCE
+    n_equal = 1 if name in ROUNDED else len(expected["logits"])
+    assert difference(first["logits"][:n_equal], expected["logits"][:n_equal]) <= TOLERANCE
+    if name in ROUNDED:
+        exact = one_rank((cases[name][0], {"quantization": "none"}), monkeypatch)["logits"]
+        assert difference(first["logits"], expected["logits"]) < difference(expected["logits"][:1], exact[:1])
     assert max(float(one.abs().max()) for one in expected["logits"]) > 100 * TOLERANCE
     for rank in (first, second):
         assert rank["held"] == rank["footprint"] < expected["held"]
@@ -163,7 +170,7 @@ def test_whole_rows_are_rounded_by_rank(
     two: dict[str, list[dict[str, Any]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """int8 has one scale a row, of weights and of activations: a rank's are those of its own columns, which is finer."""
+    """int8 has one scale a row, of weights and of activations: a rank's are those of its own columns."""
     path, options = cases["int8"]
     exact = one_rank((path, {}), monkeypatch)["logits"][0]
     one, (first, second) = one_rank((path, options), monkeypatch), two["int8"]
