@@ -62,13 +62,7 @@ def runner_over(model: Decoder, captures: bool) -> tuple[Runner, CallingDevice]:
     if not captures:
         return Runner(pool, tables, tail, [eager]), device
     forward = GraphForward(
-        device,
-        model,
-        pool,
-        tables,
-        tail,
-        max_num_seqs=N_SLOTS,
-        max_num_batched_tokens=40,  # type: ignore[arg-type]
+        device, model, pool, tables, tail, max_num_seqs=N_SLOTS, max_num_batched_tokens=40  # type: ignore[arg-type]
     )
     forward.capture()
     return Runner(pool, tables, tail, [forward, eager]), device
