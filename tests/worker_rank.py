@@ -94,10 +94,15 @@ def main() -> None:
     own = folder / str(rank)
     own.mkdir()
     comm = GlooComm(rank, size, meeting_point, timeout_s=120)
-    worker = make_worker(own, comm)
+    worker = make_worker(own, comm, dtype="float32")
     facts = worker.load()
     worker.allocate(Allocation(12, 128))
     results = [values(worker.run(plan, masks_of(plan))) for plan in plans()]
+    for level in (1, 2):
+        worker.sleep(level)
+        worker.wake()
+        again = [values(worker.run(plan, masks_of(plan))) for plan in plans()]
+        assert again == results, f"after sleep at level {level}"
     tokens = torch.tensor([token for result in results for token in result["tokens"]])
     least, most = (comm.all_reduce(tokens.clone(), how) for how in (Reduction.MIN, Reduction.MAX))
     ranks = comm.all_reduce(torch.tensor([float(rank), 1.0]))

@@ -37,6 +37,7 @@ from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
 from quire.config.kv import KVLayout
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
+from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
 from quire.core.errors import EngineError
 from quire.core.plan import StepMasks, StepPlan
@@ -82,7 +83,7 @@ class Allocation:
     vocab_limit: int | None = None
     """Token ids that exist; None: as many as the logits are wide."""
     layout: KVLayout | None = None
-    """Groups of layers with page tables of their own; None: one group that keeps everything."""
+    """Groups of layers of `Worker.arch` with page tables of their own; None: one group that keeps everything."""
 
 
 class Worker:
@@ -99,11 +100,14 @@ class Worker:
         drafter: Drafter | None = None,
         draft: DraftCheckpoint | None = None,
     ) -> None:
-        """folder: a checkpoint of `arch`; comm: None for the only rank. drafter: who guesses; draft: or a model that
-        does; neither where nothing is drafted. Takes no memory."""
+        """folder: a checkpoint of `arch`, the whole model; comm: None for the only rank. drafter: who guesses; draft:
+        or a model that does, whole on every rank; neither where nothing is drafted. Takes no memory. ConfigError: the
+        ranks cannot share the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
+        self.arch: Final = share_arch(arch, self.comm.rank, self.comm.size)
+        """What this rank computes and keeps of the model; the groups of its pages, and its memory, follow from it."""
         self._drafter, self._draft = drafter, draft
         self._small: Decoder | None = None
         """Of `draft`."""
@@ -117,11 +121,12 @@ class Worker:
     @property
     def captured(self) -> Captured:
         """The steps that `allocate` will capture."""
-        return self.platform.captured(self._arch, self._limits)
+        return self.platform.captured(self.arch, self._limits)
 
     @functools.cached_property
     def _weights(self) -> Weights:
-        return Weights(self._folder, self._arch, self.platform.device.torch_device, self._config.load_format)
+        device, load_format = self.platform.device.torch_device, self._config.load_format
+        return Weights(self._folder, self._arch, device, load_format, self.comm)
 
     def footprint(self, dtype: str, quantization: str) -> Footprint:
         """Bytes of the weights in a dtype and under a value of --quantization, from the headers of the checkpoint.
@@ -135,10 +140,10 @@ class Worker:
 
     def load(self) -> WorkerFacts:
         """Read the weights. Raises LoadError or ConfigError."""
-        self._model = self._load(self._folder, self._arch)
+        self._model = self._load(self._folder, self._arch, self.comm)
         weights_bytes = self._model.n_bytes
         if self._draft is not None:
-            self._small = self._load(self._draft.folder, self._draft.arch)
+            self._small = self._load(self._draft.folder, self._draft.arch, SoloComm())
             weights_bytes += self._small.n_bytes
         room = self.platform.room()
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
@@ -241,7 +246,7 @@ class Worker:
             raise EngineError("no memory for steps is allocated")
         return self._runner
 
-    def _load(self, folder: pathlib.Path, arch: ModelArch) -> Decoder:
+    def _load(self, folder: pathlib.Path, arch: ModelArch, comm: Comm) -> Decoder:
         config = self._config
         if config.quantization not in NOT_ROUNDED and native.library() is None:
             reason = native.explain()
@@ -257,6 +262,7 @@ class Worker:
             seed=config.seed,
             quantization=config.quantization,
             check_finite=config.check_weights,
+            comm=comm,
         )
         self.platform.device.synchronize()
         took_s, size = time.perf_counter() - start_s, format_bytes(model.n_bytes)
@@ -267,12 +273,12 @@ class Worker:
         device, page_size = self.platform.device, self._config.block_size
         limits = msgspec.structs.replace(self._limits, max_model_len=allocation.max_model_len)
         pool = KVPool(
-            self._arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
+            self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
         )  # fmt: skip
         n_groups = len(pool.layout.groups)
         tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
         sampler = Sampler(
-            limits.max_num_seqs, self._arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
+            limits.max_num_seqs, self.arch.vocab_size, device.torch_device, vocab_limit=allocation.vocab_limit
         )
         tail = Tail(device, model, tables, sampler)
         forwards = self.platform.forwards(model, pool, tables, tail, limits)

@@ -120,6 +120,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     qk_norm: QKNorm | None = None
     qkv_clip: float = 0.0
     """c > 0: queries, keys and values are cut to [-c, c]."""
+    first_head: int = 0
+    """Number of the first of these heads in the whole model, of which a rank has a part (`config.shares`)."""
+    n_heads_of_all: int = 0
+    """Query heads of the whole model; 0: these are all."""
 
     @property
     def q_size(self) -> int:

@@ -36,6 +36,8 @@ class Cut(enum.Enum):
     """Outputs are divided: each rank makes its own, of the whole input. (Columns of the transposed matrix.)"""
     ROW = "row"
     """Inputs are divided: each rank makes a term of every output, to be summed over ranks."""
+    VOCABULARY = "vocabulary"
+    """Rows are divided as COLUMN, in the order of token ids; the last rank has fewer where they do not divide."""
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,6 +52,8 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     cut: Cut = Cut.REPLICATED
     unit: int = 1
     """Outputs of a part (`Cut.COLUMN`) or inputs (`Cut.ROW`) that stay together: those of a head."""
+    n_repeated: int = 0
+    """Last parts of which several ranks have the same unit, where there are fewer units than ranks: keys and values."""
 
     @property
     def name(self) -> str:
@@ -70,11 +74,18 @@ class NormTable(msgspec.Struct, frozen=True, kw_only=True):
     spec: NormSpec
     is_apart: bool = False
     """Each row is a tensor of its own, under the name with its number."""
+    cut: Cut = Cut.REPLICATED
+    """COLUMN: its rows are heads, which are divided."""
+    is_repeated: bool = False
+    """See `Matrix.n_repeated`."""
+    first_row: int = 0
+    """In the whole table, of a rank's part of one."""
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Name of each tensor, without its kind."""
-        return tuple(f"{self.name}.{row}" for row in range(self.shape[0])) if self.is_apart else (self.name,)
+        rows = range(self.first_row, self.first_row + self.shape[0])
+        return tuple(f"{self.name}.{row}" for row in rows) if self.is_apart else (self.name,)
 
 
 class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,7 +135,7 @@ def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerPara
     return LayerParameters(
         qkv=Matrix(
             n_in=hidden_size, parts=qkv, bias=mixer.qkv_bias, whole=at + "self_attn.qkv_proj", cut=Cut.COLUMN,
-            unit=mixer.head_dim,
+            unit=mixer.head_dim, n_repeated=2,
         ),
         out=Matrix(
             n_in=q_rows, parts=((at + "self_attn.o_proj", hidden_size),), bias=mixer.o_bias, cut=Cut.ROW,
@@ -157,7 +168,8 @@ def _qk_norm(mixer: AttentionSpec, at: str, which: str) -> NormTable | None:
     scope = mixer.qk_norm.scope
     return NormTable(
         name=f"{at}self_attn.{which}_norm", shape=shapes[scope], spec=mixer.qk_norm.norm,
-        is_apart=scope is QKNormScope.APART,
+        is_apart=scope is QKNormScope.APART, cut=Cut.COLUMN if len(shapes[scope]) == 2 else Cut.REPLICATED,
+        is_repeated=which == "k",
     )  # fmt: skip
 
 
@@ -166,9 +178,14 @@ def final_norm(arch: ModelArch) -> NormTable:
     return NormTable(name=FINAL_NORM, shape=(arch.hidden_size,), spec=arch.norm)
 
 
+def embedding(arch: ModelArch) -> Matrix:
+    """The table of tokens. Nothing is multiplied by it, but it is cut like a matrix, and as the head."""
+    return Matrix(n_in=arch.hidden_size, parts=((EMBEDDING, arch.vocab_size),), cut=Cut.VOCABULARY)
+
+
 def head(arch: ModelArch) -> Matrix:
     """The output head, which is the embedding where these are tied."""
-    return Matrix(n_in=arch.hidden_size, parts=((HEAD, arch.vocab_size),), bias=arch.head_bias, cut=Cut.COLUMN)
+    return Matrix(n_in=arch.hidden_size, parts=((HEAD, arch.vocab_size),), bias=arch.head_bias, cut=Cut.VOCABULARY)
 
 
 def matrices(arch: ModelArch) -> Iterator[Matrix]:

@@ -1,14 +1,19 @@
-"""What one rank holds of a matrix that is divided among ranks: sizes, and where they lie in the whole. Torch-free.
+"""What one rank holds of what is divided among ranks: sizes, and where they lie in the whole. Torch-free.
 
 Owns the arithmetic. Does not own how a matrix is cut (`parameters`), nor what a scheme adds to it (`compute/schemes`).
-Invariant: the shares of all ranks are the whole matrix, each number once (a replicated one: in every share).
+Invariant: the shares of all ranks are the whole matrix, each number once; but a replicated one is in every share, and
+units of keys and values are in several where there are fewer of them than ranks.
 """
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
-from quire.config.parameters import Cut, Matrix
+from quire.config.arch import ModelArch
+from quire.config.layers import AttentionSpec, LayerSpec, QKNormScope
+from quire.config.parameters import Cut, Matrix, NormTable
 from quire.core.errors import ConfigError
 
 
@@ -22,8 +27,22 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     first_column: int = 0
 
 
+class Region(msgspec.Struct, frozen=True):
+    """Where one rank's part of a tensor lies in the whole tensor."""
+
+    rows: tuple[tuple[int, int], ...]
+    """(first, number) of ranges of rows that the rank has under one another."""
+    columns: tuple[int, int] | None = None
+    """(first, number); None: all."""
+
+    @property
+    def n_rows(self) -> int:
+        """Of the part."""
+        return sum(number for _, number in self.rows)
+
+
 def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_step: int = 1) -> Share:
-    """The part of rank `rank` of `n_ranks`, all of one size.
+    """The part of rank `rank` of `n_ranks`, all of one size, but for the last of a vocabulary.
 
     row_step: rows of a part but the last are a multiple of it, as the parts lie under one another; column_step: columns
     that share something. Both bind a cut that goes through them. Raises ConfigError where the matrix cannot be divided.
@@ -35,15 +54,77 @@ def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_
         bias = matrix.bias and rank == 0  # it is added once
         mine = msgspec.structs.replace(matrix, n_in=n_in, bias=bias, cut=Cut.REPLICATED)
         return Share(matrix=mine, first_rows=(0,), first_column=rank * n_in)
-    parts = []
+    parts, first_rows = [], []
     for number, (name, rows) in enumerate(matrix.parts):
-        step = 1 if number == len(matrix.parts) - 1 else row_step
-        parts.append((name, _part(f"{name} has {rows} outputs", rows, n_ranks, matrix.unit, step)))
+        if matrix.cut is Cut.VOCABULARY:
+            first, own = _vocabulary(name, rows, rank, n_ranks)
+        else:
+            step = 1 if number == len(matrix.parts) - 1 else row_step
+            n_times = _times(rows // matrix.unit, n_ranks, number >= len(matrix.parts) - matrix.n_repeated)
+            own = _part(f"{name} has {rows} outputs", rows, n_ranks // n_times, matrix.unit, step)
+            first = rank // n_times * own
+        parts.append((name, own))
+        first_rows.append(first)
     mine = msgspec.structs.replace(matrix, parts=tuple(parts), cut=Cut.REPLICATED)
-    return Share(matrix=mine, first_rows=tuple(rank * rows for _, rows in parts))
+    return Share(matrix=mine, first_rows=tuple(first_rows))
 
 
-def _part(what: str, size: int, n_ranks: int, unit: int, step: int) -> int:
+def share_norm(table: NormTable, rank: int, n_ranks: int) -> NormTable:
+    """A rank's part of the table of a norm, `first_row` of it being where it begins. Raises ConfigError."""
+    if n_ranks == 1 or table.cut is Cut.REPLICATED:
+        return table
+    n_times = _times(table.shape[0], n_ranks, table.is_repeated)
+    own = _part(f"{table.name} has {table.shape[0]} heads", table.shape[0], n_ranks // n_times, 1, 1)
+    return msgspec.structs.replace(
+        table, shape=(own, *table.shape[1:]), first_row=rank // n_times * own, cut=Cut.REPLICATED
+    )
+
+
+def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
+    """What a rank computes, as a description of its own: its heads and its part of feed-forwards. Logits, and all that
+    goes along the residual stream, are as wide as in the whole. Raises ConfigError where it cannot be divided."""
+    if n_ranks == 1:
+        return arch
+    part = functools.cache(lambda spec: share_layer(spec, rank, n_ranks))
+    return msgspec.structs.replace(arch, layers=tuple(part(spec) for spec in arch.layers))
+
+
+def share_layer(spec: LayerSpec, rank: int, n_ranks: int) -> LayerSpec:
+    """What a rank computes of a layer. Raises ConfigError where it cannot be divided."""
+    mixer, size = spec.mixer, _part(f"a feed-forward is {spec.ffn.size} wide", spec.ffn.size, n_ranks)
+    return msgspec.structs.replace(
+        spec, mixer=_share_attention(mixer, rank, n_ranks), ffn=msgspec.structs.replace(spec.ffn, size=size)
+    )
+
+
+def _share_attention(mixer: AttentionSpec, rank: int, n_ranks: int) -> AttentionSpec:
+    if mixer.qk_norm is not None and mixer.qk_norm.scope is QKNormScope.ALL:
+        raise ConfigError(
+            f"this model norms the queries of all {mixer.n_heads} heads as one vector, of which each of {n_ranks} ranks"
+            " has a part: take one rank"
+        )
+    n_heads = _part(f"attention has {mixer.n_heads} query heads", mixer.n_heads, n_ranks)
+    n_times = _times(mixer.n_kv_heads, n_ranks, True)
+    n_kv_heads = _part(f"attention has {mixer.n_kv_heads} KV heads", mixer.n_kv_heads, n_ranks // n_times)
+    return msgspec.structs.replace(
+        mixer, n_heads=n_heads, n_kv_heads=n_kv_heads, first_head=rank * n_heads, n_heads_of_all=mixer.n_heads
+    )
+
+
+def _times(n_units: int, n_ranks: int, is_repeated: bool) -> int:
+    """Ranks that have the same units; 1 where each has its own."""
+    return n_ranks // n_units if is_repeated and n_units < n_ranks and n_ranks % n_units == 0 else 1
+
+
+def _vocabulary(name: str, n_rows: int, rank: int, n_ranks: int) -> tuple[int, int]:
+    """(first, number) of a rank's rows: equally many, but for the last rank."""
+    most = -(-n_rows // n_ranks)
+    if most * (n_ranks - 1) >= n_rows:
+        raise ConfigError(f"{name} has {n_rows} rows, of which the last of {n_ranks} ranks would have none: take fewer")
+    return rank * most, min(most, n_rows - rank * most)
+
+
+def _part(what: str, size: int, n_ranks: int, unit: int = 1, step: int = 1) -> int:
     """Of one rank, whole units and whole steps."""
     together = f" in units of {unit}" if unit > 1 else ""
     if size % (unit * n_ranks):

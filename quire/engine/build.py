@@ -78,13 +78,13 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     worker = Worker(config, limits, folder, arch, platform, drafter=drafter, draft=draft)
     captured = worker.captured
     case = FitCase(
-        config, limits, arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
+        config, limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
         rounds=platform.rounds, rounds_kv=platform.rounds_kv,
     )  # fmt: skip
     check_fit(case)
-    facts, layout = worker.load(), layout_of(config, limits, arch)
+    facts, layout = worker.load(), layout_of(config, limits, worker.arch)
     n_pages, limits = size_pool(
-        config, limits, arch, facts.room, captured.graph_sizes, captured.mixed_rows, facts.weights_bytes,
+        config, limits, worker.arch, facts.room, captured.graph_sizes, captured.mixed_rows, facts.weights_bytes,
         facts.others_bytes, None if draft is None else draft.arch,
     )  # fmt: skip
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding

@@ -38,6 +38,10 @@ class Comm(Protocol):
         """x, contiguous, with the values of all ranks reduced in place; the same bits on every rank. Returns x."""
         ...
 
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x, contiguous, of each rank → [size, *x.shape], in the order of ranks; the same bits on every rank."""
+        ...
+
     def close(self) -> None:
         """Leave the group. Nothing may be asked afterwards."""
         ...
@@ -51,6 +55,10 @@ class SoloComm:
     def all_reduce(self, x: torch.Tensor, reduction: Reduction = Reduction.SUM) -> torch.Tensor:
         """x as it is."""
         return x
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x as it is, under one more dimension."""
+        return x[None]
 
     def close(self) -> None:
         """There is no group."""

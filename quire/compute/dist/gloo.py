@@ -38,6 +38,12 @@ class GlooComm:
         torch.distributed.all_reduce(x, OPERATIONS[reduction])
         return x
 
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Comm`. x: on the CPU."""
+        found = x.new_empty(self.size, *x.shape)
+        torch.distributed.all_gather(list(found.unbind(0)), x)
+        return found
+
     def close(self) -> None:
         """See `Comm`."""
         torch.distributed.destroy_process_group()

@@ -31,6 +31,8 @@ from quire.kernels.sample import Choice
 
 def obstacle(model: Decoder) -> str | None:
     """Why the steps of this model run operation by operation on this device, or None."""
+    if model.n_ranks > 1:
+        return f"its layers are divided among {model.n_ranks} ranks, which sum within them"
     if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
         return "its matrices are not packed for the native kernels"
     if not model.is_plain:

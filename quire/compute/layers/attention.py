@@ -74,7 +74,8 @@ class Attention:
 def variant_of(spec: AttentionSpec, device: torch.device) -> Variant:
     """What the description asks of attention, as a variant of the library."""
     if spec.alibi:
-        slopes = torch.tensor(alibi_slopes(spec.n_heads), dtype=torch.float32) * spec.alibi
+        own = alibi_slopes(spec.n_heads_of_all or spec.n_heads)[spec.first_head : spec.first_head + spec.n_heads]
+        slopes = torch.tensor(own, dtype=torch.float32) * spec.alibi
         return variants.alibi(spec.scale, slopes.to(device))
     if spec.soft_cap:
         return variants.soft_cap(spec.scale, spec.soft_cap, spec.window)

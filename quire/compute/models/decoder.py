@@ -10,15 +10,19 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
+from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
+from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import Schemes, floating
 from quire.config.arch import ModelArch
-from quire.config.parameters import EMBEDDING, POSITIONS, final_norm, head, layer_parameters
+from quire.config.parameters import POSITIONS, final_norm
 from quire.config.rope import Rope
+from quire.config.shares import Region
 from quire.kernels import gemm
 
 Part = Embedding | Linear | Norm
@@ -26,26 +30,46 @@ Part = Embedding | Linear | Norm
 
 
 class Decoder:
-    """The whole model. `make(*shape)` allocates a parameter; `tables`: the rotary tables, see `rotary_tables`."""
+    """One rank's part of a model, which is all of it where the rank is alone: nothing of the others is there then."""
 
     def __init__(
-        self, arch: ModelArch, make: Make, tables: Mapping[Rope | None, torch.Tensor], schemes: Schemes
+        self,
+        arch: ModelArch,
+        make: Make,
+        tables: Mapping[Rope | None, torch.Tensor],
+        schemes: Schemes,
+        comm: Comm | None = None,
     ) -> None:
-        self.arch = arch
+        """arch: the whole model. make(*shape): allocates a parameter. tables: see `rotary_tables`. comm: None for the
+        only rank. Raises ConfigError where the model cannot be divided."""
+        comm = SoloComm() if comm is None else comm
+        self.n_ranks = comm.size
+        self._parts = parts = RankParts(arch, schemes, comm.rank, comm.size)
+        self.arch = arch = parts.arch
+        """What this rank computes; its vocabulary is that of the whole."""
         self.tables = dict(tables)
         self._device = next(iter(tables.values())).device
-        self.embed = Embedding(make, EMBEDDING, arch.vocab_size, arch.hidden_size)
+        self.embed = self._embedding(make, comm)
         self.positions = Embedding(make, POSITIONS, arch.n_positions, arch.hidden_size) if arch.n_positions else None
         self.layers = [
-            DecoderLayer(
-                spec, layer_parameters(spec, arch.hidden_size, layer), layer, make, schemes,
-                self.tables[spec.mixer.rope],
-            )
+            DecoderLayer(spec, parts.layers[layer], layer, make, schemes, self.tables[spec.mixer.rope])
             for layer, spec in enumerate(arch.layers)
-        ]  # fmt: skip
+        ]
         self.norm = Norm(make, final_norm(arch))
         tied = self.embed.weight if arch.tie_embeddings else None
-        self.head = Linear(make, head(arch), schemes.of(head(arch)), tied=tied)
+        self.head = Linear(make, parts.head.matrix, schemes.of(parts.head.matrix), tied=tied)
+        self._project: Linear | DividedHead = self.head
+        if comm.size > 1:
+            self._project = DividedHead(self.head, arch.vocab_size, comm)
+            for layer in self.layers:
+                for point in (layer.attention_sum, layer.ffn_sum):
+                    point.between = lambda y, z: comm.all_reduce(z)
+
+    def _embedding(self, make: Make, comm: Comm) -> Embedding:
+        share = self._parts.embedding
+        if comm.size > 1:
+            return DividedEmbedding(make, share, comm)
+        return Embedding(make, share.matrix.name, share.matrix.n_out, share.matrix.n_in)
 
     def forward(
         self,
@@ -77,7 +101,10 @@ class Decoder:
         if out is None:
             out = torch.empty(len(hidden), self.arch.vocab_size, dtype=torch.float32, device=hidden.device)
         pair = self.norm.pair
-        logits = self.head(hidden, norm=pair, out=out) if pair is not None else self.head(self.norm(hidden), out=out)
+        if pair is None:
+            logits = self._project(self.norm(hidden), out=out)
+        else:
+            logits = self._project(hidden, norm=pair, out=out)
         if self.arch.logits_scale != 1.0:
             logits.mul_(self.arch.logits_scale)
         if self.arch.logits_soft_cap:
@@ -118,6 +145,10 @@ class Decoder:
                     names = [f"{name}.{kind}" for name, _ in linear.matrix.parts]
                     found[f"{linear.matrix.whole}.{kind}"] = tensor, names
         return found
+
+    def regions(self) -> dict[str, Region]:
+        """Name as in `weights` or `wholes` → which part of the whole model's this rank has; not those that are all."""
+        return self._parts.regions()
 
     def owners(self) -> dict[str, Linear]:
         """Name as in `weights` → the layer that can be finished once all its names have their values."""
@@ -198,15 +229,20 @@ class Decoder:
 
 
 def decoder_on(
-    device: torch.device, arch: ModelArch, dtype: torch.dtype, max_model_len: int, schemes: Schemes | None = None
+    device: torch.device,
+    arch: ModelArch,
+    dtype: torch.dtype,
+    max_model_len: int,
+    schemes: Schemes | None = None,
+    comm: Comm | None = None,
 ) -> Decoder:
     """A decoder whose parameters are allocated on `device` ('meta': nowhere) and not filled.
 
-    schemes: of its matrices; None: those of the device for `dtype`, without rounding.
+    schemes: of its matrices; None: those of the device for `dtype`, without rounding. comm: as `Decoder`.
     """
 
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     tables = {rope: table.to(device) for rope, table in rotary_tables(arch, max_model_len).items()}
-    return Decoder(arch, make, tables, Schemes(floating(device, dtype)) if schemes is None else schemes)
+    return Decoder(arch, make, tables, Schemes(floating(device, dtype)) if schemes is None else schemes, comm)

@@ -109,7 +109,8 @@ class Rounded(MatrixScheme):
         return _stored(self.form, n, k)
 
     def cut(self, matrix: Matrix, rank: int, n_ranks: int) -> Share:
-        """Between groups."""
+        """Between groups. Where a row has one scale, a rank rounds its own columns by a scale of their own: then ranks
+        have other numbers than one rank alone, and not less exact ones."""
         return share(matrix, rank, n_ranks, column_step=qgemm.SCHEMES[self.form].group or 1)
 
     def finish(self, weight: torch.Tensor) -> PackedProduct:

@@ -7,16 +7,21 @@ Invariant: `held_bytes` is `Decoder.n_bytes` of the loaded model (tests compare 
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 
 import torch
 
+from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
+from quire.compute.models.rank_parts import RankParts
 from quire.compute.schemes.choice import Schemes, choose
 from quire.compute.schemes.packed import Blocks, Scheme
 from quire.compute.weights.loader import Copy, find_copies
 from quire.config.arch import ModelArch
+from quire.config.families import Order
+from quire.config.parameters import shapes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,9 +58,16 @@ def _sizes(linear: Linear, scheme: Scheme, dtype: torch.dtype) -> _Sizes:
 class Weights:
     """The weights that an engine would load from `folder`."""
 
-    def __init__(self, folder: pathlib.Path, arch: ModelArch, device: torch.device, load_format: str = "auto") -> None:
-        """Reads the headers. Raises LoadError or ConfigError, as `load_model` would."""
-        self._device, self._arch = device, arch
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        arch: ModelArch,
+        device: torch.device,
+        load_format: str = "auto",
+        comm: Comm | None = None,
+    ) -> None:
+        """Reads the headers. comm: as `load_model`. Raises LoadError or ConfigError, as that would."""
+        self._device, self._arch, self._comm = device, arch, SoloComm() if comm is None else comm
         self._is_dummy = load_format == "dummy"
         self._copies: list[Copy] = []
         self._in_gguf = False
@@ -64,8 +76,9 @@ class Weights:
             self._copies = [copy for shard_copies in copies for copy in shard_copies if not copy.compare]
 
     def footprint(self, dtype: torch.dtype, quantization: str) -> Footprint:
-        """With parameters of `dtype` and a value of `--quantization`."""
-        model, schemes = self._model(dtype), self._schemes(dtype, quantization)
+        """With parameters of `dtype` and a value of `--quantization`. ConfigError: the ranks cannot share it."""
+        model, schemes = self._model(dtype, self._comm), self._schemes(dtype, quantization)
+        RankParts(self._arch, schemes, self._comm.rank, self._comm.size)  # or it is refused
         owners, parts = model.owners(), dict(model.weights())
         sizes = {linear: _sizes(linear, schemes.of(linear.matrix), dtype) for linear in model.linears()}
         left = {linear: sum(owner is linear for owner in owners.values()) for linear in sizes}
@@ -83,7 +96,7 @@ class Weights:
                 now_bytes += made_bytes - sizes[linear].matrix_bytes
         if model.head.is_tied:
             now_bytes += sizes[model.head].made_bytes
-        peak_bytes = max(peak_bytes, now_bytes)
+        peak_bytes = max(peak_bytes, now_bytes) + self._scratch_bytes(model, dtype)
         others_bytes = sum(part.nbytes for name, part in parts.items() if name not in owners or name.endswith(".bias"))
         mapped_bytes = others_bytes + sum(
             one.matrix_bytes + (one.made_bytes if one.is_begun else 0) for one in sizes.values()
@@ -95,12 +108,23 @@ class Weights:
         """The parameters in the order of the files."""
         wholes = model.wholes()
         parts = (wholes[copy.target][1] if copy.target in wholes else [copy.target] for copy in self._copies)
-        return [name for names in parts for name in names]
+        own = dict(model.weights())
+        return [name for names in parts for name in names if name in own]
 
     def _schemes(self, dtype: torch.dtype, quantization: str) -> Schemes:
         entries = {copy.target: copy.entry for copy in self._copies} if self._in_gguf else None
         return choose(quantization, self._device, dtype, self._arch, entries)
 
-    def _model(self, dtype: torch.dtype) -> Decoder:
-        """Without memory, and with its matrices unfinished."""
-        return decoder_on(torch.device("meta"), self._arch, dtype, 1)
+    def _scratch_bytes(self, model: Decoder, dtype: torch.dtype) -> int:
+        """Largest tensor of which `model` has a part that is taken out of the whole in memory."""
+        regions = model.regions()
+        if self._is_dummy:
+            wholes = [shape for name, shape in shapes(self._arch) if name in regions]
+        else:
+            mixed = [one for one in self._copies if one.target in regions and one.rows.order is not Order.ROWS]
+            wholes = [one.entry.shape for one in mixed]
+        return max(map(math.prod, wholes), default=0) * dtype.itemsize
+
+    def _model(self, dtype: torch.dtype, comm: Comm | None = None) -> Decoder:
+        """Without memory, and with its matrices unfinished. comm: None: the whole."""
+        return decoder_on(torch.device("meta"), self._arch, dtype, 1, comm=comm)

@@ -21,6 +21,7 @@ from quire.compute.weights.checkpoint import read_into
 from quire.compute.weights.gguf_blocks import nibbles
 from quire.compute.weights.header import Entry
 from quire.compute.weights.names import separate_halves
+from quire.config.shares import Region
 from quire.core.errors import LoadError
 from quire.kernels import qgemm
 from quire.kernels.qgemm import weight as packing
@@ -49,26 +50,32 @@ def places(model: Decoder, entries: Mapping[str, Entry]) -> dict[str, Place]:
         if isinstance(linear.scheme, Blocks):
             assert isinstance(linear.product, PackedProduct)
             first_row = 0
-            for name, entry in parts_of(linear.matrix, model.arch, entries).items():
+            names = parts_of(linear.matrix, model.arch, entries)
+            for name, (_, n_rows) in zip(names, linear.matrix.parts, strict=True):
                 found[name] = Place(linear.product.packed, first_row)
-                first_row += entry.shape[0]
+                first_row += n_rows
     return found
 
 
-def fill(descriptor: int, entry: Entry, place: Place, n_interleaved: int, path: pathlib.Path) -> Iterator[int]:
-    """Read a tensor's blocks into their place; yields the bytes read, piece by piece.
+def fill(
+    descriptor: int, entry: Entry, place: Place, n_interleaved: int, path: pathlib.Path, region: Region | None = None
+) -> Iterator[int]:
+    """Read a tensor's blocks, or those of a rank's part, into their place; yields the bytes read, piece by piece.
 
-    n_interleaved: as `separate_halves`, 0 if rows are in order. Raises LoadError where a scale is not finite.
+    n_interleaved: as `separate_halves` for the whole tensor, 0 if rows are in order. region: None: all; its columns are
+    whole blocks. Raises LoadError where a scale is not finite.
     """
-    n_rows, row_bytes = entry.shape[0], entry.n_bytes // entry.shape[0]
+    n_all, row_bytes = entry.shape[0], entry.n_bytes // entry.shape[0]
+    ((first_row, n_rows),), columns = (((0, n_all),), None) if region is None else (region.rows, region.columns)
+    first_block, n_blocks = (one // BLOCK_LEN for one in columns or (0, entry.shape[1]))
+    n_interleaved = n_interleaved * n_rows // n_all
     step = n_rows if n_interleaved else PIECE_ROWS
     raw = torch.empty(min(step, n_rows) * row_bytes, dtype=torch.uint8)
     for first in range(0, n_rows, step):
         piece = raw[: min(step, n_rows - first) * row_bytes]
-        read_into(descriptor, piece.numpy().data, entry.start + first * row_bytes, path)
-        n_blocks = entry.shape[1] // BLOCK_LEN
-        blocks = piece.view(-1, n_blocks, row_bytes // n_blocks)
-        codes, scales = _codes(blocks, entry.dtype, place.packed.table)
+        read_into(descriptor, piece.numpy().data, entry.start + (first_row + first) * row_bytes, path)
+        blocks = piece.view(-1, entry.shape[1] // BLOCK_LEN, row_bytes * BLOCK_LEN // entry.shape[1])
+        codes, scales = _codes(blocks[:, first_block : first_block + n_blocks], entry.dtype, place.packed.table)
         if not bool(scales.isfinite().all()):
             raise LoadError(f"tensor {entry.name} in {path} has NaN or infinite scales")
         if n_interleaved:

@@ -16,28 +16,25 @@ import msgspec
 import torch
 from tqdm import tqdm
 
+from quire.compute.dist.comm import Comm
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.schemes.choice import TABLE, Schemes, choose
 from quire.compute.weights import gguf_exact
-from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
+from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard
 from quire.compute.weights.dummy import fill_random
 from quire.compute.weights.gguf import open_gguf
 from quire.compute.weights.gguf_blocks import DECODERS
 from quire.compute.weights.header import Entry
 from quire.compute.weights.names import Names, Rows, rearrange, stored_shape
+from quire.compute.weights.pieces import BUFFER_BYTES, TORCH_DTYPES, Pieces, pieces, take
 from quire.config.arch import ModelArch
-from quire.config.gguf import BLOCKS, is_gguf
+from quire.config.families import Order
+from quire.config.gguf import is_gguf
 from quire.config.parameters import EMBEDDING, HEAD
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
 
-BUFFER_BYTES: Final = 16 << 20
-TORCH_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""dtype of the format → dtype of torch, for those that weights may have."""
-BLOCK_BYTES: Final = {name: n_bytes for name, _, n_bytes in BLOCKS.values()}
-BLOCK_BUFFER_BYTES: Final = 1 << 20
-"""Bytes of quantised blocks decoded at once; as float32 they are up to eight times as many."""
 LISTED: Final = 8
 """Most tensor names in one error message."""
 TIED_HEAD: Final = (f"{HEAD}.weight", f"{EMBEDDING}.weight")
@@ -68,14 +65,17 @@ def load_model(
     quantization: str = "none",
     check_finite: bool = True,
     progress: bool | None = None,
+    comm: Comm | None = None,
 ) -> Decoder:
-    """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'.
+    """A model with the weights of `folder`, or with random ones of `seed` if load_format is 'dummy'; of several ranks
+    the part of one.
 
     dtype: of parameters and activations; weights are converted to it. max_model_len: length of the rotary table.
     quantization: a name of `schemes.choice.SCHEMES`; 'auto' keeps blocks of a GGUF file. A matrix is finished as soon
     as it is complete, so that few are in memory in both forms. check_finite: refuse NaN and infinity. progress: show a
-    bar; None shows it on a terminal only.
-    Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers.
+    bar; None shows it on a terminal only. comm: of the rank; None: it is the only one.
+    Raises LoadError naming files and tensors, ConfigError if max_model_len exceeds what the architecture covers or the
+    model cannot be divided.
     """
     if not 0 < max_model_len <= arch.max_position_scaled:
         raise ConfigError(
@@ -91,15 +91,15 @@ def load_model(
             )
 
     def build(schemes: Schemes) -> Decoder:
-        return decoder_on(device, arch, dtype, max_model_len, schemes)
+        return decoder_on(device, arch, dtype, max_model_len, schemes, comm)
 
+    nowhere = decoder_on(torch.device("meta"), arch, dtype, max_model_len)
     if load_format == "dummy":
         model = build(choose(quantization, device, dtype))
-        total = sum(tensor.nbytes for _, tensor in model.weights())
+        total = sum(tensor.nbytes for _, tensor in nowhere.weights())
         with ticking("making random weights", total, format_bytes) as ticker:
-            fill_random(_packing(model, ticker.advance), seed, device)
+            fill_random(_packing(model, nowhere, ticker.advance), seed, device)
     else:
-        nowhere = decoder_on(torch.device("meta"), arch, dtype, max_model_len)
         shards, copies, in_gguf = find_copies(folder, nowhere, load_format)
         entries = {copy.target: copy.entry for copy in copies[0] if not copy.compare} if in_gguf else None
         model = build(choose(quantization, device, dtype, arch, entries))
@@ -136,16 +136,16 @@ class Targets:
         self._offsets = model.offsets()
         self._owners = model.owners()
         self._wholes = model.wholes()
+        self.regions = model.regions()
+        """Of names of which a rank has a part."""
         self.tensors = dict(model.weights()) | {name: whole for name, (whole, _) in self._wholes.items()}
         self.places: dict[str, gguf_exact.Place] = {}
         """Names whose blocks go there as they are."""
 
     def copied(self, copy: Copy) -> None:
-        """All bytes of a tensor are in its place, in the order of the file."""
-        tensor = self.tensors[copy.target]
-        rearrange(tensor, copy.rows)
+        """A tensor has its numbers, in the parameter's order."""
         if copy.target in self._offsets:
-            tensor.add_(self._offsets[copy.target])
+            self.tensors[copy.target].add_(self._offsets[copy.target])
 
     def filled(self, name: str) -> None:
         """`name` has its values. Embeddings and norms stay, for the comparison with a tied head."""
@@ -168,13 +168,21 @@ class Targets:
             del self._wholes[whole], self.tensors[whole]
 
 
-def _packing(model: Decoder, advance: Callable[[int], object]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`model.weights()`, where what was given before the next is asked for has its values."""
+def _packing(model: Decoder, nowhere: Decoder, advance: Callable[[int], object]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a whole model, as `nowhere` has them, where what was given before the next is asked for has its
+    values. What `model` is a part of is given whole, so that ranks have parts of one model."""
     targets = Targets(model)
-    for name in [name for name, _ in model.weights()]:
-        tensor = targets.tensors[name]
-        yield name, tensor
-        advance(tensor.nbytes)
+    for name, whole in list(nowhere.weights()):
+        tensor, region = targets.tensors.get(name), targets.regions.get(name)
+        if tensor is None or region is not None:
+            full = torch.empty(whole.shape, dtype=whole.dtype, device=model.embed.weight.device)
+            yield name, full
+            if tensor is not None and region is not None:
+                tensor.copy_(take(full, region))
+            del full
+        else:
+            yield name, tensor
+        advance(whole.nbytes)
         del tensor  # or it would keep its matrix while that is finished
         targets.filled(name)
 
@@ -252,22 +260,31 @@ def _read_tensors(
     with open_shard(shard) as descriptor:
         for copy in copies:
             if copy.target in targets.places and not copy.compare:
-                place = targets.places[copy.target]
-                for n_bytes in gguf_exact.fill(descriptor, copy.entry, place, copy.rows.n_interleaved, shard.path):
+                place, region = targets.places[copy.target], targets.regions.get(copy.target)
+                for n_bytes in gguf_exact.fill(
+                    descriptor, copy.entry, place, copy.rows.n_interleaved, shard.path, region
+                ):
                     advance(n_bytes if copy.target != TABLE else 0)
                 if copy.target != TABLE:
                     targets.filled(copy.target)
                     continue
-            target = targets.tensors[copy.target].view(-1)
-            for start, piece in _pieces(descriptor, copy.entry, buffer, shard.path):
-                part = target[start : start + len(piece)]
-                if not copy.compare:
-                    part.copy_(piece)
-                elif not torch.equal(part, piece.to(part.device, part.dtype)):
-                    raise LoadError(
-                        f"{copy.entry.name} differs from {copy.target}, but tie_word_embeddings is true in config.json"
-                    )
-                advance(piece.numel() * copy.entry.n_bytes // target.numel())
+            if copy.target not in targets.tensors:  # another rank's
+                advance(copy.entry.n_bytes)
+                continue
+            target, region = targets.tensors[copy.target], targets.regions.get(copy.target)
+            alone = region if copy.compare or copy.rows.order is Order.ROWS else None
+            found = pieces(descriptor, copy.entry, buffer, shard.path, alone)
+            if copy.compare:
+                _compare(target, copy, _counted(found, copy.entry, target.numel(), advance))
+            elif alone is region:
+                _write(target, _counted(found, copy.entry, target.numel(), advance))
+                rearrange(target, copy.rows if region is None else copy.rows.of_part(len(target), copy.entry.shape[0]))
+            else:
+                whole = target.new_empty(stored_shape(copy.entry.shape, copy.rows))
+                _write(whole, _counted(found, copy.entry, whole.numel(), advance))
+                rearrange(whole, copy.rows)
+                assert region is not None
+                target.copy_(take(whole, region))
             if not copy.compare:
                 targets.copied(copy)
             if check_finite and not _is_finite(target):
@@ -277,32 +294,26 @@ def _read_tensors(
             targets.filled(copy.target)
 
 
-def _pieces(
-    descriptor: int, entry: Entry, buffer: torch.Tensor, path: pathlib.Path
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """(index of the first element, elements) over a tensor's bytes; each piece is valid until the next."""
-    if entry.dtype in DECODERS:
-        yield from _decoded_pieces(descriptor, entry, buffer, path)
-        return
-    dtype = TORCH_DTYPES[entry.dtype]
-    for offset in range(0, entry.n_bytes, len(buffer)):
-        raw = buffer[: min(len(buffer), entry.n_bytes - offset)]
-        read_into(descriptor, raw.numpy().data, entry.start + offset, path)
-        yield offset // dtype.itemsize, raw.view(dtype)
+def _counted(found: Pieces, entry: Entry, n_wanted: int, advance: Callable[[int], object]) -> Pieces:
+    """Pieces of `n_wanted` numbers in all, which stand for all bytes of a tensor."""
+    for start, piece in found:
+        yield start, piece
+        advance(len(piece) * entry.n_bytes // n_wanted)
 
 
-def _decoded_pieces(
-    descriptor: int, entry: Entry, buffer: torch.Tensor, path: pathlib.Path
-) -> Iterator[tuple[int, torch.Tensor]]:
-    """As `_pieces`, for blocks that hold a scale and small integers."""
-    decode, block_bytes, first = DECODERS[entry.dtype], BLOCK_BYTES[entry.dtype], 0
-    step = BLOCK_BUFFER_BYTES // block_bytes * block_bytes
-    for offset in range(0, entry.n_bytes, step):
-        raw = buffer[: min(step, entry.n_bytes - offset)]
-        read_into(descriptor, raw.numpy().data, entry.start + offset, path)
-        piece = decode(raw.view(-1, block_bytes)).view(-1)
-        yield first, piece
-        first += len(piece)
+def _write(target: torch.Tensor, found: Pieces) -> None:
+    flat = target.view(-1)
+    for start, piece in found:
+        flat[start : start + len(piece)].copy_(piece)
+
+
+def _compare(target: torch.Tensor, copy: Copy, found: Pieces) -> None:
+    flat = target.view(-1)
+    for start, piece in found:
+        if not torch.equal(flat[start : start + len(piece)], piece.to(target.device, target.dtype)):
+            raise LoadError(
+                f"{copy.entry.name} differs from {copy.target}, but tie_word_embeddings is true in config.json"
+            )
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -36,6 +36,10 @@ class Rows(msgspec.Struct, frozen=True):
     """`Order.GROUPED`: key heads."""
     head_dim: int = 0
 
+    def of_part(self, n_rows: int, n_all: int) -> Rows:
+        """Of n_rows rows, whole heads, of a tensor of n_all that has `Order.ROWS`."""
+        return msgspec.structs.replace(self, n_interleaved=self.n_interleaved * n_rows // n_all)
+
     @property
     def is_ours(self) -> bool:
         """Whether nothing has to be moved."""

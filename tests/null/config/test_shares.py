@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import pathlib
+from collections.abc import Iterable
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.parameters import Cut, Matrix
-from quire.config.shares import share
+from quire.config.kv import kv_layout
+from quire.config.layers import NormSpec
+from quire.config.model import read_arch
+from quire.config.parameters import Cut, Matrix, NormTable, layer_parameters
+from quire.config.shares import share, share_arch, share_norm
 from quire.core.errors import ConfigError
+from quire.planner.memory import MemoryEquation
 
+SHAPES = pathlib.Path(__file__).resolve().parents[3] / "quire/bench/shapes"
 QKV = Matrix(n_in=96, parts=(("q", 256), ("k", 128), ("v", 128)), bias=True, cut=Cut.COLUMN, unit=32)
 OUT = Matrix(n_in=256, parts=(("o", 96),), bias=True, cut=Cut.ROW, unit=32)
+REPEATED = Matrix(n_in=96, parts=(("q", 256), ("k", 64), ("v", 64)), cut=Cut.COLUMN, unit=32, n_repeated=2)
 NORMAL = Matrix(n_in=96, parts=(("p", 10), ("r", 7)), bias=True)
 
 
@@ -38,6 +48,69 @@ def test_what_is_not_cut_is_whole_everywhere() -> None:
     for rank in range(3):
         one = share(NORMAL, rank, 3)
         assert one.matrix == NORMAL and one.first_rows == (0, 0) and one.first_column == 0
+
+
+def test_keys_are_repeated_where_there_are_fewer_than_ranks() -> None:
+    shares = [share(REPEATED, rank, 8) for rank in range(8)]
+    assert [one.first_rows for one in shares] == [(32 * r, r // 4 * 32, r // 4 * 32) for r in range(8)]
+    assert {one.matrix.parts for one in shares} == {(("q", 32), ("k", 32), ("v", 32))}
+    with pytest.raises(ConfigError, match=r"^k has 64 outputs in units of 32, which 3 ranks"):
+        share(msgspec.structs.replace(REPEATED, parts=(("q", 288), ("k", 64), ("v", 64))), 0, 3)
+
+
+@given(st.integers(1, 300), st.integers(2, 9))
+def test_a_vocabulary_is_cut_anywhere(n_rows: int, n_ranks: int) -> None:
+    whole = Matrix(n_in=4, parts=(("e", n_rows),), bias=True, cut=Cut.VOCABULARY)
+    most = -(-n_rows // n_ranks)
+    if most * (n_ranks - 1) >= n_rows:
+        with pytest.raises(ConfigError, match=f"e has {n_rows} rows, of which the last of {n_ranks} ranks"):
+            share(whole, 0, n_ranks)
+        return
+    shares = [share(whole, rank, n_ranks) for rank in range(n_ranks)]
+    rows = [row for one in shares for row in range(one.first_rows[0], one.first_rows[0] + one.matrix.n_out)]
+    assert rows == list(range(n_rows)) and all(one.matrix.n_out == most for one in shares[:-1])
+
+
+def test_norms_of_heads() -> None:
+    eps = NormSpec(eps=1e-5)
+    heads = NormTable(name="n", shape=(4, 8), spec=eps, is_apart=True, cut=Cut.COLUMN)
+    assert [share_norm(heads, rank, 2).parts for rank in range(2)] == [("n.0", "n.1"), ("n.2", "n.3")]
+    keys = NormTable(name="k", shape=(2, 8), spec=eps, cut=Cut.COLUMN, is_repeated=True)
+    assert [(share_norm(keys, rank, 4).first_row, share_norm(keys, rank, 4).shape) for rank in range(4)] == [
+        (0, (1, 8)), (0, (1, 8)), (1, (1, 8)), (1, (1, 8)),
+    ]  # fmt: skip
+    all_heads = NormTable(name="w", shape=(8,), spec=eps)
+    assert share_norm(all_heads, 1, 2) is all_heads
+    with pytest.raises(ConfigError, match="n has 4 heads, which 3 ranks"):
+        share_norm(heads, 0, 3)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4, 8, 16])
+def test_a_rank_is_a_model_of_its_own(n_ranks: int) -> None:
+    """Its description has the sizes of the shares of its matrices, and its memory follows from it."""
+    whole = read_arch(SHAPES / "qwen3-0.6b")
+    own = share_arch(whole, n_ranks - 1, n_ranks)
+
+    def sizes(matrices: Iterable[Matrix]) -> list[tuple[int, tuple[tuple[str, int], ...]]]:
+        return [(one.n_in, one.parts) for one in matrices]
+
+    own_parameters, parameters = (layer_parameters(arch.layers[0], arch.hidden_size, 0) for arch in (own, whole))
+    cut = [share(one, n_ranks - 1, n_ranks).matrix for one in parameters.matrices]
+    assert sizes(own_parameters.matrices) == sizes(cut)
+    limits = {"page_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 512}
+    n_times = min(n_ranks, whole.n_kv_heads)
+    assert kv_layout(own).numbers * n_times == kv_layout(whole).numbers
+    alone, part = (MemoryEquation(arch=arch, weights_bytes=0, **limits) for arch in (whole, own))
+    assert part.page_bytes * n_times == alone.page_bytes and part.logits_bytes == alone.logits_bytes
+    assert (part.workspace_bytes < alone.workspace_bytes) == (n_ranks > 1)
+
+
+def test_what_a_model_cannot_share() -> None:
+    whole = read_arch(SHAPES / "qwen3-0.6b")
+    with pytest.raises(ConfigError, match="a feed-forward is 3072 wide, which 5 ranks cannot share"):
+        share_arch(whole, 0, 5)
+    with pytest.raises(ConfigError, match="attention has 16 query heads, which 3 ranks cannot share"):
+        share_arch(whole, 0, 3)
 
 
 def test_refusals_name_the_matrix() -> None:

@@ -1,7 +1,6 @@
 """The point between a row-parallel product and its residual: nothing, an adapter's delta, the sum over two ranks.
 
-The ranks are made of the pieces that a worker has: a description with a share of heads and of the feed-forward, weights
-cut as their schemes say, and a comm that sums.
+The ranks are threads here, so that there can be many; `test_rank_models.py` has processes and workers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -25,8 +23,9 @@ from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualProduct
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.schemes.choice import floating
+from quire.compute.weights.pieces import take
 from quire.config.arch import ModelArch
-from quire.config.layers import LayerSpec, NormSpec
+from quire.config.layers import NormSpec
 from quire.config.model import read_arch
 from quire.config.parameters import Matrix, NormTable
 from quire.kernels import native
@@ -60,17 +59,14 @@ class ThreadComm:
         self._barrier.wait(timeout=60)
         return x
 
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        self._given[self.rank] = x.clone()
+        self._barrier.wait(timeout=60)
+        found = torch.stack([one for one in self._given if one is not None])
+        self._barrier.wait(timeout=60)
+        return found
+
     def close(self) -> None: ...
-
-
-def rank_of(layer: LayerSpec, n_ranks: int) -> LayerSpec:
-    """What each rank computes of a layer."""
-    mixer = msgspec.structs.replace(
-        layer.mixer, n_heads=layer.mixer.n_heads // n_ranks, n_kv_heads=layer.mixer.n_kv_heads // n_ranks
-    )
-    return msgspec.structs.replace(
-        layer, mixer=mixer, ffn=msgspec.structs.replace(layer.ffn, size=layer.ffn.size // n_ranks)
-    )
 
 
 def filled(arch: ModelArch) -> Decoder:
@@ -83,38 +79,27 @@ def filled(arch: ModelArch) -> Decoder:
     return model
 
 
-def rank_model(whole: Decoder, rank: int, comm: ThreadComm) -> Decoder:
-    """One rank's part of `whole`, whose layers sum over ranks."""
-    layers = tuple(rank_of(layer, comm.size) for layer in whole.arch.layers)
-    model = decoder_on(CPU, msgspec.structs.replace(whole.arch, layers=layers), torch.float32, 128)
-    given, taken = dict(whole.weights()), dict(model.weights())
-    cut = {
-        f"{name}.weight": (share, part)
-        for linear in whole.linears()
-        if linear is not whole.head
-        for share in (linear.scheme.cut(linear.matrix, rank, comm.size),)
-        for part, (name, _) in enumerate(linear.matrix.parts)
-    }
-    for name, target in taken.items():
-        source = given[name]
-        if name in cut:
-            share, part = cut[name]
-            first, (_, n_rows) = share.first_rows[part], share.matrix.parts[part]
-            source = source[first : first + n_rows, share.first_column : share.first_column + share.matrix.n_in]
-        target.copy_(source)
-    for layer in model.layers:
-        for point in (layer.attention_sum, layer.ffn_sum):
-            point.between = lambda y, z: comm.all_reduce(z)
+def rank_model(whole: Decoder, arch: ModelArch, comm: ThreadComm) -> Decoder:
+    """One rank's part of `whole`, which is not finished."""
+    model = decoder_on(CPU, arch, torch.float32, 128, comm=comm)
+    given, regions = dict(whole.weights()), model.regions()
+    for name, target in model.weights():
+        target.copy_(take(given[name], regions[name]) if name in regions else given[name])
     model.finish()
     return model
 
 
+@pytest.mark.parametrize("n_ranks", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
-def test_two_ranks_are_the_whole(name: str, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]]) -> None:
+def test_ranks_are_the_whole(
+    name: str, n_ranks: int, tmp_path: pathlib.Path, tools: dict[str, Callable[..., Any]]
+) -> None:
+    """Two KV heads: two of four ranks have the same one."""
     (tmp_path / "config.json").write_text(json.dumps(MODELS[name]))
-    whole = filled(read_arch(tmp_path))
-    barrier, given = threading.Barrier(2), [None, None]
-    ranks = [rank_model(whole, rank, ThreadComm(rank, given, barrier)) for rank in range(2)]  # type: ignore[arg-type]
+    arch = read_arch(tmp_path)
+    whole = filled(arch)
+    barrier, given = threading.Barrier(n_ranks), [None] * n_ranks
+    ranks = [rank_model(whole, arch, ThreadComm(rank, given, barrier)) for rank in range(n_ranks)]  # type: ignore[arg-type]
     whole.finish()
     expected = tools["run_chunks"](whole, torch.float32, IDS, [7, 4, 1])
 
@@ -122,11 +107,13 @@ def test_two_ranks_are_the_whole(name: str, tmp_path: pathlib.Path, tools: dict[
         with torch.inference_mode():
             return tools["run_chunks"](model, torch.float32, IDS, [7, 4, 1])
 
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(n_ranks) as threads:
         found = list(threads.map(run, ranks))
-    assert torch.equal(found[0], found[1]), "ranks have the same bits"
+    assert all(torch.equal(found[0], one) for one in found[1:]), "ranks have the same bits"
     assert expected.abs().max() > 1 and (found[0] - expected).abs().max() < 2e-4
-    assert ranks[0].n_bytes < whole.n_bytes and not ranks[0].is_plain
+    for rank in ranks:
+        assert rank.n_bytes < whole.n_bytes / n_ranks * 1.3 and not rank.is_plain
+        assert "divided among" in (obstacle(rank) or "")
 
 
 def product(post_norm: bool, scale: float) -> tuple[ResidualProduct, torch.Tensor]:

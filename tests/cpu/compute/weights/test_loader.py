@@ -14,7 +14,7 @@ import torch
 
 from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
-from quire.compute.weights import loader
+from quire.compute.weights import loader, pieces
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
@@ -173,13 +173,13 @@ def test_computed_buffers_are_skipped(tmp_path: pathlib.Path) -> None:
 
 def test_truncated_while_loading(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
-    path, real = tmp_path / "model.safetensors", loader.read_into
+    path, real = tmp_path / "model.safetensors", pieces.read_into
 
     def shrink(*arguments: Any) -> None:
         os.truncate(path, 4096)
         real(*arguments)
 
-    monkeypatch.setattr(loader, "read_into", shrink)
+    monkeypatch.setattr(pieces, "read_into", shrink)
     refused(tmp_path, str(path), "was truncated meanwhile")
 
 

@@ -1,0 +1,47 @@
+"""Embedding and head of a model whose vocabulary is divided among ranks: each has some rows of both.
+
+Owns what ranks say to one another about them (Shoeybi et al. 2019, "Megatron-LM", section 3). A rank that is alone has
+`Embedding` and `Linear` themselves. Invariant: every rank gets the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from quire.compute.dist.comm import Comm
+from quire.compute.layers.linear import Embedding, Linear, Make
+from quire.config.shares import Share
+from quire.kernels.gemm import Norm
+
+
+class DividedEmbedding(Embedding):
+    """Each rank looks up the ids that it has; the sum over ranks has every row once."""
+
+    def __init__(self, make: Make, share: Share, comm: Comm) -> None:
+        ((name, n_rows),) = share.matrix.parts
+        super().__init__(make, name, n_rows, share.matrix.n_in)
+        self._first, self._comm = share.first_rows[0], comm
+
+    def __call__(self, token_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """token_ids: of the whole vocabulary; see `Embedding`."""
+        own = token_ids - self._first
+        is_other = (own < 0) | (own >= len(self.weight))
+        rows = super().__call__(own.clamp_(0, len(self.weight) - 1), out)
+        return self._comm.all_reduce(rows.masked_fill_(is_other[:, None], 0))
+
+
+class DividedHead:
+    """Each rank makes the logits of its ids, and gets those of the others."""
+
+    def __init__(self, linear: Linear, vocab_size: int, comm: Comm) -> None:
+        """linear: this rank's rows of the head."""
+        self._linear, self._vocab_size, self._comm = linear, vocab_size, comm
+        self._width = -(-vocab_size // comm.size)
+
+    def __call__(self, x: torch.Tensor, *, norm: Norm | None = None, out: torch.Tensor | None = None) -> torch.Tensor:
+        """As `Linear`: x [m, hidden] → [m, vocab_size]. Numbers travel in x's dtype, in which they are computed."""
+        own = self._linear(x, norm=norm)
+        own = F.pad(own, (0, self._width - own.shape[1])).contiguous()
+        found = self._comm.all_gather(own).transpose(0, 1).flatten(1)[:, : self._vocab_size]
+        return found if out is None else out.copy_(found)

@@ -1,0 +1,82 @@
+"""What a rank has of every parameter of a model: each matrix as its scheme cuts it, norms of heads, the vocabulary.
+
+Owns the sum of it: a rank's own description and parameters, and where they lie in those of the whole. Does not own the
+arithmetic (`config/shares`) nor what schemes say (`compute/schemes`). Invariant: of the only rank, everything is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from quire.compute.schemes.choice import Schemes
+from quire.config.arch import ModelArch
+from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, embedding, head, layer_parameters
+from quire.config.shares import Region, Share, share, share_arch, share_norm
+
+NORMS: Final = ("attention_norm", "attention_post_norm", "ffn_norm", "ffn_post_norm", "q_norm", "k_norm")
+MATRICES: Final = ("qkv", "out", "up", "down")
+
+
+class RankParts:
+    """Of one rank."""
+
+    def __init__(self, arch: ModelArch, schemes: Schemes, rank: int, n_ranks: int) -> None:
+        """arch: the whole model. Raises ConfigError where it, or a matrix under its scheme, cannot be divided."""
+        self._schemes, self._rank, self._n_ranks = schemes, rank, n_ranks
+        self.arch = share_arch(arch, rank, n_ranks)
+        self._cuts: list[tuple[Matrix, Share]] = []
+        """(whole, share) of what is divided."""
+        self._norms: list[tuple[NormTable, NormTable]] = []
+        self.layers = [
+            self._layer(layer_parameters(spec, arch.hidden_size, layer)) for layer, spec in enumerate(arch.layers)
+        ]
+        self.embedding = self._cut(embedding(arch), share(embedding(arch), rank, n_ranks))
+        whole = head(arch)
+        self.head = self._cut(whole, schemes.of(whole).cut(whole, rank, n_ranks))
+
+    def _layer(self, whole: LayerParameters) -> LayerParameters:
+        if self._n_ranks == 1:
+            return whole
+        own: dict[str, Matrix | NormTable | None] = {}
+        for name in MATRICES:
+            matrix: Matrix = getattr(whole, name)
+            own[name] = self._cut(matrix, self._schemes.of(matrix).cut(matrix, self._rank, self._n_ranks)).matrix
+        for name in NORMS:
+            table: NormTable | None = getattr(whole, name)
+            if table is not None and table.cut is not Cut.REPLICATED:
+                own[name] = mine = share_norm(table, self._rank, self._n_ranks)
+                self._norms.append((table, mine))
+        return msgspec.structs.replace(whole, **own)
+
+    def _cut(self, whole: Matrix, mine: Share) -> Share:
+        if self._n_ranks > 1:
+            self._cuts.append((whole, mine))
+        return mine
+
+    def regions(self) -> dict[str, Region]:
+        """Name of a parameter with its kind, or of several as one, → its place, where it is not all of it."""
+        return {name: region for cut in self._cuts for name, region in _of_matrix(*cut)} | {
+            f"{mine.name}.{kind}": Region(((mine.first_row, mine.shape[0]),))
+            for whole, mine in self._norms
+            if not whole.is_apart
+            for kind in ("weight", "bias")
+        }
+
+
+def _of_matrix(whole: Matrix, mine: Share) -> Iterator[tuple[str, Region]]:
+    if whole.cut is Cut.ROW:
+        columns = (mine.first_column, mine.matrix.n_in)
+        yield f"{whole.name}.weight", Region(((0, whole.n_out),), columns)
+        return
+    ranges, start = [], 0
+    for (name, n_rows), (_, n_own), first in zip(whole.parts, mine.matrix.parts, mine.first_rows, strict=True):
+        for kind in ("weight", "bias"):
+            yield f"{name}.{kind}", Region(((first, n_own),))
+        ranges.append((start + first, n_own))
+        start += n_rows
+    if whole.whole:
+        for kind in ("weight", "bias"):
+            yield f"{whole.whole}.{kind}", Region(tuple(ranges))
