@@ -205,7 +205,7 @@ def _mass(start, n, floor, base, slope, TILE: tl.constexpr):  # type: ignore[no-
     return tl.sum(masses.to(tl.float64), 0)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _largest_with(start, n, base, slope, low, high, target, ROOM: tl.constexpr):  # type: ignore[no-untyped-def]
     """The largest t in [low, high] such that the logits >= t among n <= ROOM weigh target at least; low if there is
     none. The logits and their weights stay in registers, as up to 32 values of t are tried."""
