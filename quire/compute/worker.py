@@ -20,7 +20,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.draft.drafter import Drafter
-from quire.compute.draft.small import DraftCheckpoint, SmallModel
+from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder
@@ -97,15 +97,15 @@ class Worker:
         platform: Platform,
         comm: Comm | None = None,
         drafter: Drafter | None = None,
-        draft: DraftCheckpoint | None = None,
+        draft: DraftSource | None = None,
     ) -> None:
-        """folder: a checkpoint of `arch`; comm: None for the only rank. drafter: who guesses; draft: or a model that
-        does; neither where nothing is drafted. Takes no memory."""
+        """folder: a checkpoint of `arch`; comm: None for the only rank. drafter: who guesses; draft: or weights
+        that do; neither where nothing is drafted. Takes no memory."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
         self.comm: Comm = SoloComm() if comm is None else comm
         self._drafter, self._draft = drafter, draft
-        self._small: Decoder | None = None
+        self._small: LoadedDraft | None = None
         """Of `draft`."""
         self.room: Final = platform.room()
         """What there was before this worker took anything."""
@@ -138,7 +138,7 @@ class Worker:
         self._model = self._load(self._folder, self._arch)
         weights_bytes = self._model.n_bytes
         if self._draft is not None:
-            self._small = self._load(self._draft.folder, self._draft.arch)
+            self._small = self._draft.load(self._load, self._model, self.platform)
             weights_bytes += self._small.n_bytes
         room = self.platform.room()
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
@@ -202,7 +202,7 @@ class Worker:
         self._runner = None
         if self._draft is not None:
             self._drafter = None  # it has pages
-        models = [model for model in (self._model, self._small) if model is not None]
+        models: list[Decoder | LoadedDraft] = [one for one in (self._model, self._small) if one is not None]
         if level != 1:
             self._model = self._small = None
         else:
@@ -269,6 +269,8 @@ class Worker:
         pool = KVPool(
             self._arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
         )  # fmt: skip
+        if self._small is not None:
+            self._small.attach(pool)
         n_groups = len(pool.layout.groups)
         tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
         sampler = Sampler(
@@ -277,8 +279,7 @@ class Worker:
         tail = Tail(device, model, tables, sampler)
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
         if self._small is not None:
-            small = SmallModel(self._small, self.platform, limits)
-            self._drafter = small.drafter(tables, pool, allocation.vocab_limit)
+            self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter)
         runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths)
         with ticking("building kernels and running a first step"):
