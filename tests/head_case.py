@@ -69,11 +69,16 @@ class Oracle:
         )
 
     @torch.no_grad()
+    def features(self, tokens: list[int]) -> torch.Tensor:
+        """[length, hidden]."""
+        states = self.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+        return torch.cat([states[tap][0] for tap in self._taps], -1) @ self._tensors["fc.weight"].T
+
+    @torch.no_grad()
     def guess(self, tokens: list[int], n: int) -> list[int]:
         """n tokens behind these."""
         known, found = len(tokens), list(tokens)
-        states = self.model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-        features = torch.cat([states[tap][0] for tap in self._taps], -1) @ self._tensors["fc.weight"].T
+        features = self.features(tokens[:-1])
         features = torch.cat((torch.zeros(1, features.shape[1]), features))
         for _ in range(n):
             state = self._layer(torch.tensor(found), features)

@@ -28,11 +28,13 @@ WISHES: dict[str, dict[str, Any]] = {
     "allowed": {"temperature": 1.0, "seed": 3, "allowed_token_ids": list(range(300, 420))},
 }
 DRAFT = pathlib.Path(__file__).resolve().parents[3] / "demo" / "draft"
+HEAD = DRAFT.with_name("head")
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
     "draft_model": {"model": str(DRAFT), "num_speculative_tokens": 5},
+    "eagle3": {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5},
 }
 
 
@@ -75,6 +77,39 @@ def test_text_that_copies_takes_fewer_steps(plain: LLM, speculative: LLM, monkey
         llm.generate(COPIES, SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
         n_steps.append(llm.stats().steps - before)
     assert n_steps[0] >= 120 and n_steps[1] < n_steps[0] / 2
+
+
+def test_the_demos_head_is_often_right() -> None:
+    """On a question as the demo is asked them, and on code; whatever drafts cost at the moment on this machine."""
+    llm = LLM("", speculative_config=METHODS["eagle3"])
+    llm.engine.scheduler.live.drafts.costs = None
+    question = [{"role": "user", "content": "How do I read a text file line by line in Python?"}]
+    llm.chat(question, SamplingParams(temperature=0.0, max_tokens=80))
+    code = 'def mean(values):\n    """The arithmetic mean."""\n'
+    llm.generate(code, SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True))
+    stats = llm.stats()
+    llm.shutdown()
+    assert stats.accepted_at[0] > 0.5 * stats.n_drafts, "more than half of the first drafts are right"
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_head_sleeps_and_wakes(plain: LLM, level: int) -> None:
+    """Its keys, and the features that it reads, go with the pages and are made again."""
+    llm = LLM("", enable_sleep_mode=True, speculative_config=METHODS["eagle3"])
+    llm.engine.scheduler.live.drafts.costs = None
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    n_right = []
+    for _ in range(2):
+        before = llm.stats().accepted_tokens
+        assert (
+            llm.generate(COPIES, params)[0].outputs[0].token_ids
+            == plain.generate(COPIES, params)[0].outputs[0].token_ids
+        )
+        n_right.append(llm.stats().accepted_tokens - before)
+        llm.sleep(level)
+        llm.wake_up()
+    llm.shutdown()
+    assert n_right[0] == n_right[1] > 0
 
 
 def test_metrics_under_the_known_names(plain: LLM, speculative: LLM) -> None:

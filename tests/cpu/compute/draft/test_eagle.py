@@ -59,8 +59,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[int], list
 def make(folder: pathlib.Path, **options: Any) -> LLM:
     """An engine whose sequences verify random numbers of drafts."""
     llm = LLM(
-        str(folder), dtype="float32", skip_tokenizer_init=True, device="cpu", max_model_len=192,
-        **{"speculative_config": {"method": "eagle3", "model": str(folder / "head")}} | options,
+        str(folder), skip_tokenizer_init=True, device="cpu", max_model_len=192,
+        **{"speculative_config": {"method": "eagle3", "model": str(folder / "head")}, "dtype": "float32"} | options,
     )  # fmt: skip
     rng, policy = random.Random(5), llm.engine.scheduler.live.drafts
     if policy.most:
@@ -123,6 +123,30 @@ def test_operation_by_operation(
     work(llm)
     llm.shutdown()
     assert len(seen) > 60 and wrong(oracle, seen) == 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2"])
+def test_features_of_a_prompt(tmp_path: pathlib.Path, dtype: str, family: str) -> None:
+    """By a native step of a plain model, and by the operations of another; in any type, beside keys of 8 bits."""
+    model = random_checkpoint(tmp_path, family, num_hidden_layers=6, max_position_embeddings=256)
+    head = write(tmp_path / "head", eagle_aux_hidden_state_layer_ids=list(TAPS))
+    speculative = {"method": "eagle3", "model": str(head)}
+    llm = make(
+        tmp_path, dtype=dtype, kv_cache_dtype="int8", speculative_config=speculative, max_num_seqs=1,
+        disable_hybrid_kv_cache_manager=True,
+    )  # fmt: skip
+    tokens = [3 * i % 250 for i in range(40)]
+    llm.generate([{"prompt_token_ids": tokens}], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    runner = llm.engine.executor.worker.runner
+    locs = runner.tables.cache_locs(np.zeros(40, np.int64), np.arange(40))[0]
+    found = torch.zeros(40, 64, dtype=getattr(torch, dtype))
+    runner.pool.features.read(torch.from_numpy(locs), found)
+    llm.shutdown()
+    expected = Oracle(model, head, TAPS).features(tokens)
+    scale = expected.abs().max()
+    assert (found.float() - expected).abs().max() < (0.02 if dtype == "float32" else 0.1) * scale
+    assert (found.float() - expected).abs().mean() < 0.02 * scale
 
 
 def test_steps_stay_native(folder: pathlib.Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
