@@ -60,6 +60,12 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             param="quantization",
         )
     speculative = read_speculative(config.speculative_config)
+    if speculative is not None and speculative.method == "eagle3" and device != "cpu":
+        raise ConfigError(
+            f"speculative_config: the method 'eagle3' works on the CPU only and the device is {device}: add --device "
+            "cpu, or leave --speculative-config out",
+            param="speculative_config",
+        )
     if speculative is not None and device != "cpu":
         raise ConfigError(
             f"speculative_config = {shown(config.speculative_config)} works on the CPU only and the device is {device}:"

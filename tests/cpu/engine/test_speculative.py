@@ -208,6 +208,11 @@ def test_a_draft_model_must_fit() -> None:
         )  # fmt: skip
 
 
+def test_another_device_refuses_a_head() -> None:
+    with pytest.raises(ConfigError, match="the method 'eagle3' works on the CPU only and the device is null: add"):
+        LLM("", device="null", speculative_config=METHODS["eagle3"])
+
+
 def test_another_device_refuses() -> None:
     with pytest.raises(ConfigError, match="works on the CPU only and the device is null"):
         LLM("", device="null", speculative_config={"method": "ngram"})

@@ -128,13 +128,13 @@ def test_operation_by_operation(
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("family", ["Llama", "Gemma2"])
 def test_features_of_a_prompt(tmp_path: pathlib.Path, dtype: str, family: str) -> None:
-    """By a native step of a plain model, and by the operations of another; in any type, beside keys of 8 bits."""
+    """By a native step of a plain model (beside keys of 8 bits), and by the operations of another; in any type."""
     model = random_checkpoint(tmp_path, family, num_hidden_layers=6, max_position_embeddings=256)
     head = write(tmp_path / "head", eagle_aux_hidden_state_layer_ids=list(TAPS))
     speculative = {"method": "eagle3", "model": str(head)}
     llm = make(
-        tmp_path, dtype=dtype, kv_cache_dtype="int8", speculative_config=speculative, max_num_seqs=1,
-        disable_hybrid_kv_cache_manager=True,
+        tmp_path, dtype=dtype, kv_cache_dtype="int8" if family == "Llama" else "auto", speculative_config=speculative,
+        max_num_seqs=1, disable_hybrid_kv_cache_manager=True,
     )  # fmt: skip
     tokens = [3 * i % 250 for i in range(40)]
     llm.generate([{"prompt_token_ids": tokens}], SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
