@@ -19,7 +19,10 @@ from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rope_table
+from quire.compute.models.decoder import Decoder
 from quire.compute.schemes.choice import floating
+from quire.compute.schemes.packed import Blocks
+from quire.compute.schemes.scheme import MatrixScheme
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
 from quire.compute.weights.loader import TORCH_DTYPES
 from quire.config.arch import ModelArch
@@ -37,13 +40,14 @@ NOT_READ: Final = "t2d"
 
 
 class Head:
-    """Parameters in the model's dtype. embed: the model's table, unless the head has one of its own."""
+    """Parameters in the model's dtype, matrices as `scheme` keeps them."""
 
-    def __init__(self, arch: HeadArch, make: Make, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, arch: HeadArch, make: Make, device: torch.device, dtype: torch.dtype, scheme: MatrixScheme
+    ) -> None:
         self.arch, self.dtype = arch, dtype
         own, spec = arch.arch, arch.arch.layers[0]
         mixer, ffn, hidden = spec.mixer, spec.ffn, arch.arch.hidden_size
-        scheme = floating(device, dtype)
 
         def linear(n_in: int, *parts: tuple[str, int]) -> Linear:
             return Linear(make, Matrix(n_in=n_in, parts=parts), scheme)
@@ -190,15 +194,21 @@ def _check(tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]
             )
 
 
-def load_head(folder: pathlib.Path, arch: HeadArch, embed: Embedding, dtype: torch.dtype, device: torch.device) -> Head:
-    """A head with the weights of `folder`; embed: the table of the model that it guesses for. Raises LoadError."""
+def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torch.device) -> Head:
+    """A head with the weights of `folder` for a model, whose table it shares. Raises LoadError.
+
+    A model that is rounded has a rounded head; one of a file's blocks, a floating one.
+    """
+    scheme, dtype = model.layers[0].attention.qkv.scheme, model.dtype
+    if isinstance(scheme, Blocks):
+        scheme = floating(device, dtype)
 
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    head = Head(arch, make, device, dtype)
+    head = Head(arch, make, device, dtype, scheme)
     tensors = {name: one for shard in open_checkpoint(folder) for name, one in _read(shard)}
-    head.fill(tensors, embed, folder)
+    head.fill(tensors, model.embed, folder)
     return head
 
 

@@ -59,7 +59,7 @@ class HeadCheckpoint:
 
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> HeadModel:
         """See `DraftSource`."""
-        head = load_head(self.folder, self.arch, model.embed, model.dtype, platform.device.torch_device)
+        head = load_head(self.folder, self.arch, model, platform.device.torch_device)
         return HeadModel(head, self.arch.taps_of(model.arch.n_layers), platform)
 
 
