@@ -22,10 +22,12 @@ WISHES: dict[str, dict[str, Any]] = {
     "allowed": {"temperature": 1.0, "seed": 3, "allowed_token_ids": list(range(300, 420))},
 }
 DRAFT = pathlib.Path(__file__).resolve().parents[1] / "demo" / "draft"
+HEAD = DRAFT.with_name("head")
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"method": "ngram"},
     "suffix": {"method": "suffix"},
     "draft_model": {"model": str(DRAFT), "num_speculative_tokens": 5},
+    "eagle3": {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5},
 }
 
 

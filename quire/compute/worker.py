@@ -20,7 +20,7 @@ import torch
 
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.draft.drafter import Drafter
-from quire.compute.draft.small import DraftCheckpoint, SmallModel
+from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder
@@ -98,10 +98,10 @@ class Worker:
         platform: Platform,
         comm: Comm | None = None,
         drafter: Drafter | None = None,
-        draft: DraftCheckpoint | None = None,
+        draft: DraftSource | None = None,
     ) -> None:
         """folder: a checkpoint of `arch`, the whole model; comm: None for the only rank. drafter: who guesses; draft:
-        or a model that does, whole on every rank; neither where nothing is drafted. Takes no memory. ConfigError: the
+        or weights that do, whole on every rank; neither where nothing is drafted. Takes no memory. ConfigError: the
         ranks cannot share the model."""
         self._config, self._limits, self._folder, self._arch = config, limits, folder, arch
         self.platform = platform
@@ -109,7 +109,7 @@ class Worker:
         self.arch: Final = share_arch(arch, self.comm.rank, self.comm.size)
         """What this rank computes and keeps of the model; the groups of its pages, and its memory, follow from it."""
         self._drafter, self._draft = drafter, draft
-        self._small: Decoder | None = None
+        self._small: LoadedDraft | None = None
         """Of `draft`."""
         self.room: Final = platform.room()
         """What there was before this worker took anything."""
@@ -143,7 +143,8 @@ class Worker:
         self._model = self._load(self._folder, self._arch, self.comm)
         weights_bytes = self._model.n_bytes
         if self._draft is not None:
-            self._small = self._load(self._draft.folder, self._draft.arch, SoloComm())
+            load = functools.partial(self._load, comm=SoloComm())
+            self._small = self._draft.load(load, self._model, self.platform)
             weights_bytes += self._small.n_bytes
         room = self.platform.room()
         others_bytes = 0 if self.room.is_main else self.room.used_bytes
@@ -207,7 +208,7 @@ class Worker:
         self._runner = None
         if self._draft is not None:
             self._drafter = None  # it has pages
-        models = [model for model in (self._model, self._small) if model is not None]
+        models: list[Decoder | LoadedDraft] = [one for one in (self._model, self._small) if one is not None]
         if level != 1:
             self._model = self._small = None
         else:
@@ -275,6 +276,8 @@ class Worker:
         pool = KVPool(
             self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
         )  # fmt: skip
+        if self._small is not None:
+            self._small.attach(pool)
         n_groups = len(pool.layout.groups)
         tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
         sampler = Sampler(
@@ -283,8 +286,7 @@ class Worker:
         tail = Tail(device, model, tables, sampler)
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
         if self._small is not None:
-            small = SmallModel(self._small, self.platform, limits)
-            self._drafter = small.drafter(tables, pool, allocation.vocab_limit)
+            self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter)
         runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths)
         with ticking("building kernels and running a first step"):

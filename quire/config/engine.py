@@ -228,7 +228,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "Guess tokens ahead, as a JSON object, and verify several in a step; the answers stay the same, and drafts"
             ' stop where they do not pay. {"method": "ngram"} looks for what followed the same words earlier in the'
             ' text, {"method": "suffix"} in earlier answers too, {"method": "draft_model", "model": FOLDER} asks a'
-            " small model with the same tokens. num_speculative_tokens: the most of a sequence in a step."
+            ' small model with the same tokens, {"method": "eagle3", "model": FOLDER} a head that was trained for the'
+            " model. num_speculative_tokens: the most of a sequence in a step."
         ),
     ] = {}
     generation_config: Annotated[

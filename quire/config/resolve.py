@@ -60,6 +60,12 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             param="quantization",
         )
     speculative = read_speculative(config.speculative_config)
+    if speculative is not None and speculative.method == "eagle3" and device == "cuda":
+        raise ConfigError(
+            f"speculative_config: the method 'eagle3' works on the CPU only and the device is {device}: add --device "
+            "cpu, or leave --speculative-config out",
+            param="speculative_config",
+        )
     if speculative is not None and device == "null":
         raise ConfigError(
             f"speculative_config = {shown(config.speculative_config)} needs a model and the device is null, which has "

@@ -15,7 +15,7 @@ from msgspec import Meta
 from quire.core.errors import ConfigError, shown
 
 MOST_DRAFTS: Final = 64
-DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 24, "draft_model": 4}
+DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 24, "draft_model": 4, "eagle3": 4}
 """Of each method: the most that a step verifies; how many it does verify is chosen step by step."""
 
 Count = Annotated[int, Meta(ge=1, le=MOST_DRAFTS)]
@@ -24,7 +24,7 @@ Count = Annotated[int, Meta(ge=1, le=MOST_DRAFTS)]
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who guesses, and at most how many tokens a step."""
 
-    method: Literal["ngram", "suffix", "draft_model"]
+    method: Literal["ngram", "suffix", "draft_model", "eagle3"]
     num_speculative_tokens: Count | None = None
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] | None = None
     """ngram: tokens of the longest ending that is looked for."""
@@ -36,7 +36,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     suffix_decoding_max_memory: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
     """Bytes that earlier outputs may take together. Not of vLLM, which counts requests."""
     model: str = ""
-    """draft_model: folder or hub name, as --model."""
+    """draft_model, eagle3: folder or hub name, as --model."""
 
     @property
     def n_drafts(self) -> int:
@@ -56,13 +56,14 @@ OF_METHOD: Final = {
         "suffix_decoding_max_tree_depth", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob",
         "suffix_decoding_max_memory",
     ),
-    "draft_model": ("model",),
 }  # fmt: skip
 """Keys that mean something for one method alone."""
+WITH_MODEL: Final = {"draft_model": "a model", "eagle3": "a head"}
+"""Method → what the key "model" names for it; the others take none."""
 
 REFUSED_METHODS: Final = {
-    "eagle eagle3 medusa mlp_speculator mtp dflash extract_hidden_states custom_class":
-        "is not built: give ngram, suffix or draft_model",
+    "eagle medusa mlp_speculator mtp dflash extract_hidden_states custom_class":
+        "is not built: give ngram, suffix, draft_model or eagle3",
     "ngram_gpu": "is not built: give ngram",
 }  # fmt: skip
 REFUSED_KEYS: Final = {
@@ -95,8 +96,11 @@ def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
         given = [key for key in keys if key in options]
         if given and method != found.method:
             raise _error(f"{given[0]} is for the method {method!r}, not {found.method!r}: leave it out", options)
-    if found.method == "draft_model" and not found.model:
-        raise _error("the method 'draft_model' needs a model: add its folder or hub name as \"model\"", options)
+    if "model" in options and found.method not in WITH_MODEL:
+        raise _error(f"model is for the method 'draft_model' or 'eagle3', not {found.method!r}: leave it out", options)
+    if not found.model and found.method in WITH_MODEL:
+        what = WITH_MODEL[found.method]
+        raise _error(f"the method {found.method!r} needs {what}: add its folder or hub name as 'model'", options)
     shortest, longest = found.lookup
     if shortest > longest:
         raise _error(f"prompt_lookup_min = {shortest} is more than prompt_lookup_max = {longest}: swap them", options)
@@ -110,7 +114,7 @@ def _method_of(options: Mapping[str, Any]) -> str:
         raise _error('add "method": "ngram"', options)
     if isinstance(model, str) and model:
         return "draft_model"
-    raise _error('there is no "method": give "ngram", "suffix", or "draft_model" with a "model"', options)
+    raise _error('there is no "method": give "ngram", "suffix", or "draft_model" or "eagle3" with a "model"', options)
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

@@ -12,11 +12,14 @@ import pathlib
 import msgspec
 
 from quire.compute.draft.choice import drafter_of
+from quire.compute.draft.loaded import DraftSource
 from quire.compute.draft.small import DraftCheckpoint
+from quire.compute.draft.with_head import HeadCheckpoint
 from quire.compute.platform import platform_of
 from quire.compute.weights.hub import find_checkpoint
 from quire.compute.worker import Allocation, Worker
 from quire.config.arch import ModelArch
+from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
@@ -30,7 +33,7 @@ from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
-from quire.engine.capacity import kv_itemsize, layout_of, size_pool
+from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -72,7 +75,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     limits = resolve(config, arch, platform.name, is_server=is_server)
     speculative = read_speculative(config.speculative_config)
     drafter = None if speculative is None else drafter_of(speculative)
-    draft = None if speculative is None else _draft_checkpoint(config, speculative)
+    draft = None if speculative is None else _draft_source(config, speculative)
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = Worker(config, limits, folder, arch, platform, drafter=drafter, draft=draft)
@@ -85,7 +88,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     facts, layout = worker.load(), layout_of(config, limits, worker.arch)
     n_pages, limits = size_pool(
         config, limits, worker.arch, facts.room, captured.graph_sizes, captured.mixed_rows, facts.weights_bytes,
-        facts.others_bytes, None if draft is None else draft.arch,
+        facts.others_bytes, 0 if draft is None else draft.numbers(ITEMSIZES[limits.dtype], kv_itemsize(limits, arch)),
     )  # fmt: skip
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     if tokenizer is not None and len(tokenizer) < arch.vocab_size:
@@ -108,10 +111,12 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     return core, msgspec.structs.replace(ready, no_determinism=platform.no_determinism)
 
 
-def _draft_checkpoint(config: EngineConfig, speculative: SpeculativeConfig) -> DraftCheckpoint | None:
+def _draft_source(config: EngineConfig, speculative: SpeculativeConfig) -> DraftSource | None:
     if not speculative.model:
         return None
     folder = find_checkpoint(speculative.model, "", config.download_dir)
+    if speculative.method == "eagle3":
+        return HeadCheckpoint(folder, read_head(folder))
     return DraftCheckpoint(folder, read_arch(folder, {}, logger))
 
 

@@ -17,7 +17,6 @@ from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes, parse_bytes
 from quire.planner.memory import MemoryEquation, Room
-from quire.planner.shape import kv_numbers_per_token
 
 logger = logging.getLogger("quire.engine")
 
@@ -39,11 +38,11 @@ def equation(
     graph_sizes: tuple[int, ...] = (),
     mixed_rows: int = 0,
     others_bytes: int = 0,
-    draft: ModelArch | None = None,
+    draft_numbers: int = 0,
 ) -> MemoryEquation:
     """The terms for one engine; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
     decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's;
-    draft: a model that guesses, with pages of its own."""
+    draft_numbers: what a drafter keeps of a token, see `MemoryEquation`."""
     chunk = limits.max_num_batched_tokens
     return MemoryEquation(
         arch=arch,
@@ -61,7 +60,7 @@ def equation(
         prompt_in_flight=config.pipeline_depth * min(chunk, config.long_prefill_token_threshold or chunk),
         others_bytes=others_bytes,
         max_sampled=limits.max_sampled,
-        draft_numbers=0 if draft is None else kv_numbers_per_token(draft),
+        draft_numbers=draft_numbers,
     )
 
 
@@ -84,7 +83,7 @@ def size_pool(
     mixed_rows: int = 0,
     weights_bytes: int = 0,
     others_bytes: int = 0,
-    draft: ModelArch | None = None,
+    draft_numbers: int = 0,
 ) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
@@ -94,7 +93,7 @@ def size_pool(
     """
     if not room.is_main:
         weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
-    terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft)
+    terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft_numbers)
     budget_bytes = _budget(config, terms, room)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
     if n_pages * terms.page_bytes + terms.fixed_bytes > room.total_bytes:

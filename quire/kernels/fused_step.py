@@ -152,6 +152,17 @@ class FusedStep:
         )  # fmt: skip
         self._add(ROTATE, call, qkv, q_norm, k_norm, cos_sin, k_pages, v_pages, group=group)
 
+    def store(self, rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor, group: int = 0) -> None:
+        """The halves of each row, as they are, to the entries of its token in two pools of pages.
+
+        rows: [max_rows, 2 * d], contiguous; first, second: [n_pages, 1, page_size, d], of the same type.
+        """
+        call = _Rotate(
+            rows.data_ptr(), None, None, first.data_ptr(), second.data_ptr(), None, 0, 1, first.shape[-1], 0,
+            self._step.page_size, native.DTYPES[rows.dtype], 0, 0.0,
+        )  # fmt: skip
+        self._add(ROTATE, call, rows, first, second, group=group)
+
     def attend(
         self,
         q: torch.Tensor,

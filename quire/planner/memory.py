@@ -83,7 +83,7 @@ class MemoryEquation:
     max_sampled: int = 0
     """Tokens that a step chooses at most; 0: one for each sequence."""
     draft_numbers: int = 0
-    """Numbers that a draft model keeps of a token in pages of its own, of which it has as many."""
+    """Numbers that a draft model, or a head, keeps of a token in pages of its own, of which it has as many."""
     prompt_in_flight: int = 0
     """The same of a prompt that is computed in whole steps: a chunk of each step in flight; less where pages lack."""
     others_bytes: int = 0
@@ -132,7 +132,7 @@ class MemoryEquation:
 
     @property
     def page_bytes(self) -> int:
-        """K and V of one page in all of its lanes, and in a draft model's."""
+        """K and V of one page in all of its lanes, and in a drafter's."""
         return round((self.layout.numbers + self.draft_numbers) * self.page_size * self.kv_itemsize)
 
     def seq_pages(self, n_tokens: int) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from quire.compute.draft.drafter import Drafter, EachSequence
 from quire.compute.draft.ngram import NgramDrafter
 from quire.compute.draft.suffix import SuffixDrafter
-from quire.config.speculative import SpeculativeConfig
+from quire.config.speculative import WITH_MODEL, SpeculativeConfig
 
 
 def drafter_of(config: SpeculativeConfig) -> Drafter | None:
-    """A new one, which knows nothing yet; None for one that the worker makes of a model (`small.py`)."""
-    if config.method == "draft_model":
+    """A new one, which knows nothing yet; None for one that the worker makes of weights (`loaded.py`)."""
+    if config.method in WITH_MODEL:
         return None
     if config.method == "ngram":
         return EachSequence(NgramDrafter(*config.lookup))

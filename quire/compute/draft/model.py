@@ -1,7 +1,7 @@
 """A small model that guesses for a large one: greedy tokens of a decoder with the same ids (Leviathan et al. 2023).
 
-Owns how far it has read each sequence, and which pages it has filled. It has keys and values of its own under the same
-page numbers, so control counts one page for both; the token table and page tables are the large model's.
+Owns how far it has read each sequence. It has keys and values of its own under the same page numbers (`pages.py`), so
+control counts one page for both; the token table and page tables are the large model's.
 Invariant: what it lacks it reads before it guesses, so it may be asked in any step, and after any.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.compute.draft.drafter import DraftContext
+from quire.compute.draft.pages import FilledPages
 from quire.compute.runner.runner import Runner
 from quire.core.plan import Spans, StepPlan
 
@@ -25,22 +26,19 @@ class ModelDrafter:
         n_slots = len(self._tables.tokens)
         self._n_read = np.zeros(n_slots, np.int64)
         """Tokens of each slot whose keys are there when a guess begins."""
-        self._marks: dict[int, int] = {}
-        """Page → mark of the tokens up to its end, if the keys of them are there."""
-        self._chains: dict[int, list[int]] = {}
-        """Slot → marks of its whole pages."""
+        self._filled = FilledPages(self._tables)
         self._guessed: dict[int, tuple[int, list[int]]] = {}
         """Slot → where its newest drafts begin, and these."""
 
     def open(self, slot: int, salt: str, prompt_len: int) -> None:
         """See `Drafter`."""
         self._n_read[slot] = 0
-        self._chains[slot] = []
+        self._filled.open(slot)
         self._guessed.pop(slot, None)
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
         """Nothing is learnt; the keys stay with the pages."""
-        self._chains.pop(slot, None)
+        self._filled.close(slot)
 
     def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
         """See `Drafter`: one step for each place, all sequences together."""
@@ -61,13 +59,13 @@ class ModelDrafter:
         """Read what it lacks of sequences, but for the last tokens, which the first guess reads."""
         for slot, tokens in sequences:
             last = len(tokens) - 1
-            start = min(self._kept(slot, tokens) or self._found(slot, tokens[:last]), last)
+            start = min(self._kept(slot, tokens) or self._filled.found(slot, tokens[:last]), last)
             while last - start >= max(1, self._most_rows // len(sequences)):
                 length = min(self._most_rows, last - start)
                 self._run([(slot, start, length)], wants=False)
                 start += length
             self._n_read[slot] = start
-            self._mark(slot, tokens[:last])
+            self._filled.mark(slot, tokens[:last])
 
     def _kept(self, slot: int, tokens: np.ndarray) -> int:
         """Tokens whose keys it has: those before the newest drafts, and those of the drafts that became tokens. The
@@ -85,30 +83,3 @@ class ModelDrafter:
         slots, starts, lengths = (list(column) for column in zip(*spans, strict=True))
         plan = StepPlan(0, Spans(slots, starts, lengths, [0] * len(spans), [wants] * len(spans)), n_tokens=sum(lengths))
         return self._runner.launch(plan).result().tokens
-
-    # ---- pages that are filled already ---------------------------------------------------------------------------
-
-    def _found(self, slot: int, tokens: np.ndarray) -> int:
-        """Tokens at the beginning whose keys another sequence has left in the pages that this one was given."""
-        chain, table = self._extended(slot, tokens), self._tables.host_pages[0, slot]
-        n = 0
-        while n < len(chain) and self._marks.get(int(table[n])) == chain[n]:
-            n += 1
-        return n * self._tables.page_size
-
-    def _mark(self, slot: int, tokens: np.ndarray) -> None:
-        """The whole pages of these tokens are filled, or will be by this guess."""
-        known = len(self._chains[slot])
-        chain, table = self._extended(slot, tokens), self._tables.host_pages[0, slot]
-        first = 0 if not known else known - 1
-        for index in range(first, len(chain)):
-            self._marks[int(table[index])] = chain[index]
-
-    def _extended(self, slot: int, tokens: np.ndarray) -> list[int]:
-        """Marks of the whole pages of a sequence: each of all tokens up to the page's end. Two that are equal by
-        accident cost time, no token."""
-        chain, size = self._chains.setdefault(slot, []), self._tables.page_size
-        for index in range(len(chain), len(tokens) // size):
-            page = tokens[index * size : (index + 1) * size].tobytes()
-            chain.append(hash((chain[-1] if chain else 0, page)))
-        return chain

@@ -10,6 +10,7 @@ import pathlib
 
 import msgspec
 
+from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.draft.model import ModelDrafter
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
@@ -23,17 +24,18 @@ from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.plan import SlotOpen
+from quire.planner.shape import kv_numbers_per_token
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """Where a draft model is."""
+    """`DraftSource`: where a draft model is."""
 
     folder: pathlib.Path
     arch: ModelArch
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
-        """ConfigError unless it can guess for a model of `arch` with these groups of layers."""
+        """See `DraftSource`."""
         if self.arch.vocab_size != arch.vocab_size:
             raise ConfigError(
                 f"the draft model {self.folder} has {self.arch.vocab_size} token ids and the model has "
@@ -53,16 +55,40 @@ class DraftCheckpoint:
                 param="speculative_config",
             )
 
+    def numbers(self, itemsize: float, kv_itemsize: float) -> int:
+        """See `DraftSource`: keys and values of the same type."""
+        return kv_numbers_per_token(self.arch)
+
+    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> SmallModel:
+        """See `DraftSource`."""
+        return SmallModel(load_decoder(self.folder, self.arch), platform)
+
 
 class SmallModel:
-    """Its pages are numbered as the large model's, whose tables it uses."""
+    """`LoadedDraft`. Its pages are numbered as the large model's, whose tables it uses."""
 
-    def __init__(self, model: Decoder, platform: Platform, limits: EngineLimits) -> None:
-        self.model, self._platform, self._limits = model, platform, limits
+    def __init__(self, model: Decoder, platform: Platform) -> None:
+        self.model, self._platform = model, platform
 
-    def drafter(self, tables: SlotTables, pool: KVPool, vocab_limit: int | None) -> ModelDrafter:
-        """With pages of its own, as many as `pool` has, of the same type."""
-        device, limits, arch = self._platform.device, self._limits, self.model.arch
+    @property
+    def n_bytes(self) -> int:
+        """See `LoadedDraft`."""
+        return self.model.n_bytes
+
+    def leave_device(self) -> None:
+        """See `LoadedDraft`."""
+        self.model.leave_device()
+
+    def enter_device(self) -> None:
+        """See `LoadedDraft`."""
+        self.model.enter_device()
+
+    def attach(self, pool: KVPool) -> None:
+        """Nothing of the large model's is read."""
+
+    def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> ModelDrafter:
+        """See `LoadedDraft`: pages of the same type."""
+        device, arch = self._platform.device, self.model.arch
         own = KVPool(arch, pool.k.shape[1], tables.page_size, pool.k.dtype, device)
         sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=vocab_limit)
         tail = Tail(device, self.model, tables, sampler)

@@ -33,5 +33,7 @@ class EagerForward:
         sampled = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
         context = PagedContext(self._pool, attn_plans, list(rows[2:]))
         wanted = None if n_sampled == 0 or step.wants_all else sampled
-        hidden = self._model.forward(token_ids, rows[1], context, wanted)
+        features = self._pool.features
+        visit = None if features is None else features.visit(rows[2])
+        hidden = self._model.forward(token_ids, rows[1], context, wanted, visit=visit)
         return States(hidden, has_all=sampled is not None and wanted is None, sampled=sampled)

@@ -71,7 +71,10 @@ class FusedForward:
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
         self._fused.embed(model.embed.weight, self._x)
-        for layer in model.layers:
+        joined = None if pool.features is None else rows(arch.hidden_size)
+        for index, layer in enumerate(model.layers):
+            if pool.features is not None and joined is not None:
+                pool.features.record(self._fused, index, self._x, joined)
             self._record(layer, is_last=layer is model.layers[-1])
         tail.record(self._fused, self._x, self._logits)
 

@@ -6,7 +6,7 @@ Owns what stands around the layers, and all parameters by name. Does not own the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -78,21 +78,24 @@ class Decoder:
         context: Context,
         wanted: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
+        visit: Callable[[int, torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """token_ids, positions: [n] int32 or int64, over all spans of a step → states for `logits` [n, hidden].
 
         wanted: int64 [m], rows whose state is needed, None for all; the result is then [m, hidden], and the last
         layer's feed-forward runs for those rows only. out: memory of the residual stream [n, hidden], which is the
-        result if all rows are wanted.
+        result if all rows are wanted. visit: told the number of each layer and the stream that it is about to read.
         """
         x = self.embed(token_ids, out)
         if self.arch.embedding_scale != 1.0:
             x.mul_(self.arch.embedding_scale)
         if self.positions is not None:
             x.add_(self.positions(positions + self.arch.first_position))
-        for layer in self.layers[:-1]:
-            x = layer(x, positions, context)
-        return self.layers[-1](x, positions, context, wanted)
+        for index, layer in enumerate(self.layers):
+            if visit is not None:
+                visit(index, x)
+            x = layer(x, positions, context, wanted if index == len(self.layers) - 1 else None)
+        return x
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, or `out`, which takes them in

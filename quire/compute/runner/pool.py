@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.runner.features import Features
 from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
@@ -44,6 +45,8 @@ class KVPool:
         self.n_heads, self.head_dim = arch.n_heads, spec.head_dim
         self.k = device.zeros(shape, dtype)
         self.v = device.zeros(shape, dtype)
+        self.features: Features | None = None
+        """What a drafting head reads; to be set before there is a forward strategy."""
         self.windows = list(dict.fromkeys(self.layout.windows))
         """Each kind of window once: what the work of attention differs by."""
         self.kind_of = [self.windows.index(window) for window in self.layout.windows]
@@ -66,6 +69,8 @@ class KVPool:
         sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
         for lane in range(self.k.shape[0]):
             kvstore.copy_pages(self.k[lane], self.v[lane], sources, targets, counts)
+        if self.features is not None:
+            self.features.copy(copies)
 
 
 @dataclasses.dataclass(slots=True)

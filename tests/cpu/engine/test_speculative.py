@@ -11,6 +11,9 @@ from speculative_cases import COPIES, DRAFT, METHODS, TALKS, WISHES, answers
 
 from quire import LLM, SamplingParams
 from quire.compute.forward.eager import EagerForward
+from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
+from quire.config.resolve import resolve
 from quire.core.errors import ConfigError
 
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
@@ -46,6 +49,49 @@ def test_text_that_copies_takes_fewer_steps(plain: LLM, speculative: LLM, monkey
         llm.generate(COPIES, SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True))
         n_steps.append(llm.stats().steps - before)
     assert n_steps[0] >= 120 and n_steps[1] < n_steps[0] / 2
+
+
+def test_the_demos_head_is_often_right() -> None:
+    """On questions as the demo is asked them; whatever drafts cost at the moment on this machine."""
+    llm = LLM("", speculative_config=METHODS["eagle3"])
+    llm.engine.scheduler.live.drafts.costs = None
+    asked = ["what is 53 * 25?", "write a function that finds the smallest number in a list.", "Who is Ada Adams?"]
+    llm.chat([[{"role": "user", "content": one}] for one in asked], SamplingParams(temperature=0.0, max_tokens=80))
+    stats = llm.stats()
+    llm.shutdown()
+    assert stats.n_drafts > 10 and stats.accepted_at[0] > 0.5 * stats.n_drafts
+
+
+def test_a_rounded_model_has_a_rounded_head() -> None:
+    params, said = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True), []
+    for config in ({}, METHODS["eagle3"]):
+        llm = LLM("", quantization="int8", speculative_config=config)
+        llm.engine.scheduler.live.drafts.costs = None
+        said.append([one.outputs[0].token_ids for one in llm.generate([COPIES, TALKS], params)])
+        n_right, small = llm.stats().accepted_tokens, llm.engine.executor.worker._small
+        llm.shutdown()
+    assert said[0] == said[1] and n_right > 20
+    assert {linear.product.packed.scheme for linear in small.head.linears} == {"int8"}
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_head_sleeps_and_wakes(plain: LLM, level: int) -> None:
+    """Its keys, and the features that it reads, go with the pages and are made again."""
+    llm = LLM("", enable_sleep_mode=True, speculative_config=METHODS["eagle3"])
+    llm.engine.scheduler.live.drafts.costs = None
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    n_right = []
+    for _ in range(2):
+        before = llm.stats().accepted_tokens
+        assert (
+            llm.generate(COPIES, params)[0].outputs[0].token_ids
+            == plain.generate(COPIES, params)[0].outputs[0].token_ids
+        )
+        n_right.append(llm.stats().accepted_tokens - before)
+        llm.sleep(level)
+        llm.wake_up()
+    llm.shutdown()
+    assert n_right[0] == n_right[1] > 0
 
 
 def test_metrics_under_the_known_names(plain: LLM, speculative: LLM) -> None:
@@ -147,6 +193,12 @@ def test_a_draft_model_must_fit() -> None:
             str(SHAPE), load_format="dummy", skip_tokenizer_init=True, max_model_len=64,
             speculative_config={"model": str(DRAFT)},
         )  # fmt: skip
+
+
+def test_a_gpu_refuses_a_head() -> None:
+    config = EngineConfig(speculative_config=METHODS["eagle3"])
+    with pytest.raises(ConfigError, match="the method 'eagle3' works on the CPU only and the device is cuda: add"):
+        resolve(config, read_arch(SHAPE), "cuda")
 
 
 def test_another_device_refuses() -> None:

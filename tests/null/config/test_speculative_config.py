@@ -26,6 +26,11 @@ def test_a_model_is_a_method() -> None:
     assert found is not None and (found.method, found.model, found.n_drafts) == ("draft_model", "some/folder", 3)
 
 
+def test_a_head_is_named_by_its_method() -> None:
+    found = read_speculative({"method": "eagle3", "model": "some/folder"})
+    assert found is not None and (found.method, found.model, found.n_drafts) == ("eagle3", "some/folder", 4)
+
+
 @pytest.mark.parametrize(
     ("given", "lookup"),
     [
@@ -46,7 +51,9 @@ def test_one_of_both_lengths_stands_for_both(given: dict[str, int], lookup: tupl
         ({"num_speculative_tokens": 4}, 'there is no "method"'),
         ({"model": "ngram"}, '"method": "ngram"'),
         ({"method": "ngramm"}, "ngramm"),
-        ({"method": "eagle3", "model": "x"}, "is not built"),
+        ({"method": "mtp", "model": "x"}, "is not built: give ngram, suffix, draft_model or eagle3"),
+        ({"method": "eagle3"}, "needs a head"),
+        ({"method": "suffix", "model": "x"}, "is for the method 'draft_model' or 'eagle3', not 'suffix'"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": MOST_DRAFTS + 1}, "num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": "4"}, "num_speculative_tokens"),

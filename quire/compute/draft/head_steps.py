@@ -1,0 +1,134 @@
+"""Steps of a head over rows of several sequences: in one native call, or operation by operation.
+
+Owns the memory of a step's rows. Does not own the parameters (`head.py`) nor which rows there are (`eagle.py`).
+Invariant: both ways compute the same; the native one is for the CPU with its library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from quire.compute.device.device import Device
+from quire.compute.draft.head import Head
+from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
+from quire.compute.runner.tables import SlotTables
+from quire.compute.schemes.packed import PackedProduct
+from quire.kernels import fused_step
+from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
+
+
+@dataclasses.dataclass(slots=True)
+class HeadRows:
+    """Rows of one step: of each span (slot, start, length), one after another."""
+
+    slots: np.ndarray
+    """int64 [n]."""
+    positions: np.ndarray
+    """int64 [n]."""
+    q_indptr: np.ndarray
+    """int32 [n_spans + 1]."""
+    kv_lens: np.ndarray
+    """int32 [n_spans]."""
+    span_slots: np.ndarray
+    """int32 [n_spans]."""
+    wanted: np.ndarray
+    """int64 [m]: rows whose guess is wanted."""
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int, int]], *, wants: bool) -> HeadRows:
+        """wants: the guess behind the last row of each."""
+        slots, starts, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
+        ends = np.array([0, *itertools.accumulate(lengths.tolist())], np.int32)
+        rows = np.repeat(slots, lengths), np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
+        wanted = ends[1:].astype(np.int64) - 1 if wants else np.zeros(0, np.int64)
+        return cls(*rows, ends, (starts + lengths).astype(np.int32), slots.astype(np.int32), wanted)
+
+    def advance(self) -> None:
+        """The next position of each span, all of which have one row."""
+        self.positions += 1
+        self.kv_lens += 1
+
+
+class HeadSteps(Protocol):
+    """A way to compute steps."""
+
+    states: torch.Tensor
+    """[max_rows, hidden]: before a step the features of its rows, after it the states of those wanted, in order."""
+
+    def step(self, rows: HeadRows) -> np.ndarray:
+        """int64 [m]: the head's best token for each row wanted. The tokens of the rows are in the token table."""
+        ...
+
+
+class EagerSteps:
+    """Operation by operation, on any device."""
+
+    def __init__(self, device: Device, head: Head, pool: KVPool, tables: SlotTables, max_rows: int) -> None:
+        self._device, self._head, self._pool, self._tables = device, head, pool, tables
+        self.states = device.zeros((max_rows, head.arch.arch.hidden_size), head.dtype)
+
+    @torch.inference_mode()
+    def step(self, rows: HeadRows) -> np.ndarray:
+        """See `HeadSteps`."""
+        locs = self._tables.cache_locs(rows.slots, rows.positions)[:1]
+        slots, positions, cache_locs = self._device.upload(np.concatenate([[rows.slots, rows.positions], locs]))
+        plans = plan_attention(self._pool, self._tables, rows.kv_lens, rows.span_slots, rows.q_indptr)
+        context = PagedContext(self._pool, plans, [cache_locs])
+        token_ids = self._tables.tokens[slots, positions]
+        features, wanted = self.states[: len(rows.slots)].clone(), self._device.upload(rows.wanted)
+        states, logits = self._head.forward(token_ids, features, positions, context, wanted)
+        self.states[: len(states)] = states
+        best: np.ndarray = logits.argmax(1).cpu().numpy()
+        return best
+
+
+def obstacle(head: Head) -> str | None:
+    """Why steps of this head cannot be native calls here, or None."""
+    if any(not isinstance(linear.product, PackedProduct) for linear in head.linears):
+        return "its matrices are not packed for the native kernels"
+    return fused_step.obstacle(head.dtype, head.arch.arch.head_dim)
+
+
+class NativeSteps:
+    """One native call a step; there must be no obstacle."""
+
+    def __init__(
+        self, device: Device, head: Head, pool: KVPool, tables: SlotTables, max_rows: int, max_sampled: int
+    ) -> None:
+        arch = head.arch.arch
+        mixer, (k, v) = arch.layers[0].mixer, pool.pages_of[0]
+
+        def rows(width: int) -> torch.Tensor:
+            return device.zeros((max_rows, width), head.dtype)
+
+        self.states, embedded = rows(arch.hidden_size), rows(arch.hidden_size)
+        qkv, y, inner = rows(mixer.q_size + 2 * mixer.kv_size), rows(mixer.q_size), rows(arch.ffn_size)
+        logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
+        self._logits = logits.numpy()
+        self._fused = fused = fused_step.FusedStep(
+            tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
+        )
+        fused.embed(head.embed.weight, embedded)
+        head.embedded_qkv.record(fused, embedded, qkv, norm=head.embedded_norm.pair)
+        head.feature_qkv.record(fused, self.states, qkv, norm=head.feature_norm.pair, then=ADD)
+        fused.rotate_and_store(qkv, None, None, 0.0, head.cos_sin, k, v)
+        q, out = (x.view(max_rows, -1, arch.head_dim)[:, : arch.n_heads] for x in (qkv, y))
+        fused.attend(q, k, v, head.variant, out)
+        fused.take(self.states)
+        fused.take(y)
+        head.out.record(fused, y, self.states, then=ADD)
+        head.up.record(fused, self.states, inner, norm=head.ffn_norm.pair, then=SILU_MUL)
+        head.down.record(fused, inner, self.states, then=ADD)
+        head.head.record(fused, self.states, logits, norm=head.norm.pair, then=WIDEN)
+
+    def step(self, rows: HeadRows) -> np.ndarray:
+        """See `HeadSteps`."""
+        self._fused.run(rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, rows.wanted)
+        best: np.ndarray = self._logits[: len(rows.wanted)].argmax(1)
+        return best

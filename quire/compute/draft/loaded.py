@@ -1,0 +1,60 @@
+"""Drafters that have weights, as a worker holds them: from a checkpoint, through sleep, to a `Drafter` on its pages."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Protocol
+
+from quire.compute.draft.drafter import Drafter
+from quire.compute.models.decoder import Decoder
+from quire.compute.platform import Platform
+from quire.compute.runner.pool import KVPool
+from quire.compute.runner.tables import SlotTables
+from quire.config.arch import ModelArch
+from quire.config.kv import KVLayout
+from quire.config.resolve import EngineLimits
+
+LoadDecoder = Callable[[pathlib.Path, ModelArch], Decoder]
+
+
+class LoadedDraft(Protocol):
+    """Weights that guess."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory of the weights."""
+        ...
+
+    def leave_device(self) -> None:
+        """Into the host's memory, as `Decoder`."""
+        ...
+
+    def enter_device(self) -> None:
+        """Back."""
+        ...
+
+    def attach(self, pool: KVPool) -> None:
+        """Before there is a forward strategy of the model: add to its pages what is to be read."""
+        ...
+
+    def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> Drafter:
+        """With pages of its own, as many as `pool` has. limits: of the engine; vocab_limit: token ids that exist."""
+        ...
+
+
+class DraftSource(Protocol):
+    """Where such weights are."""
+
+    def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
+        """ConfigError unless it can guess for a model of `arch` with these groups of layers."""
+        ...
+
+    def numbers(self, itemsize: float, kv_itemsize: float) -> int:
+        """What it keeps of a token, in numbers of the KV cache. itemsize, kv_itemsize: bytes a number there, and of
+        the model's dtype."""
+        ...
+
+    def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> LoadedDraft:
+        """model: that it guesses for. Raises LoadError."""
+        ...

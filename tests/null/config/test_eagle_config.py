@@ -1,0 +1,79 @@
+"""The config.json of a head: what published ones say, what is refused, and which models a head fits."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from quire.config.eagle import TAPS, parse_head
+from quire.config.model import parse_arch
+from quire.core.errors import ConfigError
+
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLMEagle3"], "attention_bias": False, "attention_dropout": 0.0,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 4096,
+    "intermediate_size": 14336, "max_position_embeddings": 2048, "mlp_bias": False, "model_type": "llama",
+    "num_attention_heads": 32, "num_hidden_layers": 1, "num_key_value_heads": 8, "pad_token_id": 0,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "torch_dtype": "float16", "use_cache": True, "vocab_size": 128256, "draft_vocab_size": 32000,
+}  # fmt: skip
+"""As heads for Llama 3.1 8B are published."""
+MODEL = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 4096,
+}  # fmt: skip
+FOLDER = pathlib.Path("some/head")
+
+
+def test_a_published_head() -> None:
+    head = parse_head(PUBLISHED)
+    assert (head.vocab_size, head.arch.vocab_size, head.arch.n_layers) == (128256, 32000, 1)
+    assert (head.arch.n_heads, head.arch.n_kv_heads, head.arch.head_dim) == (32, 8, 128)
+    assert head.taps_of(32) == (2, 16, 29)
+    head.check(FOLDER, parse_arch(MODEL))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_layers_of_its_own(nested: bool) -> None:
+    said = {TAPS: [1, 14, 22]}
+    head = parse_head(PUBLISHED | ({"eagle_config": {**said, "use_aux_hidden_state": True}} if nested else said))
+    assert head.taps_of(32) == (1, 14, 22)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"draft_vocab_size": None}, "draft_vocab_size = None must be a number of tokens: this is no EAGLE-3 head"),
+        ({"draft_vocab_size": 128257}, "draft_vocab_size = 128257 must be an integer from 1 to 128,256"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers = 2 must be an integer from 1 to 1"),
+        ({"target_hidden_size": 5120}, "target_hidden_size = 5120 must be hidden_size = 4096"),
+        ({"norm_before_residual": True}, "norm_before_residual = True must be False"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state = False must be True"),
+        ({TAPS: [1, 5]}, "must be 3 numbers of layers, rising"),
+        ({TAPS: [1, 5, 5]}, "must be 3 numbers of layers, rising"),
+        ({"eagle_config": {TAPS: [-1, 5, 6]}}, "must be 3 numbers of layers, rising"),
+        ({"attention_bias": True}, "model_type = 'llama' must be that of a head without bias"),
+        ({"hidden_act": "gelu"}, "model_type = 'llama' must be that of a head without bias"),
+        ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_head(PUBLISHED | changes, "config.json")
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_size": 5120, "head_dim": 128}, "reads states of 4096 numbers and those of the model have 5120: give"),
+        ({"vocab_size": 128000}, "guesses for 128256 token ids and the model has 128000: give"),
+        ({"num_hidden_layers": 4}, "before layers 2, 2, 1 and the model has 4, from 0: give"),
+    ],
+)
+def test_a_model_that_it_does_not_fit(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_head(PUBLISHED).check(FOLDER, parse_arch(MODEL | changes))
+    assert said in str(refused.value) and "some/head" in str(refused.value)
