@@ -31,10 +31,14 @@ def test_a_factor_that_leaves_no_time_is_refused(factor: float) -> None:
     EngineConfig(max_stall_factor=1.01).verify()
 
 
-def test_drafts_are_for_the_cpu() -> None:
+def test_drafts_need_a_model() -> None:
     config = EngineConfig(speculative_config={"method": "ngram", "num_speculative_tokens": 80 // 16})
-    limits = resolve(config, ARCH, "cpu")
-    assert (limits.max_drafts, limits.max_sampled) == (5, limits.max_num_seqs)
+    for device in ("cpu", "cuda"):
+        limits = resolve(config, ARCH, device)
+        assert (limits.max_drafts, limits.max_sampled) == (5, limits.max_num_seqs)
     assert resolve(EngineConfig(), ARCH, "cpu").max_drafts == 0
-    with pytest.raises(ConfigError, match="works on the CPU only and the device is cuda"):
-        resolve(config, ARCH, "cuda")
+    with pytest.raises(ConfigError, match="needs a model and the device is null"):
+        resolve(config, ARCH, "null")
+    head = EngineConfig(speculative_config={"method": "eagle3", "model": "somewhere"})
+    with pytest.raises(ConfigError, match="the method 'eagle3' works on the CPU only and the device is cuda"):
+        resolve(head, ARCH, "cuda")
