@@ -84,9 +84,7 @@ def floor_of(  # type: ignore[no-untyped-def]
                         GROUP, N_GROUPS, ROOM,
                     )  # fmt: skip
                 else:
-                    floor = _largest_with(
-                        values, n, base, of_weights, tl.maximum(floor, low), base, target, ROOM
-                    )  # fmt: skip
+                    floor = _largest_with(values, n, base, of_weights, tl.maximum(floor, low), base, target)
     return entries, n, floor
 
 
@@ -205,18 +203,13 @@ def _mass(start, n, floor, base, slope, TILE: tl.constexpr):  # type: ignore[no-
     return tl.sum(masses.to(tl.float64), 0)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _largest_with(start, n, base, slope, low, high, target, ROOM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The largest t in [low, high] such that the logits >= t among n <= ROOM weigh target at least; low if there is
-    none. The logits and their weights stay in registers, as up to 32 values of t are tried."""
-    at = tl.arange(0, ROOM // LIST_TILE)[:, None] * LIST_TILE + tl.arange(0, LIST_TILE)[None, :]
-    x = tl.load(start + at, mask=at < n, other=float("-inf")).to(tl.float32)
-    weights = weights_of(x, base, slope, float("-inf"))
+@triton.jit
+def _largest_with(start, n, base, slope, low, high, target):  # type: ignore[no-untyped-def]
+    """The largest t in [low, high] such that the logits >= t among n weigh target at least; low if there is none."""
     lower, upper = _key_of(low), _key_of(high)
     while lower < upper:
         middle = lower + ((upper - lower + 1) >> 1)
-        masses = tl.sum(tl.where(x >= _float_of(middle), weights, 0.0), 0)
-        is_enough = tl.sum(masses.to(tl.float64), 0) >= target
+        is_enough = _mass(start, n, _float_of(middle), base, slope, LIST_TILE) >= target
         lower = tl.where(is_enough, middle, lower)
         upper = tl.where(is_enough, upper, middle - 1)
     return _float_of(lower)
@@ -297,5 +290,5 @@ def _search_row(  # type: ignore[no-untyped-def]
     if _key_of(upper) - _key_of(lower) > 1:
         n_found = _list_groups(peaks, lower, found, N_GROUPS)
         n = _collect(start, width, found, n_found, lower, upper, values, columns, GROUP, ROOM)
-        lower = _largest_with(values, n, base, slope, lower, upper, target - above, ROOM)
+        lower = _largest_with(values, n, base, slope, lower, upper, target - above)
     return lower
