@@ -27,7 +27,7 @@ LONGEST = (
     "test_api_processes.py", "test_async_llm.py", "test_serve_live.py", "test_http_hostile.py", "test_sample_triton.py",
     "test_marks.py", "test_flash.py", "test_families.py", "test_web_page.py", "test_constrained.py",
     "test_standard_files.py", "test_http_pipelines.py", "test_examples.py", "test_footprint.py",
-    "test_structured_output.py",
+    "test_structured_output.py", "test_drafts_families.py",
 )  # fmt: skip
 """Files that take 20 s and more. Several processes begin with them, lest one be left at the end to one process alone;
 that needs `--no-loadscope-reorder`."""

@@ -54,6 +54,17 @@ def test_other_models_and_settings(tmp_path: pathlib.Path, family: str, dtype: t
     assert found.verdicts.n_best > 0.9 * found.tokens > 300
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_with_drafts(llama: Checkpoint, method: str) -> None:
+    """As many as there is room for, among prompts in parts, preemption, cancels and forks."""
+    soak = Soak(*llama, seed=2, **CPU | {"speculative_config": {"method": method, "num_speculative_tokens": 5}})
+    soak.core.scheduler.live.drafts.costs = None
+    found = soak.run(n_steps=250)
+    assert not found.faults
+    drafts = soak.core.scheduler.live.drafts
+    assert drafts.n_verified > 500 and sum(drafts.n_right) > 20 and found.cancels > 0 and found.preemptions > 0
+
+
 def nothing(*_: Any, **__: Any) -> None: ...
 
 
