@@ -19,7 +19,8 @@ class Acceptance:
 
     n_right: float
     n_verified: float
-    """Both fade: the last ten drafts or so count. A draft behind a wrong one says nothing and is not counted."""
+    """Both fade: the last ten drafts or so count. A draft behind a wrong one says nothing and is not counted; one that
+    was asked for and not found counts as wrong."""
     n_vain: int = 0
     """Times in a row that it was asked and no draft was kept, or none was found."""
     n_streak: int | None = None
@@ -34,9 +35,9 @@ class Acceptance:
         """Its rate with `OTHERS` drafts more, right as often as others' are: a few wrong ones may be chance."""
         return (self.n_right + OTHERS * others) / (self.n_verified + OTHERS)
 
-    def count(self, n_verified: int, n_right: int, memory: float = MEMORY) -> None:
-        """Of the drafts of a step the first `n_right` were right."""
-        n_trials = min(n_verified, n_right + 1)
+    def count(self, n_asked: int, n_right: int, memory: float = MEMORY) -> None:
+        """Of the drafts that a step was to verify the first `n_right` were found and right."""
+        n_trials = min(n_asked, n_right + 1)
         faded = memory**n_trials
         self.n_right = faded * self.n_right + n_right
         self.n_verified = faded * self.n_verified + n_trials

@@ -38,7 +38,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
         if n_drafts:
             n_verified, n_verifying = result.n_drafted[n_verifying], n_verifying + 1
             if count and step > seq.ignore_through:
-                live.drafts.count(seq, step, n_verified, count - 1, len(builder.seqs))
+                live.drafts.count(seq, step, n_drafts, n_verified, count - 1, len(builder.seqs))
         if step > seq.ignore_through:
             if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
                 end = start + length

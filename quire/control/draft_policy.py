@@ -40,6 +40,8 @@ class DraftPolicy:
         """Of all sequences: what a new one begins with."""
         self._is_drafting = False
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
+        self._drafted_at = -1
+        """The step of the newest choice that gave any drafts."""
         self._exposed_s = costs.exposed_s if costs is not None else 0.0
         self._plain_s = 0.0
         """What steps with drafts, and without, take beside their rows and guesses; as seen."""
@@ -57,7 +59,9 @@ class DraftPolicy:
         if self.costs is None:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
-        lengths = self.costs.choose(rates, most, n_rows, n_free, self._exposed_s, self._plain_s)
+        # the first step behind drafts waits for them, too
+        exposed_s = self._exposed_s if self._drafted_at == step - 1 else 2 * self._exposed_s
+        lengths = self.costs.choose(rates, most, n_rows, n_free, exposed_s, self._plain_s)
         n_left = n_free - sum(lengths)
         self._is_drafting = any(lengths)
         for i, seq in enumerate(seqs):
@@ -70,6 +74,8 @@ class DraftPolicy:
                 n_left -= lengths[i]
             own.n_streak = own.n_streak or 0
             self._leave(seq, step, n_rows, MOST_QUIET)
+        if any(lengths):
+            self._drafted_at = step
         return lengths
 
     def time(self, n_rows: int, n_guesses: int, is_drafted: bool, seconds: float) -> None:
@@ -88,8 +94,8 @@ class DraftPolicy:
         else:
             self._plain_s += change_s
 
-    def count(self, seq: Seq, step: int, n_verified: int, n_right: int, n_rows: int) -> None:
-        """A step of `n_rows` sequences verified drafts of this one, or had asked for some in vain."""
+    def count(self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int) -> None:
+        """A step of `n_rows` sequences had asked for so many drafts of this one, and verified those that were found."""
         if n_verified:
             self.n_spans += 1
             self.n_verified += n_verified
@@ -98,18 +104,15 @@ class DraftPolicy:
         if self.costs is None:
             return
         own, rate = self._of(seq), self._of(seq).rate_beside(self._all.rate)
-        if n_right < n_verified:
+        own.count(n_asked, n_right)
+        self._all.count(n_asked, n_right, LONG_MEMORY)
+        if n_right < max(1, n_verified):
             own.n_streak = 0
-        if n_verified:
-            own.count(n_verified, n_right)
-            self._all.count(n_verified, n_right, LONG_MEMORY)
-        else:
-            own.n_vain += 1
-        if n_verified and n_right == n_verified and own.n_streak is not None:
+        elif own.n_streak is not None:
             own.n_streak = min(own.n_streak + 1, MOST_STREAK)
             if own.n_streak < MOST_STREAK and rate < FIRST_RATE:
                 seq.drafts_from = 0  # a right probe of one that is thought to be wrong: a longer one follows at once
-        elif own.n_vain > 1:
+        if own.n_vain > 1:
             self._leave(seq, step, n_rows, 2 ** min(own.n_vain, 8))
 
     def _leave(self, seq: Seq, step: int, n_rows: int, most: int) -> None:

@@ -187,9 +187,10 @@ class Scheduler:
         return deltas
 
     def _time(self, builder: PlanBuilder, result: StepResult, seconds: float) -> None:
-        """A step took so long; those with prompts say nothing of what drafts cost."""
+        """A step took so long; one with prompts, or the first behind drafts, says nothing of what its kind costs."""
         n_guesses, n_seqs = sum(result.n_drafted), len(builder.seqs)
-        if builder.plan.n_tokens - sum(builder.plan.spans.n_drafts) == n_seqs:
+        has_waited = not builder.plan.knows_starts and not builder.n_drafting  # for the drafts before it
+        if builder.plan.n_tokens - sum(builder.plan.spans.n_drafts) == n_seqs and not has_waited:
             self.live.drafts.time(n_seqs + n_guesses, n_guesses, builder.n_drafting > 0, seconds)
 
     def fail_all(self, failure: Failure) -> list[SeqDelta]:
