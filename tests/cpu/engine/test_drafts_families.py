@@ -12,7 +12,7 @@ from family_cases import CASES, IDS, checkpoint_of
 from quire import LLM, SamplingParams
 
 PROMPTS = [{"prompt_token_ids": IDS}, {"prompt_token_ids": IDS[:9] * 3}, {"prompt_token_ids": [7]}]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True)
 
 
 @pytest.fixture(autouse=True)
