@@ -27,6 +27,8 @@ PROBE_SHARE: Final = 0.01
 MOST_STREAK: Final = 3
 """Right probes in a row, each longer than the one before, after which a sequence for which drafts still do not pay is
 left alone."""
+BEGINNING: Final = 1.25
+"""What a run of steps with drafts must bear at its begin: the step behind it waits, too, and runs are some steps long."""
 MOST_QUIET: Final = 256
 """Steps after which a sequence is asked again at the latest."""
 
@@ -59,8 +61,7 @@ class DraftPolicy:
         if self.costs is None:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
-        # the first step behind drafts waits for them, too
-        exposed_s = self._exposed_s if self._drafted_at == step - 1 else 2 * self._exposed_s
+        exposed_s = self._exposed_s * (1.0 if self._drafted_at == step - 1 else BEGINNING)
         lengths = self.costs.choose(rates, most, n_rows, n_free, exposed_s, self._plain_s)
         n_left = n_free - sum(lengths)
         self._is_drafting = any(lengths)
