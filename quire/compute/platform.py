@@ -6,6 +6,7 @@ Invariant: outside of this file and of kernels, nobody in compute or the engine 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from typing import Final, Protocol
@@ -27,12 +28,15 @@ from quire.config.resolve import EngineLimits
 from quire.core import host
 from quire.core.ticker import ticking
 from quire.kernels import native
+from quire.kernels.invariance import rows_alone
 from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
 
 MIN_SHARED_TOKENS: Final = 256
 """Shortest common prefix that the CUDA attention is told of; the CPU's reads each sequence's own."""
+
+NOT_ALONE: Final = "the fastest kernels of a GPU depend on the batch: start the engine with --deterministic"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +75,9 @@ class Platform(Protocol):
     """Keys and values can be rounded here."""
     no_determinism: str
     """Why a request's bits may depend on its company (docs/determinism.md); empty: they do not."""
+    rows_alone: bool
+    """They do not because steps are launched so (`kernels/invariance`): a token's bits still tell a prompt from an
+    output."""
 
     def room(self) -> Room:
         """Its memory now."""
@@ -89,7 +96,7 @@ class CpuPlatform:
     """The host's cores: a step is one native call where it can be."""
 
     name, hardware = "cpu", "cpu"
-    computes_alone, min_shared_tokens, rounds_kv = False, 0, True
+    computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, 0, True, False
 
     def __init__(self, n_threads: int = 0) -> None:
         self.device: Device = CpuDevice(n_threads)
@@ -124,15 +131,17 @@ class CudaPlatform:
     """One NVIDIA GPU: small steps are captured. Any GPU counts as an H200 where only ratios matter."""
 
     name, hardware = "cuda", "h200"
-    computes_alone, min_shared_tokens = True, MIN_SHARED_TOKENS
+    computes_alone = True
     rounds = rounds_kv = False
-    no_determinism = "sums on a GPU depend on the batch: start the engine with --device cpu for it"
 
-    def __init__(self, *, captures: bool = True) -> None:
+    def __init__(self, *, captures: bool = True, deterministic: bool = False) -> None:
         """Raises ConfigError where there is none."""
         self._cuda = cuda.CudaDevice()
         self.device: Device = self._cuda
         self._captures = captures
+        self.rows_alone = deterministic
+        self.no_determinism = "" if deterministic else NOT_ALONE
+        self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS
 
     def room(self) -> Room:
         """The GPU's own memory."""
@@ -148,6 +157,10 @@ class CudaPlatform:
 
     def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """Captured steps, then kernel by kernel."""
+        with rows_alone() if self.rows_alone else contextlib.nullcontext():
+            return self._forwards(model, pool, tables, tail, limits)
+
+    def _forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)
         eager = EagerForward(self.device, model, pool, tables)
@@ -166,5 +179,5 @@ class CudaPlatform:
 def platform_of(config: EngineConfig) -> Platform:
     """The platform that `config.device`, which is not 'null', means on this machine."""
     if config.device == "cuda" or (config.device == "auto" and cuda.is_available()):
-        return CudaPlatform(captures=not config.enforce_eager)
+        return CudaPlatform(captures=not config.enforce_eager, deterministic=config.deterministic)
     return CpuPlatform(config.num_threads)

@@ -22,6 +22,7 @@ from quire.compute.dist.comm import Comm, Reduction, SoloComm
 from quire.compute.draft.drafter import Drafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
+from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Captured, Platform
@@ -39,7 +40,7 @@ from quire.config.kv import KVLayout
 from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
-from quire.core.errors import EngineError
+from quire.core.errors import ConfigError, EngineError
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.result import StepResult
 from quire.core.ticker import ticking
@@ -276,6 +277,9 @@ class Worker:
         pool = KVPool(
             self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
         )  # fmt: skip
+        reason = obstacle(model, pool) if self.platform.rows_alone else ""
+        if reason:
+            raise ConfigError(f"deterministic = True cannot be promised: {reason}; leave --deterministic out")
         if self._small is not None:
             self._small.attach(pool)
         n_groups = len(pool.layout.groups)
@@ -288,7 +292,8 @@ class Worker:
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter)
-        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths)
+        alone = self.platform.rows_alone
+        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, alone=alone)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner

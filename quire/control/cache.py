@@ -137,7 +137,8 @@ class PageCache:
         While the sequence stays, only as long as nobody else has entered the same tokens: it must not lock a page
         that it does not use, or the last sequence of a full pool could not go on.
         """
-        n_whole, first = min(seq.planned, len(seq.tokens)) // self.page_size, seq.n_tree_pages
+        n_known = len(seq.tokens) if self._config.shares_outputs else seq.prompt_len
+        n_whole, first = min(seq.planned, n_known) // self.page_size, seq.n_tree_pages
         if not self.enabled or n_whole <= first:
             return
         end = n_whole

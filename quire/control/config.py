@@ -31,6 +31,8 @@ class SchedulerConfig:
     """Most tokens of one prompt in one step; 0: only the step's own budget."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_prefix_caching: bool = True
+    shares_outputs: bool = True
+    """Pages with tokens behind a prompt enter the prefix tree, too; not where their bits tell that they are outputs."""
     pipeline_depth: int = 2
     """Most steps in flight."""
     min_shared_tokens: int = 0

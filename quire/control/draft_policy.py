@@ -28,7 +28,7 @@ MOST_STREAK: Final = 3
 """Right probes in a row, each longer than the one before, after which a sequence for which drafts still do not pay is
 left alone."""
 BEGINNING: Final = 1.25
-"""What a run of steps with drafts must bear at its begin: the step behind it waits, too, and runs are some steps long."""
+"""Times what is exposed, of the first of a run of steps with drafts: the step behind the run waits, too."""
 MOST_QUIET: Final = 256
 """Steps after which a sequence is asked again at the latest."""
 

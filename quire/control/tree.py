@@ -82,7 +82,14 @@ class PrefixTree(PrefixPaths):
     # ---- growing -------------------------------------------------------------------------------------------------
 
     def extend(
-        self, salt: str, node: Node | None, n_held: int, tokens: list[int], tables: list[list[int]], end: int, *,
+        self,
+        salt: str,
+        node: Node | None,
+        n_held: int,
+        tokens: list[int],
+        tables: list[list[int]],
+        end: int,
+        *,
         through: bool,
     ) -> tuple[Node | None, int]:
         """Add pages [n_held, end) of `tables` (full pages of `tokens`, of each group) below `node`; the caller's lock

@@ -102,7 +102,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         structured.start()
     core = _assemble(
         config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
-        worker.draft_costs(),
+        worker.draft_costs(), shares_outputs=not platform.rows_alone,
     )  # fmt: skip
     core.free_memory = functools.partial(worker.sleep, 2)
     if config.enable_sleep_mode:
@@ -190,6 +190,8 @@ def _assemble(
     min_shared_tokens: int = 0,
     pace: Pace | None = None,
     draft_costs: DraftCosts | None = None,
+    *,
+    shares_outputs: bool = True,
 ) -> EngineCore:
     """The loop over an executor."""
     scheduler = Scheduler(
@@ -203,6 +205,7 @@ def _assemble(
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
             enable_prefix_caching=config.enable_prefix_caching,
+            shares_outputs=shares_outputs,
             pipeline_depth=config.pipeline_depth,
             min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,

@@ -164,9 +164,7 @@ _NORMS = ("rms_norm", "add_rms_norm")
 CATALOGUE: tuple[Implementation, ...] = (
     _hopper("attention", "run", place="hopper.launcher"),
     _triton("attention", "run", place="triton.launcher"),
-    Implementation(
-        "attention", "cpu", ("run",), ("cpu",), _NATIVE, native_obstacle, missed=True, place="cpu.launcher"
-    ),
+    Implementation("attention", "cpu", ("run",), ("cpu",), _NATIVE, native_obstacle, missed=True, place="cpu.launcher"),
     _reference("attention", "run"),
     _triton("flash", "forward", "backward"),
     Implementation("flash", "cpu", ("forward", "backward"), ("cpu",), "torch; in blocks, memory linear in the length"),

@@ -22,6 +22,7 @@ from quire.compute.device.cuda import CudaDevice
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
+from quire.compute.runner.spans_apart import MOST_KEYS, Room, apart
 from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
@@ -29,7 +30,8 @@ from quire.config.arch import ModelArch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
-from quire.kernels.attention.schedule.tiles import small_rows_of
+from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
+from quire.kernels.invariance import are_rows_alone
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
 from quire.planner.shape import layer_weights
 
@@ -77,6 +79,8 @@ class ForwardGraphs:
     sizes: list[int]
     buffers: list[PlanBuffers]
     """Of each kind of window."""
+    room: Room
+    """In `buffers`, where rows are alone."""
     replays: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
 
     def bucket(self, n_rows: int) -> int:
@@ -117,10 +121,13 @@ class GraphForward:
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
         self._guesses = self._staging.section((n_rows,), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
-        self._decode = ForwardGraphs(decode_sizes(max_num_seqs), self._buffers(max_num_seqs))
-        self._mixed = ForwardGraphs(mixed, self._buffers(max_num_seqs, mixed[-1]))
+        self._decode = ForwardGraphs(decode_sizes(max_num_seqs), self._buffers(max_num_seqs), Room(max_num_seqs))
+        most_large = self._most_large(max_num_seqs, mixed[-1])
+        room = Room(max_num_seqs, most_large)
+        self._mixed = ForwardGraphs(mixed, self._buffers(max_num_seqs, mixed[-1], most_large), room)
         sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
-        self._verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]) if sizes else [])
+        most = sizes[-1] if sizes else 0
+        self._verifying = ForwardGraphs(sizes, self._buffers(most) if sizes else [], Room(most))
         """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
@@ -129,20 +136,27 @@ class GraphForward:
         self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
         self._sampling_graphs: dict[int, Callable[[], None]] = {}
 
-    def _buffers(self, max_num_seqs: int, mixed_rows: int = 0) -> list[PlanBuffers]:
+    def _most_large(self, max_num_seqs: int, mixed_rows: int) -> int:
+        """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
+        prompts, where rows are alone."""
+        if are_rows_alone():
+            return mixed_rows // large_tokens_of(self._pool.group) + max_num_seqs
+        few = max(1, small_rows_of(self._pool.group) // self._pool.group)
+        return (mixed_rows + max_num_seqs) // (few + 1) + 1
+
+    def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
         """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
         one of both, so they have one memory; in it kinds of windows lie one behind the other."""
         like, found, n_ints = plan_attention(self._pool, self._tables, *_idle(1))[0], list[PlanBuffers](), 0
-        few = max(1, small_rows_of(like.heads.group) // like.heads.group)
-        max_large = (mixed_rows + max_num_seqs) // (few + 1) + 1  # longer spans, and groups of more rows than that
         for _ in self._pool.windows:
             memory = self._staging.rest(torch.int32, n_ints)
             if mixed_rows:
                 buffers = attention.plan_buffers(
-                    like, max_num_seqs, max_large=max_large, max_rows=mixed_rows, memory=memory
-                )
+                    like, max_num_seqs, span_tokens=int(are_rows_alone()), max_large=max_large, max_rows=mixed_rows,
+                    max_keys=MOST_KEYS, memory=memory,
+                )  # fmt: skip
             else:
-                buffers = attention.plan_buffers(like, max_num_seqs, span_tokens=1, memory=memory)
+                buffers = attention.plan_buffers(like, max_num_seqs, span_tokens=1, max_keys=MOST_KEYS, memory=memory)
             n_ints += buffers.n_ints
             found.append(buffers)
         return found
@@ -197,20 +211,29 @@ class GraphForward:
         is_decode = n_rows == len(step.batch.span_slots) and n_writes <= self._decode.bucket(n_rows)
         # only a sequence that enters may have been given pages that this very step fills
         is_settled = not step.plan.opened
-        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES:
+        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES and self._holds(self._decode, step.batch):
             return self._decode
         if step.guesses is not None and self._verifies_apart(step.batch, n_writes):
             return self._verifying
         mixed = self._mixed
-        if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows):
+        if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
             return mixed
         return None
+
+    def _holds(self, forwards: ForwardGraphs, batch: FlatBatch) -> bool:
+        """Whether the work of attention fits, also where rows are alone, which cuts spans and long keys."""
+        if not are_rows_alone():
+            return True
+        spans = apart(batch.q_indptr, batch.kv_lens, batch.span_slots, self._tables.prompt_lens[batch.span_slots])
+        return forwards.room.holds(spans, self._pool.group)
 
     def _verifies_apart(self, batch: FlatBatch, n_writes: int) -> bool:
         """Whether this step's rows can be, and should be, spans of their own: no prompt is among them."""
         n_rows, sizes = len(batch.row_slots), self._verifying.sizes
         if len(batch.sampled_rows) < n_rows or n_rows > sizes[-1] or n_writes > self._verifying.bucket(n_rows):
             return False
+        if are_rows_alone():
+            return self._holds(self._verifying, batch)
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
         return n_again * self._pool.bytes_per_token < AGAIN_BYTES
 

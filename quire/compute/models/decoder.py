@@ -116,10 +116,14 @@ class Decoder:
 
     def build_kernels(self, max_rows: int) -> None:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
+        gemm.build(self.kernels(), self.dtype, self.embed.weight.device, max_rows)
+
+    def kernels(self) -> list[gemm.LinearShape]:
+        """Its products as they are called, each once."""
         has_norm = self.norm.pair is not None
         layers = {kernel: None for layer in self.layers for kernel in layer.kernels()}
         layers |= {self.head.kernel(norm=has_norm, wide=wide): None for wide in (False, True)}
-        gemm.build(layers, self.dtype, self.embed.weight.device, max_rows)
+        return list(layers)
 
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [m, hidden], rows of what `forward` returned → the same after the final norm, float32."""

@@ -13,6 +13,7 @@ import torch
 
 from quire.compute.device.device import Device
 from quire.compute.runner.features import Features
+from quire.compute.runner.spans_apart import apart
 from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
@@ -20,6 +21,7 @@ from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.variant import Variant
+from quire.kernels.invariance import are_rows_alone
 from quire.kernels.kvstore import entry
 from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qkv import rotate_and_store
@@ -55,6 +57,11 @@ class KVPool:
         """Of each layer."""
         self.pages_of = [(self.k[lane], self.v[lane]) for _, lane in self.layout.places]
         """Of each layer: all pages of its keys, and of its values, [n_pages, n_kv_heads, page_size, entry]."""
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head."""
+        return self.n_heads // self.k.shape[2]
 
     @property
     def bytes_per_token(self) -> int:
@@ -115,13 +122,17 @@ def plan_attention(
     settled: bool = False,
 ) -> list[AttnPlan]:
     """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
-    window share their work, and differ in their page tables.
+    window share their work, and differ in their page tables. Where rows are to be alone, they are planned so.
 
     q_indptr None: one row a span. buffers: for each of `KVPool.windows`, or none. shared: prefixes, which only layers
     that keep everything read together.
     """
     if q_indptr is None:
         q_indptr = np.arange(len(kv_lens) + 1, dtype=np.int32)
+    few, alone = None, are_rows_alone()
+    if alone:
+        spans = apart(q_indptr, kv_lens, slots, tables.prompt_lens[slots])
+        q_indptr, kv_lens, slots, few, shared = spans.q_indptr, spans.kv_lens, spans.slots, spans.few, ()
     plans = [
         attention.plan(
             q_indptr,
@@ -135,7 +146,9 @@ def plan_attention(
             variant=Variant(1.0, window=window),
             buffers=buffers[kind] if buffers else None,
             shared=() if window else shared,
+            batch_invariant=alone,
             settled=settled,
+            few=few,
         )
         for kind, window in enumerate(pool.windows)
     ]

@@ -8,6 +8,7 @@ Invariant: `launch` waits for the device only where drafts follow tokens that it
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
 from quire.kernels.attention.schedule.tiles import small_rows_of
+from quire.kernels.invariance import rows_alone
 
 GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
 """Of sequences that are computed for nobody, before the first request."""
@@ -124,7 +126,11 @@ class Runner:
         forwards: Sequence[Forward],
         ahead: FusedForward | None = None,
         lengths: SlotLengths | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
+        """alone: steps are launched in a region of `kernels/invariance`."""
+        self._alone = alone
         self.pool, self.tables, self.tail = pool, tables, tail
         self._forwards, self._ahead, self._lengths = forwards, ahead, lengths
         self._unkept: list[LaunchedStep] = []
@@ -133,6 +139,10 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow."""
+        with rows_alone() if self._alone else contextlib.nullcontext():
+            return self._launch(plan)
+
+    def _launch(self, plan: StepPlan) -> LaunchedStep:
         is_settled = self._lengths is not None and not _is_known(plan)
         if is_settled:
             self._keep_all()
@@ -173,7 +183,7 @@ class Runner:
         """
         plain = msgspec.structs.replace(GREEDY, temperature=0.7)
         penalised = msgspec.structs.replace(plain, presence_penalty=0.1)
-        group = self.pool.n_heads // self.pool.k.shape[2]
+        group = self.pool.group
         lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
         for n, params in [*((n, plain) for n in lengths), (1, penalised)]:
             spans = Spans([0], [0], [n], [0], [True])

@@ -46,6 +46,7 @@ def plan(
     buffers: PlanBuffers | None = None,
     batch_invariant: bool = False,
     settled: bool = False,
+    few: np.ndarray | None = None,
 ) -> AttnPlan:
     """Prepare attention over pages for the spans of one step, for all layers: prefill, append and decode in any mix.
 
@@ -59,6 +60,8 @@ def plan(
     // page_size), ascending. Spans may be row blocks of one sequence: give its slot to each of them.
     buffers: from `plan_buffers`, to keep all addresses and grids of the step fixed; they hold one plan at a time.
     batch_invariant: results of a span do not depend on its neighbours, at some cost in balance.
+    few: bool [n_spans], spans of few enough rows for the kernel of decode steps, which computes these; the one for many
+    rows computes the others, also where they are short. None: by their rows. A row's bits differ between both.
     settled: what is launched between the plan and `run` stores no keys below a span's first row, so that `run` may read
     those before these kernels have ended.
     Raises ValueError on a mismatch.
@@ -79,6 +82,7 @@ def plan(
         seen.n_first,
         shared,
         batch_invariant,
+        few,
         settled,
     )
     _check_spans(bare)
@@ -120,15 +124,16 @@ def plan_buffers(
     max_large: int = 0,
     max_rows: int = 0,
     max_blocks: int = 0,
+    max_keys: int = 1 << 20,
     memory: Mirrored | None = None,
 ) -> PlanBuffers:
     """Buffers for steps with the layout, heads, page size, mode and device of `like`: `max_spans` spans of few rows.
 
     span_tokens: most rows of a span; 0: all that fit a small tile. max_large: tiles of 128 packed rows that also fit
     (longer spans, shared prefixes). max_rows: rows of q of a step, 0: as many as these hold. max_blocks: entries of all
-    lists of `blocks`. memory: device memory for the lists, which the caller sends there from its host side. A CUDA
-    graph captured around `run` with a plan from these buffers serves every later plan that was written into them before
-    the replay.
+    lists of `blocks`. max_keys: of all small spans together, in the batch-invariant mode. memory: device memory for the
+    lists, which the caller sends there from its host side. A CUDA graph captured around `run` with a plan from these
+    buffers serves every later plan that was written into them before the replay.
     Raises ValueError for a plan on another device than CUDA, or over ragged rows.
     """
     device = "none" if like.page_table is None else like.page_table.device.type
@@ -140,6 +145,7 @@ def plan_buffers(
         max_large,
         span_tokens=span_tokens,
         max_rows=max_rows,
+        max_keys=max_keys,
         max_blocks=max_blocks,
         memory=memory,
     )

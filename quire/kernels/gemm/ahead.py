@@ -19,6 +19,7 @@ from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.hopper import Build, compile_variant, n_processors_of, static_obstacle, variant_of
 from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
 from quire.kernels.hopper import machine_obstacle
+from quire.kernels.invariance import are_rows_alone
 
 logger = logging.getLogger("quire.kernels")
 
@@ -46,7 +47,8 @@ def build(layers: Iterable[LinearShape], dtype: torch.dtype, device: torch.devic
         return
     start_s = time.perf_counter()
     n_processors = n_processors_of(device)
-    variants = sorted({one for layer in set(layers) for one in _variants(layer, dtype, max_rows, n_processors)})
+    alone = are_rows_alone()
+    variants = sorted({one for layer in set(layers) for one in _variants(layer, dtype, max_rows, n_processors, alone)})
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             list(pool.map(lambda variant: compile_variant(*variant), variants))
@@ -61,12 +63,12 @@ def _rows(max_rows: int) -> Iterator[int]:
 
 
 def _variants(
-    layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int
+    layer: LinearShape, dtype: torch.dtype, max_rows: int, n_processors: int, alone: bool
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     kind = Build(dtype, layer.residual, layer.bias, layer.wide)
     for m in _rows(max_rows):
         for norm in {layer.norm and m <= MAX_NORM_ROWS, False}:
             product = ProductShape(m, layer.n, layer.k, norm, layer.silu_mul)
-            made = static_obstacle(product, dtype) or fastest(product, n_processors)
+            made = static_obstacle(product, dtype) or fastest(product, n_processors, alone)
             if not isinstance(made, str):
                 yield variant_of(product, made, kind)

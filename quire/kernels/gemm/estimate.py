@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 
-from quire.kernels.gemm.plan import MAX_FEW_ROWS, MAX_NORM_ROWS, Plan, ProductShape, plan
+from quire.kernels.gemm.plan import MAX_FEW_ROWS, MAX_NORM_ROWS, Plan, ProductShape, plan, plan_us
 from quire.kernels.gemm.wide import WidePlan, wide_plan, wide_us
 
 MIN_WIDE_ROWS = 17
@@ -31,8 +31,14 @@ ACTIVATION_US, ACTIVATION_MB_US = 0.8, 4.4
 
 
 @functools.cache
-def fastest(product: ProductShape, n_processors: int) -> Plan | WidePlan | str:
-    """The plan of the fastest kernel, or why there is none: torch is faster, or a norm is better not fused."""
+def fastest(product: ProductShape, n_processors: int, alone: bool = False) -> Plan | WidePlan | str:
+    """The plan of the fastest kernel, or why there is none: torch is faster, or a norm is better not fused.
+
+    alone: of the plans that do not split K. All of these sum in one order, that of the columns, one matrix instruction
+    of 16 after another, so that a row has the same bits by each of them, in any number of rows.
+    """
+    if alone:
+        return _fastest_alone(product, n_processors)
     found: list[tuple[float, Plan | WidePlan | str]] = []
     torch_us = torch_estimate_us(product) + (NORM_US if product.norm else 0.0)
     if product.m <= MAX_GAPS_ROWS:
@@ -41,10 +47,10 @@ def fastest(product: ProductShape, n_processors: int) -> Plan | WidePlan | str:
     if product.m <= MAX_FEW_ROWS and (made := plan(product, n_processors)) is not None:
         found.append((few_us(product), made))
     if product.norm:
-        alone = ProductShape(product.m, product.n, product.k, silu=product.silu)
-        rest = fastest(alone, n_processors)
+        bare = ProductShape(product.m, product.n, product.k, silu=product.silu)
+        rest = fastest(bare, n_processors)
         if not isinstance(rest, str):
-            found.append((NORM_US + estimate_us(alone, rest, n_processors), "a norm of its own and a kernel without"))
+            found.append((NORM_US + estimate_us(bare, rest, n_processors), "a norm of its own and a kernel without"))
     elif product.m >= MIN_WIDE_ROWS:
         wide = wide_plan(product, n_processors)
         lead = LEAD if product.m > wide.tokens else 1.0
@@ -53,6 +59,20 @@ def fastest(product: ProductShape, n_processors: int) -> Plan | WidePlan | str:
     if isinstance(best, str):
         return f"{best} is estimated to be faster for these shapes ({best_us:.1f} us)"
     return best
+
+
+def _fastest_alone(product: ProductShape, n_processors: int) -> Plan | WidePlan | str:
+    if product.norm:
+        return "a norm of few rows is summed in another order"
+    found: list[Plan | WidePlan] = [wide_plan(product, n_processors, alone=True)]
+    if product.m <= MAX_FEW_ROWS and (few := plan(product, n_processors, alone=True)) is not None:
+        found.append(few)
+    return min(found, key=lambda one: estimate_alone_us(product, one, n_processors))
+
+
+def estimate_alone_us(product: ProductShape, made: Plan | WidePlan, n_processors: int) -> float:
+    """About how long the kernel of a plan that does not split K takes."""
+    return wide_us(product, made, n_processors) if isinstance(made, WidePlan) else plan_us(product, made, n_processors)
 
 
 def estimate_us(product: ProductShape, made: Plan | WidePlan, n_processors: int) -> float:

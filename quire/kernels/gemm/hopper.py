@@ -20,6 +20,7 @@ from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
 from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -149,7 +150,7 @@ def _launch(
 ) -> Launch | str:
     """What only shapes, types and the place of the result decide."""
     fused = (norm, silu_mul, residual is not None, bias is not None, out is not None and out.dtype != x.dtype)
-    found = _prepared(x.shape[0], *w.shape, x.dtype, x.device, *fused)
+    found = _prepared(x.shape[0], *w.shape, x.dtype, x.device, *fused, are_rows_alone())
     y = out if residual is None else residual
     if y is None or isinstance(found, str) or not isinstance(found.plan, WidePlan):
         return found
@@ -194,12 +195,13 @@ def _prepared(
     residual: bool,
     bias: bool,
     wide: bool,
+    alone: bool,
 ) -> Launch | str:
     product, build = ProductShape(m, n, k, norm, silu), Build(dtype, residual, bias, wide)
     found = static_obstacle(product, build.dtype) or machine_obstacle()
     if found:
         return found
-    made = fastest(product, n_processors_of(device))
+    made = fastest(product, n_processors_of(device), alone)
     if isinstance(made, str):
         return made
     try:

@@ -67,10 +67,11 @@ class Plan:
 
 
 @functools.cache
-def plan(product: ProductShape, n_processors: int) -> Plan | None:
-    """The cheapest plan by the model of `_cost_us`, or None if none fits (a norm and a huge K)."""
-    found = list(_candidates(product, n_processors))
-    return min(found, key=lambda one: _cost_us(product, one, n_processors), default=None)
+def plan(product: ProductShape, n_processors: int, *, alone: bool = False) -> Plan | None:
+    """The cheapest plan by the model of `plan_us`, or None if none fits (a norm and a huge K). alone: K is not
+    split."""
+    found = [made for made in _candidates(product, n_processors) if made.cluster == 1 or not alone]
+    return min(found, key=lambda one: plan_us(product, one, n_processors), default=None)
 
 
 def _candidates(product: ProductShape, n_processors: int) -> Iterator[Plan]:
@@ -134,7 +135,7 @@ def _max_clusters(cluster: int, n_processors: int) -> int:
     return n_processors // cluster if cluster < 4 else n_processors // cluster // 2 * 2
 
 
-def _cost_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
+def plan_us(product: ProductShape, plan: Plan, n_processors: int) -> float:
     """About how long it takes, fitted to an H200: the slower of memory and one block, then what does not overlap."""
     chunks, rows = chunks_of(plan), tile_rows(plan)
     n_blocks = plan.n_clusters * plan.cluster

@@ -49,9 +49,10 @@ class WidePlan:
 
 
 @functools.cache
-def wide_plan(product: ProductShape, n_processors: int) -> WidePlan:
-    """The cheapest plan by the model of `wide_us`."""
-    return min(_candidates(product, n_processors), key=lambda one: wide_us(product, one, n_processors))
+def wide_plan(product: ProductShape, n_processors: int, *, alone: bool = False) -> WidePlan:
+    """The cheapest plan by the model of `wide_us`. alone: K is not split."""
+    found = (made for made in _candidates(product, n_processors) if made.split == 1 or not alone)
+    return min(found, key=lambda one: wide_us(product, one, n_processors))
 
 
 def n_tiles(product: ProductShape, tokens: int) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from quire.kernels import hopper_rows
 from quire.kernels.catalog import Slower
+from quire.kernels.invariance import are_rows_alone
 
 MAX_ROWS = 512
 MANY_ROWS = Slower(f"more than {MAX_ROWS} rows: Triton's kernel is as fast, or up to a quarter faster")
@@ -30,7 +31,7 @@ class _Args(ctypes.Structure):
 
 def obstacle(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None = None) -> str | None:
     """Why this kernel does not run on these tensors, or None. May compile it (seconds)."""
-    if len(x) > MAX_ROWS:
+    if len(x) > MAX_ROWS and not are_rows_alone():
         return MANY_ROWS
     h = x.shape[-1]
     if h % hopper_rows.WIDTH or not 0 < h <= MAX_SIZE:

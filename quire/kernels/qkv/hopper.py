@@ -8,6 +8,7 @@ import torch
 
 from quire.kernels import hopper_rows
 from quire.kernels.catalog import Slower
+from quire.kernels.invariance import are_rows_alone
 
 MAX_ROWS = 512
 MANY_ROWS = Slower(f"more than {MAX_ROWS} rows: Triton's kernel is as fast, or up to a quarter faster")
@@ -44,7 +45,7 @@ def obstacle(
     cache_locs: torch.Tensor,
 ) -> str | None:
     """Why this kernel does not run on these arguments, or None. May compile it (seconds)."""
-    if len(qkv) > MAX_ROWS:
+    if len(qkv) > MAX_ROWS and not are_rows_alone():
         return MANY_ROWS
     n_pages, _, page_size, d = k_pages.shape
     rotary = cos_sin.shape[1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
-from quire.compute.platform import CpuPlatform, CudaPlatform, platform_of
+from quire.compute.platform import NOT_ALONE, CpuPlatform, platform_of
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampled
 from quire.config.engine import EngineConfig
@@ -114,7 +114,7 @@ def test_a_device_that_cannot_promise_it_refuses(monkeypatch: pytest.MonkeyPatch
         llm.generate("One", SamplingParams(deterministic=True))
     assert llm.generate("One", SamplingParams(max_tokens=2))[0].outputs[0].token_ids
     llm.shutdown()
-    assert "--device cpu" in CudaPlatform.no_determinism
+    assert "--deterministic" in NOT_ALONE
 
 
 def test_what_is_drawn_needs_a_seed() -> None:

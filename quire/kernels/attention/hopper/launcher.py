@@ -79,12 +79,20 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
 
 def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: torch.dtype) -> str | None:
     """Why no machine could run this with these kernels, or None."""
-    if q_dtype not in (torch.bfloat16, torch.float16) or kv_dtype != q_dtype:
+    if kv_dtype != q_dtype:
         return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
-    if plan.heads.head_dim not in HEAD_DIMS:
-        return f"head_dim {plan.heads.head_dim} is not one of {HEAD_DIMS}"
-    if plan.layout is not Layout.RAGGED and plan.page_size % PAGE_STEP:
-        return f"page_size {plan.page_size} is not a multiple of {PAGE_STEP}"
+    page_size = PAGE_STEP if plan.layout is Layout.RAGGED else plan.page_size
+    return shape_obstacle(plan.heads.head_dim, page_size, variant, q_dtype)
+
+
+def shape_obstacle(head_dim: int, page_size: int, variant: Variant, dtype: torch.dtype) -> str | None:
+    """The same for heads over pages, queries and keys of one type."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"q is {dtype} and keys are {dtype}: both must be bfloat16 or both float16"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim {head_dim} is not one of {HEAD_DIMS}"
+    if page_size % PAGE_STEP:
+        return f"page_size {page_size} is not a multiple of {PAGE_STEP}"
     others = sorted(set(variant.program.hooks) - set(hooks.HOOKS))
     if others:
         return f"the variant has a {' and a '.join(others)}"

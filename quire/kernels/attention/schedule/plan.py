@@ -119,6 +119,8 @@ class AttnPlan:
     shared: Sequence[SharedPrefix] = ()
     batch_invariant: bool = False
     """Tiles and their cuts depend on a span alone, so that its results do not depend on its neighbours."""
+    few: np.ndarray | None = None
+    """bool [n_spans]: spans that get small lines, the others large ones; None: by their number of rows."""
     settled: bool = False
     """Keys below a span's first row may be read while the kernel launched just before `run` still runs."""
     work: Any = None

@@ -59,7 +59,7 @@ def cut_any(plan: AttnPlan, n_ctas: int, max_large: int = NO_LIMIT) -> WorkList:
     spans = _spans(plan)
     groups = prefix.choose(plan, spans, small_rows_of(group), n_ctas) if max_large else []
     rows, gathered, joined = prefix.gather(plan, spans, groups)
-    fits = spans[:, N_TOKENS] * group <= small_rows_of(group)
+    fits = spans[:, N_TOKENS] * group <= small_rows_of(group) if plan.few is None else plan.few
     few = _small_tiles(plan, spans, joined, fits, gathered)
     many = _large_tiles(plan, spans, joined, ~fits, gathered)
 

@@ -132,7 +132,7 @@ class Buffers:
         # A cut makes one line more, and at most two with partial results. Any row may share a prefix: it has then a
         # line of its own and a gathered one.
         n_shared, n_groups = (max_rows, max_spans // 2) if max_large else (0, 0)
-        self._line_tokens = most_tokens if max_large else span_tokens
+        self._line_tokens = most_tokens if max_large and not plan.batch_invariant else span_tokens
         n_parts = 2 * (n_cuts * self._line_tokens + n_shared * n_heads) + max_large * n_tokens * n_heads
         self._like = _kind(plan)
         self._limits = f"{max_spans} spans of {span_tokens} tokens, {max_large} large lines and {max_rows} rows"
@@ -152,9 +152,7 @@ class Buffers:
         self._n_partial_rows = n_parts * heads.group
         self._memory = memory or _OwnMemory(self.n_ints, device)
         if len(self._memory.device) < self.n_ints:
-            raise ValueError(
-                f"{self._limits} need {self.n_ints} integers, the memory holds {len(self._memory.device)}"
-            )
+            raise ValueError(f"{self._limits} need {self.n_ints} integers, the memory holds {len(self._memory.device)}")
         rows = _rows_of(self._line_tokens * heads.group)
         ticket = torch.zeros(1, dtype=torch.int32, device=device)
         self.work = _views(plan, self._memory.device, ticket, self._sizes, self._n_partial_rows, rows, n_ctas)
