@@ -33,7 +33,9 @@ def test_rows_stay_and_each_is_computed_in_one_way() -> None:
         assert rows(spans.q_indptr, spans.kv_lens, spans.slots) == rows(indptr, kv_lens, slots)
         prompt_of = dict(zip(slots.tolist(), prompt_lens.tolist(), strict=True))
         for i, is_few in enumerate(spans.few):
-            positions = [n - 1 for _, n in rows(spans.q_indptr[i : i + 2], spans.kv_lens[i : i + 1], spans.slots[i:])]
+            positions = [
+                n - 1 for _, n in rows(spans.q_indptr[i : i + 2], spans.kv_lens[i : i + 1], spans.slots[i : i + 1])
+            ]
             assert positions, "no span is empty"
             is_output = [position >= prompt_of[int(spans.slots[i])] for position in positions]
             assert is_output == [True] if is_few else not any(is_output)
