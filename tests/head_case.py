@@ -1,16 +1,26 @@
-"""A random EAGLE-3 head in the layout of published ones, and what it guesses, by transformers' modules."""
+"""A random EAGLE-3 head in the layout of published ones, what it guesses, by transformers' modules, and work for it."""
 
 from __future__ import annotations
 
 import json
 import pathlib
-from typing import Any
+import random
+from collections.abc import Sequence
+from typing import Any, Protocol
 
+import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers.models.llama import modeling_llama
+
+from quire import LLM, SamplingParams
+from quire.compute.draft import eagle
+from quire.compute.draft.drafter import DraftContext
+
+Guess = tuple[list[int], list[int]]
+"""Tokens that were known, drafts."""
 
 HEAD: dict[str, Any] = {
     "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 48,
@@ -103,3 +113,55 @@ class Oracle:
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
         x = features + y @ self._tensors["midlayer.self_attn.o_proj.weight"].T
         return x + self._mlp(self._norm(x, "midlayer.post_attention_layernorm"))
+
+
+class Guesser(Protocol):
+    """An oracle."""
+
+    def guess(self, tokens: list[int], n: int) -> list[int]: ...
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
+    """Every guess from now on."""
+    guesses: list[Guess] = []
+    real = eagle.EagleDrafter.guess
+
+    def spy(self: Any, contexts: Sequence[DraftContext]) -> list[list[int]]:
+        known = [context.tokens.tolist() for context in contexts]
+        found = real(self, contexts)
+        guesses.extend(zip(known, found, strict=True))
+        assert [len(one) for one in found] == [context.most for context in contexts]
+        return found
+
+    monkeypatch.setattr(eagle.EagleDrafter, "guess", spy)
+    return guesses
+
+
+def drafting(folder: pathlib.Path, **options: Any) -> LLM:
+    """An engine whose sequences verify random numbers of drafts."""
+    llm = LLM(
+        str(folder), skip_tokenizer_init=True, device="cpu", max_model_len=192, **{"dtype": "float32"} | options
+    )  # fmt: skip
+    rng, policy = random.Random(5), llm.engine.scheduler.live.drafts
+    if policy.most:
+        policy.choose = lambda seqs, n_rows, n_free, step: [rng.choice([0, 2, 4, 4]) for _ in seqs]
+    return llm
+
+
+def work(llm: LLM) -> list[list[int]]:
+    """Prompts of different lengths, shared beginnings, two samples of each, twice."""
+    rng = random.Random(1)
+    base = [rng.randrange(256) for _ in range(70)]
+    prompts = [[*base[:n], n] for n in (1, 17, 33, 48, 70)] + [[5], [9] * 40]
+    said = []
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, seed=2, max_tokens=36, ignore_eos=True, n=2)
+        outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], params)
+        said += [list(one.token_ids) for output in outputs for one in output.outputs]
+    return said
+
+
+def wrong(oracle: Guesser, seen: list[Guess]) -> float:
+    """Share of the guesses that differ from the oracle's."""
+    chosen = random.Random(3).sample(seen, min(len(seen), 250))
+    return sum(found != oracle.guess(known, len(found)) for known, found in chosen) / len(chosen)

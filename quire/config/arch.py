@@ -54,6 +54,8 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
     """Of the checkpoint: 'bfloat16', 'float16' or 'float32'."""
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    n_mtp_modules: int = 0
+    """Heads that the checkpoint has for itself (`config/mtp`): no part of the model."""
 
     @property
     def n_layers(self) -> int:

@@ -229,7 +229,8 @@ class EngineConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             ' stop where they do not pay. {"method": "ngram"} looks for what followed the same words earlier in the'
             ' text, {"method": "suffix"} in earlier answers too, {"method": "draft_model", "model": FOLDER} asks a'
             ' small model with the same tokens, {"method": "eagle3", "model": FOLDER} a head that was trained for the'
-            " model. num_speculative_tokens: the most of a sequence in a step."
+            ' model, {"method": "mtp"} the multi-token prediction module of the checkpoint. num_speculative_tokens: the'
+            " most of a sequence in a step."
         ),
     ] = {}
     generation_config: Annotated[

@@ -17,6 +17,8 @@ from quire.core.errors import ConfigError
 
 MAX_EOS: Final = 256
 MAX_SCALE: Final = 1e6
+MTP_MODULES: Final = "num_nextn_predict_layers"
+MAX_MTP_MODULES: Final = 64
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS: Final = {
     "silu": Activation.SILU, "swish": Activation.SILU, "gelu": Activation.GELU, "relu": Activation.RELU,
@@ -161,6 +163,7 @@ class ModelFields(Fields):
             dtype=_dtype(self),
             eos_token_ids=token_ids(self, "eos_token_id", vocab_size),
             bos_token_id=next(iter(token_ids(self, "bos_token_id", vocab_size)), None),
+            n_mtp_modules=self.integer(MTP_MODULES, 0, MAX_MTP_MODULES, 0),
             **more,
         )
 

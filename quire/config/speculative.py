@@ -15,7 +15,7 @@ from msgspec import Meta
 from quire.core.errors import ConfigError, shown
 
 MOST_DRAFTS: Final = 64
-DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 24, "draft_model": 4, "eagle3": 4}
+DEFAULT_DRAFTS: Final = {"ngram": 8, "suffix": 24, "draft_model": 4, "eagle3": 4, "mtp": 4}
 """Of each method: the most that a step verifies; how many it does verify is chosen step by step."""
 
 Count = Annotated[int, Meta(ge=1, le=MOST_DRAFTS)]
@@ -24,7 +24,7 @@ Count = Annotated[int, Meta(ge=1, le=MOST_DRAFTS)]
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who guesses, and at most how many tokens a step."""
 
-    method: Literal["ngram", "suffix", "draft_model", "eagle3"]
+    method: Literal["ngram", "suffix", "draft_model", "eagle3", "mtp"]
     num_speculative_tokens: Count | None = None
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=64)] | None = None
     """ngram: tokens of the longest ending that is looked for."""
@@ -36,7 +36,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     suffix_decoding_max_memory: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
     """Bytes that earlier outputs may take together. Not of vLLM, which counts requests."""
     model: str = ""
-    """draft_model, eagle3: folder or hub name, as --model."""
+    """draft_model, eagle3, mtp: folder or hub name, as --model; mtp: empty: the module stands in the model's own."""
 
     @property
     def n_drafts(self) -> int:
@@ -58,12 +58,15 @@ OF_METHOD: Final = {
     ),
 }  # fmt: skip
 """Keys that mean something for one method alone."""
-WITH_MODEL: Final = {"draft_model": "a model", "eagle3": "a head"}
-"""Method → what the key "model" names for it; the others take none."""
+WITH_MODEL: Final = {"draft_model": "a model", "eagle3": "a head", "mtp": ""}
+"""Method → what the key "model" must name for it, if it must; the others take none."""
+WITH_HEAD: Final = ("eagle3", "mtp")
+"""Methods that read the model's own states."""
 
 REFUSED_METHODS: Final = {
-    "eagle medusa mlp_speculator mtp dflash extract_hidden_states custom_class":
-        "is not built: give ngram, suffix, draft_model or eagle3",
+    "eagle medusa mlp_speculator dflash extract_hidden_states custom_class":
+        "is not built: give ngram, suffix, draft_model, eagle3 or mtp",
+    "deepseek_mtp glm4_moe_mtp mimo_mtp": "is an old name: give mtp",
     "ngram_gpu": "is not built: give ngram",
 }  # fmt: skip
 REFUSED_KEYS: Final = {
@@ -97,9 +100,10 @@ def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
         if given and method != found.method:
             raise _error(f"{given[0]} is for the method {method!r}, not {found.method!r}: leave it out", options)
     if "model" in options and found.method not in WITH_MODEL:
-        raise _error(f"model is for the method 'draft_model' or 'eagle3', not {found.method!r}: leave it out", options)
-    if not found.model and found.method in WITH_MODEL:
-        what = WITH_MODEL[found.method]
+        known = ", ".join(map(repr, WITH_MODEL))
+        raise _error(f"model is for the methods {known}, not {found.method!r}: leave it out", options)
+    what = WITH_MODEL.get(found.method)
+    if what and not found.model:
         raise _error(f"the method {found.method!r} needs {what}: add its folder or hub name as 'model'", options)
     shortest, longest = found.lookup
     if shortest > longest:
@@ -114,7 +118,9 @@ def _method_of(options: Mapping[str, Any]) -> str:
         raise _error('add "method": "ngram"', options)
     if isinstance(model, str) and model:
         return "draft_model"
-    raise _error('there is no "method": give "ngram", "suffix", or "draft_model" or "eagle3" with a "model"', options)
+    raise _error(
+        'there is no "method": give "ngram", "suffix", "mtp", or "draft_model" or "eagle3" with a "model"', options
+    )
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

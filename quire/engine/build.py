@@ -24,6 +24,7 @@ from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
 from quire.config.kv import KVLayout, tokens_in_flight
 from quire.config.model import read_arch
+from quire.config.mtp import mtp_head
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.control.config import SchedulerConfig
@@ -75,7 +76,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     limits = resolve(config, arch, platform.name, is_server=is_server)
     speculative = read_speculative(config.speculative_config)
     drafter = None if speculative is None else drafter_of(speculative)
-    draft = None if speculative is None else _draft_source(config, speculative)
+    draft = None if speculative is None else _draft_source(config, speculative, folder, arch)
     if draft is not None:
         draft.check(arch, layout_of(config, limits, arch), limits.max_model_len)
     worker = Worker(config, limits, folder, arch, platform, drafter=drafter, draft=draft)
@@ -111,12 +112,18 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     return core, msgspec.structs.replace(ready, no_determinism=platform.no_determinism)
 
 
-def _draft_source(config: EngineConfig, speculative: SpeculativeConfig) -> DraftSource | None:
-    if not speculative.model:
-        return None
-    folder = find_checkpoint(speculative.model, "", config.download_dir)
+def _draft_source(
+    config: EngineConfig, speculative: SpeculativeConfig, folder: pathlib.Path, arch: ModelArch
+) -> DraftSource | None:
+    """folder: the checkpoint of the model, which is `arch`."""
+    if speculative.model:
+        folder = find_checkpoint(speculative.model, "", config.download_dir)
+    if speculative.method == "mtp":
+        return HeadCheckpoint(folder, mtp_head(folder, read_arch(folder) if speculative.model else arch, logger))
     if speculative.method == "eagle3":
         return HeadCheckpoint(folder, read_head(folder))
+    if not speculative.model:
+        return None
     return DraftCheckpoint(folder, read_arch(folder, {}, logger))
 
 

@@ -1,4 +1,4 @@
-"""Guesses of an EAGLE-3 head: one layer that reads the model's own states (Li et al. 2025, arXiv 2503.01840).
+"""Guesses of a head, EAGLE-3's or an MTP module: one layer that reads the model's own states (`config/heads`).
 
 Owns how far the head has read each sequence. Its keys and values lie under the model's page numbers. Key p comes from
 token p and the feature of token p - 1, so a page of them depends on the tokens up to its end, as the model's does, and
@@ -26,7 +26,8 @@ class EagleDrafter:
     """`Drafter`. features: of the model's pages, to which tables belong; most_rows: of one of the head's steps."""
 
     def __init__(self, head: Head, steps: HeadSteps, features: Features, tables: SlotTables, most_rows: int) -> None:
-        self._token_ids, self._steps, self._features = head.token_ids, steps, features
+        self._token_ids, self._model_norm = head.token_ids, head.model_norm
+        self._steps, self._features = steps, features
         self._tables, self._most_rows = tables, most_rows
         self._tokens = tables.tokens.numpy()
         self._n_read = np.zeros(len(self._tokens), np.int64)
@@ -96,6 +97,8 @@ class EagleDrafter:
         locs = self._tables.cache_locs(rows.slots, before)[0]
         states = self._steps.states[: len(locs)]
         self._features.read(torch.from_numpy(locs), states)
+        if self._model_norm is not None:
+            states.copy_(self._model_norm(states))
         if not rows.positions.all():
             states[torch.from_numpy(rows.positions == 0)] = 0
         return rows

@@ -1,8 +1,9 @@
-"""An EAGLE-3 head on its device: its parameters from a checkpoint, and one step of it operation by operation.
+"""A head on its device: its parameters from a checkpoint, and one step of it operation by operation.
 
-Owns which tensors a head has, and its data flow, the oracle of `head_steps.NativeSteps`. Does not own its config.json
-(`config/eagle`), pages, nor when it is asked (`eagle.py`).
-Row p reads the embedding of token p and the feature of token p - 1 (Li et al. 2025, arXiv 2503.01840, figure 5).
+Owns its data flow, the oracle of `head_steps.NativeSteps`. Does not own how heads differ (`config/heads`), pages, nor
+when it is asked (`eagle.py`).
+Row p reads the embedding of token p and the feature of token p - 1 (Li et al. 2025, arXiv 2503.01840, figure 5;
+DeepSeek-V3, arXiv 2412.19437, figure 3).
 """
 
 from __future__ import annotations
@@ -14,70 +15,69 @@ from typing import Final
 import numpy as np
 import torch
 
-from quire.compute.layers.attention import variant_of
 from quire.compute.layers.context import Context
+from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
-from quire.compute.layers.rotary import rope_table
+from quire.compute.layers.rotary import rotary_tables
 from quire.compute.models.decoder import Decoder
-from quire.compute.schemes.choice import floating
+from quire.compute.schemes.choice import Schemes, floating
 from quire.compute.schemes.packed import Blocks
 from quire.compute.schemes.scheme import MatrixScheme
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
+from quire.compute.weights.names import Names, Rows, rearrange, stored_shape
 from quire.compute.weights.pieces import TORCH_DTYPES
-from quire.config.arch import ModelArch
-from quire.config.eagle import N_TAPS, HeadArch
-from quire.config.parameters import Matrix, NormTable
+from quire.config.heads import N_TAPS, HeadArch
+from quire.config.layers import NormSpec
+from quire.config.parameters import LAYER, Matrix, NormTable, layer_parameters
 from quire.core.errors import LoadError, shown
 
 DTYPES: Final = TORCH_DTYPES | {"I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
-LAYER: Final = "midlayer."
-EMBEDDING: Final = "embed_tokens.weight"
-OFFSETS: Final = "d2t"
-"""int64 [draft vocabulary]: what a small id lacks to be the model's."""
-NOT_READ: Final = "t2d"
-"""Which of the model's ids have a small one: follows from the offsets."""
+IN_LAYER: Final = LAYER.format(0)
+"""Of the names of the layer's parameters."""
 
 
 class Head:
-    """Parameters in the model's dtype, matrices as `scheme` keeps them."""
+    """Parameters in the model's dtype, matrices as `scheme` keeps them. model: that it guesses for, whose final norm,
+    table and output matrix it uses where it has none of its own."""
 
-    def __init__(
-        self, arch: HeadArch, make: Make, device: torch.device, dtype: torch.dtype, scheme: MatrixScheme
-    ) -> None:
-        self.arch, self.dtype = arch, dtype
-        own, spec = arch.arch, arch.arch.layers[0]
-        mixer, ffn, hidden = spec.mixer, spec.ffn, arch.arch.hidden_size
+    def __init__(self, arch: HeadArch, model: Decoder, make: Make, device: torch.device, scheme: MatrixScheme) -> None:
+        self.arch, self.dtype = arch, model.dtype
+        own, layout = arch.arch, arch.layout
+        hidden, spec = own.hidden_size, own.layers[0]
 
         def linear(n_in: int, *parts: tuple[str, int]) -> Linear:
             return Linear(make, Matrix(n_in=n_in, parts=parts), scheme)
 
-        def norm(name: str) -> Norm:
-            return Norm(make, NormTable(name=name, shape=(hidden,), spec=spec.norm))
+        def norm(name: str, spec: NormSpec = spec.norm) -> Norm:
+            return Norm(make, NormTable(name=name, shape=(hidden,), spec=spec))
 
-        qkv = [(f"{LAYER}self_attn.{name}_proj", n) for name, n in zip("qkv", _sizes(own), strict=True)]
-        self.joins = [linear(hidden, ("fc", hidden)) for _ in range(N_TAPS)]
-        """The columns of `fc` for each tapped layer."""
-        self.embedded_qkv, self.feature_qkv = linear(hidden, *qkv), linear(hidden, *qkv)
-        """The columns of the projection for the embedding, and for the feature."""
-        self.out = linear(mixer.q_size, (LAYER + "self_attn.o_proj", hidden))
-        self.up = linear(hidden, (LAYER + "mlp.gate_proj", ffn.size), (LAYER + "mlp.up_proj", ffn.size))
-        self.down = linear(ffn.size, (LAYER + "mlp.down_proj", hidden))
-        self.head = linear(hidden, ("lm_head", own.vocab_size))
-        self.embedded_norm, self.feature_norm = norm(LAYER + "input_layernorm"), norm(LAYER + "hidden_norm")
-        self.ffn_norm, self.norm = norm(LAYER + "post_attention_layernorm"), norm("norm")
-        self.embed = Embedding(make, EMBEDDING, 0, hidden)
+        parameters, nowhere = layer_parameters(spec, hidden, 0), torch.empty(0, device=device)
+        self.layer = DecoderLayer(spec, parameters, 0, make, Schemes(scheme), nowhere)
+        self.joins = [linear(hidden, (layout.taps, hidden)) for _ in range(N_TAPS if layout.taps else 0)]
+        """The columns of the matrix that joins states, for each."""
+        self.makes_input = bool(layout.join)
+        """Token and feature give the layer's input; otherwise its queries, keys and values, beside the feature."""
+        first = self.layer.attention_norm
+        if self.makes_input:
+            self.embedded, self.feature = (linear(hidden, (layout.join, hidden)) for _ in range(2))
+        else:
+            self.embedded, self.feature = self.layer.attention.qkv, linear(hidden, *parameters.qkv.parts)
+        """The columns of a matrix for the embedding, and for the feature."""
+        self.embedded_norm = norm(layout.embedded_norm) if layout.embedded_norm or first is None else first
+        self.feature_norm, self.norm = norm(layout.feature_norm), norm(layout.norm, own.norm)
+        self.head = linear(hidden, (layout.head, own.vocab_size)) if layout.head else model.head
+        self.model_norm = model.norm if layout.reads_normed else None
+        """What the model's states go through before they are read."""
+        self.embed, self.has_embedding = model.embed, False
         self.token_ids = np.arange(own.vocab_size, dtype=np.int32)
-        """int32 [draft vocabulary]: the model's ids."""
-        self.variant = variant_of(mixer, device)
-        self.cos_sin = torch.empty(0)
+        """int32 [its vocabulary]: the model's ids."""
         self._device = device
 
     def reach(self, max_model_len: int) -> None:
         """Make the rotary table for so many positions."""
-        rope = self.arch.arch.layers[0].mixer.rope
-        assert rope is not None  # a Llama's
-        self.cos_sin = rope_table(rope, self.arch.arch.head_dim, max_model_len).to(self._device)
+        tables = rotary_tables(self.arch.arch, max_model_len)
+        self.layer.attention.cos_sin = tables[self.layer.spec.mixer.rope].to(self._device)
 
     def forward(
         self,
@@ -88,79 +88,116 @@ class Head:
         wanted: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """token_ids, positions: [n]; features: [n, hidden], not used afterwards; wanted: int64 [m], rows → their states
-        [m, hidden], which are the features of the next guess, and logits [m, draft vocabulary] float32."""
-        qkv = self.embedded_qkv(self.embed(token_ids), norm=self.embedded_norm.pair)
-        qkv = self.feature_qkv(features, norm=self.feature_norm.pair, residual=qkv)
-        q = context.store(0, qkv, None, None, 0.0, positions, self.cos_sin)
-        y = context.attend(0, q, self.variant).flatten(1)[wanted]
-        x = self.out(y, residual=features[wanted])
-        x = self.down(self.up(x, norm=self.ffn_norm.pair, silu_mul=True), residual=x)
+        [m, hidden] and logits [m, its vocabulary] float32."""
+        joined = self.embedded(self.embed(token_ids), norm=self.embedded_norm.pair)
+        joined = self.feature(features, norm=self.feature_norm.pair, residual=joined)
+        if self.makes_input:
+            x = self.layer(joined, positions, context, wanted)
+        else:
+            x = self.layer.behind(joined, features, positions, context, wanted)
         logits = torch.empty((len(x), len(self.token_ids)), dtype=torch.float32, device=x.device)
         return x, self.head(x, norm=self.norm.pair, out=logits)
 
+    def chained(self, states: torch.Tensor) -> torch.Tensor:
+        """The features of the next guesses, where these states are the newest."""
+        return self.norm(states) if self.makes_input else states
+
     @property
     def linears(self) -> list[Linear]:
-        """All matrices."""
-        return [*self.joins, self.embedded_qkv, self.feature_qkv, self.out, self.up, self.down, self.head]
+        """All matrices of its own, those of one name in the order of their columns."""
+        sides = [self.embedded, self.feature]
+        own = [*self.joins, *(reversed(sides) if self.arch.layout.feature_first else sides), *self.layer.linears]
+        return list(dict.fromkeys([*own, self.head] if self.arch.layout.head else own))
 
     @property
     def norms(self) -> list[Norm]:
-        """All norms."""
-        return [self.embedded_norm, self.feature_norm, self.ffn_norm, self.norm]
+        """All of its own."""
+        return list(dict.fromkeys([self.embedded_norm, self.feature_norm, *self.layer.norms, self.norm]))
 
     @property
     def n_bytes(self) -> int:
-        """Of its parameters, the model's table left out."""
-        own = sum(linear.n_bytes for linear in self.linears) + sum(norm.tensors[0].nbytes for norm in self.norms)
+        """Of its parameters, the model's left out."""
+        tensors = [tensor for norm in self.norms for tensor in norm.tensors]
+        own = sum(linear.n_bytes for linear in self.linears) + sum(tensor.nbytes for tensor in tensors)
         return own + (self.embed.weight.nbytes if self.has_embedding else 0)
-
-    has_embedding = False
-    """Whether the table is its own."""
 
     # ---- loading -------------------------------------------------------------------------------------------------
 
-    def fill(self, tensors: dict[str, torch.Tensor], embed: Embedding, where: pathlib.Path) -> None:
+    def fill(self, tensors: dict[str, torch.Tensor], where: pathlib.Path) -> None:
         """Take the values of a checkpoint. Raises LoadError: missing, left-over or mis-shaped tensors."""
-        expected = dict(self._expected())
-        for name in (EMBEDDING, OFFSETS):
-            optional = name == EMBEDDING or len(self.token_ids) == self.arch.vocab_size
-            if optional and name not in tensors:
-                expected.pop(name)
-        _check(tensors, expected, where)
-        hidden = self.arch.arch.hidden_size
-        for linear, columns in self._columns():
-            for part, (name, _) in enumerate(linear.matrix.parts):
-                linear.part(part)["weight"].copy_(tensors[f"{name}.weight"][:, columns])
+        arch, layout = self.arch, self.arch.layout
+        places, names = self._places(), Names(arch.arch, in_gguf=False)
+        expected = {name: _side_by_side(views) for name, views in places.items()}
+        if layout.embedding:
+            expected[f"{layout.embedding}.weight"] = (arch.vocab_size, arch.arch.hidden_size)
+        if layout.offsets:
+            expected[layout.offsets] = (len(self.token_ids),)
+        found = {}
+        for stored, tensor in tensors.items():
+            name = stored.removeprefix(arch.prefix)
+            inner = IN_LAYER + name.removeprefix(layout.layer)
+            target, rows = (name, Rows()) if name in expected else names.parameter(inner)
+            found[target if target in expected else name] = tensor, rows
+        self._check(found, expected, where)
+        for name, views in places.items():
+            tensor, rows = found[name]
+            start = 0
+            for view in views:
+                view.copy_(tensor if view.dim() == 1 else tensor[:, start : start + view.shape[1]])
+                start += view.shape[-1]
+            if not rows.is_ours:
+                rearrange(views[0], rows)
         for norm in self.norms:
-            norm.tensors[0].copy_(tensors[f"{norm.table.name}.weight"])
+            if norm.weight is not None:
+                norm.weight.add_(norm.table.spec.offset)
         for linear in self.linears:
             linear.finish()
-        self.embed, self.has_embedding = embed, EMBEDDING in tensors
-        if self.has_embedding:
-            self.embed = Embedding(lambda *shape: tensors[EMBEDDING].to(self.dtype), EMBEDDING, 0, hidden)
-        if OFFSETS in tensors:
-            self.token_ids = self._map(tensors[OFFSETS], where)
+        if f"{layout.embedding}.weight" in found:
+            table = found[f"{layout.embedding}.weight"][0].to(self.dtype)
+            self.embed, self.has_embedding = Embedding(lambda *shape: table, layout.embedding, *table.shape), True
+        if layout.offsets in found:
+            self.token_ids = self._map(found[layout.offsets][0], where)
 
-    def _columns(self) -> Iterator[tuple[Linear, slice]]:
-        """Each matrix, and which columns of the checkpoint's it has."""
-        hidden = self.arch.arch.hidden_size
-        beside = [*enumerate(self.joins), *enumerate((self.embedded_qkv, self.feature_qkv))]
-        for place, linear in beside:
-            yield linear, slice(place * hidden, (place + 1) * hidden)
-        for linear in (self.out, self.up, self.down, self.head):
-            yield linear, slice(None)
-
-    def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """(name, shape) of each tensor of the checkpoint that is read."""
-        hidden = self.arch.arch.hidden_size
+    def _places(self) -> dict[str, list[torch.Tensor]]:
+        """Name of a parameter → the views that have its columns, side by side."""
+        found: dict[str, list[torch.Tensor]] = {}
         for linear in self.linears:
-            width = {"fc": N_TAPS * hidden, **{name: 2 * hidden for name, _ in self.feature_qkv.matrix.parts}}
-            for name, n in linear.matrix.parts:
-                yield f"{name}.weight", (n, width.get(name, linear.matrix.n_in))
+            for part, (name, _) in enumerate(linear.matrix.parts):
+                for kind, view in linear.part(part).items():
+                    found.setdefault(f"{name}.{kind}", []).append(view)
         for norm in self.norms:
-            yield f"{norm.table.name}.weight", (hidden,)
-        yield EMBEDDING, (self.arch.vocab_size, hidden)
-        yield OFFSETS, (len(self.token_ids),)
+            for part, name in enumerate(norm.table.parts):
+                found |= {f"{name}.{kind}": [view] for kind, view in norm.part(part).items()}
+        return found
+
+    def _check(
+        self,
+        found: dict[str, tuple[torch.Tensor, Rows]],
+        expected: dict[str, tuple[int, ...]],
+        where: pathlib.Path,
+    ) -> None:
+        layout, what = self.arch.layout, f"the {self.arch.layout.what} {where}"
+        optional = {f"{layout.embedding}.weight"}
+        if len(self.token_ids) == self.arch.vocab_size:
+            optional.add(layout.offsets)
+        for said, names in (
+            ("lacks", sorted(expected.keys() - found.keys() - optional)),
+            ("has, which is not read,", sorted(found.keys() - expected.keys() - set(layout.not_read))),
+        ):
+            if names:
+                listed = ", ".join(shown(self._stored(name)) for name in names[:8])
+                raise LoadError(f"{what} {said} {listed}: give one in the layout that docs/speculation.md describes")
+        for name, (tensor, rows) in found.items():
+            shape = stored_shape(expected[name], rows) if name in expected else tuple(tensor.shape)
+            if tuple(tensor.shape) != shape:
+                raise LoadError(
+                    f"{what}: {self._stored(name)} has shape {tuple(tensor.shape)}; its config.json implies {shape}"
+                )
+
+    def _stored(self, name: str) -> str:
+        """The checkpoint's name of a parameter."""
+        layer = self.arch.layout.layer
+        return self.arch.prefix + (layer + name.removeprefix(IN_LAYER) if name.startswith(IN_LAYER) else name)
 
     def _map(self, offsets: torch.Tensor, where: pathlib.Path) -> np.ndarray:
         ids = torch.arange(len(offsets)) + offsets.long()
@@ -168,34 +205,19 @@ class Head:
         if len(wrong):
             at = int(wrong[0])
             raise LoadError(
-                f"{where}: {OFFSETS} gives the head's token {at} the id {int(ids[at])}, and ids are from 0 to "
-                f"{self.arch.vocab_size - 1}: give a head that was trained for this model"
+                f"{where}: {self.arch.layout.offsets} gives the head's token {at} the id {int(ids[at])}, and ids are "
+                f"from 0 to {self.arch.vocab_size - 1}: give a head that was trained for this model"
             )
         return ids.numpy().astype(np.int32)
 
 
-def _sizes(arch: ModelArch) -> tuple[int, int, int]:
-    mixer = arch.layers[0].mixer
-    return mixer.q_size, mixer.kv_size, mixer.kv_size
-
-
-def _check(tensors: dict[str, torch.Tensor], expected: dict[str, tuple[int, ...]], where: pathlib.Path) -> None:
-    cure = "give a head in the layout of published EAGLE-3 heads, see docs/speculation.md"
-    for what, names in (
-        ("lacks", sorted(expected.keys() - tensors.keys())),
-        ("has, which is not read,", sorted(tensors.keys() - expected.keys() - {NOT_READ})),
-    ):
-        if names:
-            raise LoadError(f"the head {where} {what} {', '.join(map(shown, names[:8]))}: {cure}")
-    for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
-            raise LoadError(
-                f"the head {where}: {name} has shape {tuple(tensors[name].shape)}; its config.json implies {shape}"
-            )
+def _side_by_side(views: list[torch.Tensor]) -> tuple[int, ...]:
+    """Their shape together."""
+    return (len(views[0]), *([sum(view.shape[1] for view in views)] if views[0].dim() > 1 else []))
 
 
 def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torch.device) -> Head:
-    """A head with the weights of `folder` for a model, whose table it shares. Raises LoadError.
+    """A head with the weights of `folder` for a model. Raises LoadError.
 
     A model that is rounded has a rounded head; one of a file's blocks, a floating one.
     """
@@ -206,16 +228,19 @@ def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torc
     def make(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    head = Head(arch, make, device, dtype, scheme)
-    tensors = {name: one for shard in open_checkpoint(folder) for name, one in _read(shard)}
-    head.fill(tensors, model.embed, folder)
+    head = Head(arch, model, make, device, scheme)
+    left_out = tuple(arch.prefix + name for name in arch.layout.not_read)
+    shards = open_checkpoint(folder)
+    head.fill({name: one for shard in shards for name, one in _read(shard, arch.prefix, left_out)}, folder)
     return head
 
 
-def _read(shard: Shard) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a file, on the CPU."""
+def _read(shard: Shard, prefix: str, left_out: tuple[str, ...]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a file whose names begin with `prefix`, but for those left out, on the CPU."""
     with open_shard(shard) as descriptor:
         for entry in shard.entries:
+            if not entry.name.startswith(prefix) or entry.name in left_out:
+                continue
             if entry.dtype not in DTYPES:
                 raise LoadError(f"tensor {entry.name} has dtype {entry.dtype}; usable are {', '.join(DTYPES)}")
             buffer = bytearray(entry.n_bytes)

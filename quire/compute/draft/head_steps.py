@@ -16,11 +16,12 @@ import torch
 
 from quire.compute.device.device import Device
 from quire.compute.draft.head import Head
+from quire.compute.layers.decoder_layer import LayerRows
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.schemes.packed import PackedProduct
 from quire.kernels import fused_step
-from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
+from quire.kernels.qgemm.cpu import ADD, WIDEN
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,7 +60,7 @@ class HeadSteps(Protocol):
     """A way to compute steps."""
 
     states: torch.Tensor
-    """[max_rows, hidden]: before a step the features of its rows, after it the states of those wanted, in order."""
+    """[max_rows, hidden]: before a step the features of its rows, after it those of the rows behind the ones wanted."""
 
     def step(self, rows: HeadRows) -> np.ndarray:
         """int64 [m]: the head's best token for each row wanted. The tokens of the rows are in the token table."""
@@ -83,15 +84,17 @@ class EagerSteps:
         token_ids = self._tables.tokens[slots, positions]
         features, wanted = self.states[: len(rows.slots)].clone(), self._device.upload(rows.wanted)
         states, logits = self._head.forward(token_ids, features, positions, context, wanted)
-        self.states[: len(states)] = states
+        self.states[: len(states)] = self._head.chained(states)
         best: np.ndarray = logits.argmax(1).cpu().numpy()
         return best
 
 
 def obstacle(head: Head) -> str | None:
     """Why steps of this head cannot be native calls here, or None."""
-    if any(not isinstance(linear.product, PackedProduct) for linear in head.linears):
+    if any(not isinstance(linear.product, PackedProduct) for linear in [*head.linears, head.head]):
         return "its matrices are not packed for the native kernels"
+    if not head.layer.is_plain or not head.layer.attention.variant.built_in or head.embedded_norm.pair is None:
+        return "its layer is not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
     return fused_step.obstacle(head.dtype, head.arch.arch.head_dim)
 
 
@@ -101,34 +104,38 @@ class NativeSteps:
     def __init__(
         self, device: Device, head: Head, pool: KVPool, tables: SlotTables, max_rows: int, max_sampled: int
     ) -> None:
-        arch = head.arch.arch
-        mixer, (k, v) = arch.layers[0].mixer, pool.pages_of[0]
+        arch, layer = head.arch.arch, head.layer
+        mixer = layer.spec.mixer
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), head.dtype)
 
         self.states, embedded = rows(arch.hidden_size), rows(arch.hidden_size)
-        qkv, y, inner = rows(mixer.q_size + 2 * mixer.kv_size), rows(mixer.q_size), rows(arch.ffn_size)
+        memory = LayerRows(
+            rows(arch.hidden_size) if head.makes_input else self.states, rows(mixer.q_size + 2 * mixer.kv_size),
+            rows(mixer.q_size), rows(arch.ffn_size), [(pool.pages_of[0], 0)],
+        )  # fmt: skip
         logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._logits = logits.numpy()
         self._fused = fused = fused_step.FusedStep(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
         fused.embed(head.embed.weight, embedded)
-        head.embedded_qkv.record(fused, embedded, qkv, norm=head.embedded_norm.pair)
-        head.feature_qkv.record(fused, self.states, qkv, norm=head.feature_norm.pair, then=ADD)
-        fused.rotate_and_store(qkv, None, None, 0.0, head.cos_sin, k, v)
-        q, out = (x.view(max_rows, -1, arch.head_dim)[:, : arch.n_heads] for x in (qkv, y))
-        fused.attend(q, k, v, head.variant, out)
-        fused.take(self.states)
-        fused.take(y)
-        head.out.record(fused, y, self.states, then=ADD)
-        head.up.record(fused, self.states, inner, norm=head.ffn_norm.pair, then=SILU_MUL)
-        head.down.record(fused, inner, self.states, then=ADD)
-        head.head.record(fused, self.states, logits, norm=head.norm.pair, then=WIDEN)
+        joined = memory.x if head.makes_input else memory.qkv
+        head.embedded.record(fused, embedded, joined, norm=head.embedded_norm.pair)
+        head.feature.record(fused, self.states, joined, norm=head.feature_norm.pair, then=ADD)
+        if head.makes_input:
+            layer.record(fused, memory, is_last=True)
+        else:
+            layer.record_behind(fused, memory, is_last=True)
+        head.head.record(fused, memory.x, logits, norm=head.norm.pair, then=WIDEN)
+        self._head, self._x = head, memory.x
 
     def step(self, rows: HeadRows) -> np.ndarray:
         """See `HeadSteps`."""
         self._fused.run(rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, rows.wanted)
-        best: np.ndarray = self._logits[: len(rows.wanted)].argmax(1)
+        n = len(rows.wanted)
+        if n and self._head.makes_input:
+            self.states[:n] = self._head.chained(self._x[:n])
+        best: np.ndarray = self._logits[:n].argmax(1)
         return best

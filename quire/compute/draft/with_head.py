@@ -20,7 +20,7 @@ from quire.compute.runner.features import Features
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
-from quire.config.eagle import HeadArch
+from quire.config.heads import HeadArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
@@ -47,9 +47,9 @@ class HeadCheckpoint:
             )
         if self.arch.arch.max_position < max_model_len:
             logger.warning(
-                "the head %s was trained on %d positions: behind them it guesses worse, and drafts stop where they do "
+                "the %s %s was trained on %d positions: behind them it guesses worse, and drafts stop where they do "
                 "not pay",
-                self.folder, self.arch.arch.max_position,
+                self.arch.layout.what, self.folder, self.arch.arch.max_position,
             )  # fmt: skip
 
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
@@ -84,7 +84,8 @@ class HeadModel:
         """See `LoadedDraft`: the model leaves features."""
         n_pages, page_size = pool.k.shape[1], pool.k.shape[3]
         pool.features = Features(
-            self._taps, self.head.joins, n_pages, page_size, self.head.dtype, self._platform.device
+            self._taps, self.head.joins, self.head.arch.arch.hidden_size, n_pages, page_size, self.head.dtype,
+            self._platform.device,
         )  # fmt: skip
 
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> EagleDrafter:

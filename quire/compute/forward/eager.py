@@ -35,5 +35,6 @@ class EagerForward:
         wanted = None if n_sampled == 0 or step.wants_all else sampled
         features = self._pool.features
         visit = None if features is None else features.visit(rows[2])
-        hidden = self._model.forward(token_ids, rows[1], context, wanted, visit=visit)
+        whole = features is not None and features.reads(len(self._model.layers))
+        hidden = self._model.forward(token_ids, rows[1], context, wanted, visit=visit, visits_last=whole)
         return States(hidden, has_all=sampled is not None and wanted is None, sampled=sampled)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
-from quire.compute.layers.decoder_layer import DecoderLayer
+from quire.compute.layers.decoder_layer import LayerRows
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool
@@ -25,7 +25,6 @@ from quire.compute.schemes.packed import PackedProduct
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import fused_step
-from quire.kernels.qgemm.cpu import ADD, SILU_MUL
 from quire.kernels.sample import Choice
 
 
@@ -57,44 +56,34 @@ class FusedForward:
         max_rows: int,
         max_sampled: int,
     ) -> None:
-        arch, self._pool, self._tail = model.arch, pool, tail
+        arch, self._tail = model.arch, tail
         first = arch.layers[0].mixer
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), model.dtype)
 
-        self._x, self._qkv = rows(arch.hidden_size), rows(first.q_size + 2 * first.kv_size)
-        self._y, self._inner = rows(first.q_size), rows(arch.ffn_size)
+        self._x = rows(arch.hidden_size)
+        memory = LayerRows(
+            self._x, rows(first.q_size + 2 * first.kv_size), rows(first.q_size), rows(arch.ffn_size),
+            list(zip(pool.pages_of, pool.group_of, strict=True)),
+        )  # fmt: skip
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, : tail.vocab_limit]
         self._fused = fused_step.FusedStep(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
         self._fused.embed(model.embed.weight, self._x)
-        joined = None if pool.features is None else rows(arch.hidden_size)
+        features, n_layers = pool.features, len(model.layers)
+        joined = None if features is None else rows(arch.hidden_size)
         for index, layer in enumerate(model.layers):
-            if pool.features is not None and joined is not None:
-                pool.features.record(self._fused, index, self._x, joined)
-            self._record(layer, is_last=layer is model.layers[-1])
-        tail.record(self._fused, self._x, self._logits)
-
-    def _record(self, layer: DecoderLayer, *, is_last: bool) -> None:
-        attention = layer.attention
-        (k, v), group = self._pool.pages_of[attention.layer], self._pool.group_of[attention.layer]
-        assert layer.attention_norm is not None and layer.ffn_norm is not None
-        attention.qkv.record(self._fused, self._x, self._qkv, norm=layer.attention_norm.pair)
-        self._fused.rotate_and_store(self._qkv, *attention.stored_norms, attention.cos_sin, k, v, group)
-        q, out = (
-            x[:, : self._y.shape[1]].unflatten(1, (-1, self._pool.head_dim))  # type: ignore[no-untyped-call]
-            for x in (self._qkv, self._y)
-        )
-        self._fused.attend(q, k, v, attention.variant, out, group)
-        if is_last:
+            if features is not None and joined is not None:
+                features.record(self._fused, index, self._x, joined)
+            ends = index == n_layers - 1 and (features is None or not features.reads(n_layers))
+            layer.record(self._fused, memory, is_last=ends)
+        if features is not None and joined is not None and features.reads(n_layers):
+            features.record(self._fused, n_layers, self._x, joined)
             self._fused.take(self._x)
-            self._fused.take(self._y)
-        attention.out.record(self._fused, self._y, self._x, then=ADD)
-        layer.up.record(self._fused, self._x, self._inner, norm=layer.ffn_norm.pair, then=SILU_MUL)
-        layer.down.record(self._fused, self._inner, self._x, then=ADD)
+        tail.record(self._fused, self._x, self._logits)
 
     def run(self, step: Step) -> States | None:
         """The step up to its logits, and its tokens too where their choice is plain."""

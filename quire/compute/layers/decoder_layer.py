@@ -1,9 +1,13 @@
 """One layer of a decoder: its mixer and feed-forward with the norms around them, as its `LayerSpec` says.
 
-Owns the data flow of a layer, in as few launches as the products can take in. Does not own pages nor positions.
+Owns the data flow of a layer, in as few launches as the products can take in, and the same as operations of a fused
+step. Does not own pages nor positions.
 """
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
 
 import torch
 
@@ -17,6 +21,23 @@ from quire.config.layers import Activation, LayerSpec, Placement
 from quire.config.parameters import LayerParameters
 from quire.kernels import gemm
 from quire.kernels.act import activate
+from quire.kernels.fused_step import FusedStep
+from quire.kernels.qgemm.cpu import ADD, SILU_MUL
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerRows:
+    """Memory of a fused step's rows, each [max_rows, ...]."""
+
+    x: torch.Tensor
+    """[.., hidden]: the residual stream."""
+    qkv: torch.Tensor
+    y: torch.Tensor
+    """[.., q size]: what attention gives."""
+    inner: torch.Tensor
+    """[.., ffn size]."""
+    pages: Sequence[tuple[tuple[torch.Tensor, torch.Tensor], int]]
+    """Of each layer its pages of keys and of values, and their group."""
 
 
 class DecoderLayer:
@@ -61,10 +82,21 @@ class DecoderLayer:
                 x, y, normed = x[wanted], y[wanted], normed[wanted]
             inner = self._inner(normed, None)
             return self.ffn_sum(inner, self.attention_sum(y, x))
-        y = attention(_project(attention.qkv, x, self.attention_norm), positions, context)
+        return self.behind(_project(attention.qkv, x, self.attention_norm), x, positions, context, wanted)
+
+    def behind(
+        self,
+        qkv: torch.Tensor,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        context: Context,
+        wanted: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What follows the projection, x being the residual stream; not of `Placement.SHARED`."""
+        y = self.attention(qkv, positions, context)
         if wanted is not None:
             x, y = x[wanted], y[wanted]
-        if placement is Placement.PARALLEL:
+        if self.spec.placement is Placement.PARALLEL:
             inner = self._inner(x, self.ffn_norm)
             return self.ffn_sum(inner, self.attention_sum(y, x))
         x = self.attention_sum(y, x)
@@ -76,6 +108,30 @@ class DecoderLayer:
         if ffn.gated and ffn.activation is Activation.SILU:
             return _project(self.up, x, norm, silu_mul=True)
         return activate(_project(self.up, x, norm), ffn.activation.value, gated=ffn.gated)
+
+    def record(self, fused: FusedStep, rows: LayerRows, *, is_last: bool) -> None:
+        """As operations of `fused`; the layer is plain. is_last: what follows attention is for the rows wanted."""
+        assert self.attention_norm is not None
+        self.attention.qkv.record(fused, rows.x, rows.qkv, norm=self.attention_norm.pair)
+        self.record_behind(fused, rows, is_last=is_last)
+
+    def record_behind(self, fused: FusedStep, rows: LayerRows, *, is_last: bool) -> None:
+        """`behind`, as `record`."""
+        attention, spec = self.attention, self.spec.mixer
+        (k, v), group = rows.pages[attention.layer]
+        assert self.ffn_norm is not None
+        fused.rotate_and_store(rows.qkv, *attention.stored_norms, attention.cos_sin, k, v, group)
+        q, out = (
+            x[:, : spec.q_size].unflatten(1, (-1, spec.head_dim))  # type: ignore[no-untyped-call]
+            for x in (rows.qkv, rows.y)
+        )
+        fused.attend(q, k, v, attention.variant, out, group)
+        if is_last:
+            fused.take(rows.x)
+            fused.take(rows.y)
+        attention.out.record(fused, rows.y, rows.x, then=ADD)
+        self.up.record(fused, rows.x, rows.inner, norm=self.ffn_norm.pair, then=SILU_MUL)
+        self.down.record(fused, rows.inner, rows.x, then=ADD)
 
     @property
     def is_plain(self) -> bool:

@@ -79,22 +79,28 @@ class Decoder:
         wanted: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
         visit: Callable[[int, torch.Tensor], None] | None = None,
+        visits_last: bool = False,
     ) -> torch.Tensor:
         """token_ids, positions: [n] int32 or int64, over all spans of a step → states for `logits` [n, hidden].
 
         wanted: int64 [m], rows whose state is needed, None for all; the result is then [m, hidden], and the last
         layer's feed-forward runs for those rows only. out: memory of the residual stream [n, hidden], which is the
         result if all rows are wanted. visit: told the number of each layer and the stream that it is about to read.
+        visits_last: and what the last one leaves, of all rows.
         """
         x = self.embed(token_ids, out)
         if self.arch.embedding_scale != 1.0:
             x.mul_(self.arch.embedding_scale)
         if self.positions is not None:
             x.add_(self.positions(positions + self.arch.first_position))
+        n_layers = len(self.layers)
         for index, layer in enumerate(self.layers):
             if visit is not None:
                 visit(index, x)
-            x = layer(x, positions, context, wanted if index == len(self.layers) - 1 else None)
+            x = layer(x, positions, context, wanted if index == n_layers - 1 and not visits_last else None)
+        if visit is not None and visits_last:
+            visit(n_layers, x)
+            return x if wanted is None else x[wanted]
         return x
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:

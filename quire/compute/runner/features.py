@@ -1,4 +1,4 @@
-"""Features: what a drafting head reads of every token, states of some of the model's layers joined by a linear layer.
+"""Features: what a drafting head reads of every token, a state of the model, or some joined by a linear layer.
 
 Owns their pages, which have the numbers of the pages of keys and values, so that a feature stays as long as the keys of
 its token and is shared and copied with them. Does not own the linear layer, a part of the head (`compute/draft/head`).
@@ -19,7 +19,7 @@ from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qgemm.cpu import ADD, NOTHING
 
 Visit = Callable[[int, torch.Tensor], None]
-"""`visit(layer, x)`: told the residual stream [n, hidden] that a layer is about to read."""
+"""`visit(layer, x)`: told the residual stream [n, hidden] that a layer is about to read, or that the last one left."""
 
 
 class Features:
@@ -29,15 +29,16 @@ class Features:
         self,
         taps: Sequence[int],
         parts: Sequence[Linear],
+        hidden_size: int,
         n_pages: int,
         page_size: int,
         dtype: torch.dtype,
         device: Device,
     ) -> None:
-        """parts: of each tapped layer, the lowest first, its columns of the linear layer that joins them."""
-        self._taps, self._parts = tuple(taps), tuple(parts)
-        self.hidden_size = parts[0].matrix.n_out
-        shape = (n_pages, 1, page_size, self.hidden_size // 2)
+        """taps: numbers of layers, rising, that of a layer behind the last for what this leaves. parts: of each its
+        columns of the linear layer that joins them; none for one tap, whose state is the feature."""
+        self._taps, self._parts, self.hidden_size = tuple(taps), tuple(parts), hidden_size
+        shape = (n_pages, 1, page_size, hidden_size // 2)
         self.first, self.second = device.zeros(shape, dtype), device.zeros(shape, dtype)
 
     def copy(self, copies: list[PageCopy]) -> None:
@@ -51,14 +52,18 @@ class Features:
         out[:, :half] = self.first.view(-1, half)[cache_locs]
         out[:, half:] = self.second.view(-1, half)[cache_locs]
 
+    def reads(self, layer: int) -> bool:
+        """Whether the state before a layer is tapped."""
+        return layer in self._taps
+
     def visit(self, cache_locs: torch.Tensor) -> Visit:
         """For a step whose rows lie at cache_locs, int64 [n]: joins what it is told, and stores it after the last."""
         joined: list[torch.Tensor] = []
 
         def visit(layer: int, x: torch.Tensor) -> None:
             if layer in self._taps:
-                part = self._parts[self._taps.index(layer)]
-                joined.append(part(x, residual=joined[-1] if joined else None))
+                at = self._taps.index(layer)
+                joined.append(self._parts[at](x, residual=joined[-1] if joined else None) if self._parts else x)
                 if layer == self._taps[-1]:
                     self._write(cache_locs, joined[-1])
 
@@ -74,6 +79,7 @@ class Features:
         residual stream and memory of this object's own."""
         if layer in self._taps:
             at = self._taps.index(layer)
-            self._parts[at].record(fused, x, joined, then=ADD if at else NOTHING)
+            if self._parts:
+                self._parts[at].record(fused, x, joined, then=ADD if at else NOTHING)
             if layer == self._taps[-1]:
-                fused.store(joined, self.first, self.second)
+                fused.store(joined if self._parts else x, self.first, self.second)

@@ -215,7 +215,7 @@ def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Na
             yield Copy(entry, target, rows=rows)
         elif arch.tie_embeddings and target == TIED_HEAD[0]:
             yield Copy(entry, TIED_HEAD[1], compare=True)
-        elif not names.is_computed(entry.name):
+        elif not names.is_left_out(entry.name):
             left_over.append(entry.name)
     _refuse("has tensors that the model does not use:", left_over)
 

@@ -15,6 +15,7 @@ import torch
 from quire.config.arch import ModelArch
 from quire.config.families import Order, Stored, family_named
 from quire.config.layers import AttentionSpec, QKNormScope
+from quire.config.mtp import mtp_prefix
 from quire.config.parameters import LAYER
 
 _NUMBER: Final = re.compile(r"\.(0|[1-9]\d{0,5})\.")
@@ -54,6 +55,7 @@ class Names:
         self._arch = arch
         self._table = {} if in_gguf else family.names
         self._computed = frozenset((*COMPUTED, *family.computed))
+        self._apart = tuple(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules))
         self._in_halves = in_gguf and family.gguf_interleaved
 
     def parameter(self, name: str) -> tuple[str, Rows]:
@@ -71,9 +73,9 @@ class Names:
         target = f"{stored.name}.{kind}"
         return target, self._rows(target, stored.order)
 
-    def is_computed(self, name: str) -> bool:
-        """Whether the model makes this tensor itself."""
-        return _template(name)[0] in self._computed
+    def is_left_out(self, name: str) -> bool:
+        """Whether the model makes this tensor itself, or it is one of an MTP module, which is no part of it."""
+        return _template(name)[0] in self._computed or name.startswith(self._apart)
 
     def _rows(self, target: str, order: Order) -> Rows:
         rotated, qkv = _ROTATED.match(target), _QKV.match(target)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.heads import NEXTN, HeadLayout
 from quire.config.model_fields import ModelFields
 
 
@@ -53,6 +54,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     names: Names = {}
     computed: tuple[str, ...] = ()
     """Names, `{}` as above, of tensors that checkpoints carry and every model computes."""
+    mtp: HeadLayout = NEXTN
+    """Of the multi-token prediction modules that its checkpoints may have."""
     gguf: str = ""
     """general.architecture of its GGUF files; empty: they are not read."""
     gguf_windowed: str = ""

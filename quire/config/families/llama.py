@@ -1,9 +1,12 @@
-"""Llama, and what differs from it by little: Mistral, Ministral, Qwen 2 and 3, Seed-OSS, SmolLM 3."""
+"""Llama, and what differs from it by little: Mistral, Ministral, Qwen 2 and 3, MiMo, Seed-OSS, SmolLM 3."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from quire.config.arch import ModelArch
 from quire.config.families.family import Family
+from quire.config.heads import HeadLayout
 from quire.config.layers import LayerSpec, QKNorm
 from quire.config.model_fields import FULL, SLIDING, ModelFields
 
@@ -97,6 +100,10 @@ def _qwen_windows(config: ModelFields) -> list[int]:
     return [window if kind == SLIDING else 0 for kind in types]
 
 
+MIMO_MTP: Final = HeadLayout(
+    what="MTP module", prefix="model.mtp_layers.{number}.", join="input_proj", feature_first=True,
+    embedded_norm="token_layernorm", feature_norm="hidden_layernorm", norm="final_layernorm",
+)  # fmt: skip
 FAMILIES = (
     Family(
         name="llama", architecture="LlamaForCausalLM", model_type="llama", describe=llama,
@@ -108,6 +115,7 @@ FAMILIES = (
     ),
     Family(name="qwen2", architecture="Qwen2ForCausalLM", model_type="qwen2", describe=qwen2, gguf="qwen2"),
     Family(name="qwen3", architecture="Qwen3ForCausalLM", model_type="qwen3", describe=qwen3, gguf="qwen3"),
+    Family(name="mimo", architecture="MiMoForCausalLM", model_type="mimo", describe=qwen2, mtp=MIMO_MTP),
     Family(name="ministral", architecture="MinistralForCausalLM", model_type="ministral", describe=ministral),
     Family(name="seed_oss", architecture="SeedOssForCausalLM", model_type="seed_oss", describe=seed_oss),
     Family(name="smollm3", architecture="SmolLM3ForCausalLM", model_type="smollm3", describe=smollm3),

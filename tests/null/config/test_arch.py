@@ -59,6 +59,8 @@ def test_defaults_of_the_families() -> None:
     assert parse_arch({**LLAMA, "attention_bias": True, "mlp_bias": True}).layers[0].ffn.bias
     qwen2 = parse_arch(QWEN2).layers[0].mixer
     assert qwen2.qkv_bias and not qwen2.o_bias
+    mimo = parse_arch({**QWEN2, "architectures": ["MiMoForCausalLM"], "model_type": "mimo"})
+    assert mimo.layers[0].mixer == qwen2 and mimo.n_mtp_modules == 0
     qwen3 = parse_arch(QWEN3).layers[0].mixer
     assert qwen3.qk_norm is not None and (qwen3.head_dim, qwen3.qkv_bias) == (128, False)
     assert parse_arch({**QWEN3, "attention_bias": True}).layers[0].mixer.o_bias

@@ -15,7 +15,7 @@ def test_none() -> None:
     assert read_speculative({}) is None
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "mtp"])
 def test_a_method_alone_will_do(method: str) -> None:
     found = read_speculative({"method": method})
     assert found is not None and found.n_drafts == DEFAULT_DRAFTS[method]
@@ -51,9 +51,10 @@ def test_one_of_both_lengths_stands_for_both(given: dict[str, int], lookup: tupl
         ({"num_speculative_tokens": 4}, 'there is no "method"'),
         ({"model": "ngram"}, '"method": "ngram"'),
         ({"method": "ngramm"}, "ngramm"),
-        ({"method": "mtp", "model": "x"}, "is not built: give ngram, suffix, draft_model or eagle3"),
+        ({"method": "eagle", "model": "x"}, "is not built: give ngram, suffix, draft_model, eagle3 or mtp"),
+        ({"method": "mimo_mtp"}, "is an old name: give mtp"),
         ({"method": "eagle3"}, "needs a head"),
-        ({"method": "suffix", "model": "x"}, "is for the method 'draft_model' or 'eagle3', not 'suffix'"),
+        ({"method": "suffix", "model": "x"}, "is for the methods 'draft_model', 'eagle3', 'mtp', not 'suffix'"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": MOST_DRAFTS + 1}, "num_speculative_tokens"),
         ({"method": "ngram", "num_speculative_tokens": "4"}, "num_speculative_tokens"),

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pathlib
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from family_cases import random_checkpoint
-from head_case import HEAD, Oracle, tensors_of, write
+from head_case import HEAD, Guess, Oracle, drafting, tensors_of, watched, work, write, wrong
 
 from quire import LLM, SamplingParams
 from quire.compute.draft import eagle, head_steps, with_head
@@ -40,57 +39,16 @@ def oracle(folder: pathlib.Path) -> Oracle:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Every guess: (tokens that were known, drafts)."""
-    guesses: list[tuple[list[int], list[int]]] = []
-    real = eagle.EagleDrafter.guess
-
-    def spy(self: Any, contexts: Sequence[DraftContext]) -> list[list[int]]:
-        known = [context.tokens.tolist() for context in contexts]
-        found = real(self, contexts)
-        guesses.extend(zip(known, found, strict=True))
-        assert [len(one) for one in found] == [context.most for context in contexts]
-        return found
-
-    monkeypatch.setattr(eagle.EagleDrafter, "guess", spy)
-    yield guesses
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
+    return watched(monkeypatch)
 
 
 def make(folder: pathlib.Path, **options: Any) -> LLM:
-    """An engine whose sequences verify random numbers of drafts."""
-    llm = LLM(
-        str(folder), skip_tokenizer_init=True, device="cpu", max_model_len=192,
-        **{"speculative_config": {"method": "eagle3", "model": str(folder / "head")}, "dtype": "float32"} | options,
-    )  # fmt: skip
-    rng, policy = random.Random(5), llm.engine.scheduler.live.drafts
-    if policy.most:
-        policy.choose = lambda seqs, n_rows, n_free, step: [rng.choice([0, 2, 4, 4]) for _ in seqs]
-    return llm
-
-
-def work(llm: LLM) -> list[list[int]]:
-    """Prompts of different lengths, shared beginnings, two samples of each, twice."""
-    rng = random.Random(1)
-    base = [rng.randrange(256) for _ in range(70)]
-    prompts = [[*base[:n], n] for n in (1, 17, 33, 48, 70)] + [[5], [9] * 40]
-    said = []
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(temperature=temperature, seed=2, max_tokens=36, ignore_eos=True, n=2)
-        outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], params)
-        said += [list(one.token_ids) for output in outputs for one in output.outputs]
-    return said
-
-
-def wrong(oracle: Oracle, seen: list[tuple[list[int], list[int]]]) -> float:
-    """Share of the guesses that differ from the oracle's."""
-    chosen = random.Random(3).sample(seen, min(len(seen), 250))
-    return sum(found != oracle.guess(known, len(found)) for known, found in chosen) / len(chosen)
+    return drafting(folder, **{"speculative_config": {"method": "eagle3", "model": str(folder / "head")}} | options)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_guesses_are_the_oracles(
-    folder: pathlib.Path, oracle: Oracle, seen: list[tuple[list[int], list[int]]], options: str
-) -> None:
+def test_guesses_are_the_oracles(folder: pathlib.Path, oracle: Oracle, seen: list[Guess], options: str) -> None:
     plain = make(folder, speculative_config={}, **OPTIONS[options])
     said = work(plain)
     plain.shutdown()
@@ -108,7 +66,7 @@ def test_guesses_are_the_oracles(
 def test_operation_by_operation(
     folder: pathlib.Path,
     oracle: Oracle,
-    seen: list[tuple[list[int], list[int]]],
+    seen: list[Guess],
     monkeypatch: pytest.MonkeyPatch,
     part: str,
 ) -> None:
@@ -206,7 +164,7 @@ def features_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_planted_bugs_are_caught(
     folder: pathlib.Path,
     oracle: Oracle,
-    seen: list[tuple[list[int], list[int]]],
+    seen: list[Guess],
     monkeypatch: pytest.MonkeyPatch,
     plant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
@@ -222,9 +180,7 @@ def test_planted_bugs_are_caught(
     assert wrong(oracle, seen) > 0
 
 
-def test_the_whole_vocabulary_needs_no_map(
-    folder: pathlib.Path, oracle: Oracle, seen: list[tuple[list[int], list[int]]]
-) -> None:
+def test_the_whole_vocabulary_needs_no_map(folder: pathlib.Path, oracle: Oracle, seen: list[Guess]) -> None:
     tensors = tensors_of(HEAD | {"draft_vocab_size": 256})
     del tensors["d2t"], tensors["t2d"]
     taps = list(TAPS)

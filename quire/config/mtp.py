@@ -1,0 +1,50 @@
+"""Multi-token prediction modules: heads that were trained with a model and stand in its checkpoint, one layer each.
+
+Owns where a config.json says that there is one. Does not own the names of tensors (`heads`, by family).
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.config.families import family_named
+from quire.config.gguf import is_gguf
+from quire.config.heads import HeadArch
+from quire.config.model_fields import MTP_MODULES
+from quire.core.errors import ConfigError
+
+OTHERS = 'or give another method, as {"method": "ngram"}'
+
+
+def mtp_head(folder: pathlib.Path, arch: ModelArch, logger: logging.Logger) -> HeadArch:
+    """The first module of a checkpoint of `arch` in `folder`: its layer is of the kind of the model's last.
+
+    Raises ConfigError where there is none.
+    """
+    param = "speculative_config"
+    if is_gguf(folder):
+        raise ConfigError(
+            f"MTP modules of GGUF files are not read, and {folder} is one: add 'model', a folder of safetensors with "
+            f"the module, {OTHERS}",
+            param=param,
+        )
+    if not arch.n_mtp_modules:
+        raise ConfigError(
+            f"{folder} has no MTP module, as its config.json has no {MTP_MODULES} of 1 or more: add 'model', a folder "
+            f"that has one for this model, {OTHERS}",
+            param=param,
+        )
+    if arch.n_mtp_modules > 1:
+        logger.info("the first of %d MTP modules makes all guesses", arch.n_mtp_modules)
+    own = msgspec.structs.replace(arch, layers=arch.layers[-1:])
+    layout = family_named(arch.family).mtp
+    return HeadArch(layout=layout, arch=own, vocab_size=arch.vocab_size, prefix=mtp_prefix(arch, 0))
+
+
+def mtp_prefix(arch: ModelArch, number: int) -> str:
+    """Of the names of a module's tensors."""
+    return family_named(arch.family).mtp.prefix.format(number=number, behind=arch.n_layers + number)
