@@ -195,9 +195,10 @@ def test_a_draft_model_must_fit() -> None:
         )  # fmt: skip
 
 
-def test_a_gpu_refuses_a_head() -> None:
-    config = EngineConfig(speculative_config=METHODS["eagle3"])
-    with pytest.raises(ConfigError, match="the method 'eagle3' works on the CPU only and the device is cuda: add"):
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_a_gpu_refuses_a_head(method: str) -> None:
+    config = EngineConfig(speculative_config=METHODS[method])
+    with pytest.raises(ConfigError, match=f"the method '{method}' works on the CPU only and the device is cuda: add"):
         resolve(config, read_arch(SHAPE), "cuda")
 
 
