@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import pathlib
+from typing import Final
 
 import msgspec
 
@@ -14,10 +15,11 @@ from quire.config.arch import ModelArch
 from quire.config.families import family_named
 from quire.config.gguf import is_gguf
 from quire.config.heads import HeadArch
+from quire.config.layers import NormKind
 from quire.config.model_fields import MTP_MODULES
 from quire.core.errors import ConfigError
 
-OTHERS = 'or give another method, as {"method": "ngram"}'
+OTHERS: Final = 'or give another method, as {"method": "ngram"}'
 
 
 def mtp_head(folder: pathlib.Path, arch: ModelArch, logger: logging.Logger) -> HeadArch:
@@ -36,6 +38,12 @@ def mtp_head(folder: pathlib.Path, arch: ModelArch, logger: logging.Logger) -> H
         raise ConfigError(
             f"{folder} has no MTP module, as its config.json has no {MTP_MODULES} of 1 or more: add 'model', a folder "
             f"that has one for this model, {OTHERS}",
+            param=param,
+        )
+    if any(norm.kind is not NormKind.RMS or not norm.weight for norm in (arch.norm, arch.layers[-1].norm)):
+        raise ConfigError(
+            f"MTP modules are joined behind RMS norms, and {folder} describes {arch.family}, which has others: give "
+            'another method, as {"method": "ngram"}',
             param=param,
         )
     if arch.n_mtp_modules > 1:
