@@ -28,27 +28,30 @@ FIELDS = {
 }
 
 
+def described(shape: Shape) -> dict[str, Any]:
+    """What the config.json of a model of such layers says of them."""
+    return {
+        "model_type": "llama", "attention_bias": False, "mlp_bias": False, "hidden_act": "silu",
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        **{name: getattr(shape, field) for field, name in FIELDS.items()},
+    }  # fmt: skip
+
+
 def save(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     end, turn_end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(TURN_END)
     config: dict[str, Any] = {
+        **described(model.shape),
         "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "eos_token_id": turn_end,
         "pad_token_id": end,
-        "hidden_act": "silu",
         "initializer_range": 0.02,
-        "mlp_bias": False,
         "pretraining_tp": 1,
         "rope_scaling": None,
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
         "use_cache": True,
-        **{name: getattr(model.shape, field) for field, name in FIELDS.items()},
     }
     generation = {"do_sample": False, "eos_token_id": [turn_end, end], "pad_token_id": end}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

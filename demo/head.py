@@ -1,20 +1,22 @@
-"""Owns the EAGLE-3 head for training, in plain torch, with the tensor names of published heads.
+"""Owns what heads are for training, in plain torch, and the EAGLE-3 head with the tensor names of published ones.
 
-Row p reads token p and the feature of token p - 1 (zeros for the first) and guesses token p + 1. A feature is three
-states of the model, joined by `fc`; behind the known tokens it is the head's own state (Li et al. 2025, "EAGLE-3").
+Row p reads token p and the feature of token p - 1 (zeros for the first) and guesses token p + 1; behind the known
+tokens the feature is the head's own state. EAGLE-3's is three states of the model, joined by `fc` (Li et al. 2025).
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from .model import MLP, Llama, RMSNorm, Shape, rotate
+from .checkpoint import described
+from .model import MLP, Attention, Llama, RMSNorm, Shape, rotate
 
 
 def tapped_layers(n_layers: int) -> tuple[int, int, int]:
@@ -46,55 +48,91 @@ class HeadLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.norm_eps)
 
 
-class Head(nn.Module):
-    """shape: of the head, its vocabulary the small one; chosen: int64 [vocabulary], the model's ids of that, rising."""
+class States(NamedTuple):
+    """What heads learn from, each [batch, length, ...]."""
+
+    embedded: Tensor
+    """Of the tokens."""
+    tapped: Tensor
+    """Three states, side by side."""
+    last: Tensor
+    """The last state, after the final norm."""
+    logits: Tensor
+
+
+class Drafting(nn.Module):
+    """What heads have in common. shape: of the head; chosen: int64 [vocabulary], the model's ids of its own, rising."""
 
     chosen: Tensor
 
     def __init__(self, shape: Shape, chosen: Tensor) -> None:
         super().__init__()
         self.shape = shape
-        self.fc = nn.Linear(3 * shape.hidden, shape.hidden, bias=False)
-        self.midlayer = HeadLayer(shape)
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         self.register_buffer("chosen", chosen, persistent=False)
+
+    def start(self) -> None:
+        """Random weights."""
         for name, p in self.named_parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.005 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02)
 
-    def forward(self, embedded: Tensor, states: Tensor, angles: tuple[Tensor, Tensor], n_steps: int) -> list[Tensor]:
+    def features(self, states: States) -> Tensor:
+        """What each row leaves for the next one to read, [batch, length, hidden]."""
+        raise NotImplementedError
+
+    def read(self, embedded: Tensor, feature: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """(the feature for the guess after this one, logits [batch, length, vocabulary])."""
+        raise NotImplementedError
+
+    def config(self, model: Shape) -> dict[str, Any]:
+        """Its config.json, as published ones are."""
+        raise NotImplementedError
+
+    def stored(self, model: Shape) -> dict[str, Tensor]:
+        """Name in a checkpoint → parameter."""
+        return dict(self.named_parameters())
+
+    def maps(self, model: Shape) -> dict[str, Tensor]:
+        """Tensors of a checkpoint that say which of the model's ids it knows."""
+        return {}
+
+    def forward(self, states: States, angles: tuple[Tensor, Tensor], n_steps: int) -> list[Tensor]:
         """Logits [batch, length, vocabulary] of the first guess of each row, of the guess after that, and so on.
 
-        embedded: [batch, length, hidden], of the tokens; states: [batch, length, 3 * hidden]; angles: cos and sin,
-        [length, head_dim]. Guess j of row a reads token a + j and its own state before, and attends to what the true
-        features of rows up to a gave, then to its own chain: as in use ("training-time test").
+        angles: cos and sin, [length, head_dim]. Guess j of row a reads token a + j and its own state before, and
+        attends to what the true features of rows up to a gave, then to its own chain: as in use ("training-time test").
         """
-        features = self.fc(states)
+        features = self.features(states)
         x = torch.cat((torch.zeros_like(features[:, :1]), features[:, :-1]), 1)
         found: list[Tensor] = []
-        keys: list[tuple[Tensor, Tensor]] = []
-        n = embedded.shape[1]
+        n = x.shape[1]
+        attend = Attend(self.shape)
         for step in range(n_steps):
             ahead = torch.arange(n, device=x.device).add(step).clamp(max=n - 1)
-            x = self._layer(embedded[:, ahead], x, (angles[0][ahead], angles[1][ahead]), keys)
-            found.append(self.lm_head(self.norm(x)))
+            attend.angles = angles[0][ahead], angles[1][ahead]
+            x, logits = self.read(states.embedded[:, ahead], x, attend)
+            found.append(logits)
         return found
 
-    def _layer(
-        self, embedded: Tensor, feature: Tensor, angles: tuple[Tensor, Tensor], keys: list[tuple[Tensor, Tensor]]
-    ) -> Tensor:
-        """One step for every row; keys and values of the steps so far, which it adds its own to."""
-        layer, s = self.midlayer, self.shape
-        both = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(feature)), -1)
+
+class Attend:
+    """Attention of the steps so far: a guess sees the first step's rows up to its own, and its own chain."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape, self._keys = shape, list[tuple[Tensor, Tensor]]()
+        self.angles: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+
+    def __call__(self, projections: HeadAttention | Attention, x: Tensor) -> Tensor:
+        """x: [batch, length, what the projections read] -> [batch, length, hidden]."""
+        s, angles = self._shape, self.angles
         q, k, v = (
-            proj(both).unflatten(-1, (-1, s.head_dim)).transpose(1, 2)
-            for proj in (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+            proj(x).unflatten(-1, (-1, s.head_dim)).transpose(1, 2)
+            for proj in (projections.q_proj, projections.k_proj, projections.v_proj)
         )
         group = s.heads // s.kv_heads
         q, k = rotate(q, *angles), rotate(k, *angles).repeat_interleave(group, 1)
-        keys.append((k, v.repeat_interleave(group, 1)))
-        (first_k, first_v), chain = keys[0], keys[1:]
+        self._keys.append((k, v.repeat_interleave(group, 1)))
+        (first_k, first_v), *chain = self._keys
         n = q.shape[2]
         hidden = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
         scores = (q @ first_k.transpose(2, 3)).masked_fill(hidden, float("-inf"))
@@ -103,12 +141,51 @@ class Head(nn.Module):
         y = weights[..., :n] @ first_v
         for i, (_, own_v) in enumerate(chain):
             y = y + weights[..., n + i : n + i + 1] * own_v
-        x = feature + layer.self_attn.o_proj(y.transpose(1, 2).flatten(2))
-        return x + layer.mlp(layer.post_attention_layernorm(x))
+        found: Tensor = projections.o_proj(y.transpose(1, 2).flatten(2))
+        return found
 
 
-def model_states(model: Llama, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a head learns from: embeddings [batch, length, hidden], states [.., 3 * hidden], logits [.., vocabulary]."""
+class Head(Drafting):
+    """An EAGLE-3 head; its vocabulary is the small one."""
+
+    def __init__(self, shape: Shape, chosen: Tensor) -> None:
+        super().__init__(shape, chosen)
+        self.fc = nn.Linear(3 * shape.hidden, shape.hidden, bias=False)
+        self.midlayer = HeadLayer(shape)
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
+        self.start()
+
+    def features(self, states: States) -> Tensor:
+        """See `Drafting`."""
+        joined: Tensor = self.fc(states.tapped)
+        return joined
+
+    def read(self, embedded: Tensor, feature: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """See `Drafting`."""
+        layer = self.midlayer
+        both = torch.cat((layer.input_layernorm(embedded), layer.hidden_norm(feature)), -1)
+        x = feature + attend(layer.self_attn, both)
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return x, self.lm_head(self.norm(x))
+
+    def config(self, model: Shape) -> dict[str, Any]:
+        """See `Drafting`."""
+        return described(self.shape) | {
+            "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "vocab_size": model.vocabulary,
+            "draft_vocab_size": self.shape.vocabulary, "tie_word_embeddings": False,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": tapped_layers(model.layers)},
+        }  # fmt: skip
+
+    def maps(self, model: Shape) -> dict[str, Tensor]:
+        """See `Drafting`."""
+        chosen = self.chosen.cpu()
+        known = torch.zeros(model.vocabulary, dtype=torch.bool).index_fill_(0, chosen, True)
+        return {"d2t": chosen - torch.arange(len(chosen)), "t2d": known}
+
+
+def model_states(model: Llama, tokens: Tensor) -> States:
+    """Of the model that heads guess for; tokens: [batch, length]."""
     embedded = model.model.embed_tokens(tokens)
     x, taps = embedded, []
     n = tokens.shape[1]
@@ -117,32 +194,23 @@ def model_states(model: Llama, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if i in tapped:
             taps.append(x)
         x = layer(x, model.cos[:n].to(x.dtype), model.sin[:n].to(x.dtype))
-    return embedded, torch.cat(taps, -1), F.linear(model.model.norm(x), model.model.embed_tokens.weight)
+    last = model.model.norm(x)
+    return States(embedded, torch.cat(taps, -1), last, F.linear(last, model.model.embed_tokens.weight))
 
 
-def load_into(head: Head, folder: Path) -> None:
+def load_into(learner: Drafting, model: Shape, folder: Path) -> None:
     """Take the weights that `save` wrote."""
     tensors = load_file(str(folder / "model.safetensors"))
-    head.load_state_dict({name: tensors[name].float() for name, _ in head.named_parameters()})
+    with torch.no_grad():
+        for name, p in learner.stored(model).items():
+            p.copy_(tensors[name])
 
 
-def save(head: Head, model: Shape, folder: Path) -> None:
-    """Write config.json and model.safetensors as published heads have them, in bfloat16."""
-    s = head.shape
-    config = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "attention_bias": False, "mlp_bias": False,
-        "hidden_act": "silu", "hidden_size": s.hidden, "num_hidden_layers": 1, "num_attention_heads": s.heads,
-        "num_key_value_heads": s.kv_heads, "head_dim": s.head_dim, "intermediate_size": s.intermediate,
-        "vocab_size": model.vocabulary, "draft_vocab_size": s.vocabulary, "max_position_embeddings": s.max_length,
-        "rope_theta": s.rope_theta, "rms_norm_eps": s.norm_eps, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "eagle_config": {"eagle_aux_hidden_state_layer_ids": tapped_layers(model.layers)},
-    }  # fmt: skip
-    chosen = head.chosen.cpu()
-    tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in head.named_parameters()}
-    tensors["d2t"] = chosen - torch.arange(len(chosen))
-    tensors["t2d"] = torch.zeros(model.vocabulary, dtype=torch.bool).index_fill_(0, chosen, True)
+def save(learner: Drafting, model: Shape, folder: Path) -> None:
+    """Write config.json and model.safetensors, in bfloat16."""
+    tensors = {name: p.detach().to("cpu", torch.bfloat16).contiguous() for name, p in learner.stored(model).items()}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(learner.config(model), indent=2) + "\n")
     path = folder / "model.safetensors"
-    save_file(tensors, str(path), metadata={"format": "pt"})
+    save_file(tensors | learner.maps(model), str(path), metadata={"format": "pt"})
     path.chmod(0o644)

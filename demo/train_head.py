@@ -1,7 +1,8 @@
 """Trains an EAGLE-3 head for the demo model on a CPU in minutes: `python -m demo.train_head --minutes 12`.
 
-The head learns the model's own distributions over the text that the model was trained on, for several guesses in a
-row. The learning rate follows the clock, so that the run ends within `--minutes` on any machine.
+With `--mtp` a multi-token prediction module. Either learns the model's own distributions over the text that the model
+was trained on, for several guesses in a row. The learning rate follows the clock, so that the run ends within
+`--minutes` on any machine.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import multiprocessing
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from . import checkpoint, corpus, evaluate, head
+from . import checkpoint, corpus, evaluate, head, mtp
 from .model import Llama, Shape
 from .streams import Stream, corpus_stream, dialogue_stream
 from .train import rate_at
@@ -31,7 +33,7 @@ N_DIALOGUES = 40_000
 STEPS, STEP_WEIGHT = 3, 0.8  # guesses in a row, and the weight of each next to the one before
 RATE = 2e-3
 MEASURED = 24  # batches
-FOLDER = Path(__file__).with_name("head")
+FOLDER = Path(__file__).parent
 
 
 class Batches:
@@ -55,15 +57,15 @@ class Batches:
 
 
 def losses(
-    learner: head.Head, model: Llama, tokens: Tensor, weights: Tensor
+    learner: head.Drafting, model: Llama, tokens: Tensor, weights: Tensor
 ) -> tuple[Tensor, list[tuple[float, float]]]:
     """The loss of a batch, and of each guess (rows that it is right at if those before it were, rows)."""
     length = tokens.shape[1] - 1
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with torch.no_grad():
-            embedded, states, logits = head.model_states(model, tokens[:, :-1])
-            wanted, best = logits.float().softmax(-1)[..., learner.chosen], logits.argmax(-1)
-        guesses = learner(embedded, states, (model.cos[:length], model.sin[:length]), STEPS)
+            states = head.model_states(model, tokens[:, :-1])
+            wanted, best = states.logits.float().softmax(-1)[..., learner.chosen], states.logits.argmax(-1)
+        guesses = learner(states, (model.cos[:length], model.sin[:length]), STEPS)
     total, counts, right = torch.zeros(()), [], torch.ones_like(best, dtype=torch.bool)
     for step, guess in enumerate(guesses):
         n = length - step
@@ -76,7 +78,7 @@ def losses(
     return total, counts
 
 
-def measure(learner: head.Head, model: Llama, batches: Batches) -> list[float]:
+def measure(learner: head.Drafting, model: Llama, batches: Batches) -> list[float]:
     """Of each guess the share that is right where those before it were, on what the model writes."""
     sums = torch.zeros(STEPS, 2)
     with torch.no_grad():
@@ -99,7 +101,8 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=12, help="time for the training itself")
-    parser.add_argument("--out", type=Path, default=FOLDER)
+    parser.add_argument("--mtp", action="store_true", help="a multi-token prediction module in place of the head")
+    parser.add_argument("--out", type=Path, help="folder; none: the demo's own")
     parser.add_argument("--start", type=Path, help="folder of a head to go on with")
     parser.add_argument("--results", type=Path, help="JSON file to write")
     args = parser.parse_args()
@@ -109,11 +112,13 @@ def main() -> None:
     documents = corpus.load(None)
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         streams = corpus_stream(documents, path, pool, "cpu"), dialogue_stream(N_DIALOGUES, path, pool, "cpu")
-    chosen, share = frequent(streams, SHAPE.vocabulary, model.shape.vocabulary)
+    n_ids = model.shape.vocabulary if args.mtp else SHAPE.vocabulary
+    chosen, share = frequent(streams, n_ids, model.shape.vocabulary)
     print(f"{[len(stream.tokens) for stream in streams]} tokens; {len(chosen)} ids are {share:.1%} of them", flush=True)
-    learner, batches = head.Head(SHAPE, chosen), Batches(*streams, seed=3)
+    batches = Batches(*streams, seed=3)
+    learner = mtp.Mtp(replace(SHAPE, vocabulary=n_ids), model) if args.mtp else head.Head(SHAPE, chosen)
     if args.start:
-        head.load_into(learner, args.start)
+        head.load_into(learner, model.shape, args.start)
     groups = [
         {"params": [p for p in learner.parameters() if p.dim() == 2], "weight_decay": 0.05},
         {"params": [p for p in learner.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -135,7 +140,7 @@ def main() -> None:
             print(f"step {step} progress {progress:.2f} loss {loss.item():.3f}", flush=True)
         step += 1
     took_s = time.monotonic() - start
-    head.save(learner, model.shape, args.out)
+    head.save(learner, model.shape, args.out or FOLDER / ("mtp" if args.mtp else "head"))
     right = measure(learner, model, Batches(*streams, seed=4))
     found = {"steps": step, "tokens": step * BATCH_TOKENS, "seconds": round(took_s), "ids": share, "right": right}
     print(json.dumps(found), flush=True)
