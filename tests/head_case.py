@@ -161,7 +161,7 @@ def work(llm: LLM) -> list[list[int]]:
     return said
 
 
-def wrong(oracle: Guesser, seen: list[Guess]) -> float:
-    """Share of the guesses that differ from the oracle's."""
-    chosen = random.Random(3).sample(seen, min(len(seen), 250))
+def wrong(oracle: Guesser, seen: list[Guess], most: int = 250) -> float:
+    """Share that differs from the oracle's, of most guesses, taken at random."""
+    chosen = random.Random(3).sample(seen, min(len(seen), most))
     return sum(found != oracle.guess(known, len(found)) for known, found in chosen) / len(chosen)

@@ -28,6 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"method": "suffix"},
     "draft_model": {"model": str(DRAFT), "num_speculative_tokens": 5},
     "eagle3": {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5},
+    "mtp": {"method": "mtp", "model": str(DRAFT.with_name("mtp")), "num_speculative_tokens": 5},
 }
 
 

@@ -51,9 +51,10 @@ def test_text_that_copies_takes_fewer_steps(plain: LLM, speculative: LLM, monkey
     assert n_steps[0] >= 120 and n_steps[1] < n_steps[0] / 2
 
 
-def test_the_demos_head_is_often_right() -> None:
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_the_demos_head_is_often_right(method: str) -> None:
     """On questions as the demo is asked them; whatever drafts cost at the moment on this machine."""
-    llm = LLM("", speculative_config=METHODS["eagle3"])
+    llm = LLM("", speculative_config=METHODS[method])
     llm.engine.scheduler.live.drafts.costs = None
     asked = ["what is 53 * 25?", "write a function that finds the smallest number in a list.", "Who is Ada Adams?"]
     llm.chat([[{"role": "user", "content": one}] for one in asked], SamplingParams(temperature=0.0, max_tokens=80))
@@ -74,10 +75,10 @@ def test_a_rounded_model_has_a_rounded_head() -> None:
     assert {linear.product.packed.scheme for linear in small.head.linears} == {"int8"}
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_a_head_sleeps_and_wakes(plain: LLM, level: int) -> None:
+@pytest.mark.parametrize(("level", "method"), [(1, "eagle3"), (2, "eagle3"), (2, "mtp")])
+def test_a_head_sleeps_and_wakes(plain: LLM, level: int, method: str) -> None:
     """Its keys, and the features that it reads, go with the pages and are made again."""
-    llm = LLM("", enable_sleep_mode=True, speculative_config=METHODS["eagle3"])
+    llm = LLM("", enable_sleep_mode=True, speculative_config=METHODS[method])
     llm.engine.scheduler.live.drafts.costs = None
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     n_right = []

@@ -58,7 +58,7 @@ def test_guesses_are_the_oracles(
     llm.shutdown()
     assert len(seen) > 60 and stats.prefix_hits > 0
     assert (stats.preemptions > 0) == ("num_gpu_blocks_override" in options)
-    assert wrong(oracle, seen) == 0
+    assert wrong(oracle, seen, 80) == 0
 
 
 def short(folder: pathlib.Path, seen: list[Guess], **options: Any) -> None:
@@ -91,7 +91,7 @@ def test_operation_by_operation(
     folder, oracle = oracles[case]
     way(monkeypatch)
     short(folder, seen)
-    assert len(seen) > 16 and wrong(oracle, seen) == 0
+    assert len(seen) > 16 and wrong(oracle, seen, 80) == 0
 
 
 def states_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_planted_bugs_are_caught(
     folder, oracle = oracles["deepseek"]
     plant(monkeypatch)
     short(folder, seen)
-    assert wrong(oracle, seen) > 0
+    assert wrong(oracle, seen, 80) > 0
 
 
 def test_a_folder_of_its_own(
@@ -153,7 +153,7 @@ def test_a_folder_of_its_own(
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors")
     short(folder, seen, speculative_config={"method": "mtp", "model": str(tmp_path)})
-    assert len(seen) > 16 and wrong(oracle, seen) == 0
+    assert len(seen) > 16 and wrong(oracle, seen, 80) == 0
 
 
 def test_it_is_no_part_of_the_model(oracles: dict[str, tuple[pathlib.Path, mtp_case.Oracle]]) -> None:
