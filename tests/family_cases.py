@@ -47,6 +47,11 @@ MINICPM = {
     "dim_model_base": 32,
 }  # fmt: skip
 """What takes the place of `GRANITE_MUP`: transformers has no MiniCPM, and its Granite computes the same."""
+OWN_NAMES: dict[str, dict[str, Any]] = {
+    "minicpm": MINICPM,
+    "mimo": {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"},
+}
+"""Family that transformers has not → what its config.json has besides that of the one that computes the same."""
 LONGROPE = {
     "rope_type": "longrope", "rope_theta": 5e4, "original_max_position_embeddings": 128,
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0], "long_factor": [4.0] * 8,
@@ -105,6 +110,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "falcon-alibi": ("Falcon", {**ALIBI, "parallel_attn": False, "multi_query": False, "bias": True}),
     "falcon-alibi-parallel": ("Falcon", {**ALIBI, "num_attention_heads": 8}),
+    "mimo": ("Qwen2", {}),
     "minicpm": ("Granite", {"tie_word_embeddings": True, **GRANITE_MUP}),
     "minicpm-longrope": (
         "Granite",
@@ -163,8 +169,9 @@ def checkpoint_of(case: str, folder: pathlib.Path) -> transformers.PreTrainedMod
     """Write the random checkpoint of a case; returns its model in float32."""
     family, fields = CASES[case]
     oracle = random_checkpoint(folder, family, **fields)
-    if case.startswith("minicpm"):
+    own = OWN_NAMES.get(case.partition("-")[0])
+    if own is not None:
         path = folder / "config.json"
         config = {key: value for key, value in json.loads(path.read_text()).items() if key not in GRANITE_MUP}
-        path.write_text(json.dumps({**config, **MINICPM}))
+        path.write_text(json.dumps({**config, **own}))
     return oracle

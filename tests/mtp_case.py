@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from family_cases import random_checkpoint
+from family_cases import OWN_NAMES, random_checkpoint
 from safetensors.torch import load_file, save_file
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
@@ -22,7 +22,7 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "mimo": {
         "family": "Qwen2", "kind": modeling_qwen2, "prefix": "model.mtp_layers.0.", "join": "input_proj",
         "norms": ("token_layernorm", "hidden_layernorm", "final_layernorm"),
-        "config": {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"},
+        "config": OWN_NAMES["mimo"],
     },
 }  # fmt: skip
 
