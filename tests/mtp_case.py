@@ -29,8 +29,8 @@ CASES: Final[dict[str, dict[str, Any]]] = {
 
 def layer_of(case: str, config: Any) -> Any:
     """A decoder layer of the model's kind."""
-    kind = CASES[case]["kind"]
-    return (kind.LlamaDecoderLayer if case == "deepseek" else kind.Qwen2DecoderLayer)(config, 0).float().eval()
+    said = CASES[case]
+    return getattr(said["kind"], f"{said['family']}DecoderLayer")(config, 0).float().eval()
 
 
 def write(folder: pathlib.Path, case: str) -> Oracle:
