@@ -55,6 +55,7 @@ struct QuireAttnArgs {
     int32_t page_size, n_q_heads, n_kv_heads, head_dim;
     int32_t window, n_first;    // sliding window (0: none), and leading positions that stay visible beside it
     int32_t settled;            // 1: keys below the first token of a tile were stored before the previous grid began
+    int32_t one_merge;          // 1: parts are always added by the same kernel, however many rows have some
     float scale;
     float scalars[QUIRE_MAX_PARAMS];          // parameters of the variant
     float inverses[QUIRE_MAX_PARAMS];         // 1 / scalars: hooks multiply by them instead of dividing

@@ -134,7 +134,7 @@ extern "C" int quire_attention_merge(const QuireAttnArgs* args, void* stream) {
     using namespace quire;
     if (!fits(*args) || args->n_merges < 0) return cudaErrorInvalidValue;
     if (args->n_merges == 0) return cudaSuccess;
-    if (args->n_merges <= FEW_MERGES * args->n_ctas)
+    if (!args->one_merge && args->n_merges <= FEW_MERGES * args->n_ctas)
         return launch(merge_kernel, args->n_merges, MERGE_THREADS, 0, stream, *args);
     return launch(merge_cells_kernel, CELL_BLOCKS * args->n_ctas, CELL_THREADS, 0, stream, *args);
 }

@@ -40,7 +40,7 @@ class _Args(ctypes.Structure):
         )],
         *[(name, ctypes.c_int32) for name in (
             "n_ctas", "n_large", "n_merges", "page_size", "n_q_heads", "n_kv_heads", "head_dim", "window", "n_first",
-            "settled",
+            "settled", "one_merge",
         )],
         ("scale", ctypes.c_float),
         ("scalars", ctypes.c_float * MAX_PARAMS),
@@ -178,7 +178,7 @@ def _arguments(
         work.blocks.data_ptr(), work.merges.data_ptr(), work.parts.data_ptr(), work.partial_out.data_ptr(),
         work.partial_lse.data_ptr(), work.ticket.data_ptr(), q.stride(0), q.stride(1), *strides, k.shape[0],
         work.n_ctas, work.n_large, work.n_merges, plan.page_size, heads.n_q_heads, heads.n_kv_heads, heads.head_dim,
-        variant.window, variant.n_first, plan.settled, variant.scale,
+        variant.window, variant.n_first, plan.settled, plan.batch_invariant, variant.scale,
     )  # fmt: skip
     for slot, value in enumerate(variant.scalars.values()):
         args.scalars[slot] = value
