@@ -1,6 +1,6 @@
 """One request among random neighbours, many times: does a bit of its answer depend on them?
 
-    python -m benchmarks.needle [--trials 50] [--out benchmarks/results/needle.json]
+    python -m benchmarks.needle [--device cuda] [--trials 50] [--out benchmarks/results/needle.json]
 
 Prints how many answers differed from the first, for each kind of engine; JSON has commit, hardware and command.
 """
@@ -8,14 +8,16 @@ Prints how many answers differed from the first, for each kind of engine; JSON h
 from __future__ import annotations
 
 import argparse
+import pathlib
 import random
 from typing import Any
 
+import quire
 from quire import LLM, SamplingParams
 from quire.bench.report import build_report, write_report
 
 NEIGHBOURS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-CHUNKS = (16, 64, 256, 1024, 4096)
+CHUNKS = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (16, 512, 4096)}
 KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "float32": {"dtype": "float32"},
@@ -26,11 +28,20 @@ KINDS: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "ngram"}},
     "no prefix cache, one step in flight": {"enable_prefix_caching": False, "pipeline_depth": 1},
 }
-SAME = ("bfloat16", "one thread", "drafts", "no prefix cache, one step in flight")
+SAME = ("bfloat16", "one thread", "drafts", "no prefix cache, one step in flight", "all ask", "one asks", "one by one")
 """Kinds whose answers must equal those of the first."""
+CUDA_KINDS: dict[str, dict[str, Any]] = {
+    "all ask": {"deterministic": True},
+    "one asks": {},
+    "drafts": {"deterministic": True, "speculative_config": {"method": "ngram"}},
+    "one by one": {"deterministic": True, "enforce_eager": True, "enable_prefix_caching": False, "pipeline_depth": 1},
+    "float16": {"deterministic": True, "dtype": "float16"},
+    "nobody asks": {},
+}
+ON_CUDA = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 8192, "gpu_memory_utilization": 0.3}
 
 
-def trial(llm: LLM, needle: list[int], rng: random.Random) -> list[Any]:
+def trial(llm: LLM, needle: list[int], rng: random.Random, *, asks: bool) -> list[Any]:
     """Its tokens and log-probabilities, greedy and sampled, in random company."""
     said: list[Any] = []
     for wish in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7, "top_p": 0.95}):
@@ -41,7 +52,7 @@ def trial(llm: LLM, needle: list[int], rng: random.Random) -> list[Any]:
         ]
         at = rng.randint(0, n)
         prompts.insert(at, needle)
-        params.insert(at, SamplingParams(max_tokens=32, ignore_eos=True, logprobs=2, **wish))
+        params.insert(at, SamplingParams(max_tokens=32, ignore_eos=True, logprobs=2, deterministic=asks, **wish))
         if rng.random() < 0.5:
             llm.reset_prefix_cache()
         given = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -50,23 +61,35 @@ def trial(llm: LLM, needle: list[int], rng: random.Random) -> list[Any]:
     return said
 
 
+def engine(device: str, chunk: int, options: dict[str, Any]) -> LLM:
+    """The demo model, or on a GPU the shape of Qwen3-0.6B with random weights."""
+    sizes = {"max_num_batched_tokens": chunk, "max_num_seqs": min(chunk, 64)}
+    if device == "cpu":
+        return LLM("", **options, **sizes)
+    return LLM(str(pathlib.Path(quire.__file__).parent / "bench/shapes/qwen3-0.6b"), **ON_CUDA, **options, **sizes)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--out", default="")
     args = parser.parse_args()
-    needle = [random.Random(1).randrange(5, 4000) for _ in range(300)]
+    kinds, chunks = CUDA_KINDS if args.device == "cuda" else KINDS, CHUNKS[args.device]
+    n_each = -(-args.trials // len(chunks))
+    # on a GPU products of prompts that long, and decode steps behind them, are cut
+    needle = [random.Random(1).randrange(5, 4000) for _ in range(2500 if args.device == "cuda" else 300)]
     rows, first = [], {}
-    for kind, options in KINDS.items():
-        n_other, group = 0, SAME[0] if kind in SAME else kind
-        for chunk in CHUNKS:
-            llm = LLM("", **options, max_num_batched_tokens=chunk, max_num_seqs=min(chunk, 64))
+    for kind, options in kinds.items():
+        n_other, group = 0, next(iter(kinds)) if kind in SAME else kind
+        for chunk in chunks:
+            llm = engine(args.device, chunk, options)
             rng = random.Random(f"{kind} {chunk}")
-            for _ in range(args.trials // len(CHUNKS)):
-                said = trial(llm, needle, rng)
+            for _ in range(n_each):
+                said = trial(llm, needle, rng, asks=kind == "one asks")
                 n_other += said != first.setdefault(group, said)
             llm.shutdown()
-        rows.append({"kind": kind, "trials": args.trials // len(CHUNKS) * len(CHUNKS), "different": n_other})
+        rows.append({"kind": kind, "trials": n_each * len(chunks), "different": n_other})
         print(f"{kind:<40}{rows[-1]['trials']:>8} trials {n_other:>6} different", flush=True)
     if args.out:
         write_report(args.out, build_report("needle", vars(args), {"rows": rows}))

@@ -22,6 +22,7 @@ from quire.config.engine import EngineConfig
 from quire.core.errors import ConfigError
 from quire.core.prompts import TokensPrompt
 from quire.engine.llm import LLM
+from quire.kernels.invariance import RowsAlone
 from quire.planner.drafts import DraftCosts, expected_tokens
 
 
@@ -151,7 +152,9 @@ def _same(is_same: bool, pair: Pair, options: SpeculateOptions) -> bool | str:
     worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
     if options.acceptance >= 0:
         return "acceptance is forced"
-    return is_same or (f"no: {worker.platform.no_determinism}" if worker.platform.no_determinism else False)
+    if not is_same and worker.platform.rows_alone is RowsAlone.ASKED:
+        return "no: the fastest kernels of a GPU depend on the batch"
+    return is_same or (f"no: {worker.no_determinism}" if worker.no_determinism else False)
 
 
 def _outputs(llm: LLM, requests: Sequence[BenchRequest], temperature: float) -> tuple[float, list[list[int]]]:

@@ -28,15 +28,13 @@ from quire.config.resolve import EngineLimits
 from quire.core import host
 from quire.core.ticker import ticking
 from quire.kernels import native
-from quire.kernels.invariance import rows_alone
+from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
 
 MIN_SHARED_TOKENS: Final = 256
 """Shortest common prefix that the CUDA attention is told of; the CPU's reads each sequence's own."""
-
-NOT_ALONE: Final = "the fastest kernels of a GPU depend on the batch: start the engine with --deterministic"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,9 +73,8 @@ class Platform(Protocol):
     """Keys and values can be rounded here."""
     no_determinism: str
     """Why a request's bits may depend on its company (docs/determinism.md); empty: they do not."""
-    rows_alone: bool
-    """They do not because steps are launched so (`kernels/invariance`): a token's bits still tell a prompt from an
-    output."""
+    rows_alone: RowsAlone
+    """Else than NEVER: a token's bits tell whether it was launched so, and a prompt from an output."""
 
     def room(self) -> Room:
         """Its memory now."""
@@ -96,7 +93,7 @@ class CpuPlatform:
     """The host's cores: a step is one native call where it can be."""
 
     name, hardware = "cpu", "cpu"
-    computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, 0, True, False
+    computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, 0, True, RowsAlone.NEVER
 
     def __init__(self, n_threads: int = 0) -> None:
         self.device: Device = CpuDevice(n_threads)
@@ -133,14 +130,14 @@ class CudaPlatform:
     name, hardware = "cuda", "h200"
     computes_alone = True
     rounds = rounds_kv = False
+    no_determinism = ""
 
     def __init__(self, *, captures: bool = True, deterministic: bool = False) -> None:
         """Raises ConfigError where there is none."""
         self._cuda = cuda.CudaDevice()
         self.device: Device = self._cuda
         self._captures = captures
-        self.rows_alone = deterministic
-        self.no_determinism = "" if deterministic else NOT_ALONE
+        self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS
 
     def room(self) -> Room:
@@ -157,7 +154,10 @@ class CudaPlatform:
 
     def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """Captured steps, then kernel by kernel."""
-        with rows_alone() if self.rows_alone else contextlib.nullcontext():
+        if self.rows_alone is RowsAlone.ASKED:
+            with rows_alone(), ticking("building kernels"):
+                model.build_kernels(limits.max_num_batched_tokens)
+        with rows_alone() if self.rows_alone is RowsAlone.ALWAYS else contextlib.nullcontext():
             return self._forwards(model, pool, tables, tail, limits)
 
     def _forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:

@@ -46,6 +46,7 @@ from quire.core.result import StepResult
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
 from quire.kernels import native
+from quire.kernels.invariance import RowsAlone
 from quire.planner.drafts import DraftCosts
 from quire.planner.memory import Room
 
@@ -115,6 +116,9 @@ class Worker:
         self.room: Final = platform.room()
         """What there was before this worker took anything."""
         self._footprints: dict[tuple[str, str], Footprint] = {}
+        self.no_determinism = platform.no_determinism
+        """Why a request's bits may depend on its company, known once pages are allocated; empty: those of one that asks
+        for it do not."""
         self._model: Decoder | None = None
         self._allocation: Allocation | None = None
         self._runner: Runner | None = None
@@ -277,9 +281,12 @@ class Worker:
         pool = KVPool(
             self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
         )  # fmt: skip
-        reason = obstacle(model, pool) if self.platform.rows_alone else ""
-        if reason:
-            raise ConfigError(f"deterministic = True cannot be promised: {reason}; leave --deterministic out")
+        if self.platform.rows_alone is not RowsAlone.NEVER:
+            self.no_determinism = obstacle(model, pool)
+        if self.no_determinism and self._config.deterministic:
+            raise ConfigError(
+                f"deterministic = True cannot be promised: {self.no_determinism}; leave --deterministic out"
+            )
         if self._small is not None:
             self._small.attach(pool)
         n_groups = len(pool.layout.groups)

@@ -106,7 +106,7 @@ class Admission:
             return False
         live.waiting.pop()
         if seq.request.label and seq.n_admissions == 0 and cache.enabled:
-            seq.miss = cache.tree.explain(seq.request.cache_salt, seq.tokens)
+            seq.miss = cache.tree.explain(cache.salt(seq), seq.tokens)
         cache.hold(seq, found)
         live.admit(seq, cached, [])
         length = min(len(seq.tokens) - cached, builder.budget, config.long_prefill_token_threshold or builder.budget)

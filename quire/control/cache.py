@@ -14,6 +14,7 @@ from quire.control.node import Match
 from quire.control.pages import PageError, PagePool
 from quire.control.seq import NEVER, Seq
 from quire.control.tree import PrefixTree
+from quire.core.request import MAX_SALT_CHARS
 
 NO_MATCH = Match(None, 0, [], 0)
 
@@ -91,7 +92,14 @@ class PageCache:
         """The cached prefix of a waiting sequence, at least one token short of all: that one's logits are needed."""
         if not self.enabled:
             return NO_MATCH
-        return self.tree.match(seq.request.cache_salt, seq.tokens, len(seq.tokens) - 1)
+        return self.tree.match(self.salt(seq), seq.tokens, len(seq.tokens) - 1)
+
+    def salt(self, seq: Seq) -> str:
+        """Sequences with the same one share pages. No request can bring one as long as those of deterministic ones."""
+        return seq.request.cache_salt + ("\0" * (MAX_SALT_CHARS + 1) if self._is_apart(seq) else "")
+
+    def _is_apart(self, seq: Seq) -> bool:
+        return self._config.deterministic_apart and seq.params.deterministic
 
     def hold(self, seq: Seq, found: Match) -> None:
         """Lock a match for `seq` and share its pages: it begins with them."""
@@ -111,7 +119,7 @@ class PageCache:
         tables = [[0] * first + table[first:n] for table, first in zip(source.tables, starts, strict=True)]
         self._begin(seq, tables, starts)
         n_tree_pages = min(n, source.n_tree_pages)
-        found = self.tree.path(seq.request.cache_salt, seq.tokens, n_tree_pages * self.page_size)
+        found = self.tree.path(self.salt(seq), seq.tokens, n_tree_pages * self.page_size)
         seq.node, seq.n_tree_pages = self.tree.lock(found), found.n_pages
         self.grow(seq, 1)
 
@@ -137,7 +145,7 @@ class PageCache:
         While the sequence stays, only as long as nobody else has entered the same tokens: it must not lock a page
         that it does not use, or the last sequence of a full pool could not go on.
         """
-        n_known = len(seq.tokens) if self._config.shares_outputs else seq.prompt_len
+        n_known = seq.prompt_len if self._is_apart(seq) else len(seq.tokens)
         n_whole, first = min(seq.planned, n_known) // self.page_size, seq.n_tree_pages
         if not self.enabled or n_whole <= first:
             return
@@ -146,9 +154,8 @@ class PageCache:
             refs, table, end = self.pool.refs, seq.tables[0], first
             while end < n_whole and refs[table[end]] == 1:  # a fork that shares it would hold it without a lock
                 end += 1
-        salt = seq.request.cache_salt
         seq.node, seq.n_tree_pages = self.tree.extend(
-            salt, seq.node, first, seq.tokens, seq.tables, end, through=leaving
+            self.salt(seq), seq.node, first, seq.tokens, seq.tables, end, through=leaving
         )
 
     def give_back(self, seq: Seq) -> None:

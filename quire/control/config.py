@@ -31,8 +31,9 @@ class SchedulerConfig:
     """Most tokens of one prompt in one step; 0: only the step's own budget."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_prefix_caching: bool = True
-    shares_outputs: bool = True
-    """Pages with tokens behind a prompt enter the prefix tree, too; not where their bits tell that they are outputs."""
+    deterministic_apart: bool = False
+    """Pages of deterministic requests have bits of their own, and those of outputs differ from those of prompts: of
+    theirs only prompts enter the prefix tree, for their like."""
     pipeline_depth: int = 2
     """Most steps in flight."""
     min_shared_tokens: int = 0

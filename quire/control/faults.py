@@ -105,7 +105,7 @@ def _window_pages(live: LiveSeqs, seq: Seq, first_bad: int) -> list[int]:
     """
     if live.cache.n_full == live.cache.n_groups:
         return []
-    found = live.cache.tree.path(seq.request.cache_salt, seq.tokens, len(seq.tokens))
+    found = live.cache.tree.path(live.cache.salt(seq), seq.tokens, len(seq.tokens))
     return [page for table in found.tables[live.cache.n_full :] for page in table[first_bad:]]
 
 
@@ -115,7 +115,7 @@ def _published(live: LiveSeqs, seq: Seq, first_bad: int, known: set[Node]) -> No
     None if there is none, or if it is inside the `known` nodes. Where `seq` has given its page back, what the tree has
     for its tokens counts as its own.
     """
-    tree, tables, salt = live.cache.tree, _tables(seq), seq.request.cache_salt
+    tree, tables, salt = live.cache.tree, _tables(seq), live.cache.salt(seq)
     if not tables:
         return None
     found = tree.path(salt, seq.tokens, len(tables[0]) * live.config.page_size)

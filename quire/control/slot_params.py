@@ -29,6 +29,7 @@ def slot_params(request: Request, index: int) -> SlotParams:
         masked_end_ids=end_ids if params.min_tokens > 0 else [],
         masked_until=len(request.prompt_token_ids) + params.min_tokens,
         pooling=request.pooling,
+        deterministic=params.deterministic,
     )
 
 

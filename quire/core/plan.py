@@ -40,6 +40,8 @@ class SlotParams(msgspec.Struct, array_like=True):
     """First position (prompt included) at which `masked_end_ids` may appear: prompt_len + min_tokens."""
     pooling: Pooling | None = None
     """Spans of the slot want no token, but what their states give to the vector of the prompt."""
+    deterministic: bool = False
+    """As of `SamplingParams`."""
 
 
 class SlotOpen(msgspec.Struct, array_like=True):

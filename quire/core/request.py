@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
 from quire.core.beams import BeamTerms
 from quire.core.sampling import OutputKind, SamplingParams
+
+MAX_SALT_CHARS: Final = 256
+"""Of a `cache_salt` that a request brings."""
 
 
 class Terms(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -45,6 +45,7 @@ from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
 from quire.engine.sleep import SleepMode
+from quire.kernels.invariance import RowsAlone
 from quire.planner.cost import CostModel
 from quire.planner.drafts import DraftCosts
 from quire.planner.hardware import hardware_named
@@ -103,13 +104,13 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         structured.start()
     core = _assemble(
         config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
-        worker.draft_costs(), shares_outputs=not platform.rows_alone,
+        worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
     )  # fmt: skip
     core.free_memory = functools.partial(worker.sleep, 2)
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)
-    return core, msgspec.structs.replace(ready, no_determinism=platform.no_determinism)
+    return core, msgspec.structs.replace(ready, no_determinism=worker.no_determinism)
 
 
 def _draft_source(
@@ -198,7 +199,7 @@ def _assemble(
     pace: Pace | None = None,
     draft_costs: DraftCosts | None = None,
     *,
-    shares_outputs: bool = True,
+    deterministic_apart: bool = False,
 ) -> EngineCore:
     """The loop over an executor."""
     scheduler = Scheduler(
@@ -212,7 +213,7 @@ def _assemble(
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             policy=config.scheduling_policy,
             enable_prefix_caching=config.enable_prefix_caching,
-            shares_outputs=shares_outputs,
+            deterministic_apart=deterministic_apart,
             pipeline_depth=config.pipeline_depth,
             min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,

@@ -14,18 +14,19 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from quire.config.engine import EngineConfig
 from quire.core.beams import BeamTerms
 from quire.core.clock import Clock
 from quire.core.errors import ContextLengthExceeded, InvalidParameter, RequestError
 from quire.core.events import EngineReady
-from quire.core.request import Pooling, Request
+from quire.core.request import MAX_SALT_CHARS, Pooling, Request
 from quire.core.sampling import SamplingParams
 from quire.text.length import check_length
 from quire.text.thinking import with_budget
 from quire.text.tokenizer import HfTokenizer
 
-MAX_SALT_CHARS = 256
 MAX_BAD_TOKENS = 32
 SEED_BITS = 62
 
@@ -91,6 +92,8 @@ class InputProcessor:
         if token_ids is None:
             token_ids = self.encode(prompt)
         params = with_budget(params, token_ids, self.tokenizer, thinks=self.thinks)
+        if self.config.deterministic and not params.deterministic:
+            params = msgspec.structs.replace(params, deterministic=True)
         max_tokens = self.max_tokens(len(token_ids), params)
         number = next(self.counter)  # after every check: refused requests do not shift the seeds of later ones
         return Request(

@@ -9,8 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import enum
 from collections.abc import Iterator
 from typing import Final
+
+
+@enum.unique
+class RowsAlone(enum.Enum):
+    """Which steps a device launches so."""
+
+    NEVER = "never"
+    """Its kernels are so anyway, or never."""
+    ASKED = "asked"
+    """Those with a token of a request that asks."""
+    ALWAYS = "always"
+
 
 _ALONE: Final = contextvars.ContextVar("rows_alone", default=False)
 

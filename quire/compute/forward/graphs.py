@@ -108,7 +108,7 @@ class GraphForward:
         max_sampled = max_sampled or max_num_seqs
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
-        self._tail = tail
+        self._tail, self._alone = tail, are_rows_alone()
         self._sampling_sizes = decode_sizes(max_sampled)
         self._max_num_seqs = max_num_seqs
         mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
@@ -204,6 +204,8 @@ class GraphForward:
 
     def _forwards_for(self, step: Step) -> ForwardGraphs | None:
         """The graphs that can run this step at its best, or None."""
+        if are_rows_alone() is not self._alone:
+            return None
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
         n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
         saved_bytes = n_saved * self._pool.bytes_per_token

@@ -32,7 +32,7 @@ from quire.core.errors import EngineError
 from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
 from quire.kernels.attention.schedule.tiles import small_rows_of
-from quire.kernels.invariance import rows_alone
+from quire.kernels.invariance import RowsAlone, rows_alone
 
 GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
 """Of sequences that are computed for nobody, before the first request."""
@@ -127,9 +127,9 @@ class Runner:
         ahead: FusedForward | None = None,
         lengths: SlotLengths | None = None,
         *,
-        alone: bool = False,
+        alone: RowsAlone = RowsAlone.NEVER,
     ) -> None:
-        """alone: steps are launched in a region of `kernels/invariance`."""
+        """alone: which steps are launched in a region of `kernels/invariance`."""
         self._alone = alone
         self.pool, self.tables, self.tail = pool, tables, tail
         self._forwards, self._ahead, self._lengths = forwards, ahead, lengths
@@ -139,10 +139,6 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow."""
-        with rows_alone() if self._alone else contextlib.nullcontext():
-            return self._launch(plan)
-
-    def _launch(self, plan: StepPlan) -> LaunchedStep:
         is_settled = self._lengths is not None and not _is_known(plan)
         if is_settled:
             self._keep_all()
@@ -152,8 +148,9 @@ class Runner:
         if self._lengths is not None and is_settled:
             plan, guesses = self._lengths.settle(plan)
         step = self._step(plan, writes, guesses)
-        states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
-        launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, is_settled)
+        with rows_alone() if self._is_alone(plan.spans.slots) else contextlib.nullcontext():
+            states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
+            launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, is_settled)
         if self._lengths is not None:
             self._unkept = [*(one for one in self._unkept if not one.is_kept), launched]
         if not plan.masked:
@@ -194,6 +191,12 @@ class Runner:
         """Another one, while no slot is open. Its drafts count with this chance, whatever is chosen: for the speed of
         random weights."""
         self._lengths = SlotLengths(self.tables, drafter, chance)
+
+    def _is_alone(self, slots: list[int]) -> bool:
+        """Whether a step with these must be."""
+        if self._alone is RowsAlone.ASKED:
+            return bool(self.tables.deterministic[slots].any())
+        return self._alone is RowsAlone.ALWAYS
 
     def _keep_all(self) -> None:
         """Wait until all that was launched is known here."""

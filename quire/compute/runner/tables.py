@@ -45,6 +45,7 @@ class SlotTables:
         self.spare_slot = n_slots
         self.prompt_lens = np.zeros(n_slots + 1, np.int32)
         """Of the sequence in each slot: later tokens are its own."""
+        self.deterministic = np.zeros(n_slots + 1, bool)
         self.host_pages = np.zeros((n_groups, n_slots + 1, n_columns), np.int32)
         self.is_shared: Final = device.is_host
         """The host sees the token table, and writes it."""
@@ -61,6 +62,7 @@ class SlotTables:
             n_tokens = len(one.token_ids)
             self.tokens[one.slot, :n_tokens] = ids[at : at + n_tokens]
             self.prompt_lens[one.slot] = one.prompt_len
+            self.deterministic[one.slot] = one.params.deterministic
             at += n_tokens
 
     def set_tokens(self, at: np.ndarray) -> None:

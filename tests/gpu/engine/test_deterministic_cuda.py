@@ -51,6 +51,7 @@ def needle(llm: LLM, prompt: list[int], wish: dict[str, Any], n_others: int, rng
     wishes.insert(at, params)
     request = llm.generate([{"prompt_token_ids": one} for one in prompts], wishes, use_tqdm=False)[at]
     one = request.outputs[0]
+    assert request.prompt_logprobs is not None and one.logprobs is not None
     rows = [*request.prompt_logprobs[1:], *one.logprobs]
     return one.token_ids, [(token, row[token].logprob) for row in rows for token in row]
 
@@ -77,15 +78,28 @@ def test_the_needle_says_the_same_on_cuda() -> None:
     assert n_preemptions, "some company was too large for its pages"
 
 
-def test_without_the_mode_it_does_not() -> None:
-    llm = engine()
-    with pytest.raises(InvalidParameter, match=r"deterministic.*start the engine with --deterministic"):
-        llm.generate([{"prompt_token_ids": [1, 2]}], SamplingParams(deterministic=True, temperature=0.0))
-    found = answers(llm, "as it is")
-    llm.shutdown()
+def test_a_request_may_ask_for_it() -> None:
+    """Of an engine whose other requests do not: it says what it says where all ask; the others' answers differ."""
+    asked, everywhere = engine(), engine(deterministic=True)
+    wishes = [wish | {"deterministic": True} for wish in WISHES]
+    different = []
+    for length, prompt in enumerate(NEEDLES):
+        for number, wish in enumerate(wishes):
+            alone = needle(everywhere, prompt, wish, 0, random.Random(0))
+            for n_others in (0, 7, 40):
+                said = needle(asked, prompt, wish, n_others, random.Random(n_others))
+                different += [(length, number, n_others)] * (said != alone)
+    found = answers(asked, "as it is")
+    asked.shutdown()
+    everywhere.shutdown()
+    assert not different
     assert any(one != said[0] for said in found.values() for one in said)
 
 
 def test_what_has_no_such_kernel_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"deterministic = True cannot be promised: x is torch.float32"):
         engine(deterministic=True, dtype="float32")
+    llm = engine(dtype="float32")
+    with pytest.raises(InvalidParameter, match=r"deterministic.*x is torch.float32"):
+        llm.generate([{"prompt_token_ids": [1, 2]}], SamplingParams(deterministic=True, temperature=0.0))
+    llm.shutdown()

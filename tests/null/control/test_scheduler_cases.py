@@ -14,7 +14,7 @@ from quire.core.errors import ConfigError, ContextLengthExceeded, EngineError, I
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code, Failure
 from quire.core.plan import StepPlan
-from quire.core.request import Pooling, Request, pooling_params
+from quire.core.request import MAX_SALT_CHARS, Pooling, Request, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
 from quire.engine.executors.digests import null_reference
@@ -195,6 +195,22 @@ def test_salts_separate_tenants() -> None:
     rig.run()
     rig.submit("b", [1] * 16, cache_salt="b")
     assert rig.turn().spans.starts == [0]
+
+
+@pytest.mark.parametrize(("apart", "starts"), [(False, [16, 24, 24, 0]), (True, [0, 16, 24, 0])])
+def test_pages_of_deterministic_requests_are_for_their_like(apart: bool, starts: list[int]) -> None:
+    """Of their prompts alone, where their bits are their own: a salt of zeros is not theirs either."""
+    rig, wish = Rig(deterministic_apart=apart), SamplingParams(deterministic=True, temperature=0.0)
+    rig.submit("plain", [1] * 16, 12)
+    rig.run()
+    text = [1] * 16 + rig.said["plain", 0]
+    found = []
+    for number, params in enumerate([wish, wish, SamplingParams()]):
+        rig.submit(f"{number}", text[:17] if number == 0 else text[:25], 9, params=params)
+        found += rig.turn().spans.starts
+        rig.run()
+    rig.submit("zeros", text[:17], cache_salt="\0" * MAX_SALT_CHARS)
+    assert [*found, *rig.turn().spans.starts] == starts
 
 
 def test_samples_share_the_prompt_and_copy_its_last_page() -> None:
