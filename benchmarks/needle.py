@@ -17,7 +17,7 @@ from quire import LLM, SamplingParams
 from quire.bench.report import build_report, write_report
 
 NEIGHBOURS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-CHUNKS = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (16, 512, 4096)}
+CHUNKS = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (48, 512, 4096)}
 KINDS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
     "float32": {"dtype": "float32"},
@@ -72,16 +72,18 @@ def engine(device: str, chunk: int, options: dict[str, Any]) -> LLM:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--kinds", nargs="+", help="of the table; the first of them that must be alike is compared to")
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--out", default="")
     args = parser.parse_args()
     kinds, chunks = CUDA_KINDS if args.device == "cuda" else KINDS, CHUNKS[args.device]
+    kinds = {kind: kinds[kind] for kind in args.kinds or kinds}
     n_each = -(-args.trials // len(chunks))
     # on a GPU products of prompts that long, and decode steps behind them, are cut
     needle = [random.Random(1).randrange(5, 4000) for _ in range(2500 if args.device == "cuda" else 300)]
     rows, first = [], {}
     for kind, options in kinds.items():
-        n_other, group = 0, next(iter(kinds)) if kind in SAME else kind
+        n_other, group = 0, SAME if kind in SAME else kind
         for chunk in chunks:
             llm = engine(args.device, chunk, options)
             rng = random.Random(f"{kind} {chunk}")

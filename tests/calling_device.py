@@ -45,7 +45,7 @@ class CallingDevice(CpuDevice):
 
     def __init__(self) -> None:
         super().__init__()
-        self.n_replays = 0
+        self.n_replays = self.n_captures = 0
 
     def download(self, tensors: list[torch.Tensor]) -> Any:
         """Copies: what a graph writes is written again by the next step, which does not wait."""
@@ -56,6 +56,7 @@ class CallingDevice(CpuDevice):
 
     def capture(self, launches: Callable[[], None]) -> Callable[[], None]:
         launches()
+        self.n_captures += 1
 
         def replay() -> None:
             self.n_replays += 1

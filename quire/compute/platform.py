@@ -14,9 +14,10 @@ from typing import Final, Protocol
 from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
+from quire.compute.forward.buckets import MOST_VERIFYING, decode_sizes, mixed_sizes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
-from quire.compute.forward.graphs import MOST_VERIFYING, GraphForward, decode_sizes, mixed_sizes
+from quire.compute.forward.graphs import GraphForward
 from quire.compute.forward.strategy import Forward
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool

@@ -153,7 +153,8 @@ class CudaDevice:
         if not self._graphs:  # a pool ends with its last graph: after sleep the one before is no more
             self._graph_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._graph_pool):
+        # other threads may wait for results meanwhile
+        with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
             launches()
         self._graphs.add(graph)
         return graph.replay

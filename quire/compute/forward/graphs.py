@@ -1,14 +1,14 @@
 """CUDA graphs of a step: the forward (tokens to states) by number of rows, sampling (states to new tokens) by sampled
 rows.
 
-Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches.
+Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches. Those
+of the region that it is made in are captured before the first step, those of the other one as steps want them.
 Does not own what sampling does (`runner/tail`).
 Invariants: a replay's rows equal the eager step's; padding rows attend to nothing, write to page 0 and the spare slot.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
@@ -19,6 +19,14 @@ import numpy as np
 import torch
 
 from quire.compute.device.cuda import CudaDevice
+from quire.compute.forward.buckets import (
+    MOST_VERIFYING,
+    NOTHING,
+    Captures,
+    ForwardGraphs,
+    decode_sizes,
+    mixed_sizes,
+)
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
@@ -26,14 +34,12 @@ from quire.compute.runner.spans_apart import MOST_KEYS, Room, apart
 from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
-from quire.config.arch import ModelArch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
-from quire.planner.shape import layer_weights
 
 logger = logging.getLogger("quire.engine")
 
@@ -42,50 +48,12 @@ N_ROW_LINES, N_SAMPLED_LINES = 2, 3
 """Of a row: slot, position, and then for each group of layers its cache location, and one new entry of a page table
 (where, page). Of a sampled row: row, slot, position."""
 NO_GUESS: Final = -1
-MOST_VERIFYING: Final = 512
-"""Rows of the largest step that verifies drafts each as a span of its own."""
 AGAIN_BYTES: Final = 1 << 30
 """Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
 is faster: 0.2 ms."""
-MAX_MIXED_ROWS: Final = 2048
-HIDDEN_FLOPS: Final = 7e12
-"""Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
 SHARING_PAYS_BYTES: Final = 1 << 30
 """Reads of K and V that shared prefixes must save in a step before it takes a mixed bucket, whose extra launches cost
 0.1 to 0.2 ms."""
-
-
-def decode_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, then every 8 to 64, every 16 to 256, every 32 to 512, every 64 up to `largest`, always among them."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, largest + 1, 64)]
-    return sorted({size for size in sizes if size < largest} | {largest})
-
-
-def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
-    """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`.
-
-    Every decode step fits one: it may share prefixes.
-    """
-    flops_per_row = 2.0 * arch.n_layers * layer_weights(arch)
-    most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
-    sizes = [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, MAX_MIXED_ROWS + 1, 128)]
-    return sorted({size for size in sizes if size < most} | {most})
-
-
-@dataclasses.dataclass(slots=True)
-class ForwardGraphs:
-    """Captured forwards of one kind of step, and the attention buffers they share."""
-
-    sizes: list[int]
-    buffers: list[PlanBuffers]
-    """Of each kind of window."""
-    room: Room
-    """In `buffers`, where rows are alone."""
-    replays: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
-
-    def bucket(self, n_rows: int) -> int:
-        """The smallest size that holds n_rows."""
-        return next(size for size in self.sizes if size >= n_rows)
 
 
 class GraphForward:
@@ -108,11 +76,12 @@ class GraphForward:
         max_sampled = max_sampled or max_num_seqs
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
-        self._tail, self._alone = tail, are_rows_alone()
+        self._tail = tail
         self._sampling_sizes = decode_sizes(max_sampled)
         self._max_num_seqs = max_num_seqs
-        mixed = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
-        n_rows = max(max_sampled, mixed[-1])
+        self._mixed_sizes = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
+        self._verifying_sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
+        n_rows = max(max_sampled, self._mixed_sizes[-1])
         self._staging = device.staging(STAGING_BYTES * len(pool.windows))
         self._sampled = self._staging.section((N_SAMPLED_LINES, max_sampled), torch.int64)
         self._controls = self._staging.section((N_CONTROLS, max_sampled), torch.float64)
@@ -121,20 +90,24 @@ class GraphForward:
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
         self._guesses = self._staging.section((n_rows,), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
-        self._decode = ForwardGraphs(decode_sizes(max_num_seqs), self._buffers(max_num_seqs), Room(max_num_seqs))
-        most_large = self._most_large(max_num_seqs, mixed[-1])
-        room = Room(max_num_seqs, most_large)
-        self._mixed = ForwardGraphs(mixed, self._buffers(max_num_seqs, mixed[-1], most_large), room)
-        sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
-        most = sizes[-1] if sizes else 0
-        self._verifying = ForwardGraphs(sizes, self._buffers(most) if sizes else [], Room(most))
-        """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_sampled, arch.vocab_size), model.dtype)
         self._mask_bits = device.zeros((max_sampled, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
         self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
-        self._sampling_graphs: dict[int, Callable[[], None]] = {}
+        self._captures: dict[bool, Captures | None] = {are_rows_alone(): self._new_captures()}
+        """By whether rows are alone in them."""
+
+    def _new_captures(self) -> Captures:
+        most, sizes = self._max_num_seqs, self._verifying_sizes
+        most_large = self._most_large(most, self._mixed_sizes[-1])
+        mixed = self._buffers(most, self._mixed_sizes[-1], most_large)
+        verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]), Room(sizes[-1])) if sizes else NOTHING
+        return Captures(
+            ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most)),
+            ForwardGraphs(self._mixed_sizes, mixed, Room(most, most_large)),
+            verifying,
+        )
 
     def _most_large(self, max_num_seqs: int, mixed_rows: int) -> int:
         """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
@@ -147,7 +120,7 @@ class GraphForward:
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
         """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
         one of both, so they have one memory; in it kinds of windows lie one behind the other."""
-        like, found, n_ints = plan_attention(self._pool, self._tables, *_idle(1))[0], list[PlanBuffers](), 0
+        like, found, n_ints = plan_attention(self._pool, self._tables, *self._idle(1))[0], list[PlanBuffers](), 0
         for _ in self._pool.windows:
             memory = self._staging.rest(torch.int32, n_ints)
             if mixed_rows:
@@ -164,21 +137,25 @@ class GraphForward:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture every bucket, largest first, so that smaller ones reuse its memory."""
-        start_s = time.perf_counter()
-        for forwards in (self._decode, self._mixed, self._verifying):
+        start_s, captures = time.perf_counter(), self._captures_now()
+        if captures is None:
+            return
+        for forwards in (captures.decode, captures.mixed, captures.verifying):
             for size in reversed(forwards.sizes):
-                forwards.replays[size] = self._capture_forward(size, forwards.buffers)
+                self._replay(captures, forwards, size)
         for size in reversed(self._sampling_sizes):
-            self._sampling_graphs[size] = self._capture_sampling(size)
-        counts = len(self._decode.sizes) + len(self._verifying.sizes), len(self._mixed.sizes), len(self._sampling_sizes)
+            self._sampling_replay(captures, size)
+        sizes = captures.decode.sizes + captures.verifying.sizes
+        counts = len(sizes), len(captures.mixed.sizes), len(self._sampling_sizes)
         took_s = time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", *counts, took_s)
 
     def run(self, step: Step) -> States | None:
         """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
         sampled rows are plain."""
-        forwards = self._forwards_for(step)
-        if forwards is None:
+        captures = self._captures_now()
+        forwards = None if captures is None else self._forwards_for(captures, step)
+        if captures is None or forwards is None:
             return None
         batch = step.batch
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
@@ -186,38 +163,50 @@ class GraphForward:
         controls = self._tail.controls(step) if n_sampled <= self._sampling_sizes[-1] else None
         n_rows = len(batch.row_slots)
         size = forwards.bucket(n_rows)
+        replay = self._replay(captures, forwards, size)
+        choose = None if controls is None else self._choosing(captures, n_sampled)
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
-        if forwards is self._verifying:
+        if forwards is captures.verifying:
             self._fill_guesses(size, step.guesses)
             self._plan(forwards.buffers, (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32))
         else:
-            self._plan(forwards.buffers, batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared)
+            settled = forwards is captures.decode
+            given = batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared
+            self._plan(forwards.buffers, *given, settled=settled)
             if step.guesses is not None:
                 self._tables.set_tokens(step.guesses.at)
         if controls is not None and n_sampled:
             self._fill_sampled(self._sampling_bucket(n_sampled), batch, controls)
         self._staging.send()
-        forwards.replays[size]()
-        choose = None if controls is None else functools.partial(self._choose, n_sampled)
+        replay()
         return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
-    def _forwards_for(self, step: Step) -> ForwardGraphs | None:
+    def _captures_now(self) -> Captures | None:
+        """Those of this region; None where there is no memory for them."""
+        alone = are_rows_alone()
+        if alone not in self._captures:
+            try:
+                self._captures[alone] = self._new_captures()
+            except torch.OutOfMemoryError as error:
+                logger.warning("steps with deterministic requests are launched kernel by kernel: %s", error)
+                self._captures[alone] = None
+        return self._captures[alone]
+
+    def _forwards_for(self, captures: Captures, step: Step) -> ForwardGraphs | None:
         """The graphs that can run this step at its best, or None."""
-        if are_rows_alone() is not self._alone:
-            return None
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
         n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
         saved_bytes = n_saved * self._pool.bytes_per_token
         n_writes = -(-n_writes // self._n_groups)
-        is_decode = n_rows == len(step.batch.span_slots) and n_writes <= self._decode.bucket(n_rows)
+        is_decode = n_rows == len(step.batch.span_slots) and n_writes <= captures.decode.bucket(n_rows)
         # only a sequence that enters may have been given pages that this very step fills
         is_settled = not step.plan.opened
-        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES and self._holds(self._decode, step.batch):
-            return self._decode
-        if step.guesses is not None and self._verifies_apart(step.batch, n_writes):
-            return self._verifying
-        mixed = self._mixed
+        if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES and self._holds(captures.decode, step.batch):
+            return captures.decode
+        if step.guesses is not None and self._verifies_apart(captures.verifying, step.batch, n_writes):
+            return captures.verifying
+        mixed = captures.mixed
         if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
             return mixed
         return None
@@ -229,24 +218,28 @@ class GraphForward:
         spans = apart(batch.q_indptr, batch.kv_lens, batch.span_slots, self._tables.prompt_lens[batch.span_slots])
         return forwards.room.holds(spans, self._pool.group)
 
-    def _verifies_apart(self, batch: FlatBatch, n_writes: int) -> bool:
+    def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int) -> bool:
         """Whether this step's rows can be, and should be, spans of their own: no prompt is among them."""
-        n_rows, sizes = len(batch.row_slots), self._verifying.sizes
-        if len(batch.sampled_rows) < n_rows or n_rows > sizes[-1] or n_writes > self._verifying.bucket(n_rows):
+        n_rows, sizes = len(batch.row_slots), verifying.sizes
+        if len(batch.sampled_rows) < n_rows or n_rows > sizes[-1] or n_writes > verifying.bucket(n_rows):
             return False
         if are_rows_alone():
-            return self._holds(self._verifying, batch)
+            return self._holds(verifying, batch)
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
         return n_again * self._pool.bytes_per_token < AGAIN_BYTES
 
-    def _choose(self, n_sampled: int, bits: np.ndarray | None) -> Choice:
-        """Sampling of the step that ran last: see `States.choose`."""
+    def _choosing(self, captures: Captures, n_sampled: int) -> Callable[[np.ndarray | None], Choice]:
+        """Sampling of the step that is run next: see `States.choose`."""
+        replay = self._sampling_replay(captures, self._sampling_bucket(n_sampled)) if n_sampled else None
+        return functools.partial(self._choose, n_sampled, replay)
+
+    def _choose(self, n_sampled: int, replay: Callable[[], None] | None, bits: np.ndarray | None) -> Choice:
         if bits is not None:
             n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
             target = self._mask_bits[: len(bits), :n_words]
             target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
-        if n_sampled:
-            self._sampling_graphs[self._sampling_bucket(n_sampled)]()
+        if replay is not None:
+            replay()
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
 
     def _sampling_bucket(self, n_sampled: int) -> int:
@@ -272,14 +265,16 @@ class GraphForward:
         return self._tables.spare_slot * self._tables.pages.shape[2]
 
     def _fill_sampled(self, size: int, batch: FlatBatch, controls: np.ndarray) -> None:
-        n_sampled = len(batch.sampled_rows)
-        lines = self._sampled.host
-        lines[:, n_sampled:size] = np.array([0, self._tables.spare_slot, 0])[:, None]
+        n_sampled, lines = len(batch.sampled_rows), self._sampled.host
         for line, values in enumerate((batch.sampled_rows, batch.sampled_slots, batch.sampled_positions)):
             lines[line, :n_sampled] = values
         self._controls.host[:, :n_sampled] = controls
-        self._controls.host[:, n_sampled:size] = 0  # greedy
         self._mask_lines.host[:n_sampled] = batch.mask_lines
+        self._pad_sampled(n_sampled, size)
+
+    def _pad_sampled(self, n_sampled: int, size: int) -> None:
+        self._sampled.host[:, n_sampled:size] = np.array([0, self._tables.spare_slot, 0])[:, None]
+        self._controls.host[:, n_sampled:size] = 0  # greedy
         self._mask_lines.host[n_sampled:size] = -1
 
     def _plan(
@@ -289,21 +284,33 @@ class GraphForward:
         slots: np.ndarray,
         q_indptr: np.ndarray | None = None,
         shared: Sequence[SharedPrefix] = (),
+        *,
+        settled: bool = False,
     ) -> list[AttnPlan]:
-        settled = buffers is self._decode.buffers
         return plan_attention(
             self._pool, self._tables, kv_lens, slots, q_indptr, buffers=buffers, shared=shared, settled=settled
         )
 
-    def _capture_forward(self, size: int, buffers: list[PlanBuffers]) -> Callable[[], None]:
+    def _idle(self, n_spans: int) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths and slots of spans that each see one key, of no sequence."""
+        return np.ones(n_spans, np.int32), np.full(n_spans, self._tables.spare_slot, np.int32)
+
+    def _replay(self, captures: Captures, forwards: ForwardGraphs, size: int) -> Callable[[], None]:
+        """Captured now if it never was, which no sequence sees."""
+        if size not in forwards.replays:
+            forwards.replays[size] = self._capture_forward(captures, forwards, size)
+        return forwards.replays[size]
+
+    def _capture_forward(self, captures: Captures, forwards: ForwardGraphs, size: int) -> Callable[[], None]:
         slots, positions, *cache_locs = self._rows.device[:, :size]
         page_at, page = self._writes.device[:, : self._n_groups * size]
         self._staging.begin()
-        self._rows.host[:, :size] = 0
-        self._writes.host[:, : self._n_groups * size] = 0
+        self._rows.host[:, :size], self._rows.host[0, :size] = 0, self._tables.spare_slot
+        self._writes.host[:, : self._n_groups * size] = np.array([self._spare_entry, 0])[:, None]
         self._writes.filled(self._writes.host.size)
-        verifies = buffers is self._verifying.buffers
-        plans = self._plan(buffers, *_idle(size if verifies else min(size, self._max_num_seqs)))
+        verifies = forwards is captures.verifying
+        idle = self._idle(size if verifies else min(size, self._max_num_seqs))
+        plans = self._plan(forwards.buffers, *idle, settled=forwards is captures.decode)
         context = PagedContext(self._pool, plans, cache_locs)
         self._guesses.host[:size] = NO_GUESS
         guesses = self._guesses.device[:size]
@@ -319,7 +326,15 @@ class GraphForward:
 
         return self._device.capture(forward)
 
+    def _sampling_replay(self, captures: Captures, size: int) -> Callable[[], None]:
+        if size not in captures.sampling:
+            captures.sampling[size] = self._capture_sampling(size)
+        return captures.sampling[size]
+
     def _capture_sampling(self, size: int) -> Callable[[], None]:
+        self._staging.begin()
+        self._pad_sampled(0, size)
+        self._staging.send()
         rows, slots, positions = self._sampled.device[:, :size]
         controls, logits = self._controls.device[:, :size], self._logits[:size]
         choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
@@ -329,8 +344,3 @@ class GraphForward:
             self._tail.plain(self._hidden, rows, (slots, positions), controls, masks, logits, choice)
 
         return self._device.capture(choose)
-
-
-def _idle(n_spans: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths and slots of spans that each see one key."""
-    return np.ones(n_spans, np.int32), np.zeros(n_spans, np.int32)

@@ -47,6 +47,7 @@ class CudaLike(CallingDevice):
 def cuda_like(monkeypatch: pytest.MonkeyPatch) -> None:
     LivePlans(monkeypatch)
     monkeypatch.setattr(platform.cuda, "CudaDevice", CudaLike)
+    monkeypatch.setattr("quire.compute.worker.obstacle", lambda model, pool: "it is a CPU")
 
 
 def ready(worker: Worker) -> Worker:

@@ -25,6 +25,7 @@ from quire.config.model import read_arch
 from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import StepResult
+from quire.kernels.invariance import RowsAlone
 
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"], "vocab_size": 200, "hidden_size": 48, "intermediate_size": 96,
@@ -60,12 +61,18 @@ def runner_over(model: Decoder, captures: bool) -> tuple[Runner, CallingDevice]:
     tail = Tail(device, model, tables, Sampler(N_SLOTS, 200, torch.device("cpu"), vocab_limit=190))
     eager = EagerForward(device, model, pool, tables)
     if not captures:
-        return Runner(pool, tables, tail, [eager]), device
+        return Runner(pool, tables, tail, [eager], alone=RowsAlone.ASKED), device
     forward = GraphForward(
-        device, model, pool, tables, tail, max_num_seqs=N_SLOTS, max_num_batched_tokens=40  # type: ignore[arg-type]
+        device,
+        model,
+        pool,
+        tables,
+        tail,
+        max_num_seqs=N_SLOTS,
+        max_num_batched_tokens=40,  # type: ignore[arg-type]
     )
     forward.capture()
-    return Runner(pool, tables, tail, [forward, eager]), device
+    return Runner(pool, tables, tail, [forward, eager], alone=RowsAlone.ASKED), device
 
 
 def spans(*rows: tuple[int, int, int, bool]) -> dict[str, Any]:
@@ -108,6 +115,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "logprobs of the prompt": {"prompt_logprobs": 1},
     "a vector": {"pooling": Pooling.MEAN},
     "few ids": {"allowed_token_ids": [3, 7, 11]},
+    "company that changes nothing": {"deterministic": True},
 }
 
 
@@ -119,10 +127,41 @@ def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, wh
     for plan, n_replays in plans(**ASKED[what]):
         before = device.n_replays
         assert run(captured, plan) == run(eager, plan), plan.step
-        has_tail = what in ("nothing", "logprobs of the prompt", "a vector") or 2 not in plan.spans.slots
+        has_tail = what not in ("a penalty", "logprobs", "few ids") or 2 not in plan.spans.slots
         assert device.n_replays - before == (n_replays if has_tail else min(n_replays, 1))
         assert torch.equal(captured.tables.pages[:, :N_SLOTS], eager.tables.pages[:, :N_SLOTS])
         assert torch.equal(captured.tables.tokens[:N_SLOTS], eager.tables.tokens[:N_SLOTS])
+
+
+def test_steps_with_a_deterministic_request_are_captured_when_they_come(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first such forward and the first such choice; a bucket that comes again is there."""
+    LivePlans(monkeypatch)
+    captured, device = runner_over(model, captures=True)
+    given, counts = plans(deterministic=True), []
+    again = StepPlan(5, **spans((0, 72, 1, True), (1, 6, 1, True), (2, 11, 1, True)))
+    for plan in [*(plan for plan, _ in given), again]:
+        before = device.n_captures
+        run(captured, plan)
+        counts.append(device.n_captures - before)
+    assert counts == [2, 0, 2, 1, 0, 0]
+
+
+def test_without_memory_they_go_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    LivePlans(monkeypatch)
+    captured, device = runner_over(model, captures=True)
+    eager, _ = runner_over(model, captures=False)
+
+    def refuse(*given: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(GraphForward, "_new_captures", refuse)
+    n_replays = 0
+    for plan, n_usual in plans(deterministic=True):
+        assert run(captured, plan) == run(eager, plan), plan.step
+        n_replays += 0 if 2 in plan.spans.slots else n_usual
+    assert device.n_replays == n_replays
 
 
 def test_padding_writes_to_nobody(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,69 @@
+"""Which steps are captured: by number of rows, and what is captured of each.
+
+Does not own the captures (`graphs.py`). Invariant: `bucket` gives the smallest size that holds a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+from quire.compute.runner.spans_apart import Room
+from quire.config.arch import ModelArch
+from quire.kernels.attention.schedule.plan import PlanBuffers
+from quire.planner.shape import layer_weights
+
+MOST_VERIFYING: Final = 512
+"""Rows of the largest step that verifies drafts each as a span of its own."""
+MAX_MIXED_ROWS: Final = 2048
+HIDDEN_FLOPS: Final = 7e12
+"""Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
+
+
+def decode_sizes(largest: int) -> list[int]:
+    """1, 2, 4, 8, then every 8 to 64, every 16 to 256, every 32 to 512, every 64 up to `largest`, always among them."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, largest + 1, 64)]
+    return sorted({size for size in sizes if size < largest} | {largest})
+
+
+def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
+    """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`.
+
+    Every decode step fits one: it may share prefixes.
+    """
+    flops_per_row = 2.0 * arch.n_layers * layer_weights(arch)
+    most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
+    sizes = [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, MAX_MIXED_ROWS + 1, 128)]
+    return sorted({size for size in sizes if size < most} | {most})
+
+
+@dataclasses.dataclass(slots=True)
+class ForwardGraphs:
+    """Captured forwards of one kind of step, and the attention buffers they share."""
+
+    sizes: list[int]
+    buffers: list[PlanBuffers]
+    """Of each kind of window."""
+    room: Room
+    """In `buffers`, where rows are alone."""
+    replays: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
+
+    def bucket(self, n_rows: int) -> int:
+        """The smallest size that holds n_rows."""
+        return next(size for size in self.sizes if size >= n_rows)
+
+
+NOTHING: Final = ForwardGraphs([], [], Room(0))
+"""Of a kind of step that never comes."""
+
+
+@dataclasses.dataclass(slots=True)
+class Captures:
+    """Graphs of one kind of kernels: the fastest, or those of `kernels/invariance`."""
+
+    decode: ForwardGraphs
+    mixed: ForwardGraphs
+    verifying: ForwardGraphs
+    """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
+    sampling: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
