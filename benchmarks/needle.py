@@ -38,7 +38,7 @@ CUDA_KINDS: dict[str, dict[str, Any]] = {
     "float16": {"deterministic": True, "dtype": "float16"},
     "nobody asks": {},
 }
-ON_CUDA = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 8192, "gpu_memory_utilization": 0.3}
+ON_CUDA = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 8192, "num_gpu_blocks_override": 4000}
 
 
 def trial(llm: LLM, needle: list[int], rng: random.Random, *, asks: bool) -> list[Any]:

@@ -35,7 +35,7 @@ Answer = tuple[list[int], list[tuple[int, float]]]
 
 
 def engine(**options: Any) -> LLM:
-    sizes: dict[str, Any] = {"max_model_len": 9600, "max_num_seqs": 64, "gpu_memory_utilization": 0.2}
+    sizes: dict[str, Any] = {"max_model_len": 9600, "max_num_seqs": 64, "num_gpu_blocks_override": 4000}
     return LLM(SHAPE, load_format="dummy", skip_tokenizer_init=True, device="cuda", **(sizes | options))
 
 
