@@ -10,7 +10,9 @@ FLAGS = ("-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xcompil
 
 
 def machine_obstacle() -> str | None:
-    """Why this machine cannot run kernels for Hopper, or None. Needs a CUDA device."""
+    """Why this machine cannot run kernels for Hopper, or None."""
+    if not torch.cuda.is_available():
+        return "there is no CUDA device"
     if torch.cuda.get_device_capability() != (9, 0):
         return f"{torch.cuda.get_device_name()} is not a Hopper GPU (compute capability 9.0)"
     if jit.compiler("nvcc") is None:
