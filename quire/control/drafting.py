@@ -27,8 +27,16 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     n_free = min(builder.budget, live.config.most_sampled) - n_seqs
     if not seqs or n_free <= 0:
         return {}
+    if live.drafts.costs is not None and _prompts_wait(live):
+        return {}
     lengths = live.drafts.choose(seqs, len(live.running), n_free, step)
     return {seq: length for seq, length in zip(seqs, lengths, strict=True) if length}
+
+
+def _prompts_wait(live: LiveSeqs) -> bool:
+    """Whether tokens of prompts want this step, too. Then a draft's row takes as long as one of theirs, which is never
+    in vain; and nothing would hide the launch of a step so long."""
+    return bool(live.free_slots and len(live.waiting)) or any(seq.planned < seq.prefill_end for seq in live.running)
 
 
 def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int]) -> list[Seq]:
