@@ -42,6 +42,9 @@ class DraftPolicy:
         self._drafted_at = -1
         """The step of the newest choice that gave any drafts."""
         self._seen = None if costs is None else SeenCosts(costs)
+        self.saved_s = 0.0
+        """What plain steps would have taken longer for the same tokens, by what they are known to take; below 0: lost.
+        Of steps without prompts."""
         self.n_spans = self.n_verified = 0
         """Spans that verified drafts, and these drafts."""
         self.n_right = [0] * most
@@ -74,10 +77,15 @@ class DraftPolicy:
             self._drafted_at = step
         return lengths
 
-    def time(self, n_rows: int, n_guesses: int, is_drafted: bool, seconds: float) -> None:
-        """A step of `n_rows` rows, drafts among them, took so long from the end of the one before it."""
-        if self._seen is not None:
-            self._seen.time(n_rows - n_guesses, n_guesses, is_drafted, seconds)
+    def time(self, n_seqs: int, n_guesses: int, n_right: int, is_drafted: bool, seconds: float) -> None:
+        """A step of `n_seqs` sequences with so many drafts, the right ones among them, took so long from the end of the
+        one before it."""
+        if self.costs is None or self._seen is None:
+            return
+        if is_drafted:
+            plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
+            self.saved_s += (1 + n_right / n_seqs) * plain_s - seconds
+        self._seen.time(n_seqs, n_guesses, is_drafted, seconds)
 
     def count(self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int) -> None:
         """A step of `n_rows` sequences had asked for so many drafts of this one, and verified those that were found."""

@@ -158,8 +158,18 @@ def test_a_host_that_is_slow_for_all_steps_is_no_cost_of_drafts() -> None:
 
 def test_one_long_step_is_an_accident() -> None:
     policy = DraftPolicy(MOST, COSTS)
-    policy.time(1 + MOST, MOST, True, 1000.0)
+    policy.time(1, MOST, 0, True, 1000.0)
     assert policy.choose([seq()], 1, 32, 0)[0] > 1
+
+
+def test_time_saved_is_what_plain_steps_would_have_taken_longer() -> None:
+    policy = DraftPolicy(MOST, COSTS)
+    policy.time(1, 3, 2, True, 2.0)
+    assert policy.saved_s == pytest.approx(3 * COSTS.seconds(1) - 2.0)
+    policy.time(1, 3, 0, True, 2.0)
+    assert policy.saved_s == pytest.approx(4 * COSTS.seconds(1) - 4.0), "a step in vain took 2 for one plain"
+    policy.time(1, 0, 0, False, 1.0)
+    assert policy.saved_s == pytest.approx(4 * COSTS.seconds(1) - 4.0), "nothing was drafted"
 
 
 def test_counts() -> None:
