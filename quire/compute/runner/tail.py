@@ -137,6 +137,10 @@ class Tail:
         slots, positions = step.batch.sampled_slots, step.batch.sampled_positions
         return self._sampler.controls(slots, positions) if self._sampler.is_plain(slots, positions) else None
 
+    def truncates(self, step: Step) -> bool:
+        """Whether some sampled row keeps only a part of the vocabulary."""
+        return self._sampler.is_truncated(step.batch.sampled_slots)
+
     def native_controls(self, step: Step) -> np.ndarray | None:
         """As `controls`, where a native call can choose the tokens: none is masked, and no vocabulary cut."""
         slots, positions = step.batch.sampled_slots, step.batch.sampled_positions
@@ -153,14 +157,16 @@ class Tail:
         masks: TokenMasks,
         logits: torch.Tensor,
         choice: Choice,
+        *,
+        truncates: bool,
     ) -> None:
         """Logits, choice and new tokens of `rows` int64 [m] of `hidden`, all at fixed addresses: it can be captured.
 
-        where: (slots, positions) int64 [m] of the new tokens; controls, masks: as in `choose_by`; logits [m, vocab]
-        and choice [m] take the results.
+        where: (slots, positions) int64 [m] of the new tokens; controls, masks, truncates: as in `choose_by`; logits
+        [m, vocab] and choice [m] take the results.
         """
         self._model.logits(hidden[rows], out=logits)
-        choose_by(logits[:, : self.vocab_limit], controls, choice, masks)
+        choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=truncates)
         self._tables.tokens[where] = choice.token_ids
 
     def record(self, fused: FusedStep, hidden: torch.Tensor, logits: torch.Tensor) -> None:

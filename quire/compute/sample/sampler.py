@@ -109,7 +109,8 @@ class Sampler:
             logits[:, self.vocab_limit :] = -torch.inf
         self._edit(logits, slots, positions, tokens)
         self._penalise(logits, slots, positions, tokens)
-        choice = choose_by(logits, upload(table.controls(slots, positions), self._device), masks=masks)
+        controls = upload(table.controls(slots, positions), self._device)
+        choice = choose_by(logits, controls, masks=masks, truncates=self.is_truncated(slots))
         lines = None
         if raw is not None:
             targets = choice.token_ids[upload(asked, self._device)]

@@ -39,7 +39,9 @@ class NativeChoice(ctypes.Structure):
     )
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
+def choose_by(
+    logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None, _truncates: bool = True
+) -> None:
     """See `op.choose_by`."""
     if masks is not None:
         _restrict(logits, masks)

@@ -18,7 +18,12 @@ def choose(logits: torch.Tensor, draw: Draw) -> Choice:
 
 
 def choose_by(
-    logits: torch.Tensor, controls: torch.Tensor, out: Choice | None = None, masks: TokenMasks | None = None
+    logits: torch.Tensor,
+    controls: torch.Tensor,
+    out: Choice | None = None,
+    masks: TokenMasks | None = None,
+    *,
+    truncates: bool = True,
 ) -> Choice:
     """One token for each row of `logits` [m, width] with contiguous rows: float32, on CUDA bfloat16 or float16, too.
 
@@ -33,6 +38,7 @@ def choose_by(
       top_k  x >= the k-th largest x (ties at the border all stay, as in transformers and vLLM)
       top_p  the weight of strictly larger logits is < top_p of what top_k left (Holtzman et al. 2019; ties at the
              border all stay)
+    truncates: False promises that top_k, top_p and min_p keep everything in every row, which saves launches on CUDA.
     A row's result does not depend on the other rows, bit for bit. -inf logits are never chosen. masks, on the logits'
     device: minus infinity is added to what they do not allow, in `logits`, before all else. Raises ValueError on a
     mismatch of shapes or types.
@@ -55,7 +61,7 @@ def choose_by(
         ids = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
         out = Choice(ids, torch.empty(n_rows, dtype=torch.uint8, device=logits.device))
     if n_rows:
-        select("sample", "choose_by", logits)(logits, controls, out, masks)
+        select("sample", "choose_by", logits)(logits, controls, out, masks, truncates)
     return out
 
 

@@ -13,7 +13,9 @@ TOLERANCE = 2e-6
 """An implementation may differ only where `uniform` is this near to a step of the float64 cumulative distribution."""
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
+def choose_by(
+    logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None, _truncates: bool = True
+) -> None:
     """See `op.choose_by`. logits: [m, width] of any float type, on any device."""
     if masks is not None:
         for row, line in enumerate(masks.lines.tolist()):
