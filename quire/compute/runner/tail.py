@@ -17,11 +17,12 @@ from quire.compute.device.device import Device, Download
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
-from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
+from quire.compute.sample.logprobs import LogprobTensors, packed_logprobs, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 from quire.core.plan import SlotOpen, StepMasks, StepPlan
 from quire.core.request import Pooling
-from quire.core.result import Fault, TokenLogprobs
+from quire.core.result import Fault
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import WIDEN
 from quire.kernels.sample import NON_FINITE, Choice, TokenMasks, choose_by
@@ -79,18 +80,17 @@ class Fetched:
         """What is to be downloaded, in a fixed order."""
         return [tensor for part in self._parts() for tensor in part.tensors()]
 
-    def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, TokenLogprobs], dict[int, list[TokenLogprobs]]]:
-        """Lines by sampled row, and lines by span, from the downloaded tensors."""
+    def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, PackedLogprobs], dict[int, list[TokenLogprobs]]]:
+        """Rows by sampled row, and rows by span, from the downloaded tensors."""
         n_each = len(arrived) // max(len(self._parts()), 1)
-        lines = [
-            token_logprobs(part.n_top, arrived[i * n_each : (i + 1) * n_each]) for i, part in enumerate(self._parts())
-        ]
+        given = [arrived[at : at + n_each] for at in range(0, len(arrived), max(n_each, 1))]
         sampled = {}
         if self.sampled is not None:
-            sampled = dict(zip(self.sampled.rows.tolist(), lines.pop(0), strict=True))
+            rows = packed_logprobs(self.sampled.n_top, given.pop(0))
+            sampled = dict(zip(self.sampled.rows.tolist(), rows, strict=True))
         prompt: dict[int, list[TokenLogprobs]] = {}
-        for rows in self.prompt:
-            prompt[rows.span] = [line for _ in rows.parts for line in lines.pop(0)]
+        for of_span in self.prompt:
+            prompt[of_span.span] = [row for part in of_span.parts for row in token_logprobs(part.n_top, given.pop(0))]
         return sampled, prompt
 
     def _parts(self) -> list[LogprobTensors]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from quire.compute.sample.top import top
-from quire.core.result import TokenLogprobs
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 
 CACHE: Final = 1 << 15
 """Logits worked on at a time on CPU, or one row: torch does not split the sum of so few, so its order is fixed."""
@@ -77,4 +77,20 @@ def token_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[Token
     chosen, ranks, top_ids, top_logprobs = (tensor.tolist() for tensor in tensors)
     return [
         TokenLogprobs(chosen[i], ranks[i], top_ids[i][:n], top_logprobs[i][:n]) for i, n in enumerate(n_top.tolist())
+    ]
+
+
+def packed_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[PackedLogprobs]:
+    """The same, each row by itself and packed."""
+    k = tensors[2].shape[1]
+    chosen, ranks, top_ids, top_logprobs = (tensor.numpy().tobytes() for tensor in tensors)
+    return [
+        PackedLogprobs(
+            n,
+            chosen[at : at + 4],
+            ranks[at : at + 4],
+            top_ids[at * k : at * k + 4 * n],
+            top_logprobs[at * k : at * k + 4 * n],
+        )
+        for at, n in zip(range(0, len(chosen), 4), n_top.tolist(), strict=True)
     ]

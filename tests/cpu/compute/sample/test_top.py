@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.compute.sample.logprobs import logprobs, prompt_logprobs, token_logprobs
+from quire.compute.sample.logprobs import logprobs, packed_logprobs, prompt_logprobs, token_logprobs
 from quire.compute.sample.top import top
+from quire.core.logprobs import PackedLogprobs
 
 
 def sorted_whole(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,6 +74,16 @@ def test_lines_do_not_depend_on_what_neighbours_ask_for() -> None:
             assert lines[place] == alone
     more = token_logprobs(*parts(prompt_logprobs(row, targets, 20)))[0]
     assert more.top_ids[:5] == alone.top_ids and more.top_logprobs[:5] == alone.top_logprobs
+
+
+def test_packed_rows_are_those_of_plain_values() -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(5))
+    lines = parts(logprobs(logits, torch.tensor([1, 2, 3, 4]), np.arange(4), np.array([5, 0, 2, 5])))
+    packed, plain = packed_logprobs(*lines), token_logprobs(*lines)
+    assert [one.rows() for one in packed] == [[one] for one in plain]
+    assert PackedLogprobs.join([packed[0], packed[3]]).rows() == [plain[0], plain[3]]
+    with pytest.raises(ValueError, match=r"rows of \[2, 5\]"):
+        PackedLogprobs.join(packed[2:])
 
 
 def parts(lines: object) -> tuple[np.ndarray, list[torch.Tensor]]:
