@@ -64,7 +64,7 @@ class Read:
 
     states: States
     logits: torch.Tensor | None
-    """float32 [m, vocab_size] of the sampled rows; None where the strategy chooses."""
+    """[m, vocab_size] of the sampled rows, float32 or the model's type; None where the strategy chooses."""
     prompt: list[PromptRows]
     pooled: PooledRows | None
 
@@ -200,9 +200,10 @@ class Tail:
         if states.has_all:
             rows = self._device.upload(step.batch.sampled_rows) if states.sampled is None else states.sampled
             hidden = hidden[rows]
-        if len(hidden) == 0:
-            return hidden.new_empty((0, self._model.arch.vocab_size), dtype=torch.float32)
-        return self._model.logits(hidden)
+        # kernels of a GPU read the model's type: half of float32's bytes; the values are the same
+        dtype = self._model.dtype if hidden.is_cuda else torch.float32
+        logits = torch.empty((len(hidden), self._model.arch.vocab_size), dtype=dtype, device=hidden.device)
+        return self._model.logits(hidden, out=logits) if len(hidden) else logits
 
     def _sample(self, step: Step, logits: torch.Tensor, bits: np.ndarray | None) -> Sampled:
         batch, tokens, upload = step.batch, self._tables.tokens, self._device.upload

@@ -29,10 +29,11 @@ from quire.kernels.sample.floors import (
     mass,
     weights_of,
 )
+from quire.kernels.sample.lines_triton import lines
 from quire.kernels.sample.penalties_triton import penalise
 from quire.kernels.sample.wide import COUNT, DONE, KNOWN, MASS, N_CUTS, PART, collect, guessed_cuts, measure, narrowed
 
-__all__ = ["choose_by", "penalise"]
+__all__ = ["choose_by", "lines", "penalise"]
 
 GROUP = 128
 """Columns of a group."""

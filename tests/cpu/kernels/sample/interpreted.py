@@ -174,6 +174,24 @@ def check_penalties(longest: int) -> None:
     assert not torch.equal(found, logits)
 
 
+def check_lines(width: int) -> None:
+    """Ties of both zeros, bans, targets first, last and most probable, more entries than the kernel looks for."""
+    logits = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * 4
+    logits[1] = logits[1].round() * 0.0
+    logits[2] = logits[2].round()
+    logits[3, ::2] = -torch.inf
+    logits[3, width - 1] = 1.5
+    targets = torch.tensor([0, width - 1, int(logits[2].argmax()), width - 1, width // 2])
+    for dtype in (torch.float32, torch.float16):
+        for k in {min(k, width) for k in (0, 1, 5, 20, 40)}:
+            given = logits.to(dtype)
+            found, expected = kernels.lines(given, targets, k), reference.lines(given, targets, k)
+            for name, ours, theirs in zip(("chosen", "ranks", "ids", "values"), found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6, msg=f"{name} {width} {k} {dtype}")
+            assert torch.equal(kernels.lines(given[2:4], targets[2:4], k)[3], found[3][2:4])
+            assert torch.equal(kernels.lines(given, targets, 1)[0], found[0])
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with np.errstate(all="ignore"):
@@ -184,6 +202,8 @@ if __name__ == "__main__":
             check_masks(n_columns, n_mask_words)
         for n_tokens in (1, 64, 300):
             check_penalties(n_tokens)
+        for n_columns in (1, 5, 129, 5000):
+            check_lines(n_columns)
         check_random_shapes(40)
         check_ways()
         check_second_turn()
