@@ -13,7 +13,7 @@ import torch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels import native
 from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice, TokenMasks
-from quire.kernels.sample.lines import lines
+from quire.kernels.sample.lines_torch import lines
 from quire.kernels.sample.penalties import penalise
 
 __all__ = ["choose_by", "lines", "penalise"]
