@@ -200,6 +200,9 @@ class Tail:
         if states.has_all:
             rows = self._device.upload(step.batch.sampled_rows) if states.sampled is None else states.sampled
             hidden = hidden[rows]
+        return self._logits_of(hidden)
+
+    def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         # kernels of a GPU read the model's type: half of float32's bytes; the values are the same
         dtype = self._model.dtype if hidden.is_cuda else torch.float32
         logits = torch.empty((len(hidden), self._model.arch.vocab_size), dtype=dtype, device=hidden.device)
@@ -247,7 +250,7 @@ class Tail:
             parts = []
             for at in range(0, n_rows, PROMPT_LOGPROB_ROWS):
                 end = min(at + PROMPT_LOGPROB_ROWS, n_rows)
-                logits = self._model.logits(hidden[first + at : first + end])
+                logits = self._logits_of(hidden[first + at : first + end])
                 parts.append(prompt_logprobs(logits, targets[at:end], opened.params.prompt_logprobs))
             found.append(PromptRows(span, parts))
         return found
