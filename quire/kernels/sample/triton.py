@@ -63,10 +63,9 @@ def choose_by(
     lines, bits = (None, None) if masks is None else (masks.lines, masks.bits)
     n_groups = triton.cdiv(width, GROUP)
     padded = triton.next_power_of_2(n_groups)
-    room = ROOM if truncates else 1
     floats = torch.empty((n_rows, 2 * padded), dtype=torch.float32, device=logits.device)
-    values = torch.empty((n_rows, room), dtype=logits.dtype, device=logits.device)
-    columns = torch.empty((n_rows, room), dtype=torch.int32, device=logits.device)
+    values = torch.empty((n_rows, ROOM), dtype=logits.dtype, device=logits.device)
+    columns = torch.empty((n_rows, ROOM), dtype=torch.int32, device=logits.device)
     listed = torch.empty((n_rows, padded), dtype=torch.int32, device=logits.device)
     kinds = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
     marks = torch.empty((n_rows, 1 + N_CUTS.value), dtype=torch.float32, device=logits.device)
@@ -80,7 +79,7 @@ def choose_by(
     )  # fmt: skip
     _select[(n_rows,)](
         *given, floats, values, columns, listed, kinds, marks, n_groups, out.token_ids, out.status,
-        GROUP=GROUP, N_GROUPS=padded, ROOM=room, LEAST_SLOPE=LEAST_SLOPE,
+        GROUP=GROUP, N_GROUPS=padded, ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
         FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, DEPENDENT=dependent,
         num_warps=8, maxnreg=MAX_REGISTERS, launch_pdl=dependent,
     )  # fmt: skip
