@@ -258,7 +258,7 @@ def _select(  # type: ignore[no-untyped-def]
     tl.store(status + row, code.to(tl.uint8))
 
 
-@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["line", "n_parts"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
 def _finish(  # type: ignore[no-untyped-def]
     logits, stride, width, controls, line, kinds, marks, sums, counts, n_parts, floats, more, values, columns, n_groups,
     token_ids, GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,

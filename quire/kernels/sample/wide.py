@@ -108,7 +108,7 @@ def narrowed(marks, sums, counts, n_parts, part, kind, top_k, top_p, ROOM: tl.co
     return lower, upper, above, n, n_before, whole
 
 
-@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["line", "n_parts"], do_not_specialize_on_alignment=["controls"])  # type: ignore[untyped-decorator]
 def measure(  # type: ignore[no-untyped-def]
     logits, stride, width, controls, line, kinds, marks, sums, counts, n_parts,
     TURN: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr, N_PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -149,7 +149,7 @@ def measure(  # type: ignore[no-untyped-def]
                     tl.store(counts + part * N_CUTS + i, tl.sum((is_in & (x > float("-inf"))).to(tl.int32), 0))
 
 
-@triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["line", "n_parts"], do_not_specialize_on_alignment=["controls"])  # type: ignore[untyped-decorator]
 def collect(  # type: ignore[no-untyped-def]
     logits, stride, width, controls, line, kinds, marks, sums, counts, n_parts, floats, more, values, columns,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
