@@ -16,6 +16,7 @@ from quire.config.kv import first_page
 from quire.core.clock import VirtualClock
 from quire.core.errors import EngineError
 from quire.core.failure import Code
+from quire.core.logprobs import PackedLogprobs
 from quire.core.plan import PageAppend, PageCopy, SlotOpen, StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings
@@ -273,7 +274,7 @@ class NullExecutor:
             if is_right:
                 if slot.params.logprobs >= 0:
                     lines = null_logprobs(token, slot.params.logprobs, self.vocab_size)
-                    result.logprobs[len(result.tokens)] = lines
+                    result.logprobs[len(result.tokens)] = PackedLogprobs.of([lines])
                 result.tokens.append(token)
                 kept += 1
             is_right = is_right and chance(slot.params, position) < self._acceptance
@@ -357,7 +358,8 @@ class NullExecutor:
         if code is not None or token is None:
             return code or Code.EMPTY_MASK
         if slot.params.logprobs >= 0:
-            result.logprobs[len(result.tokens)] = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+            lines = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+            result.logprobs[len(result.tokens)] = PackedLogprobs.of([lines])
         result.tokens.append(token)
         return None
 
