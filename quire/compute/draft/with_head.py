@@ -12,7 +12,8 @@ import pathlib
 
 from quire.compute.draft.eagle import EagleDrafter
 from quire.compute.draft.head import Head, load_head
-from quire.compute.draft.head_steps import EagerSteps, HeadSteps, NativeSteps, obstacle
+from quire.compute.draft.head_graphs import HeadGraphs
+from quire.compute.draft.head_steps import EagerSteps, HeadSteps, KnownFeatures, NativeSteps, obstacle
 from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
@@ -24,6 +25,7 @@ from quire.config.heads import HeadArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
+from quire.core.ticker import ticking
 from quire.planner.shape import kv_numbers_per_token
 
 logger = logging.getLogger("quire.engine")
@@ -75,10 +77,12 @@ class HeadModel:
         return self.head.n_bytes
 
     def leave_device(self) -> None:
-        """Nothing to do: heads work on the CPU alone (`config.resolve`)."""
+        """See `LoadedDraft`."""
+        self.head.leave_device()
 
     def enter_device(self) -> None:
-        """Nothing to do."""
+        """See `LoadedDraft`."""
+        self.head.enter_device()
 
     def attach(self, pool: KVPool) -> None:
         """See `LoadedDraft`: the model leaves features."""
@@ -90,15 +94,30 @@ class HeadModel:
 
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> EagleDrafter:
         """See `LoadedDraft`. Keys and values are of the type of the model's."""
+        head, max_rows = self.head, limits.max_num_batched_tokens
+        own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, self._platform.device)
+        head.reach(limits.max_model_len)
+        with ticking("building the head's kernels"):
+            head.build_kernels(max_rows)
+        return EagleDrafter(self._steps(own, tables, pool, limits), tables, max_rows)
+
+    def _steps(self, own: KVPool, tables: SlotTables, pool: KVPool, limits: EngineLimits) -> HeadSteps:
+        """own: the head's pages."""
         assert pool.features is not None, "attach comes first"
         device, head, max_rows = self._platform.device, self.head, limits.max_num_batched_tokens
-        own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, device)
-        head.reach(limits.max_model_len)
+        known = KnownFeatures(pool.features, tables, head.model_norm)
+        eager = EagerSteps(device, head, own, tables, known, max_rows)
+        capturing = self._platform.capturing
+        if capturing is not None and not any(own.windows):
+            graphs = HeadGraphs(
+                capturing, head, own, tables, known, eager, limits.max_num_seqs, limits.max_drafts,
+            )  # fmt: skip
+            graphs.capture()
+            return graphs
+        if self._platform.computes_alone:
+            return eager
         reason = obstacle(head)
-        steps: HeadSteps
         if reason is None:
-            steps = NativeSteps(device, head, own, tables, max_rows, limits.max_num_seqs)
-        else:
-            logger.warning("steps of the head run operation by operation: %s", reason)
-            steps = EagerSteps(device, head, own, tables, max_rows)
-        return EagleDrafter(head, steps, pool.features, tables, max_rows)
+            return NativeSteps(device, head, own, tables, known, max_rows, limits.max_num_seqs)
+        logger.warning("steps of the head run operation by operation: %s", reason)
+        return eager

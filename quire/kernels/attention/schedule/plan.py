@@ -137,6 +137,13 @@ class AttnPlan:
             )
         return dataclasses.replace(self, page_table=page_table, work=self.work.on(page_table))
 
+    def place(self, positions: torch.Tensor) -> None:
+        """From now on, in stream order, row i stands at positions[i], int64 [n_rows or more] on a GPU: at most where it
+        was planned. Each span has one row, the variant is causal, and neither window nor shared prefixes hide keys."""
+        if self.window or self.shared or not self.causal or (self.spans.lengths > 1).any():
+            raise ValueError("only causal plans of one row a span, without window and shared prefixes, can be moved")
+        self.work.place(positions)
+
     @property
     def n_rows(self) -> int:
         """Rows of q that are real."""
