@@ -126,7 +126,11 @@ class Worker:
     @property
     def captured(self) -> Captured:
         """The steps that `allocate` will capture."""
-        return self.platform.captured(self.arch, self._limits)
+        captured = self.platform.captured(self.arch, self._limits)
+        if self._draft is None or not captured.graph_sizes:
+            return captured
+        sizes = (*captured.graph_sizes, *self._draft.captured(self._limits))
+        return dataclasses.replace(captured, graph_sizes=sizes)
 
     @functools.cached_property
     def _weights(self) -> Weights:

@@ -79,13 +79,14 @@ class DraftPolicy:
             self._drafted_at = step
         return lengths
 
-    def time(self, n_rows: int, n_guesses: int, is_drafted: bool, seconds: float) -> None:
-        """A step of `n_rows` rows, drafts among them, took so long from the end of the one before it."""
+    def time(self, n_rows: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float) -> None:
+        """A step of `n_rows` rows took so long from the end of the one before it; n_drafted: drafts of its spans, which
+        are among these rows."""
         if self.costs is None:
             return
         rows_s = self.costs.seconds(n_rows)
         known_s = self._exposed_s if is_drafted else self._plain_s
-        seen_s = seconds - rows_s - n_guesses * self.costs.guess_s
+        seen_s = seconds - rows_s - self.costs.guesses_s(n_drafted)
         self._n_since[not is_drafted] += 1
         n_steps, self._n_since[is_drafted] = min(self._n_since[is_drafted] + 1, MOST_STALE), 0
         share = 1 - (1 - NEW_SHARE) ** n_steps
@@ -124,7 +125,7 @@ class DraftPolicy:
         """
         assert self.costs is not None
         rows_s = self.costs.seconds(n_rows)
-        asking_s = n_rows * self.costs.guess_s + self.costs.seconds(2 * n_rows) - rows_s
+        asking_s = self.costs.guesses_s([1] * n_rows) + self.costs.seconds(2 * n_rows) - rows_s
         if not self._is_drafting:
             asking_s += 2 * (self._exposed_s - self._plain_s)
         n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._plain_s))))

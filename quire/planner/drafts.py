@@ -32,10 +32,12 @@ class DraftCosts:
     step_s: tuple[float, ...]
     """Of these steps."""
     guess_s: float
-    """Guessing one token of one sequence."""
+    """Guessing one token of one sequence, beside others at its place."""
     exposed_s: float = 0.0
     """Of a step with drafts, beside its rows and guesses: what the host does before and after it, as nothing hides it
     where a step begins only when the one before it has ended. A first guess: the engine sees how long steps take."""
+    place_s: float = 0.0
+    """Guessing at one more place behind the known tokens, for however many sequences."""
 
     def seconds(self, n_rows: int) -> float:
         """Of a step with so many rows: between two that were measured on the line through them, also beyond the last
@@ -45,6 +47,10 @@ class DraftCosts:
         right = min(max(bisect.bisect_left(self.rows, n_rows), 1), len(self.rows) - 1)
         (low, high), (low_s, high_s) = self.rows[right - 1 : right + 1], self.step_s[right - 1 : right + 1]
         return max(self.step_s[0], low_s + (high_s - low_s) * (n_rows - low) / (high - low))
+
+    def guesses_s(self, lengths: Sequence[int]) -> float:
+        """Of guessing so many tokens of each sequence."""
+        return max(lengths, default=0) * self.place_s + sum(lengths) * self.guess_s
 
     def choose(
         self, rates: Sequence[float], most: int, n_rows: int, n_free: int, exposed_s: float, plain_s: float
@@ -60,7 +66,7 @@ class DraftCosts:
         heapq.heapify(heap)
         tokens, extra_s, best = float(n_rows), exposed_s, LEAST_GAIN * n_rows / (self.seconds(n_rows) + plain_s)
         given: list[int] = []
-        n_best, lengths = 0, [0] * len(rates)
+        n_best, deepest, lengths = 0, 0, [0] * len(rates)
         while heap and len(given) < n_free:
             chance, i = -heap[0][0], heap[0][1]
             given.append(i)
@@ -70,7 +76,8 @@ class DraftCosts:
             else:
                 heapq.heappop(heap)
             tokens += chance
-            extra_s += self.guess_s
+            extra_s += self.guess_s + (self.place_s if lengths[i] > deepest else 0.0)
+            deepest = max(deepest, lengths[i])
             speed = tokens / (self.seconds(n_rows + len(given)) + extra_s)
             if speed > best:
                 n_best, best = len(given), speed

@@ -55,6 +55,10 @@ class DraftSource(Protocol):
         the model's dtype."""
         ...
 
+    def captured(self, limits: EngineLimits) -> tuple[int, ...]:
+        """Sequences of each of its own steps that are captured, where steps are."""
+        ...
+
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> LoadedDraft:
         """model: that it guesses for. Raises LoadError."""
         ...

@@ -12,6 +12,7 @@ import msgspec
 
 from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.draft.model import ModelDrafter
+from quire.compute.forward.buckets import decode_sizes
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
 from quire.compute.runner.pool import KVPool
@@ -58,6 +59,10 @@ class DraftCheckpoint:
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
         """See `DraftSource`: keys and values of the same type."""
         return kv_numbers_per_token(self.arch)
+
+    def captured(self, limits: EngineLimits) -> tuple[int, ...]:
+        """See `DraftSource`."""
+        return tuple(decode_sizes(limits.max_num_seqs))
 
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> SmallModel:
         """See `DraftSource`."""

@@ -5,6 +5,7 @@ Owns the measuring. Invariant: afterwards no slot is open, and only the dummy pa
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Final
@@ -23,6 +24,8 @@ ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
 LONG_S: Final = 0.02
 """Behind a step that takes so long, and has `LEAST_ROWS`, no wider one is timed."""
 LEAST_ROWS: Final = 32
+TOGETHER: Final = 16
+"""Sequences whose guesses are timed together."""
 N_QUEUED: Final = 4
 """Steps that a device of its own is given at once: while it computes one, the host prepares the next."""
 
@@ -38,14 +41,28 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
             break
         rows.append(n)
         step_s.append(_step_s(runner, _plan(list(range(n)), context)))
-    tokens = np.zeros(context + 1, np.int32)
-    guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most)]))
+    guess_s, together_s = (_guess_s(drafter, n, context, most) for n in (1, min(TOGETHER, len(opened))))
     drafted_s = _best(lambda: runner.launch(_plan([0], context, most)).result())
     for one in opened:
         runner.close(one.slot)
-    costs = DraftCosts(tuple(rows), tuple(step_s), guess_s / most)
+    each_s, place_s = _shares(guess_s / most, together_s / most, min(TOGETHER, len(opened)))
+    costs = DraftCosts(tuple(rows), tuple(step_s), each_s, place_s=place_s)
     exposed_s = max(0.0, drafted_s - guess_s - costs.seconds(1 + most))
-    return DraftCosts(costs.rows, costs.step_s, costs.guess_s, exposed_s)
+    return dataclasses.replace(costs, exposed_s=exposed_s)
+
+
+def _guess_s(drafter: Drafter, n: int, context: int, most: int) -> float:
+    """Of `most` guesses for each of n sequences, asked together."""
+    tokens = np.zeros(context + 1, np.int32)
+    return _best(lambda: drafter.guess([DraftContext(slot, tokens, most) for slot in range(n)]))
+
+
+def _shares(one_s: float, together_s: float, n: int) -> tuple[float, float]:
+    """Seconds of each sequence and of a place, where a place of one takes one_s and that of n together_s."""
+    if n == 1:
+        return one_s, 0.0
+    each_s = min(max(0.0, (together_s - one_s) / (n - 1)), one_s)
+    return each_s, one_s - each_s
 
 
 def _step_s(runner: Runner, plan: StepPlan) -> float:

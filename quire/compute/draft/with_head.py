@@ -12,7 +12,7 @@ import pathlib
 
 from quire.compute.draft.eagle import EagleDrafter
 from quire.compute.draft.head import Head, load_head
-from quire.compute.draft.head_graphs import HeadGraphs
+from quire.compute.draft.head_graphs import HeadGraphs, chain_sizes
 from quire.compute.draft.head_steps import EagerSteps, HeadSteps, KnownFeatures, NativeSteps, obstacle
 from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.models.decoder import Decoder
@@ -58,6 +58,10 @@ class HeadCheckpoint:
         """See `DraftSource`: a layer's keys and values, and a feature in the model's dtype."""
         own = self.arch.arch
         return kv_numbers_per_token(own) + math.ceil(own.hidden_size * itemsize / kv_itemsize)
+
+    def captured(self, limits: EngineLimits) -> tuple[int, ...]:
+        """See `DraftSource`."""
+        return tuple(chain_sizes(limits.max_num_seqs, limits.max_drafts))
 
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> HeadModel:
         """See `DraftSource`."""

@@ -10,7 +10,7 @@ import torch
 from paged_case import PagedCase, random_case, worst_error
 from triton_case import VARIANTS, Case, expected
 
-from quire.kernels.attention import reference
+from quire.kernels.attention import op, reference
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.triton import kernels
@@ -114,6 +114,23 @@ def check_buffers() -> None:
         assert worst_error(attend(case, variant, plan)[0], case.expected(variant)) < 5e-6
 
 
+def check_placed() -> None:
+    """Rows that stand before where they were planned, so far that lines are left without keys, and then move on."""
+    case, variant = PagedCase([(700, 1), (300, 1), (9, 1), (520, 1)], 16, 2, 2, 16, torch.float32), Variant(0.25)
+    buffers = work.Buffers(case.bare_plan(), max_spans=6, n_ctas=8)
+    plan, shape = dataclasses.replace(case.bare_plan(), work=buffers.fill(case.bare_plan())), case.heads
+    for back in (case.kv_lens - 1, np.array([650, 8, 8, 130]), np.array([1, 0, 3, 64]), np.zeros(4, int)):
+        lens = (case.kv_lens - back).astype(np.int32)
+        plan.place(torch.from_numpy(lens.astype(np.int64) - 1))
+        planned = op.plan(
+            case.q_indptr, lens, case.slots, case.page_table, page_size=16, **dataclasses.asdict(shape), variant=variant
+        )
+        wanted = torch.zeros(case.q.shape, dtype=torch.float64)
+        reference.run(case.q.double(), case.k.double(), case.v.double(), planned, variant, wanted, None)
+        found = attend(case, variant, plan)[0]
+        assert worst_error(found, wanted[: len(found)]) < 5e-6, back
+
+
 def check_obstacles() -> None:
     case = Case([(9, 1)])
     plan = case.plan()
@@ -131,5 +148,6 @@ if __name__ == "__main__":
         check_many_parts()
         check_planned_work()
         check_buffers()
+        check_placed()
         check_variants()
     print("fine")
