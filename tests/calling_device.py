@@ -89,18 +89,23 @@ class LivePlans:
 
 
 class MovingPlan:
-    """Stands for a plan in fixed buffers: what was written last, with its rows where they were placed."""
+    """Stands for a plan in fixed buffers: what was written last, with its rows where they stand now."""
 
     n_ints = 0
 
-    def write(self, pool: Any, tables: Any, lens: np.ndarray, slots: np.ndarray) -> None:
-        self._given, self._lens = (pool, tables, slots), lens
-        self.now = plan_attention(pool, tables, lens, slots)[0]
+    def write(
+        self, pool: Any, tables: Any, lens: np.ndarray, slots: np.ndarray, behind: np.ndarray | None = None
+    ) -> None:
+        self._given, self._most, self._lens = (pool, tables, slots), lens, lens - (0 if behind is None else behind)
+        self._plan()
 
-    def place(self, positions: torch.Tensor) -> None:
+    def advance(self) -> None:
+        self._lens = self._lens + 1
+        self._plan()
+
+    def _plan(self) -> None:
         pool, tables, slots = self._given
-        lens = np.minimum(self._lens, positions.numpy()[: len(slots)] + 1).astype(np.int32)
-        self.now = plan_attention(pool, tables, lens, slots)[0]
+        self.now = plan_attention(pool, tables, np.minimum(self._lens, self._most).astype(np.int32), slots)[0]
 
 
 class LiveChains:
@@ -109,10 +114,10 @@ class LiveChains:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(head_graphs.attention, "plan_buffers", lambda *given, **options: MovingPlan())
 
-        def plan(*given: Any, buffers: Sequence[MovingPlan] = ()) -> list[Any]:
+        def plan(*given: Any, buffers: Sequence[MovingPlan] = (), behind: np.ndarray | None = None) -> list[Any]:
             if not buffers:
                 return list(plan_attention(*given))
-            buffers[0].write(*given)
+            buffers[0].write(*given, behind)
             return list(buffers)
 
         class Context(PagedContext):

@@ -28,7 +28,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan
 
 logger = logging.getLogger("quire.engine")
 
-STAGING_BYTES: Final = 8 << 20
+STAGING_BYTES: Final = 4 << 20
 MOST_EACH: Final = 16
 """Rows of known tokens of one sequence: more are read before, operation by operation."""
 MOST_ROWS: Final = 1536
@@ -78,14 +78,16 @@ class HeadGraphs:
         self._sizes = chain_sizes(max_num_seqs, most_drafts)
         most, own = self._sizes[-1], head.arch.arch
         n_rows = most * self.most_each
-        self._staging = staging = device.staging(STAGING_BYTES)
-        self._rows = staging.section((N_ROW_LINES, n_rows), torch.int64)
-        self._last = staging.section((most,), torch.int64)
-        self._places = staging.section((most_drafts * 2 * most,), torch.int64)
+        self._known, self._behind = device.staging(STAGING_BYTES), device.staging(STAGING_BYTES)
+        """What the two graphs read from the host: the second is filled while the first one runs."""
+        self._rows = self._known.section((N_ROW_LINES, n_rows), torch.int64)
+        self._last = self._known.section((most,), torch.int64)
+        self._places = self._behind.section((most_drafts * 2 * most,), torch.int64)
         like = plan_attention(pool, tables, *self._idle(1))[0]
-        self._known_work = attention.plan_buffers(like, n_rows, span_tokens=1, memory=staging.rest(torch.int32))
-        behind = staging.rest(torch.int32, self._known_work.n_ints)
-        self._chain_work = attention.plan_buffers(like, most, span_tokens=1, memory=behind)
+        self._known_work, self._behind_work = (
+            attention.plan_buffers(like, n, span_tokens=1, memory=staging.rest(torch.int32))
+            for n, staging in ((n_rows, self._known), (most, self._behind))
+        )
         self._token_ids = device.upload(head.token_ids)
         self._place = device.zeros((1,), torch.int64)
         """Guesses of each sequence so far."""
@@ -118,12 +120,14 @@ class HeadGraphs:
             return self._eager.chain(rows, n_drafts)
         size = next(size for size in self._sizes if size >= n_sequences)
         graphs = self._graphs[size]
-        self._staging.begin()
+        self._known.begin()
         self._fill_known(size, rows)
-        if n_places > 1:
-            self._fill_places(size, rows, np.array(n_drafts))
-        self._staging.send()
+        self._known.send()
         graphs.begin()
+        if n_places > 1:
+            self._behind.begin()
+            self._fill_places(size, rows, np.array(n_drafts))
+            self._behind.send()
         for _ in range(n_places - 1):
             graphs.go_on()
         ids = self._device.download([self._found[: n_places * size]]).wait()[0].view(n_places, size).tolist()
@@ -141,7 +145,8 @@ class HeadGraphs:
         plan_attention(self._pool, self._tables, lens, slots, buffers=[self._known_work])
 
     def _fill_places(self, size: int, rows: HeadRows, n_drafts: np.ndarray) -> None:
-        """Where the rows behind stand, place by place, and where their keys go; work for the last place of each."""
+        """Where the rows behind stand, place by place, and where their keys go; work for the last place of each, before
+        which they stand at first: the graph moves them before it attends."""
         n, n_places, ends = len(n_drafts), int(n_drafts[0]), rows.kv_lens.astype(np.int64)
         place = np.arange(n_places)[:, None]
         positions = ends - 1 + np.minimum(place, n_drafts - 1)
@@ -150,20 +155,22 @@ class HeadGraphs:
         lines[:, 0, :n], lines[:, 1, :n] = positions, np.where(place < n_drafts, locs, 0)
         lines[:, :, n:] = 0
         lens = (ends + n_drafts - 1).astype(np.int32)
-        plan_attention(self._pool, self._tables, lens, rows.span_slots, buffers=[self._chain_work])
+        back = (n_drafts - 1).astype(np.int32)
+        plan_attention(self._pool, self._tables, lens, rows.span_slots, buffers=[self._behind_work], behind=back)
 
     def _idle(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Lengths and slots of spans that each see one key, of no sequence."""
         return np.ones(n, np.int32), np.full(n, self._tables.spare_slot, np.int32)
 
     def _capture(self, size: int) -> ChainGraphs:
-        self._staging.begin()
-        self._rows.host[:], self._last.host[:], self._places.host[:] = 0, 0, 0
-        known, behind = (
-            plan_attention(self._pool, self._tables, *self._idle(size), buffers=[work])[0]
-            for work in (self._known_work, self._chain_work)
-        )
-        self._staging.send()
+        plans = []
+        for staging, work in ((self._known, self._known_work), (self._behind, self._behind_work)):
+            staging.begin()
+            for section in (self._rows, self._last) if staging is self._known else (self._places,):
+                section.host[:] = 0
+            plans += plan_attention(self._pool, self._tables, *self._idle(size), buffers=[work])
+            staging.send()
+        known, behind = plans
         begin = self._device.capture(lambda: self._begin(size, known))
         if self._most_drafts == 1:
             return ChainGraphs(begin, lambda: None)
@@ -182,7 +189,7 @@ class HeadGraphs:
         """A row for each newest guess, and the next one behind it."""
         places = self._places.device[: self._most_drafts * 2 * size].view(-1, 2, size)
         positions, cache_locs = places.index_select(0, self._place)[0]
-        plan.place(positions)
+        plan.advance()
         context = PagedContext(self._pool, [plan], [cache_locs])
         self._guess(size, self._newest[:size], self._states[:size], positions, context)
 
@@ -197,8 +204,10 @@ class HeadGraphs:
     ) -> None:
         logits = self._logits[:size]
         states, _ = self._head.forward(token_ids, features, positions, context, wanted, logits)
-        self._states[:size] = self._head.chained(states)
-        self._newest[:size] = self._token_ids[logits.argmax(1)]
+        chained, newest = self._head.chained(states), self._newest[:size]
+        if chained.data_ptr() != self._states.data_ptr():
+            self._states[:size] = chained
+        torch.index_select(self._token_ids, 0, logits.argmax(1), out=newest)
         found = self._found[: self._most_drafts * size].view(-1, size)
-        found.index_copy_(0, self._place, self._newest[None, :size])
+        found.index_copy_(0, self._place, newest[None])
         self._place.add_(1)

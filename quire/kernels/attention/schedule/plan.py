@@ -123,6 +123,8 @@ class AttnPlan:
     """bool [n_spans]: spans that get small lines, the others large ones; None: by their number of rows."""
     settled: bool = False
     """Keys below a span's first row may be read while the kernel launched just before `run` still runs."""
+    behind: np.ndarray | None = None
+    """int32 [n_spans]: how many positions before the planned one each row stands at first; None: none."""
     work: Any = None
     """The device's own work list (schedule/work.py, cpu/work.py)."""
 
@@ -137,12 +139,10 @@ class AttnPlan:
             )
         return dataclasses.replace(self, page_table=page_table, work=self.work.on(page_table))
 
-    def place(self, positions: torch.Tensor) -> None:
-        """From now on, in stream order, row i stands at positions[i], int64 [n_rows or more] on a GPU: at most where it
-        was planned. Each span has one row, the variant is causal, and neither window nor shared prefixes hide keys."""
-        if self.window or self.shared or not self.causal or (self.spans.lengths > 1).any():
-            raise ValueError("only causal plans of one row a span, without window and shared prefixes, can be moved")
-        self.work.place(positions)
+    def advance(self) -> None:
+        """Rows that stand behind stand one position later from now on, in stream order; they see no key beyond those
+        that were planned."""
+        self.work.advance()
 
     @property
     def n_rows(self) -> int:

@@ -116,7 +116,7 @@ def short(folder: pathlib.Path, seen: list[Guess]) -> None:
 
 
 def rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MovingPlan, "place", lambda self, positions: None)
+    monkeypatch.setattr(MovingPlan, "advance", lambda self: None)
 
 
 def late_places(monkeypatch: pytest.MonkeyPatch) -> None:
