@@ -292,7 +292,7 @@ class Worker:
                 f"deterministic = True cannot be promised: {self.no_determinism}; leave --deterministic out"
             )
         if self._small is not None:
-            self._small.attach(pool)
+            self._small.attach(pool, limits.max_num_batched_tokens)
         n_groups = len(pool.layout.groups)
         tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
         sampler = Sampler(

@@ -106,11 +106,15 @@ class Head:
         return self.norm(states) if self.makes_input else states
 
     def build_kernels(self, max_rows: int) -> None:
-        """As `Decoder.build_kernels`, for what it is called with."""
+        """As `Decoder.build_kernels`, for guesses."""
         products = [self.embedded.kernel(norm=True), self.feature.kernel(norm=True, residual=True)]
-        products += [join.kernel(residual=place > 0) for place, join in enumerate(self.joins)]
         products += [self.head.kernel(norm=True, wide=wide) for wide in (False, True)]
         gemm.build([*products, *self.layer.kernels()], self.dtype, self._device, max_rows)
+
+    def build_joins(self, max_rows: int) -> None:
+        """The same for what the model's own steps call."""
+        joins = [join.kernel(residual=place > 0) for place, join in enumerate(self.joins)]
+        gemm.build(joins, self.dtype, self._device, max_rows)
 
     @property
     def linears(self) -> list[Linear]:

@@ -34,8 +34,8 @@ class LoadedDraft(Protocol):
         """Back."""
         ...
 
-    def attach(self, pool: KVPool) -> None:
-        """Before there is a forward strategy of the model: add to its pages what is to be read."""
+    def attach(self, pool: KVPool, max_rows: int) -> None:
+        """Before there is a forward strategy of the model: add what is to be read to its pages. max_rows: of a step."""
         ...
 
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> Drafter:

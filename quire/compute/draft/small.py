@@ -88,7 +88,7 @@ class SmallModel:
         """See `LoadedDraft`."""
         self.model.enter_device()
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: KVPool, max_rows: int) -> None:
         """Nothing of the large model's is read."""
 
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> ModelDrafter:

@@ -26,6 +26,7 @@ from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
+from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.shape import kv_numbers_per_token
 
 logger = logging.getLogger("quire.engine")
@@ -88,8 +89,14 @@ class HeadModel:
         """See `LoadedDraft`."""
         self.head.enter_device()
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: KVPool, max_rows: int) -> None:
         """See `LoadedDraft`: the model leaves features."""
+        with ticking("building the head's kernels"):
+            self.head.build_kernels(max_rows)
+            self.head.build_joins(max_rows)
+            if self._platform.rows_alone is not RowsAlone.NEVER:
+                with rows_alone():
+                    self.head.build_joins(max_rows)
         n_pages, page_size = pool.k.shape[1], pool.k.shape[3]
         pool.features = Features(
             self._taps, self.head.joins, self.head.arch.arch.hidden_size, n_pages, page_size, self.head.dtype,
@@ -101,8 +108,6 @@ class HeadModel:
         head, max_rows = self.head, limits.max_num_batched_tokens
         own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, self._platform.device)
         head.reach(limits.max_model_len)
-        with ticking("building the head's kernels"):
-            head.build_kernels(max_rows)
         return EagleDrafter(self._steps(own, tables, pool, limits), tables, max_rows)
 
     def _steps(self, own: KVPool, tables: SlotTables, pool: KVPool, limits: EngineLimits) -> HeadSteps:
