@@ -28,7 +28,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan
 
 logger = logging.getLogger("quire.engine")
 
-STAGING_BYTES: Final = 4 << 20
+STAGING_BYTES: Final = 8 << 20
 MOST_EACH: Final = 16
 """Rows of known tokens of one sequence: more are read before, operation by operation."""
 MOST_ROWS: Final = 1536
