@@ -6,15 +6,18 @@ Attention plans are replaced by the CPU's: nothing of CUDA is shown by this.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from quire.compute.device.cpu import CpuDevice
+from quire.compute.draft import head_graphs
 from quire.compute.forward import graphs
 from quire.compute.runner.pool import PagedContext, plan_attention
+from quire.kernels.attention import op as attention
 
 
 class Section:
@@ -83,3 +86,44 @@ class LivePlans:
     def plan(self, *given: Any, buffers: object = None, shared: Any = (), settled: bool = False) -> Any:
         self.last = plan_attention(*given)
         return self.last
+
+
+class MovingPlan:
+    """Stands for a plan in fixed buffers: what was written last, with its rows where they stand now."""
+
+    n_ints = 0
+
+    def write(
+        self, pool: Any, tables: Any, lens: np.ndarray, slots: np.ndarray, behind: np.ndarray | None = None
+    ) -> None:
+        self._given, self._most, self._lens = (pool, tables, slots), lens, lens - (0 if behind is None else behind)
+        self._plan()
+
+    def advance(self) -> None:
+        self._lens = self._lens + 1
+        self._plan()
+
+    def _plan(self) -> None:
+        pool, tables, slots = self._given
+        self.now = plan_attention(pool, tables, np.minimum(self._lens, self._most).astype(np.int32), slots)[0]
+
+
+class LiveChains:
+    """As `LivePlans`, for the chains of a head."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(head_graphs.attention, "plan_buffers", lambda *given, **options: MovingPlan())
+
+        def plan(*given: Any, buffers: Sequence[MovingPlan] = (), behind: np.ndarray | None = None) -> list[Any]:
+            if not buffers:
+                return list(plan_attention(*given))
+            buffers[0].write(*given, behind)
+            return list(buffers)
+
+        class Context(PagedContext):
+            def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
+                moving: Any = self.plans[0]
+                return attention.run(q, *self.pool.pages_of[layer], moving.now, variant)
+
+        monkeypatch.setattr(head_graphs, "plan_attention", plan)
+        monkeypatch.setattr(head_graphs, "PagedContext", Context)

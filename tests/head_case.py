@@ -139,9 +139,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
 
 def drafting(folder: pathlib.Path, **options: Any) -> LLM:
     """An engine whose sequences verify random numbers of drafts."""
-    llm = LLM(
-        str(folder), skip_tokenizer_init=True, device="cpu", max_model_len=192, **{"dtype": "float32"} | options
-    )  # fmt: skip
+    defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 192}
+    llm = LLM(str(folder), skip_tokenizer_init=True, **defaults | options)
     rng, policy = random.Random(5), llm.engine.scheduler.live.drafts
     if policy.most:
         policy.choose = lambda seqs, n_rows, n_free, step: [rng.choice([0, 2, 4, 4]) for _ in seqs]

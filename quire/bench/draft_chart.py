@@ -45,10 +45,10 @@ def panels(rows: Sequence[Mapping[str, Any]], costs: DraftCosts | None) -> list[
     found = [Panel("tokens that a step keeps", tokens, kept)]
     if costs is not None:
         plain_s = costs.seconds(1)
-        step_s = [costs.seconds(1 + n) + n * costs.guess_s + (costs.exposed(1) if n else 0) for n in numbers]
+        step_s = [costs.seconds(1 + n) + costs.guesses_s([n]) + (costs.exposed(1) if n else 0) for n in numbers]
         speed = {rate: [one * plain_s / s for one, s in zip(tokens[rate], step_s, strict=True)] for rate in CHANCES}
         points = [(n, float(row["speedup"]), label) for n, row, label in zip(drafts, rows, labels, strict=True)]
-        title = f"speed-up of one sequence, a draft costs {costs.guess_s / plain_s:.2f} plain steps"
+        title = f"speed-up of one sequence, a draft costs {costs.guesses_s([1]) / plain_s:.2f} plain steps"
         found.append(Panel(title, speed, points))
     return found
 

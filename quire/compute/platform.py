@@ -66,6 +66,8 @@ class Platform(Protocol):
     """Name in `planner/hardware` of a machine whose ratio of bandwidth and arithmetic is about this one's."""
     computes_alone: bool
     """Launching returns before the work is done; else the host's own threads do it."""
+    capturing: cuda.CudaDevice | None
+    """`device`, where steps are captured on it."""
     min_shared_tokens: int
     """Shortest common prefix that attention reads once for several sequences; 0: it never does."""
     rounds: bool
@@ -95,6 +97,7 @@ class CpuPlatform:
 
     name, hardware = "cpu", "cpu"
     computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, 0, True, RowsAlone.NEVER
+    capturing: cuda.CudaDevice | None = None
 
     def __init__(self, n_threads: int = 0) -> None:
         self.device: Device = CpuDevice(n_threads)
@@ -135,9 +138,9 @@ class CudaPlatform:
 
     def __init__(self, *, captures: bool = True, deterministic: bool = False) -> None:
         """Raises ConfigError where there is none."""
-        self._cuda = cuda.CudaDevice()
-        self.device: Device = self._cuda
-        self._captures = captures
+        device = cuda.CudaDevice()
+        self.device: Device = device
+        self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
         self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS
 
@@ -147,7 +150,7 @@ class CudaPlatform:
 
     def captured(self, arch: ModelArch, limits: EngineLimits) -> Captured:
         """Decode steps by sequences, and the largest of the others."""
-        if not self._captures:
+        if self.capturing is None:
             return Captured()
         mixed = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)
         verifying = decode_sizes(min(limits.max_sampled, MOST_VERIFYING)) if limits.max_drafts else []
@@ -165,10 +168,10 @@ class CudaPlatform:
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)
         eager = EagerForward(self.device, model, pool, tables)
-        if not self._captures:
+        if self.capturing is None:
             return Forwards([eager])
         graphs = GraphForward(
-            self._cuda, model, pool, tables, tail,
+            self.capturing, model, pool, tables, tail,
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens,
             max_sampled=limits.max_sampled, verifies=limits.max_drafts > 0,
         )  # fmt: skip

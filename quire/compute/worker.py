@@ -126,7 +126,11 @@ class Worker:
     @property
     def captured(self) -> Captured:
         """The steps that `allocate` will capture."""
-        return self.platform.captured(self.arch, self._limits)
+        captured = self.platform.captured(self.arch, self._limits)
+        if self._draft is None or not captured.graph_sizes:
+            return captured
+        sizes = (*captured.graph_sizes, *self._draft.captured(self._limits))
+        return dataclasses.replace(captured, graph_sizes=sizes)
 
     @functools.cached_property
     def _weights(self) -> Weights:
@@ -288,7 +292,7 @@ class Worker:
                 f"deterministic = True cannot be promised: {self.no_determinism}; leave --deterministic out"
             )
         if self._small is not None:
-            self._small.attach(pool)
+            self._small.attach(pool, limits.max_num_batched_tokens)
         n_groups = len(pool.layout.groups)
         tables = SlotTables(limits.max_num_seqs, limits.max_model_len, page_size, device, n_groups)
         sampler = Sampler(

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.speculative import WITH_HEAD, read_speculative
+from quire.config.speculative import read_speculative
 from quire.core.errors import ConfigError, shown
 
 
@@ -60,12 +60,6 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             param="quantization",
         )
     speculative = read_speculative(config.speculative_config)
-    if speculative is not None and speculative.method in WITH_HEAD and device == "cuda":
-        raise ConfigError(
-            f"speculative_config: the method {speculative.method!r} works on the CPU only and the device is {device}: "
-            "add --device cpu, or leave --speculative-config out",
-            param="speculative_config",
-        )
     if speculative is not None and device == "null":
         raise ConfigError(
             f"speculative_config = {shown(config.speculative_config)} needs a model and the device is null, which has "

@@ -60,8 +60,6 @@ OF_METHOD: Final = {
 """Keys that mean something for one method alone."""
 WITH_MODEL: Final = {"draft_model": "a model", "eagle3": "a head", "mtp": ""}
 """Method → what the key "model" must name for it, if it must; the others take none."""
-WITH_HEAD: Final = ("eagle3", "mtp")
-"""Methods that read the model's own states."""
 
 REFUSED_METHODS: Final = {
     "eagle medusa mlp_speculator dflash extract_hidden_states custom_class":

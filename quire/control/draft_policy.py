@@ -77,15 +77,15 @@ class DraftPolicy:
             self._drafted_at = step
         return lengths
 
-    def time(self, n_seqs: int, n_guesses: int, n_right: int, is_drafted: bool, seconds: float) -> None:
-        """A step of `n_seqs` sequences with so many drafts, the right ones among them, took so long from the end of the
-        one before it."""
+    def time(self, n_seqs: int, n_drafted: Sequence[int], n_right: int, is_drafted: bool, seconds: float) -> None:
+        """A step of `n_seqs` sequences took so long from the end of the one before it; n_drafted: drafts of its spans
+        that had any found, n_right: those of all that were right."""
         if self.costs is None or self._seen is None:
             return
         if is_drafted:
             plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
             self.saved_s += (1 + n_right / n_seqs) * plain_s - seconds
-        self._seen.time(n_seqs, n_guesses, is_drafted, seconds)
+        self._seen.time(n_seqs, n_drafted, is_drafted, seconds)
 
     def count(self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int) -> None:
         """A step of `n_rows` sequences had asked for so many drafts of this one, and verified those that were found."""
@@ -116,7 +116,7 @@ class DraftPolicy:
         """
         assert self.costs is not None and self._seen is not None
         rows_s = self.costs.seconds(n_rows)
-        asking_s = n_rows * self.costs.guess_s + self.costs.seconds(2 * n_rows) - rows_s
+        asking_s = self.costs.guesses_s([1] * n_rows) + self.costs.seconds(2 * n_rows) - rows_s
         if not self._is_drafting:
             asking_s += 2 * max(0.0, self._seen.exposed_s(n_rows))
         n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._seen.plain_s(n_rows)))))

@@ -7,6 +7,7 @@ Invariant: a size that was never seen has what the start measured, a plain step 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 from quire.planner.drafts import DraftCosts
@@ -54,11 +55,11 @@ class SeenCosts:
         seen = self._exposed.get(n_seqs.bit_length())
         return self._costs.exposed(n_seqs) if seen is None else seen.seconds
 
-    def time(self, n_seqs: int, n_guesses: int, is_drafted: bool, seconds: float) -> None:
-        """A step of so many sequences took so long from the end of the one before it."""
+    def time(self, n_seqs: int, n_drafted: Sequence[int], is_drafted: bool, seconds: float) -> None:
+        """A step of so many sequences took so long from the end of the one before it; n_drafted: as in `StepResult`."""
         self._n_steps += 1
-        size, rows_s = n_seqs.bit_length(), self._costs.seconds(n_seqs + n_guesses)
-        beside_s = seconds - rows_s - n_guesses * self._costs.guess_s
+        size, rows_s = n_seqs.bit_length(), self._costs.seconds(n_seqs + sum(n_drafted))
+        beside_s = seconds - rows_s - self._costs.guesses_s(n_drafted)
         if is_drafted:
             beside_s -= self.plain_s(n_seqs)
             known = self._exposed.setdefault(size, Seen(self._costs.exposed(n_seqs), self._n_steps - 1))

@@ -41,13 +41,15 @@ class DraftCosts:
     step_s: tuple[float, ...]
     """Of these steps."""
     guess_s: float
-    """Guessing one token of one sequence."""
+    """Guessing one token of one sequence, beside others at its place."""
     exposed_s: tuple[float, ...] = (0.0,)
     """Of a step with drafts, beside its rows and guesses: what the host does before and after it, as nothing hides it
     where a step begins only when the one before it has ended; less where guesses of many take less than of one. A first
     guess: the engine sees how long steps take."""
     exposed_seqs: tuple[int, ...] = (1,)
     """Of how many sequences that was measured, rising."""
+    place_s: float = 0.0
+    """Guessing at one more place behind the known tokens, for however many sequences."""
 
     def seconds(self, n_rows: int) -> float:
         """Of a step with so many rows: between two that were measured on the line through them, also beyond the last
@@ -58,6 +60,10 @@ class DraftCosts:
         """Of a step with drafts of so many sequences, as `exposed_s`; beyond those measured it never falls."""
         found_s = _on_line(self.exposed_seqs, self.exposed_s, n_seqs)
         return found_s if n_seqs <= self.exposed_seqs[-1] else max(found_s, self.exposed_s[-1])
+
+    def guesses_s(self, lengths: Sequence[int]) -> float:
+        """Of guessing so many tokens of each sequence."""
+        return max(lengths, default=0) * self.place_s + sum(lengths) * self.guess_s
 
     def choose(
         self, rates: Sequence[float], most: int, n_rows: int, n_free: int, exposed_s: float, plain_s: float
@@ -73,7 +79,7 @@ class DraftCosts:
         heapq.heapify(heap)
         tokens, extra_s, best = float(n_rows), exposed_s, LEAST_GAIN * n_rows / (self.seconds(n_rows) + plain_s)
         given: list[int] = []
-        n_best, lengths = 0, [0] * len(rates)
+        n_best, deepest, lengths = 0, 0, [0] * len(rates)
         while heap and len(given) < n_free:
             chance, i = -heap[0][0], heap[0][1]
             given.append(i)
@@ -83,7 +89,8 @@ class DraftCosts:
             else:
                 heapq.heappop(heap)
             tokens += chance
-            extra_s += self.guess_s
+            extra_s += self.guess_s + (self.place_s if lengths[i] > deepest else 0.0)
+            deepest = max(deepest, lengths[i])
             speed = tokens / (self.seconds(n_rows + len(given)) + extra_s)
             if speed > best:
                 n_best, best = len(given), speed

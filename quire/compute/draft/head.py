@@ -31,6 +31,7 @@ from quire.config.heads import N_TAPS, HeadArch
 from quire.config.layers import NormSpec
 from quire.config.parameters import LAYER, Matrix, NormTable, layer_parameters
 from quire.core.errors import LoadError, shown
+from quire.kernels import gemm
 
 DTYPES: Final = TORCH_DTYPES | {"I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
 IN_LAYER: Final = LAYER.format(0)
@@ -85,22 +86,35 @@ class Head:
         features: torch.Tensor,
         positions: torch.Tensor,
         context: Context,
-        wanted: torch.Tensor,
+        wanted: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """token_ids, positions: [n]; features: [n, hidden], not used afterwards; wanted: int64 [m], rows → their states
-        [m, hidden] and logits [m, its vocabulary] float32."""
+        """token_ids, positions: [n]; features: [n, hidden], not used afterwards; wanted: int64 [m], rows, None: all →
+        their states [m, hidden] and logits [m, its vocabulary], in `out` if given, else float32."""
         joined = self.embedded(self.embed(token_ids), norm=self.embedded_norm.pair)
         joined = self.feature(features, norm=self.feature_norm.pair, residual=joined)
         if self.makes_input:
             x = self.layer(joined, positions, context, wanted)
         else:
             x = self.layer.behind(joined, features, positions, context, wanted)
-        logits = torch.empty((len(x), len(self.token_ids)), dtype=torch.float32, device=x.device)
-        return x, self.head(x, norm=self.norm.pair, out=logits)
+        if out is None:
+            out = torch.empty((len(x), len(self.token_ids)), dtype=torch.float32, device=x.device)
+        return x, self.head(x, norm=self.norm.pair, out=out)
 
     def chained(self, states: torch.Tensor) -> torch.Tensor:
         """The features of the next guesses, where these states are the newest."""
         return self.norm(states) if self.makes_input else states
+
+    def build_kernels(self, max_rows: int) -> None:
+        """As `Decoder.build_kernels`, for guesses."""
+        products = [self.embedded.kernel(norm=True), self.feature.kernel(norm=True, residual=True)]
+        products += [self.head.kernel(norm=True, wide=wide) for wide in (False, True)]
+        gemm.build([*products, *self.layer.kernels()], self.dtype, self._device, max_rows)
+
+    def build_joins(self, max_rows: int) -> None:
+        """The same for what the model's own steps call."""
+        joins = [join.kernel(residual=place > 0) for place, join in enumerate(self.joins)]
+        gemm.build(joins, self.dtype, self._device, max_rows)
 
     @property
     def linears(self) -> list[Linear]:
@@ -120,6 +134,27 @@ class Head:
         tensors = [tensor for norm in self.norms for tensor in norm.tensors]
         own = sum(linear.n_bytes for linear in self.linears) + sum(tensor.nbytes for tensor in tensors)
         return own + (self.embed.weight.nbytes if self.has_embedding else 0)
+
+    def leave_device(self) -> None:
+        """Into the host's memory, as `Decoder`; but for the rotary table, which `reach` makes anew."""
+        self.layer.attention.cos_sin = torch.empty(0, device=self._device)
+        self._move(torch.device("cpu"))
+
+    def enter_device(self) -> None:
+        """Back."""
+        self._move(self._device)
+
+    def _move(self, device: torch.device) -> None:
+        """Tensors stay the same objects."""
+        tensors = [tensor for norm in self.norms for tensor in norm.tensors]
+        tensors += self.layer.attention.variant.tensors.values()
+        for linear in self.linears:
+            tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
+        if self.has_embedding:
+            tensors.append(self.embed.weight)
+        for tensor in tensors:
+            if tensor.device != device:
+                tensor.data = tensor.data.to(device)
 
     # ---- loading -------------------------------------------------------------------------------------------------
 
@@ -153,7 +188,7 @@ class Head:
         for linear in self.linears:
             linear.finish()
         if f"{layout.embedding}.weight" in found:
-            table = found[f"{layout.embedding}.weight"][0].to(self.dtype)
+            table = found[f"{layout.embedding}.weight"][0].to(self._device, self.dtype)
             self.embed, self.has_embedding = Embedding(lambda *shape: table, layout.embedding, *table.shape), True
         if layout.offsets in found:
             self.token_ids = self._map(found[layout.offsets][0], where)

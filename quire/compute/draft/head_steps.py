@@ -1,7 +1,9 @@
-"""Steps of a head over rows of several sequences: in one native call, or operation by operation.
+"""Steps of a head over rows of several sequences: in native calls, or operation by operation.
 
-Owns the memory of a step's rows. Does not own the parameters (`head.py`) nor which rows there are (`eagle.py`).
-Invariant: both ways compute the same; the native one is for the CPU with its library.
+Owns the memory of a step's rows, and how a guess becomes the next row. Does not own the parameters (`head.py`) nor
+which rows there are (`eagle.py`).
+Invariants: all ways compute the same; the native one is for the CPU with its library. Only that one writes guesses
+into the token table, which is the host's there.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.draft.head import Head
 from quire.compute.layers.decoder_layer import LayerRows
+from quire.compute.layers.norm import Norm
+from quire.compute.runner.features import Features
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.schemes.packed import PackedProduct
@@ -38,17 +42,25 @@ class HeadRows:
     """int32 [n_spans]."""
     span_slots: np.ndarray
     """int32 [n_spans]."""
-    wanted: np.ndarray
-    """int64 [m]: rows whose guess is wanted."""
 
     @classmethod
-    def of(cls, spans: Sequence[tuple[int, int, int]], *, wants: bool) -> HeadRows:
-        """wants: the guess behind the last row of each."""
+    def of(cls, spans: Sequence[tuple[int, int, int]]) -> HeadRows:
+        """(slot, start, length) of each."""
         slots, starts, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
         ends = np.array([0, *itertools.accumulate(lengths.tolist())], np.int32)
         rows = np.repeat(slots, lengths), np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
-        wanted = ends[1:].astype(np.int64) - 1 if wants else np.zeros(0, np.int64)
-        return cls(*rows, ends, (starts + lengths).astype(np.int32), slots.astype(np.int32), wanted)
+        return cls(*rows, ends, (starts + lengths).astype(np.int32), slots.astype(np.int32))
+
+    @property
+    def last(self) -> np.ndarray:
+        """int64 [n_spans]: the last row of each span."""
+        return self.q_indptr[1:].astype(np.int64) - 1
+
+    def behind(self, n: int, place: int) -> HeadRows:
+        """One row for each of the first n spans: `place` positions behind its last."""
+        slots, positions = self.span_slots[:n], self.kv_lens[:n] + np.int32(place - 1)
+        indptr = np.arange(n + 1, dtype=np.int32)
+        return HeadRows(slots.astype(np.int64), positions.astype(np.int64), indptr, positions + np.int32(1), slots)
 
     def advance(self) -> None:
         """The next position of each span, all of which have one row."""
@@ -56,37 +68,101 @@ class HeadRows:
         self.kv_lens += 1
 
 
+class KnownFeatures:
+    """What rows of known tokens read: the feature of the token before, as the model's pages have it."""
+
+    def __init__(self, features: Features, tables: SlotTables, model_norm: Norm | None) -> None:
+        """model_norm: what the features go through before they are read."""
+        self._features, self._tables, self._norm = features, tables, model_norm
+
+    def locs(self, rows: HeadRows) -> np.ndarray:
+        """int64 [n]: where they lie in the pages."""
+        locs: np.ndarray = self._tables.cache_locs(rows.slots, np.maximum(rows.positions - 1, 0))[0]
+        return locs
+
+    def read(self, locs: torch.Tensor, positions: torch.Tensor | None, out: torch.Tensor) -> None:
+        """locs, positions: int64 [n] of the rows; None: none is the first of a sequence, which has zeros."""
+        self._features.read(locs, out)
+        if self._norm is not None:
+            out.copy_(self._norm(out))
+        if positions is not None:
+            out.masked_fill_((positions == 0)[:, None], 0)
+
+
 class HeadSteps(Protocol):
     """A way to compute steps."""
 
-    states: torch.Tensor
-    """[max_rows, hidden]: before a step the features of its rows, after it those of the rows behind the ones wanted."""
+    most_each: int
+    """Rows of one sequence that `chain` should be given."""
 
-    def step(self, rows: HeadRows) -> np.ndarray:
-        """int64 [m]: the head's best token for each row wanted. The tokens of the rows are in the token table."""
+    def read(self, rows: HeadRows) -> None:
+        """Keys and values of rows of known tokens."""
+        ...
+
+    def chain(self, rows: HeadRows, n_drafts: Sequence[int]) -> list[list[int]]:
+        """Guesses behind each span, the model's token ids: as many as n_drafts says, in which no number rises, each at
+        least 1. rows: of known tokens, the last known one of each sequence at the end."""
         ...
 
 
 class EagerSteps:
-    """Operation by operation, on any device."""
+    """Operation by operation, on any device. Guesses stay there until all are made."""
 
-    def __init__(self, device: Device, head: Head, pool: KVPool, tables: SlotTables, max_rows: int) -> None:
+    def __init__(
+        self, device: Device, head: Head, pool: KVPool, tables: SlotTables, known: KnownFeatures, max_rows: int
+    ) -> None:
         self._device, self._head, self._pool, self._tables = device, head, pool, tables
-        self.states = device.zeros((max_rows, head.arch.arch.hidden_size), head.dtype)
+        self._features = known
+        self._token_ids = device.upload(head.token_ids)
+        self.most_each = max_rows
 
     @torch.inference_mode()
-    def step(self, rows: HeadRows) -> np.ndarray:
+    def read(self, rows: HeadRows) -> None:
         """See `HeadSteps`."""
-        locs = self._tables.cache_locs(rows.slots, rows.positions)[:1]
-        slots, positions, cache_locs = self._device.upload(np.concatenate([[rows.slots, rows.positions], locs]))
+        self._known(rows, rows.last[-1:])  # some row has to be wanted
+
+    @torch.inference_mode()
+    def chain(self, rows: HeadRows, n_drafts: Sequence[int]) -> list[list[int]]:
+        """See `HeadSteps`."""
+        states, best = self._known(rows, rows.last)
+        found, after = [best], rows
+        for place in range(1, n_drafts[0]):
+            n = sum(most > place for most in n_drafts)
+            if place == 1 or n < len(states):
+                after = rows.behind(n, place)
+            else:
+                after.advance()
+            slots_and_places = np.stack([after.positions, self._tables.cache_locs(after.slots, after.positions)[0]])
+            positions, locs = self._device.upload(slots_and_places)
+            states, best = self._step(after, best[:n], states[:n], positions, locs)
+            found.append(best)
+        ids = iter(self._device.download([torch.cat(found)]).wait()[0].tolist())
+        places = [list(itertools.islice(ids, len(one))) for one in found]
+        return [[places[place][i] for place in range(most)] for i, most in enumerate(n_drafts)]
+
+    def _known(self, rows: HeadRows, wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+        """`_step` of rows of known tokens."""
+        places = self._tables.cache_locs(rows.slots, rows.positions)[0], self._features.locs(rows)
+        slots, positions, locs, before = self._device.upload(np.stack([rows.slots, rows.positions, *places]))
+        features = locs.new_empty((len(locs), self._head.arch.arch.hidden_size), dtype=self._head.dtype)
+        self._features.read(before, positions, features)
+        token_ids = self._tables.tokens[slots, positions]
+        return self._step(rows, token_ids, features, positions, locs, self._device.upload(wanted))
+
+    def _step(
+        self,
+        rows: HeadRows,
+        token_ids: torch.Tensor,
+        features: torch.Tensor,
+        positions: torch.Tensor,
+        cache_locs: torch.Tensor,
+        wanted: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the next guess reads [m, hidden], and the ids of these guesses [m], for the rows wanted or all."""
         plans = plan_attention(self._pool, self._tables, rows.kv_lens, rows.span_slots, rows.q_indptr)
         context = PagedContext(self._pool, plans, [cache_locs])
-        token_ids = self._tables.tokens[slots, positions]
-        features, wanted = self.states[: len(rows.slots)].clone(), self._device.upload(rows.wanted)
         states, logits = self._head.forward(token_ids, features, positions, context, wanted)
-        self.states[: len(states)] = self._head.chained(states)
-        best: np.ndarray = logits.argmax(1).cpu().numpy()
-        return best
+        return self._head.chained(states), self._token_ids[logits.argmax(1)]
 
 
 def obstacle(head: Head) -> str | None:
@@ -102,17 +178,26 @@ class NativeSteps:
     """One native call a step; there must be no obstacle."""
 
     def __init__(
-        self, device: Device, head: Head, pool: KVPool, tables: SlotTables, max_rows: int, max_sampled: int
+        self,
+        device: Device,
+        head: Head,
+        pool: KVPool,
+        tables: SlotTables,
+        known: KnownFeatures,
+        max_rows: int,
+        max_sampled: int,
     ) -> None:
+        self._features, self._tables, self._tokens = known, tables, tables.tokens.numpy()
+        self.most_each = max_rows
         arch, layer = head.arch.arch, head.layer
         mixer = layer.spec.mixer
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), head.dtype)
 
-        self.states, embedded = rows(arch.hidden_size), rows(arch.hidden_size)
+        self._states, embedded = rows(arch.hidden_size), rows(arch.hidden_size)
         memory = LayerRows(
-            rows(arch.hidden_size) if head.makes_input else self.states, rows(mixer.q_size + 2 * mixer.kv_size),
+            rows(arch.hidden_size) if head.makes_input else self._states, rows(mixer.q_size + 2 * mixer.kv_size),
             rows(mixer.q_size), rows(arch.ffn_size), [(pool.pages_of[0], 0)],
         )  # fmt: skip
         logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
@@ -123,7 +208,7 @@ class NativeSteps:
         fused.embed(head.embed.weight, embedded)
         joined = memory.x if head.makes_input else memory.qkv
         head.embedded.record(fused, embedded, joined, norm=head.embedded_norm.pair)
-        head.feature.record(fused, self.states, joined, norm=head.feature_norm.pair, then=ADD)
+        head.feature.record(fused, self._states, joined, norm=head.feature_norm.pair, then=ADD)
         if head.makes_input:
             layer.record(fused, memory, is_last=True)
         else:
@@ -131,11 +216,41 @@ class NativeSteps:
         head.head.record(fused, memory.x, logits, norm=head.norm.pair, then=WIDEN)
         self._head, self._x = head, memory.x
 
-    def step(self, rows: HeadRows) -> np.ndarray:
+    @torch.inference_mode()
+    def read(self, rows: HeadRows) -> None:
         """See `HeadSteps`."""
-        self._fused.run(rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, rows.wanted)
-        n = len(rows.wanted)
+        self._read_features(rows)
+        self._step(rows, rows.last[:0])
+
+    @torch.inference_mode()
+    def chain(self, rows: HeadRows, n_drafts: Sequence[int]) -> list[list[int]]:
+        """See `HeadSteps`."""
+        self._read_features(rows)
+        best = self._step(rows, rows.last)
+        found, after = [[token] for token in best.tolist()], rows
+        for place in range(1, n_drafts[0]):
+            n_before, n = len(best), sum(most > place for most in n_drafts)
+            self._tokens[rows.span_slots[:n], rows.kv_lens[:n] + place - 1] = best[:n]
+            if place == 1 or n < n_before:
+                after = rows.behind(n, place)
+            else:
+                after.advance()
+            best = self._step(after, after.last)
+            for guesses, token in zip(found, best.tolist(), strict=False):
+                guesses.append(token)
+        return found
+
+    def _read_features(self, rows: HeadRows) -> None:
+        """Of known tokens, into the states that the next step reads."""
+        positions = None if rows.positions.all() else torch.from_numpy(rows.positions)
+        self._features.read(torch.from_numpy(self._features.locs(rows)), positions, self._states[: len(rows.slots)])
+
+    def _step(self, rows: HeadRows, wanted: np.ndarray) -> np.ndarray:
+        """int32 [m]: ids of the guesses behind the rows wanted, int64 [m]. The tokens of the rows are in the token
+        table, their features among the states; afterwards those of the rows behind the ones wanted are."""
+        self._fused.run(rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, wanted)
+        n = len(wanted)
         if n and self._head.makes_input:
-            self.states[:n] = self._head.chained(self._x[:n])
-        best: np.ndarray = self._logits[:n].argmax(1)
+            self._states[:n] = self._head.chained(self._x[:n])
+        best: np.ndarray = self._head.token_ids[self._logits[:n].argmax(1)]
         return best

@@ -34,8 +34,8 @@ class LoadedDraft(Protocol):
         """Back."""
         ...
 
-    def attach(self, pool: KVPool) -> None:
-        """Before there is a forward strategy of the model: add to its pages what is to be read."""
+    def attach(self, pool: KVPool, max_rows: int) -> None:
+        """Before there is a forward strategy of the model: add what is to be read to its pages. max_rows: of a step."""
         ...
 
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> Drafter:
@@ -53,6 +53,10 @@ class DraftSource(Protocol):
     def numbers(self, itemsize: float, kv_itemsize: float) -> int:
         """What it keeps of a token, in numbers of the KV cache. itemsize, kv_itemsize: bytes a number there, and of
         the model's dtype."""
+        ...
+
+    def captured(self, limits: EngineLimits) -> tuple[int, ...]:
+        """Sequences of each of its own steps that are captured, where steps are."""
         ...
 
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> LoadedDraft:

@@ -21,14 +21,17 @@ class FilledPages:
         """Page → mark of the tokens up to its end, if the keys of them are there."""
         self._chains: dict[int, list[int]] = {}
         """Slot → marks of its whole pages."""
+        self._n_marked: dict[int, int] = {}
+        """Slot → how many of these were given to their pages."""
 
     def open(self, slot: int) -> None:
         """Another sequence."""
-        self._chains[slot] = []
+        self._chains[slot], self._n_marked[slot] = [], 0
 
     def close(self, slot: int) -> None:
         """The keys stay with the pages."""
         self._chains.pop(slot, None)
+        self._n_marked.pop(slot, None)
 
     def found(self, slot: int, tokens: np.ndarray) -> int:
         """Tokens at the beginning whose keys another sequence has left in the pages that this one was given."""
@@ -39,12 +42,12 @@ class FilledPages:
         return n * self._tables.page_size
 
     def mark(self, slot: int, tokens: np.ndarray) -> None:
-        """The whole pages of these tokens are filled, or will be by this guess."""
-        known = len(self._chains[slot])
+        """The whole pages of these tokens are filled, or will be before anybody reads them."""
         chain, table = self._extended(slot, tokens), self._tables.host_pages[0, slot]
-        first = 0 if not known else known - 1
-        for index in range(first, len(chain)):
+        n_pages = len(tokens) // self._tables.page_size
+        for index in range(self._n_marked.get(slot, 0), n_pages):
             self._marks[int(table[index])] = chain[index]
+        self._n_marked[slot] = n_pages
 
     def _extended(self, slot: int, tokens: np.ndarray) -> list[int]:
         """Marks of the whole pages of a sequence: each of all tokens up to the page's end."""

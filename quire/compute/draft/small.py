@@ -12,6 +12,7 @@ import msgspec
 
 from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.draft.model import ModelDrafter
+from quire.compute.forward.buckets import decode_sizes
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
 from quire.compute.runner.pool import KVPool
@@ -59,6 +60,10 @@ class DraftCheckpoint:
         """See `DraftSource`: keys and values of the same type."""
         return kv_numbers_per_token(self.arch)
 
+    def captured(self, limits: EngineLimits) -> tuple[int, ...]:
+        """See `DraftSource`."""
+        return tuple(decode_sizes(limits.max_num_seqs))
+
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> SmallModel:
         """See `DraftSource`."""
         return SmallModel(load_decoder(self.folder, self.arch), platform)
@@ -83,7 +88,7 @@ class SmallModel:
         """See `LoadedDraft`."""
         self.model.enter_device()
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: KVPool, max_rows: int) -> None:
         """Nothing of the large model's is read."""
 
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> ModelDrafter:

@@ -26,6 +26,8 @@ SEQUENCES: Final = (1, 8, 32, 128)
 LONG_S: Final = 0.02
 """Behind a step that takes so long, and has `LEAST_ROWS`, no wider one is timed."""
 LEAST_ROWS: Final = 32
+TOGETHER: Final = 16
+"""Sequences whose guesses are timed together."""
 N_QUEUED: Final = 4
 """Steps that a device of its own is given at once: while it computes one, the host prepares the next."""
 
@@ -41,17 +43,36 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
             break
         rows.append(n)
         step_s.append(_step_s(runner, _plan(list(range(n)), context)))
-    tokens = np.zeros(context + 1, np.int32)
-    guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most)])) / most
-    costs = DraftCosts(tuple(rows), tuple(step_s), guess_s)
+    guess_s, together_s = (_guess_s(drafter, n, context, most) for n in (1, min(TOGETHER, len(opened))))
+    each_s, place_s = _shares(guess_s / most, together_s / most, min(TOGETHER, len(opened)))
+    costs = DraftCosts(tuple(rows), tuple(step_s), each_s, place_s=place_s)
     exposed = {}
     for n in (n for n in SEQUENCES if n == 1 or 2 * n <= rows[-1]):
         each = most if n == 1 else min(most, rows[-1] // n - 1)
-        plan = _plan(list(range(n)), context, each)
-        exposed[n] = _best(lambda: runner.launch(plan).result()) - n * each * guess_s - costs.seconds(n * (1 + each))  # noqa: B023
+        known_s = costs.guesses_s([each] * n) + costs.seconds(n * (1 + each))
+        exposed[n] = _best_step(runner, _plan(list(range(n)), context, each)) - known_s
     for one in opened:
         runner.close(one.slot)
     return dataclasses.replace(costs, exposed_s=tuple(exposed.values()), exposed_seqs=tuple(exposed))
+
+
+def _best_step(runner: Runner, plan: StepPlan) -> float:
+    """Of a step that waits for nothing and is waited for."""
+    return _best(lambda: runner.launch(plan).result())
+
+
+def _guess_s(drafter: Drafter, n: int, context: int, most: int) -> float:
+    """Of `most` guesses for each of n sequences, asked together."""
+    tokens = np.zeros(context + 1, np.int32)
+    return _best(lambda: drafter.guess([DraftContext(slot, tokens, most) for slot in range(n)]))
+
+
+def _shares(one_s: float, together_s: float, n: int) -> tuple[float, float]:
+    """Seconds of each sequence and of a place, where a place of one takes one_s and that of n together_s."""
+    if n == 1:
+        return one_s, 0.0
+    each_s = min(max(0.0, (together_s - one_s) / (n - 1)), one_s)
+    return each_s, one_s - each_s
 
 
 def _step_s(runner: Runner, plan: StepPlan) -> float:

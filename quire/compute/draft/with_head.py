@@ -12,7 +12,8 @@ import pathlib
 
 from quire.compute.draft.eagle import EagleDrafter
 from quire.compute.draft.head import Head, load_head
-from quire.compute.draft.head_steps import EagerSteps, HeadSteps, NativeSteps, obstacle
+from quire.compute.draft.head_graphs import HeadGraphs, chain_sizes
+from quire.compute.draft.head_steps import EagerSteps, HeadSteps, KnownFeatures, NativeSteps, obstacle
 from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
@@ -24,6 +25,8 @@ from quire.config.heads import HeadArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
+from quire.core.ticker import ticking
+from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.shape import kv_numbers_per_token
 
 logger = logging.getLogger("quire.engine")
@@ -57,6 +60,10 @@ class HeadCheckpoint:
         own = self.arch.arch
         return kv_numbers_per_token(own) + math.ceil(own.hidden_size * itemsize / kv_itemsize)
 
+    def captured(self, limits: EngineLimits) -> tuple[int, ...]:
+        """See `DraftSource`."""
+        return tuple(chain_sizes(limits.max_num_seqs, limits.max_drafts))
+
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> HeadModel:
         """See `DraftSource`."""
         head = load_head(self.folder, self.arch, model, platform.device.torch_device)
@@ -75,13 +82,21 @@ class HeadModel:
         return self.head.n_bytes
 
     def leave_device(self) -> None:
-        """Nothing to do: heads work on the CPU alone (`config.resolve`)."""
+        """See `LoadedDraft`."""
+        self.head.leave_device()
 
     def enter_device(self) -> None:
-        """Nothing to do."""
+        """See `LoadedDraft`."""
+        self.head.enter_device()
 
-    def attach(self, pool: KVPool) -> None:
+    def attach(self, pool: KVPool, max_rows: int) -> None:
         """See `LoadedDraft`: the model leaves features."""
+        with ticking("building the head's kernels"):
+            self.head.build_kernels(max_rows)
+            self.head.build_joins(max_rows)
+            if self._platform.rows_alone is not RowsAlone.NEVER:
+                with rows_alone():
+                    self.head.build_joins(max_rows)
         n_pages, page_size = pool.k.shape[1], pool.k.shape[3]
         pool.features = Features(
             self._taps, self.head.joins, self.head.arch.arch.hidden_size, n_pages, page_size, self.head.dtype,
@@ -90,15 +105,28 @@ class HeadModel:
 
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> EagleDrafter:
         """See `LoadedDraft`. Keys and values are of the type of the model's."""
+        head, max_rows = self.head, limits.max_num_batched_tokens
+        own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, self._platform.device)
+        head.reach(limits.max_model_len)
+        return EagleDrafter(self._steps(own, tables, pool, limits), tables, max_rows)
+
+    def _steps(self, own: KVPool, tables: SlotTables, pool: KVPool, limits: EngineLimits) -> HeadSteps:
+        """own: the head's pages."""
         assert pool.features is not None, "attach comes first"
         device, head, max_rows = self._platform.device, self.head, limits.max_num_batched_tokens
-        own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, device)
-        head.reach(limits.max_model_len)
+        known = KnownFeatures(pool.features, tables, head.model_norm)
+        eager = EagerSteps(device, head, own, tables, known, max_rows)
+        capturing = self._platform.capturing
+        if capturing is not None and not any(own.windows):
+            graphs = HeadGraphs(
+                capturing, head, own, tables, known, eager, limits.max_num_seqs, limits.max_drafts,
+            )  # fmt: skip
+            graphs.capture()
+            return graphs
+        if self._platform.computes_alone:
+            return eager
         reason = obstacle(head)
-        steps: HeadSteps
         if reason is None:
-            steps = NativeSteps(device, head, own, tables, max_rows, limits.max_num_seqs)
-        else:
-            logger.warning("steps of the head run operation by operation: %s", reason)
-            steps = EagerSteps(device, head, own, tables, max_rows)
-        return EagleDrafter(head, steps, pool.features, tables, max_rows)
+            return NativeSteps(device, head, own, tables, known, max_rows, limits.max_num_seqs)
+        logger.warning("steps of the head run operation by operation: %s", reason)
+        return eager

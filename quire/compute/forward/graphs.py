@@ -324,9 +324,18 @@ class GraphForward:
             if verifies:
                 token_ids = torch.where(guesses == NO_GUESS, token_ids, guesses.to(torch.int32))
                 self._tables.tokens[slots, positions] = token_ids
-            self._model.forward(token_ids, positions, context, out=self._hidden[:size])
+            self._states(token_ids, positions, context, self._hidden[:size])
 
         return self._device.capture(forward)
+
+    def _states(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: PagedContext, out: torch.Tensor
+    ) -> None:
+        """Of all rows; and their features, where a head reads these."""
+        features = self._pool.features
+        visit = None if features is None else features.visit(context.cache_locs[0])
+        whole = features is not None and features.reads(len(self._model.layers))
+        self._model.forward(token_ids, positions, context, out=out, visit=visit, visits_last=whole)
 
     def _sampling_replay(self, captures: Captures, size: int, *, truncates: bool) -> Callable[[], None]:
         key = size, truncates

@@ -120,12 +120,13 @@ def plan_attention(
     buffers: Sequence[PlanBuffers] = (),
     shared: Sequence[SharedPrefix] = (),
     settled: bool = False,
+    behind: np.ndarray | None = None,
 ) -> list[AttnPlan]:
     """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
     window share their work, and differ in their page tables. Where rows are to be alone, they are planned so.
 
     q_indptr None: one row a span. buffers: for each of `KVPool.windows`, or none. shared: prefixes, which only layers
-    that keep everything read together.
+    that keep everything read together. settled, behind: see there.
     """
     if q_indptr is None:
         q_indptr = np.arange(len(kv_lens) + 1, dtype=np.int32)
@@ -149,6 +150,7 @@ def plan_attention(
             batch_invariant=alone,
             settled=settled,
             few=few,
+            behind=behind,
         )
         for kind, window in enumerate(pool.windows)
     ]

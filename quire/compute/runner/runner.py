@@ -146,7 +146,9 @@ class Runner:
         writes = self._apply(plan)
         guesses = None
         if self._lengths is not None and is_settled:
+            self.tables.write(writes)  # who guesses on the device reads these pages
             plan, guesses = self._lengths.settle(plan)
+            writes = NO_WRITES
         step = self._step(plan, writes, guesses)
         with rows_alone() if self._is_alone(plan.spans.slots) else contextlib.nullcontext():
             states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)

@@ -16,6 +16,7 @@ from quire.compute import platform
 from quire.compute.draft.drafter import Drafter, EachSequence
 from quire.compute.draft.ngram import NgramDrafter
 from quire.compute.platform import CudaPlatform
+from quire.compute.runner.tables import SlotTables
 from quire.compute.worker import Allocation
 from quire.control.config import SchedulerConfig
 from quire.control.scheduler import Scheduler
@@ -160,9 +161,7 @@ def apart(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> di
 @pytest.mark.parametrize("n_pages", [60, 22])
 @pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_a_device_apart(
-    tmp_path: pathlib.Path, apart: dict[str, Any], depth: int, chance: float, n_pages: int
-) -> None:
+def test_a_device_apart(tmp_path: pathlib.Path, apart: dict[str, Any], depth: int, chance: float, n_pages: int) -> None:
     """The host's copy of the tokens is right when drafts begin, whoever left his slot meanwhile."""
     expected = run(tmp_path, depth, 0, None, **apart)[0]
     known = {tuple(one.prompt_token_ids): expected[one.request_id] for one in requests()}
@@ -201,6 +200,33 @@ def test_a_late_result_of_another_sequence_in_the_slot(tmp_path: pathlib.Path, a
     drafted = Spans([0], [10], [3], [2], [True])
     worker.launch(StepPlan(3, drafted, 3)).result()
     assert drafter.shown == [[*second, *said[2]]]
+
+
+class Reading(Noting):
+    """Guesses by pages, as the device knows them."""
+
+    tables: SlotTables
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entries: list[list[int]] = []
+
+    def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
+        self.entries.append(self.tables.pages[0, slot, :3].tolist())
+        return [7] * n
+
+
+def test_pages_of_a_step_are_there_when_it_is_guessed(tmp_path: pathlib.Path, apart: dict[str, Any]) -> None:
+    drafter = Reading()
+    worker = make_worker(tmp_path, drafter=EachSequence(drafter), **apart)
+    worker.load()
+    worker.allocate(Allocation(n_pages=9, max_model_len=64))
+    drafter.tables = worker.runner.tables
+    opened, pages = [SlotOpen(0, list(range(5, 11)), 6, PARAMS)], [PageAppend(0, 0, [4])]
+    worker.launch(StepPlan(0, **spans((0, 0, 6, True)), opened=opened, pages=pages)).result()
+    drafted = Spans([0], [6], [4], [3], [True])
+    worker.launch(StepPlan(1, drafted, 4, pages=[PageAppend(0, 1, [8])])).result()
+    assert drafter.entries == [[4, 8, 0]]
 
 
 def test_prompt_lookup(tmp_path: pathlib.Path, plain: dict[str, list[int]]) -> None:

@@ -11,9 +11,6 @@ from speculative_cases import COPIES, DRAFT, METHODS, TALKS, WISHES, answers
 
 from quire import LLM, SamplingParams
 from quire.compute.forward.eager import EagerForward
-from quire.config.engine import EngineConfig
-from quire.config.model import read_arch
-from quire.config.resolve import resolve
 from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
 from quire.planner.drafts import DraftCosts
@@ -207,13 +204,6 @@ def test_a_draft_model_must_fit() -> None:
             str(SHAPE), load_format="dummy", skip_tokenizer_init=True, max_model_len=64,
             speculative_config={"model": str(DRAFT)},
         )  # fmt: skip
-
-
-@pytest.mark.parametrize("method", ["eagle3", "mtp"])
-def test_a_gpu_refuses_a_head(method: str) -> None:
-    config = EngineConfig(speculative_config=METHODS[method])
-    with pytest.raises(ConfigError, match=f"the method '{method}' works on the CPU only and the device is cuda: add"):
-        resolve(config, read_arch(SHAPE), "cuda")
 
 
 def test_another_device_refuses() -> None:

@@ -55,11 +55,12 @@ def close(got: torch.Tensor, expected: torch.Tensor, oracle: object) -> None:
 
 
 def check_pages() -> None:
-    pools = [torch.randn(5, 3, 4, 24) for _ in range(2)]
-    expected = [pool.clone() for pool in pools]
-    kvstore.copy_pages(*pools, [1, 3], [2, 4], [4, 3])
-    kvstore_reference.copy_pages(*expected, [1, 3], [2, 4], [4, 3])
-    assert all(torch.equal(got, right) for got, right in zip(pools, expected, strict=True))
+    for heads, d in ((3, 24), (1, 600)):
+        pools = [torch.randn(5, heads, 4, d) for _ in range(2)]
+        expected = [pool.clone() for pool in pools]
+        kvstore.copy_pages(*pools, [1, 3], [2, 4], [4, 3])
+        kvstore_reference.copy_pages(*expected, [1, 3], [2, 4], [4, 3])
+        assert all(torch.equal(got, right) for got, right in zip(pools, expected, strict=True))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import pytest
 from speculative_cases import COPIES, METHODS, WISHES, answers
 
 from quire import LLM, SamplingParams
-from quire.config.speculative import WITH_HEAD
 
 pytestmark = pytest.mark.gpu
 SIZE: dict[str, Any] = {
@@ -18,7 +17,7 @@ SIZE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in WITH_HEAD])
+@pytest.mark.parametrize("method", METHODS)
 def test_the_answer_is_the_same(method: str, eager: bool) -> None:
     plain = LLM("", enforce_eager=eager, **SIZE)
     expected = {wish: answers(plain, **options) for wish, options in WISHES.items()}

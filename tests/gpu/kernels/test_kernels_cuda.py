@@ -14,7 +14,7 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("heads", "d"), [(8, 128), (3, 80)])
+@pytest.mark.parametrize(("heads", "d"), [(8, 128), (3, 80), (1, 2048)])
 def test_copies_of_pages(dtype: torch.dtype, heads: int, d: int) -> None:
     pools = [torch.randn(12, heads, 16, d, device="cuda").to(dtype) for _ in range(2)]
     wanted = [pool.clone() for pool in pools]

@@ -39,6 +39,3 @@ def test_drafts_need_a_model() -> None:
     assert resolve(EngineConfig(), ARCH, "cpu").max_drafts == 0
     with pytest.raises(ConfigError, match="needs a model and the device is null"):
         resolve(config, ARCH, "null")
-    head = EngineConfig(speculative_config={"method": "eagle3", "model": "somewhere"})
-    with pytest.raises(ConfigError, match="the method 'eagle3' works on the CPU only and the device is cuda"):
-        resolve(head, ARCH, "cuda")

@@ -90,8 +90,8 @@ def test_what_steps_really_take_counts() -> None:
     policy, one = DraftPolicy(MOST, COSTS), seq()
     assert policy.choose([one], 1, 32, 0)[0] > 1
     for _ in range(100):
-        policy.time(1 + MOST, MOST, True, 10 * COSTS.seconds(1 + MOST))
-        policy.time(1, 0, False, COSTS.seconds(1))
+        policy.time(1 + MOST, [MOST], True, 10 * COSTS.seconds(1 + MOST))
+        policy.time(1, [], False, COSTS.seconds(1))
     assert policy.choose([one], 1, 32, 0)[0] == 1 and one.drafts_from > 1, "a probe"
     new = seq()
     assert policy.choose([new], 1, 32, 0)[0] == 0 and new.drafts_from > 1, "a new one waits for the next probe of all"
@@ -140,8 +140,8 @@ def test_what_steps_are_seen_to_take_is_known_by_the_number_of_their_sequences()
     costs = DraftCosts((1, 16, 128), (1.0, 1.1, 2.0), guess_s=0.0, exposed_s=(0.1,))
     seen = SeenCosts(costs)
     for _ in range(60):
-        seen.time(2, 8, True, costs.seconds(10) + 1.0)
-        seen.time(16, 64, True, costs.seconds(80) + 0.1)
+        seen.time(2, [4, 4], True, costs.seconds(10) + 1.0)
+        seen.time(16, [4] * 16, True, costs.seconds(80) + 0.1)
     assert seen.exposed_s(2) == pytest.approx(1.0, abs=0.01) and seen.exposed_s(3) == seen.exposed_s(2)
     assert seen.exposed_s(16) == pytest.approx(0.1, abs=0.01)
     assert seen.exposed_s(5) == 0.1, "never seen: as measured"
@@ -150,25 +150,25 @@ def test_what_steps_are_seen_to_take_is_known_by_the_number_of_their_sequences()
 def test_a_host_that_is_slow_for_all_steps_is_no_cost_of_drafts() -> None:
     seen = SeenCosts(COSTS)
     for _ in range(60):
-        seen.time(1, 0, False, 1.0 + 0.5)
-        seen.time(1, 3, True, COSTS.seconds(4) + 3 * COSTS.guess_s + 0.2 + 0.5)
+        seen.time(1, [], False, 1.0 + 0.5)
+        seen.time(1, [3], True, COSTS.seconds(4) + 3 * COSTS.guess_s + 0.2 + 0.5)
     assert seen.plain_s(1) == pytest.approx(0.5, abs=0.02)
     assert seen.exposed_s(1) == pytest.approx(0.2, abs=0.05)
 
 
 def test_one_long_step_is_an_accident() -> None:
     policy = DraftPolicy(MOST, COSTS)
-    policy.time(1, MOST, 0, True, 1000.0)
+    policy.time(1, [MOST], 0, True, 1000.0)
     assert policy.choose([seq()], 1, 32, 0)[0] > 1
 
 
 def test_time_saved_is_what_plain_steps_would_have_taken_longer() -> None:
     policy = DraftPolicy(MOST, COSTS)
-    policy.time(1, 3, 2, True, 2.0)
+    policy.time(1, [3], 2, True, 2.0)
     assert policy.saved_s == pytest.approx(3 * COSTS.seconds(1) - 2.0)
-    policy.time(1, 3, 0, True, 2.0)
+    policy.time(1, [3], 0, True, 2.0)
     assert policy.saved_s == pytest.approx(4 * COSTS.seconds(1) - 4.0), "a step in vain took 2 for one plain"
-    policy.time(1, 0, 0, False, 1.0)
+    policy.time(1, [], 0, False, 1.0)
     assert policy.saved_s == pytest.approx(4 * COSTS.seconds(1) - 4.0), "nothing was drafted"
 
 

@@ -123,6 +123,8 @@ class AttnPlan:
     """bool [n_spans]: spans that get small lines, the others large ones; None: by their number of rows."""
     settled: bool = False
     """Keys below a span's first row may be read while the kernel launched just before `run` still runs."""
+    behind: np.ndarray | None = None
+    """int32 [n_spans]: how many positions before the planned one each row stands at first; None: none."""
     work: Any = None
     """The device's own work list (schedule/work.py, cpu/work.py)."""
 
@@ -136,6 +138,11 @@ class AttnPlan:
                 f"{tuple(page_table.shape)} on {page_table.device}"
             )
         return dataclasses.replace(self, page_table=page_table, work=self.work.on(page_table))
+
+    def advance(self) -> None:
+        """Rows that stand behind stand one position later from now on, in stream order; they see no key beyond those
+        that were planned."""
+        self.work.advance()
 
     @property
     def n_rows(self) -> int:

@@ -182,6 +182,37 @@ def test_decode_in_a_cuda_graph(implementation: ModuleType) -> None:
         assert worst_error(out[:n_spans], wanted[:n_spans]) <= reference.TOLERANCE[torch.bfloat16], (n_spans, cut)
 
 
+def test_rows_that_advance_in_a_cuda_graph(implementation: ModuleType) -> None:
+    """Work for the last place of each row serves the places before it: lines that have no key yet add nothing."""
+    spans = [(5000, 1), *[(200 + 60 * i, 1) for i in range(15)]]
+    case = PagedCase(spans, 16, 8, 4, 128, torch.bfloat16, device="cuda")
+    variant, shape = Variant(case.scale), {"page_size": 16, **dataclasses.asdict(case.heads)}
+    where = case.q_indptr, case.kv_lens, case.slots, case.page_table
+    buffers = work.Buffers(case.bare_plan(), max_spans=16, span_tokens=1)
+    q, out = case.q.clone(), torch.empty_like(case.q)
+    plan = op.plan(*where, **shape, buffers=buffers)
+    assert implementation.obstacle(plan, variant, q.dtype, q.dtype) is None
+
+    def step() -> None:
+        plan.advance()
+        implementation.run(q, case.k, case.v, plan, variant, out, None)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for far in (190, 5):
+        behind = np.array([min(far, 40 * i) for i in range(16)], np.int32)
+        op.plan(*where, **shape, buffers=buffers, behind=behind)
+        for place in range(1, 4):
+            graph.replay()
+            lens = np.minimum(case.kv_lens - behind + place, case.kv_lens).astype(np.int32)
+            planned = op.plan(case.q_indptr, lens, case.slots, case.page_table, **shape)
+            wanted = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
+            reference.run(*(x.double() for x in (q, case.k, case.v)), planned, variant, wanted, None)
+            assert worst_error(out[:16], wanted[:16]) <= reference.TOLERANCE[torch.bfloat16], (far, place)
+
+
 @pytest.mark.parametrize("n_spans", [3, 40])
 def test_only_settled_keys_are_read_before_the_previous_kernel_has_ended(n_spans: int) -> None:
     """The newest keys and values are NaN until a dependent launch stores them, itself behind a long product."""

@@ -10,7 +10,7 @@ import torch
 from paged_case import PagedCase, random_case, worst_error
 from triton_case import VARIANTS, Case, expected
 
-from quire.kernels.attention import reference
+from quire.kernels.attention import op, reference
 from quire.kernels.attention.schedule import work
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.triton import kernels
@@ -114,6 +114,29 @@ def check_buffers() -> None:
         assert worst_error(attend(case, variant, plan)[0], case.expected(variant)) < 5e-6
 
 
+def check_advancing() -> None:
+    """Rows that stand before where they were planned, so far that lines are left without keys, and then move on."""
+    case, variant = PagedCase([(700, 1), (300, 1), (9, 1), (520, 1)], 16, 2, 2, 16, torch.float32), Variant(0.25)
+    buffers = work.Buffers(case.bare_plan(), max_spans=6, n_ctas=8)
+    shape = {"page_size": 16, "variant": variant, **dataclasses.asdict(case.heads)}
+    for behind in (case.kv_lens - 1, np.array([650, 8, 8, 130]), np.array([2, 0, 1, 64])):
+        bare = dataclasses.replace(case.bare_plan(), behind=behind)
+        plan = dataclasses.replace(bare, work=buffers.fill(bare))
+        for step in range(3):
+            lens = np.minimum(case.kv_lens - behind + step, case.kv_lens).astype(np.int32)
+            planned = op.plan(case.q_indptr, lens, case.slots, case.page_table, **shape)
+            check_equal(case, variant, plan, planned)
+            plan.advance()
+
+
+def check_equal(case: PagedCase, variant: Variant, plan: AttnPlan, planned: AttnPlan) -> None:
+    """A plan's results are the reference's of another."""
+    wanted = torch.zeros(case.q.shape, dtype=torch.float64)
+    reference.run(case.q.double(), case.k.double(), case.v.double(), planned, variant, wanted, None)
+    found = attend(case, variant, plan)[0]
+    assert worst_error(found, wanted[: len(found)]) < 5e-6, planned.spans.kv_lens
+
+
 def check_obstacles() -> None:
     case = Case([(9, 1)])
     plan = case.plan()
@@ -131,5 +154,6 @@ if __name__ == "__main__":
         check_many_parts()
         check_planned_work()
         check_buffers()
+        check_advancing()
         check_variants()
     print("fine")
