@@ -97,8 +97,10 @@ class HeadModel:
         reason = obstacle(head)
         steps: HeadSteps
         if reason is None:
-            steps = NativeSteps(device, head, own, tables, max_rows, limits.max_num_seqs)
+            steps = NativeSteps(
+                device, head, own, tables, pool.features, max_rows=max_rows, max_sampled=limits.max_num_seqs
+            )
         else:
             logger.warning("steps of the head run operation by operation: %s", reason)
-            steps = EagerSteps(device, head, own, tables, max_rows)
-        return EagleDrafter(head, steps, pool.features, tables, max_rows)
+            steps = EagerSteps(device, head, own, tables, pool.features)
+        return EagleDrafter(steps, tables, max_rows)

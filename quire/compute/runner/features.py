@@ -46,11 +46,10 @@ class Features:
         sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
         kvstore.copy_pages(self.first, self.second, sources, targets, counts)
 
-    def read(self, cache_locs: torch.Tensor, out: torch.Tensor) -> None:
-        """cache_locs: int64 [n], page * page_size + offset of tokens → their features, in out [n, hidden]."""
+    def read(self, cache_locs: torch.Tensor) -> torch.Tensor:
+        """cache_locs: int64 [n], page * page_size + offset of tokens → a copy of their features, [n, hidden]."""
         half = self.hidden_size // 2
-        out[:, :half] = self.first.view(-1, half)[cache_locs]
-        out[:, half:] = self.second.view(-1, half)[cache_locs]
+        return torch.cat((self.first.view(-1, half)[cache_locs], self.second.view(-1, half)[cache_locs]), 1)
 
     def reads(self, layer: int) -> bool:
         """Whether the state before a layer is tapped."""

@@ -22,7 +22,7 @@ from quire.compute.runner.step import Guesses
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import split_faults
 from quire.core.plan import SlotOpen, Spans, StepPlan
-from quire.core.result import Fault
+from quire.core.result import Fault, StepResult, StepTimings
 
 UNKNOWN = NO_DRAFT = -1
 
@@ -45,6 +45,13 @@ class Kept:
         ids, codes = [token_ids[row] for row in self.rows], [statuses[row] for row in self.rows]
         tokens, each, faults = split_faults(ids, codes, slots[self.rows])
         return tokens, self.n_new, faults, dict(zip(self.rows, itertools.accumulate(each), strict=True))
+
+    def result(
+        self, step: int, token_ids: list[int], statuses: list[int], slots: np.ndarray, timings: StepTimings
+    ) -> StepResult:
+        """Of a step of which nothing but tokens is wanted, by all its sampled rows."""
+        tokens, n_new, faults, _ = self.split_faults(token_ids, statuses, slots)
+        return StepResult(step, tokens, n_new, self.n_drafted, faults=faults, timings=timings)
 
 
 class SlotLengths:
