@@ -45,11 +45,15 @@ class HeadRows:
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int, int]], *, wants: bool) -> HeadRows:
         """wants: the guess behind the last row of each."""
-        slots, starts, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
-        ends = np.array([0, *itertools.accumulate(lengths.tolist())], np.int32)
-        rows = np.repeat(slots, lengths), np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
-        wanted = ends[1:].astype(np.int64) - 1 if wants else np.zeros(0, np.int64)
-        return cls(*rows, ends, (starts + lengths).astype(np.int32), slots.astype(np.int32), wanted)
+        ends = [0, *itertools.accumulate(length for _, _, length in spans)]
+        return cls(
+            np.array([slot for slot, _, length in spans for _ in range(length)], np.int64),
+            np.array([at for _, start, length in spans for at in range(start, start + length)], np.int64),
+            np.array(ends, np.int32),
+            np.array([start + length for _, start, length in spans], np.int32),
+            np.array([slot for slot, _, _ in spans], np.int32),
+            np.array([end - 1 for end in ends[1:]] if wants else [], np.int64),
+        )
 
     def behind(self, n: int) -> HeadRows:
         """The row behind each of the first `n` wanted."""
