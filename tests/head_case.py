@@ -143,7 +143,9 @@ def drafting(folder: pathlib.Path, **options: Any) -> LLM:
     llm = LLM(str(folder), skip_tokenizer_init=True, **defaults | options)
     rng, policy = random.Random(5), llm.engine.scheduler.live.drafts
     if policy.most:
-        policy.choose = lambda seqs, n_rows, n_free, step: [rng.choice([0, 2, 4, 4]) for _ in seqs]
+        policy.choose = lambda seqs, n_rows, n_free, step: [
+            min(rng.choice([0, 2, 4, 4]), n_free // len(seqs)) for _ in seqs
+        ]
     return llm
 
 

@@ -66,6 +66,28 @@ void take(const QuireTake& a, const QuireStep& s) {
             memcpy((char*)a.rows + i * a.row_bytes, (const char*)a.rows + s.wanted[i] * a.row_bytes, a.row_bytes);
 }
 
+void norm(const QuireNorm& a, const Running& now) {
+    quire_rms_norm(
+        a.dtype, a.x, a.width, 0, nullptr, 0, nullptr, a.weight, a.out, now.n_rows, 1, a.width, a.eps,
+        n_threads_now(now.step));
+}
+
+void load(const QuireLoad& a, const Running& now) {
+    const QuireStep& s = now.step;
+    for (int64_t i = 0; i < now.n_rows; i++) {
+        char* const row = (char*)a.rows + i * 2 * a.half_bytes;
+        const int64_t before = s.positions[i] - 1;
+        if (before < 0) {
+            memset(row, 0, 2 * a.half_bytes);
+            continue;
+        }
+        const int64_t page = now.plan.page_table[s.slots[i] * s.table_stride + before / s.page_size];
+        const int64_t at = (page * s.page_size + before % s.page_size) * a.half_bytes;
+        memcpy(row, (const char*)a.first + at, a.half_bytes);
+        memcpy(row + a.half_bytes, (const char*)a.second + at, a.half_bytes);
+    }
+}
+
 void run(const QuireOp& op, Running& now) {
     now.plan.page_table = now.step.page_table + op.table_at;
     switch (op.code) {
@@ -85,6 +107,8 @@ void run(const QuireOp& op, Running& now) {
             now.n_rows = now.step.n_wanted;
             return take(*(const QuireTake*)op.args, now.step);
         }
+        case QUIRE_NORM: return norm(*(const QuireNorm*)op.args, now);
+        case QUIRE_LOAD: return load(*(const QuireLoad*)op.args, now);
     }
 }
 
@@ -95,6 +119,7 @@ void choose(const QuireStep& s) {
     quire_choose(&a);
     for (int64_t i = 0; i < s.n_wanted; i++) {
         const int64_t row = s.wanted[i];
+        if (s.ids != nullptr) a.token_ids[i] = s.ids[a.token_ids[i]];
         s.tokens[s.slots[row] * s.tokens_stride + s.positions[row] + 1] = a.token_ids[i];
     }
 }
@@ -123,22 +148,67 @@ int32_t cut(const QuireStep& s, int32_t* tiles, int64_t* work) {
     return n;
 }
 
+// All operations, then the choice. tiles: room for what `cut` gives.
+void run_step(const QuireOp* ops, int64_t n_ops, const QuireStep& s, int32_t* tiles) {
+    QuireAttnPlan plan{};
+    plan.q_indptr = s.q_indptr, plan.kv_lens = s.kv_lens, plan.kv_at = s.kv_at;
+    plan.table_stride = s.table_stride;
+    plan.page_size = s.page_size, plan.n_q_heads = s.n_q_heads, plan.n_kv_heads = s.n_kv_heads;
+    plan.head_dim = s.head_dim;
+    plan.tiles = tiles;
+    plan.n_tiles = cut(s, tiles, &plan.work);
+    Running now{s, plan, s.n_rows};
+    for (int64_t i = 0; i < n_ops && now.n_rows > 0; i++) run(ops[i], now);
+    if (s.choice != nullptr && s.n_wanted > 0) choose(s);
+}
+
+// A step of one row for each chain that is not at its end: the token just chosen. What it reads besides lies in the
+// front rows, where the step before it left that of the rows wanted.
+struct Links {
+    int64_t *slots, *positions, *wanted;
+    int32_t *q_indptr, *kv_lens, *kv_at;
+    QuireChoice choice;
+    QuireStep step;
+
+    // Behind `first`, the step that chose each chain's first token; `memory` gives arrays for its rows wanted.
+    Links(const QuireStep& first, const Scratch& memory, int piece) : choice(*first.choice), step(first) {
+        slots = (int64_t*)memory.piece(piece), positions = (int64_t*)memory.piece(piece + 1);
+        wanted = (int64_t*)memory.piece(piece + 2), q_indptr = (int32_t*)memory.piece(piece + 3);
+        kv_lens = (int32_t*)memory.piece(piece + 4), kv_at = (int32_t*)memory.piece(piece + 5);
+        for (int64_t i = 0; i < first.n_wanted; i++) {
+            slots[i] = first.slots[first.wanted[i]], positions[i] = first.positions[first.wanted[i]];
+            wanted[i] = i, q_indptr[i] = (int32_t)i, kv_at[i] = (int32_t)slots[i];
+            kv_lens[i] = (int32_t)positions[i] + 1;
+        }
+        q_indptr[first.n_wanted] = (int32_t)first.n_wanted;
+        step.slots = slots, step.positions = positions, step.wanted = wanted, step.choice = &choice;
+        step.q_indptr = q_indptr, step.kv_lens = kv_lens, step.kv_at = kv_at;
+    }
+
+    // To the chains' tokens number `place`; false if none has so many.
+    bool advance(int64_t n_chains, int32_t place) {
+        int64_t n = 0;
+        for (; n < n_chains && step.n_places[n] > place; n++) positions[n]++, kv_lens[n]++;
+        step.n_rows = step.n_spans = step.n_wanted = n;
+        choice.token_ids += n_chains;
+        return n > 0;
+    }
+};
+
 }  // namespace
 }  // namespace quire
 
 void quire_fused_step(const QuireOp* ops, int64_t n_ops, const QuireStep* step) {
     using namespace quire;
     const QuireStep& s = *step;
-    const int64_t most_tiles = s.n_rows / s.tile_tokens + s.n_spans;
-    const Scratch scratch({most_tiles * 3 * (int64_t)sizeof(int32_t)}, Use::STEP);
-    QuireAttnPlan plan{};
-    plan.q_indptr = s.q_indptr, plan.kv_lens = s.kv_lens, plan.kv_at = s.kv_at;
-    plan.table_stride = s.table_stride;
-    plan.page_size = s.page_size, plan.n_q_heads = s.n_q_heads, plan.n_kv_heads = s.n_kv_heads;
-    plan.head_dim = s.head_dim;
-    plan.tiles = (int32_t*)scratch.piece(0);
-    plan.n_tiles = cut(s, (int32_t*)scratch.piece(0), &plan.work);
-    Running now{s, plan, s.n_rows};
-    for (int64_t i = 0; i < n_ops && now.n_rows > 0; i++) run(ops[i], now);
-    if (s.choice != nullptr && s.n_wanted > 0) choose(s);
+    const int64_t most_tiles = s.n_rows / s.tile_tokens + s.n_spans, n = s.n_places == nullptr ? 0 : s.n_wanted;
+    const int64_t wide = n * (int64_t)sizeof(int64_t), narrow = (n + 1) * (int64_t)sizeof(int32_t);
+    const Scratch scratch(
+        {most_tiles * 3 * (int64_t)sizeof(int32_t), wide, wide, wide, narrow, narrow, narrow}, Use::STEP);
+    int32_t* const tiles = (int32_t*)scratch.piece(0);
+    run_step(ops, n_ops, s, tiles);
+    if (n == 0) return;
+    Links links(s, scratch, 1);
+    for (int32_t place = 1; links.advance(n, place); place++)
+        run_step(ops + s.n_once, n_ops - s.n_once, links.step, tiles);
 }

@@ -113,7 +113,8 @@ void tile_sums(
     const QuireMatrix& w, const Activations& x, int64_t tile, int64_t first, int64_t n_rows, float* sums,
     int64_t next) {
     const uint8_t* data = (const uint8_t*)w.data + tile * tile_bytes(w);
-    const uint8_t* after = next == NONE ? data + tile_bytes(w) - AHEAD : (const uint8_t*)w.data + next * tile_bytes(w);
+    const int64_t last = next == NONE ? (tile + 1) * tile_bytes(w) - ahead(n_rows) : next * tile_bytes(w);
+    const uint8_t* after = (const uint8_t*)w.data + last;
     const int64_t k = padded_k(w);
     const auto lines = [&](auto format) {
         using Format = decltype(format);

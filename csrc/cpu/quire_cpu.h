@@ -141,12 +141,16 @@ QUIRE_API void quire_choose(const QuireChoice* args);
 // --- a step of a whole model in one call -------------------------------------------------------------------------
 // A fused step is an array of operations that Python makes once for a model (quire/kernels/fused_step.py). They run in
 // order on the rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows
-// wanted and written behind their rows. Counts of rows in the structs are overwritten.
-enum QuireOpCode { QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4 };
+// wanted and written behind their rows. With `n_places` they run again, on the tokens just chosen. Counts of rows in the
+// structs are overwritten.
+enum QuireOpCode {
+    QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4, QUIRE_NORM = 5,
+    QUIRE_LOAD = 6
+};
 
 struct QuireOp {
     int64_t code;
-    void* args;        // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs or QuireTake
+    void* args;        // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs, QuireTake, QuireNorm or QuireLoad
     int64_t table_at;  // ROTATE, ATTEND: entry of the step's page table at which that of the layer's group begins
 };
 
@@ -174,6 +178,26 @@ struct QuireTake {
     int64_t row_bytes;
 };
 
+// out [n, width] = RMS norm of x [n, width].
+struct QuireNorm {
+    const void *x, *weight;
+    void* out;
+    int64_t width;
+    float eps;
+    int32_t dtype;
+};
+
+// rows [n, 2 * half_bytes] = what two pools of pages [n_pages, page_size, half_bytes] have of the token before each row;
+// zeros before the first token.
+struct QuireLoad {
+    void* rows;
+    const void *first, *second;
+    int64_t half_bytes;
+};
+
+// A chain chooses n_places[i] tokens for the row wanted i, each from the one before it. Token k of all rows: choice's
+// token_ids from k * n_wanted on; it has room for as many as the longest chain has, the status for one a row. Behind the
+// first token the first n_once operations are left out.
 struct QuireStep {
     const int64_t *slots, *positions;              // [n_rows]
     const int32_t *q_indptr, *kv_lens, *kv_at;     // [n_spans + 1], [n_spans], [n_spans]: as in QuireAttnPlan
@@ -181,7 +205,9 @@ struct QuireStep {
     int32_t* tokens;                               // [n_slots, stride]
     const int32_t* page_table;                     // [n_groups, n_slots, stride]
     QuireChoice* choice;
-    int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted;
+    const int32_t* n_places;                       // [n_wanted], not rising, at least 1; null: one each
+    const int32_t* ids;                            // the token each logit stands for; null: its number
+    int64_t tokens_stride, table_stride, n_rows, n_spans, n_wanted, n_once;
     int32_t page_size, n_q_heads, n_kv_heads, head_dim, tile_tokens, n_threads;
 };
 

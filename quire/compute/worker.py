@@ -194,7 +194,7 @@ class Worker:
         self._drafter = drafter
         self.runner.replace_drafter(drafter, chance)
 
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep | ReadyStep:
         """Queue one step on the device; plans come in order."""
         return self.runner.launch(plan)
 

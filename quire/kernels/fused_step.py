@@ -25,7 +25,7 @@ from quire.kernels.qgemm import cpu as products
 from quire.kernels.sample.cpu import NativeChoice
 from quire.kernels.sample.draw import INVERSE, UNIFORM
 
-EMBED, LINEAR, ROTATE, ATTEND, TAKE = range(5)
+EMBED, LINEAR, ROTATE, ATTEND, TAKE, NORM, LOAD = range(7)
 """QuireOpCode in csrc/cpu/quire_cpu.h."""
 
 N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -53,11 +53,21 @@ class _Take(ctypes.Structure):
     _fields_ = (("rows", _P), ("row_bytes", _L))
 
 
+class _Load(ctypes.Structure):
+    _fields_ = (("rows", _P), ("first", _P), ("second", _P), ("half_bytes", _L))
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (
+        *((name, _P) for name in ("x", "weight", "out")), ("width", _L), ("eps", ctypes.c_float), ("dtype", _I)
+    )  # fmt: skip
+
+
 class _Step(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("slots", "positions", "q_indptr", "kv_lens", "kv_at", "wanted")),
-        *((name, _P) for name in ("tokens", "page_table", "choice")),
-        *((name, _L) for name in ("tokens_stride", "table_stride", "n_rows", "n_spans", "n_wanted")),
+        *((name, _P) for name in ("tokens", "page_table", "choice", "n_places", "ids")),
+        *((name, _L) for name in ("tokens_stride", "table_stride", "n_rows", "n_spans", "n_wanted", "n_once")),
         *((name, _I) for name in ("page_size", "n_q_heads", "n_kv_heads", "head_dim", "tile_tokens", "n_threads")),
     )
 
@@ -74,6 +84,10 @@ class FusedStepCall:
     def run(self) -> None:
         """Compute the step."""
         self._function(self._array, len(self._array), ctypes.addressof(self._step))
+
+    def repeat(self, n_places: int, ids: int | None) -> None:
+        """Make it a chain. The addresses of what `FusedStep.chain` says."""
+        self._step.n_places, self._step.ids = n_places, ids
 
     def leave_a_core(self) -> None:
         """Run on all cores but one until `spread`: a thread of the pool that is preempted holds up all others."""
@@ -179,6 +193,24 @@ class FusedStep:
         """Later operations see the rows wanted, which move to the front of `rows`; to be added for each tensor."""
         self._add(TAKE, _Take(rows.data_ptr(), rows.stride(0) * rows.element_size()), rows)
 
+    def load(self, rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor, group: int = 0) -> None:
+        """Each row = what `store` put into two pools for the token before its own, zeros before the first token."""
+        half_bytes = first.shape[-1] * first.element_size()
+        call = _Load(rows.data_ptr(), first.data_ptr(), second.data_ptr(), half_bytes)
+        self._add(LOAD, call, rows, first, second, group=group)
+
+    def begin_link(self) -> None:
+        """Operations added so far are not repeated for further tokens of a chain."""
+        self._step.n_once = len(self._ops)
+
+    def norm(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
+        """out = what `norm.rms_norm` gives for the rows of x. Both: [max_rows, width], contiguous."""
+        weight, eps = norm
+        call = _Norm(
+            x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[1], eps, native.DTYPES[x.dtype]
+        )  # fmt: skip
+        self._add(NORM, call, x, weight, out)
+
     def run(
         self,
         row_slots: np.ndarray,
@@ -210,6 +242,26 @@ class FusedStep:
             _address(token_ids), _address(status), logits.stride(0), logits.shape[1],
         )  # fmt: skip
         return self._call(choice, *step, controls, token_ids, status), token_ids, status
+
+    def chain(
+        self, logits: torch.Tensor, n_places: np.ndarray, *step: np.ndarray, ids: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Does `run`, then finds the best token of each row wanted, and runs on that token for the next, n_places
+        int32 [n_wanted] tokens in all, not rising, at least 1; all are written to the token table.
+
+        Returns them: int32 [most, n_wanted], of which column i has n_places[i]. logits: float32 [>= n_wanted, width],
+        is filled. ids: int32 [width], the tokens that logits stand for. step: arguments of `run`.
+        """
+        n = len(n_places)
+        found, status, greedy = np.empty((int(n_places[0]), n), np.int32), np.empty(n, np.uint8), np.zeros(n)
+        choice = NativeChoice(
+            logits.data_ptr(), _address(greedy), _address(greedy), None, _address(found), _address(status),
+            logits.stride(0), logits.shape[1],
+        )  # fmt: skip
+        call = self._call(choice, *step)
+        call.repeat(_address(n_places), None if ids is None else _address(ids))
+        call.run()
+        return found
 
     def _call(self, choice: NativeChoice | None, *arrays: np.ndarray) -> FusedStepCall:
         """arrays: those of `run`, and what else is to be kept."""

@@ -46,10 +46,13 @@ class HeadRows:
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int, int]]) -> HeadRows:
         """(slot, start, length) of each."""
-        slots, starts, lengths = (np.array(column, np.int64) for column in zip(*spans, strict=True))
-        ends = np.array([0, *itertools.accumulate(lengths.tolist())], np.int32)
-        rows = np.repeat(slots, lengths), np.arange(ends[-1]) + np.repeat(starts - ends[:-1], lengths)
-        return cls(*rows, ends, (starts + lengths).astype(np.int32), slots.astype(np.int32))
+        return cls(
+            np.array([slot for slot, _, length in spans for _ in range(length)], np.int64),
+            np.array([at for _, start, length in spans for at in range(start, start + length)], np.int64),
+            np.array([0, *itertools.accumulate(length for _, _, length in spans)], np.int32),
+            np.array([start + length for _, start, length in spans], np.int32),
+            np.array([slot for slot, _, _ in spans], np.int32),
+        )
 
     @property
     def last(self) -> np.ndarray:
@@ -80,13 +83,12 @@ class KnownFeatures:
         locs: np.ndarray = self._tables.cache_locs(rows.slots, np.maximum(rows.positions - 1, 0))[0]
         return locs
 
-    def read(self, locs: torch.Tensor, positions: torch.Tensor | None, out: torch.Tensor) -> None:
-        """locs, positions: int64 [n] of the rows; None: none is the first of a sequence, which has zeros."""
+    def read(self, locs: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+        """locs, positions: int64 [n] of the rows; the first of a sequence has zeros."""
         self._features.read(locs, out)
         if self._norm is not None:
             out.copy_(self._norm(out))
-        if positions is not None:
-            out.masked_fill_((positions == 0)[:, None], 0)
+        out.masked_fill_((positions == 0)[:, None], 0)
 
 
 class HeadSteps(Protocol):
@@ -169,6 +171,8 @@ def obstacle(head: Head) -> str | None:
     """Why steps of this head cannot be native calls here, or None."""
     if any(not isinstance(linear.product, PackedProduct) for linear in [*head.linears, head.head]):
         return "its matrices are not packed for the native kernels"
+    if head.model_norm is not None and head.model_norm.pair is None:
+        return "the states that it reads are not RMS normed"
     if not head.layer.is_plain or not head.layer.attention.variant.built_in or head.embedded_norm.pair is None:
         return "its layer is not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
     return fused_step.obstacle(head.dtype, head.arch.arch.head_dim)
@@ -183,11 +187,11 @@ class NativeSteps:
         head: Head,
         pool: KVPool,
         tables: SlotTables,
-        known: KnownFeatures,
+        features: Features,
+        *,
         max_rows: int,
         max_sampled: int,
     ) -> None:
-        self._features, self._tables, self._tokens = known, tables, tables.tokens.numpy()
         self.most_each = max_rows
         arch, layer = head.arch.arch, head.layer
         mixer = layer.spec.mixer
@@ -195,62 +199,44 @@ class NativeSteps:
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), head.dtype)
 
-        self._states, embedded = rows(arch.hidden_size), rows(arch.hidden_size)
+        states, embedded = rows(arch.hidden_size), rows(arch.hidden_size)
         memory = LayerRows(
-            rows(arch.hidden_size) if head.makes_input else self._states, rows(mixer.q_size + 2 * mixer.kv_size),
+            rows(arch.hidden_size) if head.makes_input else states, rows(mixer.q_size + 2 * mixer.kv_size),
             rows(mixer.q_size), rows(arch.ffn_size), [(pool.pages_of[0], 0)],
         )  # fmt: skip
-        logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
-        self._logits = logits.numpy()
+        self._ids = head.token_ids
+        self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._fused = fused = fused_step.FusedStep(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
+        fused.load(states, features.first, features.second)
+        if head.model_norm is not None and head.model_norm.pair is not None:
+            fused.norm(states, head.model_norm.pair, states)
+        fused.begin_link()
         fused.embed(head.embed.weight, embedded)
         joined = memory.x if head.makes_input else memory.qkv
         head.embedded.record(fused, embedded, joined, norm=head.embedded_norm.pair)
-        head.feature.record(fused, self._states, joined, norm=head.feature_norm.pair, then=ADD)
+        head.feature.record(fused, states, joined, norm=head.feature_norm.pair, then=ADD)
         if head.makes_input:
             layer.record(fused, memory, is_last=True)
         else:
             layer.record_behind(fused, memory, is_last=True)
-        head.head.record(fused, memory.x, logits, norm=head.norm.pair, then=WIDEN)
-        self._head, self._x = head, memory.x
+        head.head.record(fused, memory.x, self._logits, norm=head.norm.pair, then=WIDEN)
+        if head.makes_input:  # else what the rows wanted leave is the next feature as it is, and where it is read
+            assert head.norm.pair is not None
+            fused.norm(memory.x, head.norm.pair, states)
 
-    @torch.inference_mode()
     def read(self, rows: HeadRows) -> None:
         """See `HeadSteps`."""
-        self._read_features(rows)
-        self._step(rows, rows.last[:0])
+        self._fused.run(*_arrays(rows, rows.last[:0]))
 
-    @torch.inference_mode()
     def chain(self, rows: HeadRows, n_drafts: Sequence[int]) -> list[list[int]]:
-        """See `HeadSteps`."""
-        self._read_features(rows)
-        best = self._step(rows, rows.last)
-        found, after = [[token] for token in best.tolist()], rows
-        for place in range(1, n_drafts[0]):
-            n_before, n = len(best), sum(most > place for most in n_drafts)
-            self._tokens[rows.span_slots[:n], rows.kv_lens[:n] + place - 1] = best[:n]
-            if place == 1 or n < n_before:
-                after = rows.behind(n, place)
-            else:
-                after.advance()
-            best = self._step(after, after.last)
-            for guesses, token in zip(found, best.tolist(), strict=False):
-                guesses.append(token)
-        return found
+        """See `HeadSteps`. The guesses are in the token table then."""
+        places = np.array(n_drafts, np.int32)
+        found = self._fused.chain(self._logits, places, *_arrays(rows, rows.last), ids=self._ids)
+        return [guesses[:most] for guesses, most in zip(found.T.tolist(), n_drafts, strict=True)]
 
-    def _read_features(self, rows: HeadRows) -> None:
-        """Of known tokens, into the states that the next step reads."""
-        positions = None if rows.positions.all() else torch.from_numpy(rows.positions)
-        self._features.read(torch.from_numpy(self._features.locs(rows)), positions, self._states[: len(rows.slots)])
 
-    def _step(self, rows: HeadRows, wanted: np.ndarray) -> np.ndarray:
-        """int32 [m]: ids of the guesses behind the rows wanted, int64 [m]. The tokens of the rows are in the token
-        table, their features among the states; afterwards those of the rows behind the ones wanted are."""
-        self._fused.run(rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, wanted)
-        n = len(wanted)
-        if n and self._head.makes_input:
-            self._states[:n] = self._head.chained(self._x[:n])
-        best: np.ndarray = self._head.token_ids[self._logits[:n].argmax(1)]
-        return best
+def _arrays(rows: HeadRows, wanted: np.ndarray) -> tuple[np.ndarray, ...]:
+    """As `kernels.fused_step.FusedStep.run` takes them."""
+    return rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, wanted

@@ -13,16 +13,17 @@ import numpy as np
 
 from quire.compute.draft.drafter import DraftContext
 from quire.compute.draft.pages import FilledPages
+from quire.compute.forward.fused import FusedForward
 from quire.compute.runner.runner import Runner
 from quire.core.plan import Spans, StepPlan
 
 
 class ModelDrafter:
     """`Drafter`. runner: of the small model, on the large one's tables, every slot open and greedy. most_rows: of one
-    of its steps."""
+    of its steps. native: makes a chain of tokens in one call, where that can be."""
 
-    def __init__(self, runner: Runner, most_rows: int) -> None:
-        self._runner, self._tables, self._most_rows = runner, runner.tables, most_rows
+    def __init__(self, runner: Runner, most_rows: int, native: FusedForward | None) -> None:
+        self._runner, self._tables, self._most_rows, self._native = runner, runner.tables, most_rows, native
         n_slots = len(self._tables.tokens)
         self._n_read = np.zeros(n_slots, np.int64)
         """Tokens of each slot whose keys are there when a guess begins."""
@@ -41,19 +42,30 @@ class ModelDrafter:
         self._filled.close(slot)
 
     def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
-        """See `Drafter`: one step for each place, all sequences together."""
+        """See `Drafter`: the model goes through all sequences together."""
         self._read([(context.slot, context.tokens) for context in contexts])
-        found: list[list[int]] = [[] for _ in contexts]
-        ends = [len(context.tokens) for context in contexts]
-        for place in range(max(context.most for context in contexts)):
-            asked = [i for i, context in enumerate(contexts) if place < context.most]
-            starts = [int(self._n_read[contexts[i].slot]) if not place else ends[i] + place - 1 for i in asked]
-            spans = [(contexts[i].slot, start, ends[i] + place - start) for i, start in zip(asked, starts, strict=True)]
-            for i, token in zip(asked, self._run(spans, wants=True), strict=True):
-                found[i].append(token)
-        for context, end, drafts in zip(contexts, ends, found, strict=True):
-            self._guessed[context.slot] = end, drafts
+        order = sorted(range(len(contexts)), key=lambda i: -contexts[i].most)  # who goes on is in front
+        asked = [contexts[i] for i in order]
+        starts = [int(self._n_read[one.slot]) for one in asked]
+        spans = [(one.slot, start, len(one.tokens) - start) for one, start in zip(asked, starts, strict=True)]
+        found: list[list[int]] = [[]] * len(contexts)
+        for i, guesses in zip(order, self._chains(spans, [one.most for one in asked]), strict=True):
+            found[i] = guesses[: contexts[i].most]
+            self._guessed[contexts[i].slot] = len(contexts[i].tokens), found[i]
         return found
+
+    def _chains(self, spans: Sequence[tuple[int, int, int]], n_places: list[int]) -> list[list[int]]:
+        """At least n_places[i], not rising, tokens behind each of (slot, start, length), each from the one before."""
+        if self._native is not None:
+            found: list[list[int]] = self._native.chain(_spans(spans, wants=True), n_places).T.tolist()
+            return found
+        chains: list[list[int]] = [[] for _ in spans]
+        for place in range(n_places[0]):
+            for chain, token in zip(chains, self._run(spans, wants=True), strict=False):
+                chain.append(token)
+            n = sum(most > place + 1 for most in n_places)
+            spans = [(slot, start + length, 1) for slot, start, length in spans[:n]]
+        return chains
 
     def _read(self, sequences: Sequence[tuple[int, np.ndarray]]) -> None:
         """Read what it lacks of sequences, but for the last tokens, which the first guess reads."""
@@ -80,6 +92,11 @@ class ModelDrafter:
 
     def _run(self, spans: Sequence[tuple[int, int, int]], *, wants: bool) -> list[int]:
         """A step of (slot, start, length); the tokens behind them, which are in the token table then, if wanted."""
-        slots, starts, lengths = (list(column) for column in zip(*spans, strict=True))
-        plan = StepPlan(0, Spans(slots, starts, lengths, [0] * len(spans), [wants] * len(spans)), n_tokens=sum(lengths))
+        plan = StepPlan(0, _spans(spans, wants=wants), n_tokens=sum(length for _, _, length in spans))
         return self._runner.launch(plan).result().tokens
+
+
+def _spans(spans: Sequence[tuple[int, int, int]], *, wants: bool) -> Spans:
+    """Of (slot, start, length)."""
+    slots, starts, lengths = (list(column) for column in zip(*spans, strict=True))
+    return Spans(slots, starts, lengths, [0] * len(spans), [wants] * len(spans))

@@ -101,6 +101,5 @@ class SmallModel:
             tail.open(SlotOpen(slot, [0], 1, GREEDY))
         alone = msgspec.structs.replace(limits, max_drafts=0)
         forwards = self._platform.forwards(self.model, own, tables, tail, alone)
-        return ModelDrafter(
-            Runner(own, tables, tail, forwards.in_turn, alone=self._platform.rows_alone), limits.max_num_batched_tokens
-        )
+        runner = Runner(own, tables, tail, forwards.in_turn, alone=self._platform.rows_alone)
+        return ModelDrafter(runner, limits.max_num_batched_tokens, forwards.ahead)

@@ -127,6 +127,8 @@ class HeadModel:
             return eager
         reason = obstacle(head)
         if reason is None:
-            return NativeSteps(device, head, own, tables, known, max_rows, limits.max_num_seqs)
+            return NativeSteps(
+                device, head, own, tables, pool.features, max_rows=max_rows, max_sampled=limits.max_num_seqs
+            )
         logger.warning("steps of the head run operation by operation: %s", reason)
         return eager

@@ -15,14 +15,15 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.layers.decoder_layer import LayerRows
 from quire.compute.models.decoder import Decoder
-from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.batch_builder import FlatBatch, build_batch
+from quire.compute.runner.lengths import Kept, SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import split_faults
 from quire.compute.schemes.packed import PackedProduct
-from quire.core.plan import StepPlan
+from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import fused_step
 from quire.kernels.sample import Choice
@@ -88,14 +89,15 @@ class FusedForward:
     def run(self, step: Step) -> States | None:
         """The step up to its logits, and its tokens too where their choice is plain."""
         n_sampled, choice = len(step.batch.sampled_rows), None
-        if step.wants_all or n_sampled > len(self._logits):
+        if not self._fits(step):
             return None
         controls = self._tail.native_controls(step)
         if controls is None:
             self._fused.run(*_arrays(step.batch))
         else:
-            call, choice = self._choosing(step.batch, controls)
+            call, token_ids, status = self._choosing(step.batch, controls)
             call.run()
+            choice = Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
         return States(
             self._x[:n_sampled],
             has_all=False,
@@ -108,41 +110,68 @@ class FusedForward:
 
         Steps before it may be computing: what they read and write stays as it is.
         """
-        controls = None if step.wants_all else self._tail.native_controls(step)
+        controls = self._tail.native_controls(step) if self._fits(step) else None
         if controls is None:
             return None
         return ReadyStep(step.plan, step.batch, *self._choosing(step.batch, controls), time.perf_counter() - start_s)
 
-    def _choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[fused_step.FusedStepCall, Choice]:
-        """A call that runs the step, and its new tokens: there, and in the token table, after the call."""
-        call, token_ids, status = self._fused.choosing(self._allowed, controls, *_arrays(batch))
-        return call, Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
+    def _fits(self, step: Step) -> bool:
+        return not step.wants_all and len(step.batch.sampled_rows) <= len(self._logits)
+
+    def chain(self, spans: Spans, n_places: list[int]) -> np.ndarray:
+        """The best n_places[i], not rising, tokens behind each span, all of which want one: see `FusedStep.chain`."""
+        return self._fused.chain(self._allowed, np.array(n_places, np.int32), *_arrays(build_batch(spans)))
+
+    def _choosing(
+        self, batch: FlatBatch, controls: np.ndarray
+    ) -> tuple[fused_step.FusedStepCall, np.ndarray, np.ndarray]:
+        """A call that runs the step; where new tokens, also in the token table, and their status are after it."""
+        return self._fused.choosing(self._allowed, controls, *_arrays(batch))
 
 
 class ReadyStep:
-    """A step of which nothing is left to do but its native call."""
+    """A step of which nothing is left to do but its native call, and then to see which drafts count, if it has some."""
 
     def __init__(
-        self, plan: StepPlan, batch: FlatBatch, call: fused_step.FusedStepCall, choice: Choice, host_s: float
+        self,
+        plan: StepPlan,
+        batch: FlatBatch,
+        call: fused_step.FusedStepCall,
+        token_ids: np.ndarray,
+        status: np.ndarray,
+        host_s: float,
     ) -> None:
-        self._step, self._slots, self._call, self._choice, self._host_s = (
-            plan.step, batch.sampled_slots, call, choice, host_s
-        )  # fmt: skip
-        call.leave_a_core()
+        """token_ids, status: of each sampled row, once the call is made."""
+        self._plan, self._slots, self._host_s = plan, batch.sampled_slots, host_s
+        self._call, self._token_ids, self._status = call, token_ids, status
+        self._kept: Kept | None = None
 
     def compute(self) -> None:
-        """Make the call, when all steps before it are computed. Until `hurry`, it leaves a core to other work."""
+        """Make the call, when all steps before it are computed."""
         self._call.run()
+
+    def leave_a_core(self) -> None:
+        """To other work, until `hurry`."""
+        self._call.leave_a_core()
 
     def hurry(self) -> None:
         """No other work needs a core any more."""
         self._call.spread()
 
+    def mask(self, masks: StepMasks | None) -> None:
+        """Nothing to do: no span of a step that is made ready has a mask."""
+
+    def keep(self, lengths: SlotLengths) -> None:
+        """Tell lengths, which have settled this step, what was computed."""
+        self._kept = lengths.keep(self._plan.spans, self._token_ids.tolist(), self._status.tolist())
+
     def result(self) -> StepResult:
         """What was computed, as plain values."""
-        token_ids, statuses = self._choice.token_ids.tolist(), self._choice.status.tolist()
+        token_ids, statuses = self._token_ids.tolist(), self._status.tolist()
+        if self._kept is not None:
+            return self._kept.result(self._plan.step, token_ids, statuses, self._slots, StepTimings(self._host_s))
         tokens, n_new, faults = split_faults(token_ids, statuses, self._slots)
-        return StepResult(self._step, tokens, n_new, faults=faults, timings=StepTimings(self._host_s))
+        return StepResult(self._plan.step, tokens, n_new, faults=faults, timings=StepTimings(self._host_s))
 
 
 def _arrays(batch: FlatBatch) -> tuple[np.ndarray, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,8 +40,8 @@ def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
     """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens. masked: spans that have a mask."""
     slots = np.array(spans.slots, np.int64)
     starts = np.array(spans.starts, np.int64)
-    if not masked and spans.lengths.count(1) == len(slots) and all(spans.wants):
-        return _decodes(slots, starts)
+    if not masked and all(spans.wants) and sum(spans.lengths) == len(slots) + sum(spans.n_drafts):
+        return _all_sampled(slots, starts, spans.lengths)
     lengths = np.asarray(spans.lengths, np.int64)
     wanted = np.flatnonzero(np.asarray(spans.wants, bool))
     q_indptr = np.zeros(len(slots) + 1, np.int32)
@@ -79,18 +80,25 @@ def _with_drafts(wanted: np.ndarray, n_drafts: np.ndarray) -> tuple[np.ndarray, 
     return np.repeat(wanted, n_drafts + 1), back
 
 
-def _decodes(slots: np.ndarray, starts: np.ndarray) -> FlatBatch:
-    """Every span has one row and wants a token: most steps."""
-    n, ends = len(slots), starts + 1
+def _all_sampled(slots: np.ndarray, starts: np.ndarray, span_lengths: list[int]) -> FlatBatch:
+    """Every span is a token and its drafts, and wants what follows each: most steps."""
+    n = sum(span_lengths)
+    if n == len(slots):
+        q_indptr, row_slots, row_positions, ends = np.arange(n + 1, dtype=np.int32), slots, starts, starts + 1
+    else:
+        lengths = np.array(span_lengths, np.int64)
+        q_indptr = np.array([0, *itertools.accumulate(span_lengths)], np.int32)
+        row_slots, ends = np.repeat(slots, lengths), starts + lengths
+        row_positions = np.arange(n) + np.repeat(starts - q_indptr[:-1], lengths)
     return FlatBatch(
-        row_slots=slots,
-        row_positions=starts,
-        q_indptr=np.arange(n + 1, dtype=np.int32),
+        row_slots=row_slots,
+        row_positions=row_positions,
+        q_indptr=q_indptr,
         kv_lens=ends.astype(np.int32),
         span_slots=slots.astype(np.int32),
         sampled_rows=np.arange(n),
-        sampled_slots=slots,
-        sampled_positions=ends,
+        sampled_slots=row_slots,
+        sampled_positions=row_positions + 1,
         mask_lines=np.full(n, -1, np.int32),
     )
 

@@ -22,9 +22,9 @@ from quire.compute.runner.step import Guesses
 from quire.compute.runner.tables import SlotTables
 from quire.compute.sample.sampler import split_faults
 from quire.core.plan import SlotOpen, Spans, StepPlan
-from quire.core.result import Fault
+from quire.core.result import Fault, StepResult, StepTimings
 
-UNKNOWN = NO_DRAFT = -1
+NO_DRAFT = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +46,13 @@ class Kept:
         tokens, each, faults = split_faults(ids, codes, slots[self.rows])
         return tokens, self.n_new, faults, dict(zip(self.rows, itertools.accumulate(each), strict=True))
 
+    def result(
+        self, step: int, token_ids: list[int], statuses: list[int], slots: np.ndarray, timings: StepTimings
+    ) -> StepResult:
+        """Of a step of which nothing but tokens is wanted, by all its sampled rows."""
+        tokens, n_new, faults, _ = self.split_faults(token_ids, statuses, slots)
+        return StepResult(step, tokens, n_new, self.n_drafted, faults=faults, timings=timings)
+
 
 class SlotLengths:
     """See the module."""
@@ -57,7 +64,8 @@ class SlotLengths:
         self._n_opened = np.zeros(len(self._tokens), np.int64)
         """How many sequences each slot has had."""
         self._chance, self._source = chance, random.Random(0)
-        self._lengths = np.full(len(self._tokens), UNKNOWN, np.int64)
+        self._lengths: dict[int, int] = {}
+        """Of slots where the plan's starts are not known to be true."""
         self._drafts: list[int] = []
         """At the places of the newest step's sampled rows."""
         self._n_drafted: list[int] = []
@@ -70,7 +78,7 @@ class SlotLengths:
 
     def open(self, opened: SlotOpen) -> None:
         """Another sequence: its first span says where it begins."""
-        self._lengths[opened.slot] = UNKNOWN
+        self._lengths.pop(opened.slot, None)
         self._n_opened[opened.slot] += 1
         if not self.is_live:
             self._tokens[opened.slot, : len(opened.token_ids)] = opened.token_ids
@@ -101,10 +109,9 @@ class SlotLengths:
         table lacks."""
         spans = plan.spans
         if plan.knows_starts:
-            self._lengths[:] = UNKNOWN
+            self._lengths.clear()
         slots, n_drafts = spans.slots, spans.n_drafts
-        known = self._lengths[slots].tolist()
-        starts = [latest if at == UNKNOWN else at for latest, at in zip(spans.starts, known, strict=True)]
+        starts = [self._lengths.get(slot, latest) for slot, latest in zip(slots, spans.starts, strict=True)]
         asking = [i for i, n in enumerate(n_drafts) if n]
         contexts = [DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i]) for i in asking]
         guesses = dict(zip(asking, self._drafter.guess(contexts), strict=True)) if contexts else {}

@@ -137,7 +137,7 @@ class Runner:
         """Steps of which lengths may not know."""
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> LaunchedStep:
+    def launch(self, plan: StepPlan) -> LaunchedStep | ReadyStep:
         """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow."""
         is_settled = self._lengths is not None and not _is_known(plan)
         if is_settled:
@@ -150,6 +150,8 @@ class Runner:
             plan, guesses = self._lengths.settle(plan)
             writes = NO_WRITES
         step = self._step(plan, writes, guesses)
+        if is_settled and (computed := self._computed(step, start_s)) is not None:
+            return computed
         with rows_alone() if self._is_alone(plan.spans.slots) else contextlib.nullcontext():
             states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
             launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, is_settled)
@@ -158,6 +160,14 @@ class Runner:
         if not plan.masked:
             launched.mask(None)
         return launched
+
+    def _computed(self, step: Step, start_s: float) -> ReadyStep | None:
+        """A settled step, computed and kept, where it is one native call and nothing but its tokens is wanted."""
+        ready = None if self._ahead is None else self._ahead.ready(step, start_s)
+        if ready is not None and self._lengths is not None:
+            ready.compute()
+            ready.keep(self._lengths)
+        return ready
 
     def prepare(self, plan: StepPlan) -> ReadyStep | None:
         """All of a step that can be done before its turn; None if it must be launched in its turn, as one with drafts,
@@ -171,6 +181,7 @@ class Runner:
         start_s = time.perf_counter()
         ready = self._ahead.ready(self._step(plan, NO_WRITES), start_s)
         if ready is not None:
+            ready.leave_a_core()
             self.tables.append(plan.pages)
         return ready
 

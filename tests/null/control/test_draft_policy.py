@@ -90,8 +90,8 @@ def test_what_steps_really_take_counts() -> None:
     policy, one = DraftPolicy(MOST, COSTS), seq()
     assert policy.choose([one], 1, 32, 0)[0] > 1
     for _ in range(100):
-        policy.time(1 + MOST, [MOST], True, 10 * COSTS.seconds(1 + MOST))
-        policy.time(1, [], False, COSTS.seconds(1))
+        policy.time(1, [MOST], 0, True, 10 * COSTS.seconds(1 + MOST))
+        policy.time(1, [], 0, False, COSTS.seconds(1))
     assert policy.choose([one], 1, 32, 0)[0] == 1 and one.drafts_from > 1, "a probe"
     new = seq()
     assert policy.choose([new], 1, 32, 0)[0] == 0 and new.drafts_from > 1, "a new one waits for the next probe of all"

@@ -17,6 +17,7 @@ from quire.compute.draft import eagle, head_steps, with_head
 from quire.compute.draft.drafter import DraftContext
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward
+from quire.kernels.fused_step import FusedStep
 
 TAPS = (1, 2, 4)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -118,17 +119,26 @@ def test_steps_stay_native(folder: pathlib.Path, oracle: Oracle, monkeypatch: py
 
 
 def late_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = head_steps.HeadRows.advance
+    real = head_steps.HeadRows.behind
 
-    def advance(self: head_steps.HeadRows) -> None:
-        real(self)
-        self.positions -= 1
+    def behind(self: head_steps.HeadRows, n: int, place: int) -> head_steps.HeadRows:
+        rows = real(self, n, place)
+        rows.positions -= 1
+        return rows
 
-    monkeypatch.setattr(head_steps.HeadRows, "advance", advance)
+    monkeypatch.setattr(with_head, "obstacle", lambda head: "told so")
+    monkeypatch.setattr(head_steps.HeadRows, "behind", behind)
+
+
+def ids_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own numbers are taken for the model's."""
+    real = FusedStep.chain
+    monkeypatch.setattr(FusedStep, "chain", lambda self, *args, ids: real(self, *args))
 
 
 def features_of_the_token_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle.np, "maximum", lambda a, b: np.clip(np.asarray(a) + 1, 0, None))
+    monkeypatch.setattr(with_head, "obstacle", lambda head: "told so")
+    monkeypatch.setattr(head_steps.np, "maximum", lambda a, b: np.clip(np.asarray(a) + 1, 0, None))
 
 
 def guesses_count_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +167,7 @@ def features_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        late_positions, features_of_the_token_itself, guesses_count_as_read, pages_are_trusted,
+        late_positions, ids_of_the_head, features_of_the_token_itself, guesses_count_as_read, pages_are_trusted,
         features_are_not_copied,
     ],
 )  # fmt: skip

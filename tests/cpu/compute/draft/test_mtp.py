@@ -19,6 +19,7 @@ from quire.compute.draft.head import Head
 from quire.compute.forward.fused import FusedForward
 from quire.compute.runner.features import Features
 from quire.core.errors import ConfigError, LoadError
+from quire.kernels.fused_step import FusedStep
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 MTP: dict[str, Any] = {"speculative_config": {"method": "mtp"}}
@@ -99,7 +100,13 @@ def states_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def chains_before_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    head_by_operations(monkeypatch)
     monkeypatch.setattr(Head, "chained", lambda self, states: states)
+
+
+def chains_of_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first guess leaves is not what the second reads."""
+    monkeypatch.setattr(FusedStep, "norm", lambda self, x, norm, out: None)
 
 
 def sides_in_the_other_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +135,10 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Head], None]) -> 
 
 @pytest.mark.parametrize(
     "plant",
-    [states_before_the_norm, chains_before_the_norm, sides_in_the_other_order, states_before_the_last_layer],
+    [
+        states_before_the_norm, chains_before_the_norm, chains_of_other_rows, sides_in_the_other_order,
+        states_before_the_last_layer,
+    ],
 )  # fmt: skip
 def test_planted_bugs_are_caught(
     oracles: dict[str, tuple[pathlib.Path, mtp_case.Oracle]],
