@@ -245,8 +245,9 @@ class StructuredOutput:
         for span in () if plan is None else plan.masked:
             owner = seqs[span]
             rows.append(self._live.get(owner.request.request_id, {}).get(owner.index, 0))
-        if not moves and not any(rows):
-            return [], np.full((len(rows), 1), -1, "<i4")
+        if not moves and not any(rows):  # they have ended, or are free from now on
+            n_words = 0 if self._processes is None else self._processes.settings.n_words
+            return [], np.full((len(rows), n_words), -1, "<i4")
         return self._matchers().turn(moves, rows)
 
     def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
