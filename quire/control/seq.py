@@ -230,7 +230,7 @@ class Seq:
     @property
     def can_draft(self) -> bool:
         """Whether its steps may verify drafts."""
-        return not self.is_masked and self.request.pooling is None and self.search is None
+        return self.request.pooling is None and self.search is None
 
     def advance(self, start: int, length: int, n_rejected: int) -> None:
         """A span of `length` tokens, planned to begin at `start` or before, is computed; drafts of it were rejected."""

@@ -121,6 +121,13 @@ class SlotLengths:
         lacking = None if self.is_live or not any(made) else _guesses(true, guesses)
         return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)), lacking
 
+    def drafts_of(self, plan: StepPlan) -> list[list[int]]:
+        """Of each masked span of the plan that was settled last."""
+        spans = plan.spans
+        n_rows = [1 + n if wants else 0 for n, wants in zip(spans.n_drafts, spans.wants, strict=True)]
+        first = [0, *itertools.accumulate(n_rows)]
+        return [self._drafts[first[i] : first[i + 1] - 1] for i in plan.masked]
+
     def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
         """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row
         that failed on. spans: of the plan that was settled last; token_ids, statuses: of its sampled rows."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from quire.core.plan import SlotParams
 from quire.core.result import TokenLogprobs
@@ -102,6 +102,32 @@ def choose(
         if token not in masked and (allowed is None or token in allowed):
             return token
     return None
+
+
+def guess(
+    states: list[State], params: SlotParams, token: int, start: int, most: int, vocab_size: int, acceptance: float
+) -> list[int]:
+    """Drafts behind a token at `start`: what `choose` says where nothing is excluded, until one is wrong by chance.
+    states: of what is before the token, which this moves."""
+    n_made = most if chance(params, start + 1_000_003) < acceptance else most // 2
+    drafts = list[int]()
+    for position in range(start, start + n_made):
+        for state in states:
+            state.add(state.row(token))
+        token = choose(states, params, position + 1, vocab_size) or 0
+        if chance(params, position) >= acceptance:
+            token = (token + 1) % vocab_size
+        drafts.append(token)
+    return drafts
+
+
+def allowed_ids(bits: bytes | memoryview, n_lines: int, vocab_size: int) -> Iterator[set[int]] | None:
+    """What each line of `StepMasks` allows; None if they are not so many lines of whole words."""
+    n_bytes = len(bits) // n_lines
+    if n_bytes % 4 or n_bytes * n_lines != len(bits):
+        return None
+    ids = range(min(vocab_size, 8 * n_bytes))
+    return ({t for t in ids if bits[at * n_bytes + t // 8] >> t % 8 & 1} for at in range(n_lines))
 
 
 def chance(params: SlotParams, position: int) -> float:

@@ -117,13 +117,15 @@ class MatcherLink:
         """Forget sequences; one that is not known is ignored."""
         self._dropped += [handle for handle in handles if self._seqs.pop(handle, None) is not None]
 
-    def turn(self, moves: list[tuple[int, list[int]]], rows: list[int]) -> tuple[list[End], np.ndarray]:
-        """Move sequences by tokens, then make masks: (what ended by that, int32 [len(rows), words], good until the next
-        turn). rows: a handle for each line; one that is not known may go on with anything."""
+    def turn(
+        self, moves: list[tuple[int, list[int]]], rows: list[int], drafts: Sequence[list[int]] = ()
+    ) -> tuple[list[End], np.ndarray]:
+        """Move sequences by tokens, then make masks: (what ended by that, int32 [lines, words], good until the next
+        turn). rows, drafts: as in `Turn`."""
         moves = [move for move in moves if move[0] in self._seqs]
         for handle, tokens in moves:
             self._seqs[handle].tokens += tokens
-        order = Turn(moves, rows, self._dropped)
+        order = Turn(moves, rows, list(drafts), self._dropped)
         self._dropped = []
         for _ in range(len(self._seqs) + MAX_BLAMELESS + 1):
             try:
@@ -133,10 +135,11 @@ class MatcherLink:
                 self._ends += report.ends
                 ends, self._ends = self._ends, []
                 self.drop([end.handle for end in ends])
-                return ends, self._bits[: len(rows)]
+                return ends, self._bits[: len(rows) + sum(map(len, drafts))]
             except _Ended as ended:
                 self._recover(ended)
-                order = Turn([], [handle if handle in self._seqs else 0 for handle in rows], one_by_one=True)
+                known = [handle if handle in self._seqs else 0 for handle in rows]
+                order = Turn([], known, list(drafts), one_by_one=True)
         raise EngineError("the process of matchers cannot be kept alive; see the log")
 
     def close(self) -> None:

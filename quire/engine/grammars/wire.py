@@ -85,7 +85,9 @@ class Turn(msgspec.Struct, tag=True):
 
     moves: list[tuple[int, list[int]]]
     rows: list[int]
-    """The handle of each line; one that is not known may go on with anything."""
+    """A handle for each mask; one that is not known may go on with anything."""
+    drafts: list[list[int]] = []
+    """Tokens that may follow each of these; a mask for each, behind that of its handle. Empty: there are none."""
     dropped: list[int] = []
     one_by_one: bool = False
 
