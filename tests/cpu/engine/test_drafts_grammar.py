@@ -12,9 +12,13 @@ import byte_model
 import jsonschema
 import numpy as np
 import pytest
+from calling_device import CallingDevice, LivePlans
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.compute import platform
 from quire.compute.draft.drafter import EachSequence
+from quire.compute.platform import CudaPlatform
+from quire.engine import build
 
 END = 0
 PERSON = {
@@ -134,28 +138,51 @@ def plain(folder: pathlib.Path) -> Iterator[list[Any]]:
     yield said
 
 
+def check(llm: LLM, expected: list[Any], chances: tuple[float, ...]) -> None:
+    """Drafts that are right, wrong, and by chance, which the engine shuts down after."""
+    try:
+        for chance in chances:
+            before = llm.stats()
+            teller = tell(llm, wholes_of(llm, expected), chance)
+            for found, one in zip(answers(llm), expected, strict=True):
+                assert found == one
+            after = llm.stats()
+            n_right = after.accepted_tokens - before.accepted_tokens
+            assert teller.n_asked > 200 and (chance == 0.0) == (n_right == 0)
+            if chance == 1.0 and not after.preemptions:
+                assert n_right > 0.6 * sum(len(one[1]) for one in expected), "right drafts count"
+    finally:
+        llm.shutdown()
+
+
 @pytest.mark.parametrize("few_pages", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_the_answers_are_those_without_drafts(
     folder: pathlib.Path, plain: list[Any], depth: int, few_pages: bool
 ) -> None:
-    """Drafts that are right, wrong, and by chance; few pages: some are preempted between their drafts."""
+    """Few pages: some are preempted between their drafts."""
     llm = drafting(folder, pipeline_depth=depth, num_gpu_blocks_override=40 if few_pages else 0)
-    try:
-        for chance in (0.0, 0.6, 1.0):
-            before = llm.stats()
-            teller = tell(llm, wholes_of(llm, plain), chance)
-            for found, expected in zip(answers(llm), plain, strict=True):
-                assert found == expected
-            after = llm.stats()
-            n_right = after.accepted_tokens - before.accepted_tokens
-            assert teller.n_asked > 200 and (chance == 0.0) == (n_right == 0)
-            if chance == 1.0 and not few_pages:
-                n_tokens = sum(len(one[1]) for one in plain)
-                assert n_right > 0.6 * n_tokens, "right drafts count"
-        assert (llm.stats().preemptions > 0) == few_pages
-    finally:
-        llm.shutdown()
+    check(llm, plain, (0.0, 0.6, 1.0))
+    assert (llm.stats().preemptions > 0) == few_pages
+
+
+class DeviceApart(CallingDevice):
+    """As a GPU, of which nobody asks how much memory it has."""
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_device_apart(folder: pathlib.Path, captures: bool, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which launches a step at once, and the choice of its tokens when the masks have come."""
+    LivePlans(monkeypatch)
+    monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
+    apart = CudaPlatform(captures=captures)
+    monkeypatch.setattr(build, "platform_of", lambda config: apart)
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 60, "pipeline_depth": depth}
+    llm = engine(folder, **options)
+    expected = answers(llm)
+    llm.shutdown()
+    check(drafting(folder, **options), expected, (0.6, 1.0))
 
 
 def schemas(n: int) -> Iterator[dict[str, Any]]:
