@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.core.plan import SlotParams
 from quire.core.result import TokenLogprobs
@@ -61,17 +61,22 @@ def first_seen(window: int, n_tokens: int) -> int:
 
 
 def null_reference(
-    prompt: Sequence[int], params: SlotParams, n_tokens: int, vocab_size: int, windows: Sequence[int] = (0,)
+    prompt: Sequence[int],
+    params: SlotParams,
+    n_tokens: int,
+    vocab_size: int,
+    windows: Sequence[int] = (0,),
+    grammar: Callable[[Sequence[int]], set[int]] | None = None,
 ) -> list[int]:
     """The tokens that the null device must produce after `prompt`, computed alone, in order, without pages.
 
-    `n_tokens` of them, or fewer if the masks leave nothing to choose.
+    `n_tokens` of them, or fewer if the masks leave nothing to choose. grammar: what may follow all tokens so far.
     """
     states = [State(window) for window in windows]
     tokens = list(prompt)
     for at in range(len(prompt) + n_tokens):
         if at == len(tokens):
-            token = choose(states, params, at, vocab_size)
+            token = choose(states, params, at, vocab_size, None if grammar is None else grammar(tokens))
             if token is None:
                 break
             tokens.append(token)

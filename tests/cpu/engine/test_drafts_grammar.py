@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import random
@@ -18,7 +19,10 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.compute import platform
 from quire.compute.draft.drafter import EachSequence
 from quire.compute.platform import CudaPlatform
+from quire.core.commands import Cancel, Submit
+from quire.core.plan import StepPlan
 from quire.engine import build
+from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 
 END = 0
 PERSON = {
@@ -223,3 +227,72 @@ def test_hundreds_of_answers_fit_their_schemas(folder: pathlib.Path) -> None:
         assert one.finish_reason == "stop", (schema, one.text, one.failure)
         jsonschema.validate(json.loads(one.text), schema)
     assert stats.accepted_tokens > 1000 and stats.accepted_tokens < stats.draft_tokens
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own."""
+
+
+@pytest.mark.parametrize("make", [LaunchExecutor, ThreadExecutor])
+def test_steps_that_fail_while_masks_are_waited_for(
+    folder: pathlib.Path, plain: list[Any], make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before or after the engine has heard of their drafts: what did not fit is computed again, and says the same."""
+    monkeypatch.setattr(build, "_executor", lambda worker: make(worker))
+    llm = drafting(folder)
+    teller, runner = tell(llm, wholes_of(llm, plain), 0.6), llm.engine.executor.worker.runner
+    real, n_drafted, errors = runner.launch, itertools.count(1), list[str]()
+
+    def launch(plan: StepPlan, on_drafts: Any = None) -> Any:
+        number = next(n_drafted) if on_drafts is not None else 0
+        if number in (5, 40, 80):
+            errors.append("before")
+            raise OutOfMemoryError("CUDA out of memory")
+        launched = real(plan, on_drafts)
+        if number in (12, 60, 100):
+            errors.append("after")
+            raise OutOfMemoryError("CUDA out of memory")
+        return launched
+
+    monkeypatch.setattr(runner, "launch", launch)
+    assert answers(llm) == plain
+    assert teller.n_asked > 200 and errors == ["before", "after"] * 3
+    runner.launch = lambda plan, on_drafts=None: real(plan, on_drafts) if on_drafts is None else 1 // 0
+    assert [one[2] for one in answers(llm)].count("error") > 8
+    runner.launch = real
+    assert answers(llm) == plain
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("n_steps", range(0, 14, 2))
+def test_cancelled_at_any_step(cancelled: LLM, plain: list[Any], n_steps: int) -> None:
+    """The neighbours say what they say without, and no matcher is left."""
+    prompts, params = wishes()
+    made = [cancelled._input_processor.request(*one) for one in zip(prompts[:4], params[:4], strict=True)]
+    for request in made:
+        cancelled.engine.handle(Submit(request))
+    names = [request.request_id for request in made]
+    said: dict[str, list[int]] = {name: [] for name in names}
+
+    def step() -> None:
+        for delta in cancelled.engine.step():
+            said[delta.request_id] += delta.token_ids
+
+    while cancelled.engine.grammars.n_compiling:
+        step()
+    for _ in range(n_steps):
+        step()
+    cancelled.engine.handle(Cancel(names[::2]))
+    while cancelled.engine.has_work():
+        step()
+    assert cancelled.engine.grammars.n_live == 0
+    for at in (1, 3):
+        assert said[names[at]] == plain[at][1]
+
+
+@pytest.fixture(scope="module")
+def cancelled(folder: pathlib.Path, plain: list[Any]) -> Iterator[LLM]:
+    llm = drafting(folder)
+    tell(llm, wholes_of(llm, plain), 0.6)
+    yield llm
+    llm.shutdown()
