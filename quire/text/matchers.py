@@ -22,7 +22,7 @@ from quire.text.leading import Leading
 from quire.text.matcher import Matcher, MatcherPool
 
 MANY: Final = -1
-"""What stands in `marks` while masks are made together."""
+"""What stands in `marks` while masks are made together. `MANY - handle`: work along its drafts."""
 FEW: Final = 4
 """Fewer masks than these are made one by one."""
 MASK_S: Final = 0.002
@@ -138,16 +138,23 @@ class Matchers:
             self._live.pop(handle, None)
 
     def fill(
-        self, rows: Sequence[int], bits: np.ndarray, drafts: Sequence[Sequence[int]] = (), *, one_by_one: bool = False
+        self,
+        rows: Sequence[int],
+        bits: np.ndarray,
+        drafts: Sequence[Sequence[int]] = (),
+        *,
+        unfollowed: Sequence[int] = (),
+        one_by_one: bool = False,
     ) -> list[End]:
         """Write which tokens may come next for each row's handle: bit t % 32 of word t // 32; all of them for a handle
         that is not known. Returns the ends of those that failed.
 
         drafts: for each row tokens that may follow; each has a line of its own behind the row's: what may come next if
         the tokens up to it do. Nothing may where no token counts, as behind a draft that the grammar excludes.
+        unfollowed: handles along whose drafts nothing is to be done.
         bits: int32 [len(rows) and all drafts, words], contiguous.
         """
-        lines = self._lines(rows, drafts or [()] * len(rows), bits)
+        lines = self._lines(rows, drafts or [()] * len(rows), bits, unfollowed)
         if one_by_one or self._n_timed or len(lines) < FEW or self._n_threads < 2:
             self._n_timed = max(0, self._n_timed - 1)
             self._fill_each(lines, bits)
@@ -158,7 +165,9 @@ class Matchers:
                 line.live.leading.narrow(bits[line.at])
         return self._failed(lines, bits)
 
-    def _lines(self, rows: Sequence[int], drafts: Sequence[Sequence[int]], bits: np.ndarray) -> list[_Line]:
+    def _lines(
+        self, rows: Sequence[int], drafts: Sequence[Sequence[int]], bits: np.ndarray, unfollowed: Sequence[int]
+    ) -> list[_Line]:
         """Those that matchers write; the others are written here."""
         lines, at = list[_Line](), 0
         for handle, tokens in zip(rows, drafts, strict=True):
@@ -169,6 +178,7 @@ class Matchers:
                 lines.append(_Line(at, handle, live))
                 if tokens:
                     bits[at + 1 : end] = 0
+                if tokens and handle not in unfollowed:
                     lines += self._ahead(lines[-1], tokens)
             at = end
         return lines
@@ -176,7 +186,7 @@ class Matchers:
     def _ahead(self, first: _Line, tokens: Sequence[int]) -> list[_Line]:
         """Behind each draft, up to the first that cannot be chosen, or with which the sequence needs no mask more."""
         lines, live = list[_Line](), first.live
-        self._marks[0] = first.handle
+        self._marks[0] = MANY - first.handle
         self._watch(False)
         for n, token in enumerate(tokens, 1):
             live = live.copy()
@@ -190,7 +200,7 @@ class Matchers:
             budget = line.live.budget
             if line.is_ahead and budget.ahead_s < 0:
                 continue
-            self._marks[0] = line.handle
+            self._marks[0] = MANY - line.handle if line.is_ahead else line.handle
             self._watch(False)
             start_s = time.thread_time()
             line.live.matcher.fill(bits[line.at])

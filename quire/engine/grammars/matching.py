@@ -126,7 +126,9 @@ class MatcherProcess:
             ends = self._matchers.advance(order.moves)
             if order.rows:
                 bits = self._bits[: len(order.rows) + sum(map(len, order.drafts))]
-                ends += self._matchers.fill(order.rows, bits, order.drafts, one_by_one=order.one_by_one)
+                ends += self._matchers.fill(
+                    order.rows, bits, order.drafts, unfollowed=order.unfollowed, one_by_one=order.one_by_one
+                )
             self._connection.send(encode(Turned(ends)))
 
     def _take_compiled(self) -> None:

@@ -28,8 +28,8 @@ LEFT_ALONE: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIP
 SEND_LIMIT_S: Final = 5.0
 """A process that does not read for so long is hung."""
 MARKS: Final = struct.Struct("=qq")
-"""At the beginning of the shared memory, handles or 0: whose matcher moves or is asked for a mask, `matchers.MANY`
-while many are; and whose grammar is being compiled beside that."""
+"""At the beginning of the shared memory, handles or 0: whose matcher moves or is asked for a mask, as
+`matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
 MANY_CORES: Final = 8
 SPIN_S_ON_MANY_CORES: Final = 0.0005
 """How long either end waits awake for the other, on a machine with so many cores."""
@@ -89,6 +89,8 @@ class Turn(msgspec.Struct, tag=True):
     drafts: list[list[int]] = []
     """Tokens that may follow each of these; a mask for each, behind that of its handle. Empty: there are none."""
     dropped: list[int] = []
+    unfollowed: list[int] = []
+    """Handles along whose drafts nothing is done: that has ended a process."""
     one_by_one: bool = False
 
 

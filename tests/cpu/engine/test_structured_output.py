@@ -193,13 +193,14 @@ def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str) -> None:
         requests = [request(i, regex="[a-wyz]+" if i == 4 else f"(x|[a-{'pqrstuvwz'[i]}])+") for i in range(9)]
         begin(structured, engine, *requests)
         masks_of(structured, engine)
-        unmasked = newest(engine)
+        unmasked = newest(engine, *[moves[1]] * 9)
         structured.follow([SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4], engine, unmasked)
         delta = SeqDelta("r4", 0, moves[0])
         others = [SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4]
         structured.follow([*others[:3], delta, *others[3:]], engine, unmasked)
         bits = bytes(structured.masks(unmasked).bits)
-        found = [bits[i * N_BYTES : (i + 1) * N_BYTES] for i in range(9) if i != 4]
+        assert len(bits) == 18 * N_BYTES, "each has a draft"
+        found = [bits[i * 2 * N_BYTES : (i + 1) * 2 * N_BYTES] for i in range(9) if i != 4]
         expected.append(found)
         assert all(one.finish_reason is None for one in others)
         if command == COMMAND:
@@ -329,6 +330,30 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
         failed = delta.failure
     assert failed is not None and failed.code is Code.GRAMMAR_TOO_SLOW
     assert other.failure is None and structured.n_live == 1
+    structured.shutdown()
+
+
+def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokenizer) -> None:
+    """Nobody has said that; whoever asks for this grammar from now on is refused."""
+    structured, engine = StructuredOutput(GrammarProcesses(settings())), scheduler()
+    one, other = request(0, grammar=LOOPS_LATE), request(1, regex="[a-z]+")
+    begin(structured, engine, one, other)
+    plain = masks_of(structured, engine)
+    drafts = spell(tokenizer, "hello"), spell(tokenizer, "x")
+    n_lines = [1 + len(tokens) for tokens in drafts]
+    for _ in range(2):
+        structured._made = None
+        bits = bytes(structured.masks(newest(engine, *drafts)).bits)
+        lines = [bits[at : at + N_BYTES] for at in range(0, len(bits), N_BYTES)]
+        assert len(lines) == sum(n_lines) and [lines[0], lines[n_lines[0]]] == plain
+        assert not any(map(any, lines[1 : n_lines[0]])), "no draft of it counts"
+        assert allowed(lines[-1]), "the other's do"
+    assert structured.n_live == 2 and len(children_of(structured)) == 1
+    delta = SeqDelta("r0", 0, spell(tokenizer, "b"))
+    structured.follow([delta], engine)
+    assert delta.finish_reason is None
+    with pytest.raises(RequestError, match="has stopped the process"):
+        structured.admit(one)
     structured.shutdown()
 
 
