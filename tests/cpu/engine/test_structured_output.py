@@ -147,16 +147,21 @@ def test_requests_that_leave_take_their_matchers_along(structured: StructuredOut
     assert structured.n_live == 0
 
 
+@pytest.mark.parametrize("n_drafts", [0, 3])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_cancelled_at_any_step_under_the_strict_device(depth: int) -> None:
+def test_cancelled_at_any_step_under_the_strict_device(depth: int, n_drafts: int) -> None:
     """The null device refuses a plan behind one without its masks, and masks that nobody waits for."""
     structured = StructuredOutput(GrammarProcesses(settings()))
     for n_steps in range(8):
         clock = VirtualClock()
         config = SchedulerConfig(
-            n_pages=65, page_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=64, pipeline_depth=depth
-        )
-        device = NullExecutor(n_pages=65, page_size=4, max_num_seqs=8, max_model_len=64, vocab_size=WIDTH, clock=clock)
+            n_pages=65, page_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=64, pipeline_depth=depth,
+            num_speculative_tokens=n_drafts,
+        )  # fmt: skip
+        device = NullExecutor(
+            n_pages=65, page_size=4, max_num_seqs=8, max_model_len=64, vocab_size=WIDTH, clock=clock, acceptance=0.6,
+            depth=depth,
+        )  # fmt: skip
         core = EngineCore(Scheduler(config, clock), device, clock, depth, structured)
         free = Request(request_id="free", prompt_token_ids=[7], params=SamplingParams(), max_tokens=20, seed=1)
         core.handle(Submit(free))
