@@ -12,6 +12,8 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.compute.draft.drafter import EachSequence
 
 END = 0
+N_GUESSED = 12
+"""At most, so that some spans have fewer drafts than were planned."""
 PERSON = {
     "type": "object",
     "properties": {
@@ -59,7 +61,9 @@ class Teller:
 
     def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
         known = tokens.tolist()
-        whole = next((one for one in self._wholes if one[: len(known)] == known), None)
+        n = min(n, N_GUESSED)
+        # a step behind the last one, for nobody, may be asked, too
+        whole = next((one for one in self._wholes if one[: len(known)] == known[: len(one)]), None)
         assert whole is not None, f"the token table holds {bytes(max(0, t - 1) for t in known)}"
         found = []
         for at in range(len(known), len(known) + n):
@@ -123,7 +127,7 @@ def check(llm: LLM, expected: list[Any], chances: tuple[float, ...]) -> None:
                 assert found == one
             after = llm.stats()
             n_right = after.accepted_tokens - before.accepted_tokens
-            assert teller.n_asked > 200 and (chance == 0.0) == (n_right == 0)
+            assert teller.n_asked > 200 and n_right > 20, "what a grammar foretells is right whoever guesses"
             if chance == 1.0 and not after.preemptions:
                 assert n_right > 0.6 * sum(len(one[1]) for one in expected), "right drafts count"
     finally:

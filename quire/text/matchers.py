@@ -46,6 +46,13 @@ class End(msgspec.Struct, array_like=True):
     """Anything can follow; else nothing can."""
 
 
+class Foretold(msgspec.Struct, array_like=True):
+    """The tokens that must come behind a sequence and so many of its drafts, from the one that its masks are for."""
+
+    n_drafts: int = 0
+    tokens: list[int] = []
+
+
 def failed(message: str) -> Failure:
     """The matcher of a sequence could not go on."""
     return Failure(Code.GRAMMAR_FAILED, message, PARAM)
@@ -78,8 +85,12 @@ class _Line:
     at: int
     handle: int
     live: _Live
-    is_ahead: bool = False
-    """Behind drafts, of which nobody knows whether they count."""
+    n_drafts: int = 0
+    """It is behind so many drafts, of which nobody knows whether they count."""
+
+    @property
+    def is_ahead(self) -> bool:
+        return self.n_drafts > 0
 
 
 class Matchers:
@@ -98,6 +109,8 @@ class Matchers:
         self._watch = watch
         self._pool: MatcherPool | None = None
         self._live: dict[int, _Live] = {}
+        self._last: dict[int, _Line] = {}
+        """The last mask of each sequence that was made in the newest turn."""
         self._n_timed = 0
         """Turns that are still to be timed mask by mask."""
         self._excess_s = 0.0
@@ -163,7 +176,20 @@ class Matchers:
         for line in lines:
             if line.live.leading is not None:
                 line.live.leading.narrow(bits[line.at])
+        self._last = {line.handle: line for line in lines}
         return self._failed(lines, bits)
+
+    def foretell(self, rows: Sequence[int], most: int) -> list[Foretold]:
+        """What must come after the masks that were filled last; at most so many tokens for each row's handle."""
+        found = [Foretold() for _ in rows]
+        for at, handle in enumerate(rows):
+            line = self._last.get(handle)
+            if line is None or line.live.leading is not None or line.live.matcher.error:
+                continue
+            self._marks[0] = MANY - handle
+            self._watch(False)
+            found[at] = Foretold(line.n_drafts, line.live.matcher.copy().forced()[:most])
+        return found
 
     def _lines(
         self, rows: Sequence[int], drafts: Sequence[Sequence[int]], bits: np.ndarray, unfollowed: Sequence[int]
@@ -192,7 +218,7 @@ class Matchers:
             live = live.copy()
             if _moved(first.handle, live, [token]) is not None:
                 break
-            lines.append(_Line(first.at + n, first.handle, live, is_ahead=True))
+            lines.append(_Line(first.at + n, first.handle, live, n))
         return lines
 
     def _fill_each(self, lines: list[_Line], bits: np.ndarray) -> None:

@@ -105,9 +105,13 @@ class SlotLengths:
         slots, n_drafts = spans.slots, spans.n_drafts
         known = self._lengths[slots].tolist()
         starts = [latest if at == UNKNOWN else at for latest, at in zip(spans.starts, known, strict=True)]
-        asking = [i for i, n in enumerate(n_drafts) if n]
-        contexts = [DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i]) for i in asking]
-        guesses = dict(zip(asking, self._drafter.guess(contexts), strict=True)) if contexts else {}
+        contexts = {
+            i: DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n) for i, n in enumerate(n_drafts) if n
+        }
+        sure = {i: _sure(contexts[i], at, tokens) for i, at, tokens in plan.foretold}
+        asking = {i: context for i, context in contexts.items() if not sure.get(i)}
+        found = dict(zip(asking, self._drafter.guess(list(asking.values())), strict=True)) if asking else {}
+        guesses = {i: found[i] if i in found else sure[i] for i in contexts}
         self._n_drafted = [len(guess) for guess in guesses.values()]
         lengths, made, self._drafts = list(spans.lengths), [0] * len(slots), []
         for i, wants in enumerate(spans.wants):
@@ -151,6 +155,12 @@ class SlotLengths:
         if self._chance is None or draft == NO_DRAFT:
             return token == draft
         return self._source.random() < self._chance
+
+
+def _sure(context: DraftContext, at: int, tokens: list[int]) -> list[int]:
+    """Of the tokens that must stand from position `at` on those that are lacking; none if the sequence says others."""
+    known = context.tokens[at:].tolist()
+    return tokens[len(known) :][: context.most] if known and known == tokens[: len(known)] else []
 
 
 def _guesses(spans: Spans, guesses: dict[int, list[int]]) -> Guesses:

@@ -36,7 +36,7 @@ from quire.engine.grammars.wire import (
     encode,
 )
 from quire.text.leading import LeadBound
-from quire.text.matchers import MANY, TOO_SLOW, End, failed
+from quire.text.matchers import MANY, TOO_SLOW, End, Foretold, failed
 
 logger = logging.getLogger("quire.engine")
 
@@ -120,14 +120,20 @@ class MatcherLink:
         self._dropped += [handle for handle in handles if self._seqs.pop(handle, None) is not None]
 
     def turn(
-        self, moves: list[tuple[int, list[int]]], rows: list[int], drafts: Sequence[list[int]] = ()
-    ) -> tuple[list[End], np.ndarray]:
+        self,
+        moves: list[tuple[int, list[int]]],
+        rows: list[int],
+        drafts: Sequence[list[int]] = (),
+        most_foretold: int = 0,
+    ) -> tuple[list[End], np.ndarray, list[Foretold]]:
         """Move sequences by tokens, then make masks: (what ended by that, int32 [lines, words], good until the next
-        turn). rows, drafts: as in `Turn`."""
+        turn, what is foretold of each row). rows, drafts: as in `Turn`."""
         moves = [move for move in moves if move[0] in self._seqs]
         for handle, tokens in moves:
             self._seqs[handle].tokens += tokens
-        order = Turn(moves, rows, list(drafts), self._dropped, self._unfollowed(rows) if drafts else [])
+        order = Turn(
+            moves, rows, list(drafts), self._dropped, self._unfollowed(rows), most_foretold=most_foretold
+        )  # fmt: skip
         self._dropped = []
         for _ in range(2 * len(self._seqs) + MAX_BLAMELESS + 1):
             try:
@@ -137,7 +143,7 @@ class MatcherLink:
                 self._ends += report.ends
                 ends, self._ends = self._ends, []
                 self.drop([end.handle for end in ends])
-                return ends, self._bits[: len(rows) + sum(map(len, drafts))]
+                return ends, self._bits[: len(rows) + sum(map(len, drafts))], report.foretold
             except _Ended as ended:
                 self._recover(ended)
                 known = [handle if handle in self._seqs else 0 for handle in rows]

@@ -74,6 +74,8 @@ class StructuredOutput:
         """Sequences whose last mask went wrong: it allowed nothing but the end."""
         self._made: StepMasks | None = None
         """Masks that were made together with the last moves."""
+        self.most_foretold = 0
+        """Tokens that sequences are to be told of beforehand where their grammar leaves no choice."""
         self.on_wait: Callable[[], None] | None = None
         """Called now and then while masks are waited for."""
 
@@ -249,14 +251,19 @@ class StructuredOutput:
         return self._link
 
     def _turn(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> tuple[list[End], np.ndarray]:
-        rows, drafts = list[int](), list[list[int]]()
+        rows, drafts, owners = list[int](), list[list[int]](), list[Seq]()
         if unmasked is not None:
             owners, drafts = [unmasked.seqs[span] for span in unmasked.plan.masked], unmasked.drafts
             rows = [self._live.get(one.request.request_id, {}).get(one.index, 0) for one in owners]
+        for owner in owners:
+            owner.foretold = None
         if not moves and not any(rows):  # they have ended, or are free from now on
             n_words = 0 if self._processes is None else self._processes.settings.n_words
             return [], np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
-        return self._matchers().turn(moves, rows, drafts)
+        ends, bits, foretold = self._matchers().turn(moves, rows, drafts, self.most_foretold)
+        for owner, one in zip(owners, foretold, strict=False):  # nothing is asked where no drafts are verified
+            owner.foretell(one.n_drafts, one.tokens)
+        return ends, bits
 
     def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
         if end.is_free:

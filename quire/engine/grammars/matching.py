@@ -129,7 +129,11 @@ class MatcherProcess:
                 ends += self._matchers.fill(
                     order.rows, bits, order.drafts, unfollowed=order.unfollowed, one_by_one=order.one_by_one
                 )
-            self._connection.send(encode(Turned(ends)))
+            foretold = []
+            if order.most_foretold:
+                rows = [0 if handle in order.unfollowed else handle for handle in order.rows]
+                foretold = self._matchers.foretell(rows, order.most_foretold)
+            self._connection.send(encode(Turned(ends, foretold)))
 
     def _take_compiled(self) -> None:
         order, found = self._compiled.get()

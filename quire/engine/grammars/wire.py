@@ -18,7 +18,7 @@ import msgspec
 from quire.core.structured import StructuredOutputsParams
 from quire.text.grammar_trial import Verdict
 from quire.text.leading import LeadBound
-from quire.text.matchers import End
+from quire.text.matchers import End, Foretold
 
 TRIAL: Final = b"trial"
 MATCHERS: Final = b"matchers"
@@ -92,12 +92,16 @@ class Turn(msgspec.Struct, tag=True):
     unfollowed: list[int] = []
     """Handles along whose drafts nothing is done: that has ended a process."""
     one_by_one: bool = False
+    most_foretold: int = 0
+    """Tokens to be foretold of each row."""
 
 
 class Turned(msgspec.Struct, tag=True):
     """The masks are there."""
 
     ends: list[End]
+    foretold: list[Foretold] = []
+    """Of each row, if that was asked for."""
 
 
 class Died(msgspec.Struct, tag=True):

@@ -11,12 +11,14 @@ from typing import Any
 
 import byte_model
 import jsonschema
+import numpy as np
 import pytest
 from calling_device import CallingDevice, LivePlans
 from grammar_draft_cases import answers, check, drafting, engine, tell, wholes_of, wishes
 
 from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.compute import platform
+from quire.compute.draft.drafter import EachSequence
 from quire.compute.platform import CudaPlatform
 from quire.core.commands import Cancel, Submit
 from quire.core.plan import StepPlan
@@ -107,6 +109,46 @@ def test_hundreds_of_answers_fit_their_schemas(folder: pathlib.Path) -> None:
         assert one.finish_reason == "stop", (schema, one.text, one.failure)
         jsonschema.validate(json.loads(one.text), schema)
     assert stats.accepted_tokens > 1000 and stats.accepted_tokens < stats.draft_tokens
+
+
+class Silent:
+    """Guesses nothing."""
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None: ...
+
+    def close(self, slot: int, tokens: np.ndarray) -> None: ...
+
+    def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_where_a_grammar_leaves_no_choice_nobody_has_to_guess(folder: pathlib.Path, depth: int) -> None:
+    """The first of such tokens takes a step, the others go with it; all are right, and the answers are the same."""
+    made = list(schemas(12))
+    params = [
+        SamplingParams(
+            max_tokens=100, temperature=float(i % 2), seed=i,
+            structured_outputs=StructuredOutputsParams(json=schema, disable_any_whitespace=True),
+        )
+        for i, schema in enumerate(made)
+    ]  # fmt: skip
+    prompts = [f"{i:03}:" for i in range(len(made))]
+    said, n_steps = [], []
+    for make in (engine, drafting):
+        llm = make(folder, pipeline_depth=depth, max_num_seqs=2)
+        if make is drafting:
+            llm.engine.executor.worker.runner._lengths._drafter = EachSequence(Silent())
+        before = llm.stats()
+        said.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)])
+        after = llm.stats()
+        n_steps.append(after.steps - before.steps)
+        llm.shutdown()
+    assert said[0] == said[1]
+    assert after.draft_tokens > 300
+    n_ends = len(made)  # a draft that ends its text brings no token behind it, by which drafts are counted
+    assert after.draft_tokens - n_ends <= after.accepted_tokens <= after.draft_tokens
+    assert n_steps[1] < 0.75 * n_steps[0]
 
 
 class OutOfMemoryError(RuntimeError):

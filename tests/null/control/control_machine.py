@@ -283,10 +283,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         return True
 
     def _mask_bits(self, plan: StepPlan) -> bytes:
-        """What may follow the tokens that the device has, and behind each draft, until one may not be."""
+        """What may follow the tokens that the device has, and behind each draft, until one may not be. Something is
+        foretold, which the device does not heed: it makes other drafts of it."""
         drafts = self.device.drafts().result() if plan.masks_drafts else [list[int]() for _ in plan.masked]
         bits = b""
         for span, guess in zip(plan.masked, drafts, strict=True):
+            self.scheduler.in_flight[-1].seqs[span].foretell(len(guess), [1] * (plan.step % 5))
             tokens = list(self.device._slots[plan.spans.slots[span]].tokens)
             allowed = may_follow(tokens)
             bits += as_bits(allowed)

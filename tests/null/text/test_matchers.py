@@ -130,6 +130,34 @@ def alone(compiler: GrammarCompiler, grammar: str, tokens: list[int]) -> np.ndar
     return np.frombuffer(matcher.mask(), "<i4") if is_fine else np.zeros(WIDTH // 32, "<i4")
 
 
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_what_is_foretold_is_where_masks_allow_one_token(compiler: GrammarCompiler, n_threads: int) -> None:
+    """Behind the last draft that may be; nothing where there is a choice, or nobody knows the sequence."""
+    made, _ = make(compiler, 1, n_threads)
+    grammar = grammar_of(StructuredOutputsParams(**SHAPE, disable_any_whitespace=True))
+    known = [[], spelt(compiler, '{"a'), spelt(compiler, '{"a":"x'), spelt(compiler, '{"')]
+    drafts = [[], [], [], [*spelt(compiler, 'a":'), 300]]
+    made.begin([5, 6, 7, 8], compiler.compile(grammar), known)
+    rows, drafts = [1, 5, 6, 0, 7, 8], [[], *drafts[:2], [4], *drafts[2:]]
+    bits = np.zeros((len(rows) + sum(map(len, drafts)), WIDTH // 32), "<i4")
+    made.fill(rows, bits, drafts)
+    found = [(one.n_drafts, one.tokens) for one in made.foretell(rows, 9)]
+    assert [one.tokens for one in made.foretell(rows, 1)] == [tokens[:1] for _, tokens in found]
+    expected = [forced(compiler, grammar, tokens) for tokens in (known[0], known[1], known[2])]
+    assert found[1:3] == [(0, expected[0]), (0, expected[1])] and all(expected[:2]) and expected[2] == []
+    assert found[0][1] == forced(compiler, grammar_of(StructuredOutputsParams(regex="a+")), [])
+    assert found[3][1] == found[4][1] == []
+    assert found[5] == (3, forced(compiler, grammar, spelt(compiler, '{"a":')))
+
+
+def forced(compiler: GrammarCompiler, grammar: str, tokens: list[int]) -> list[int]:
+    """One mask after the other, as long as they allow one token."""
+    tokens, n_known = list(tokens), len(tokens)
+    while np.unpackbits(alone(compiler, grammar, tokens).view(np.uint8)).sum() == 1:
+        tokens.append(first_token(alone(compiler, grammar, tokens)))
+    return tokens[n_known:]
+
+
 def test_slow_masks_along_drafts_end_nothing(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not made any more, and the sequence goes on as if nobody had guessed."""
     made, _ = make(compiler, 1)
