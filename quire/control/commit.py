@@ -39,10 +39,8 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
         if n_drafts:
             n_verified, n_verifying = result.n_drafted[n_verifying], n_verifying + 1
             if count and step > seq.ignore_through:
-                is_sure = i in foretold
-                live.drafts.count(
-                    seq, step, n_drafts, n_verified, count - 1, len(builder.seqs), is_sure=is_sure
-                )  # fmt: skip
+                n_seqs, is_sure = len(builder.seqs), i in foretold
+                live.drafts.count(seq, step, n_drafts, n_verified, count - 1, n_seqs, is_sure=is_sure)
         if step > seq.ignore_through:
             if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
                 end = start + length

@@ -127,7 +127,7 @@ class StepPlan(msgspec.Struct):
     for them, the choice of the step's tokens does."""
     foretold: list[tuple[int, int, list[int]]] = []
     """(span, position, tokens): what the span's sequence must say from that position on. Where that is how it stands,
-    the tokens that are not known yet are its drafts, before any guess."""
+    the tokens that the device does not know yet are its drafts, before any guess."""
     knows_starts: bool = True
     """Spans begin where they say: no draft is in flight. Else only the device knows where."""
 

@@ -99,7 +99,8 @@ class EngineCore:
         self.on_wait: Callable[[], None] | None = None
         self.grammars = grammars or StructuredOutput(None)
         self.grammars.on_wait = self._waits
-        self.grammars.most_foretold = 1 + scheduler.config.num_speculative_tokens if scheduler.live.drafts.most else 0
+        n_drafts = scheduler.config.num_speculative_tokens
+        self.grammars.most_foretold = 1 + n_drafts if n_drafts else 0
         self.on_plan: Callable[[Sequence[PlanBuilder]], None] | None = None
         """Gets the steps in flight before the newest of them is submitted."""
         self._masked_through = -1

@@ -179,12 +179,13 @@ class Matchers:
         self._last = {line.handle: line for line in lines}
         return self._failed(lines, bits)
 
-    def foretell(self, rows: Sequence[int], most: int) -> list[Foretold]:
-        """What must come after the masks that were filled last; at most so many tokens for each row's handle."""
+    def foretell(self, rows: Sequence[int], bits: np.ndarray, most: int) -> list[Foretold]:
+        """What must come where the masks that were filled last, `bits`, allow one token: at most so many for each row's
+        handle."""
         found = [Foretold() for _ in rows]
         for at, handle in enumerate(rows):
             line = self._last.get(handle)
-            if line is None or line.live.leading is not None or line.live.matcher.error:
+            if line is None or line.live.leading is not None or np.count_nonzero(bits[line.at]) != 1:
                 continue
             self._marks[0] = MANY - handle
             self._watch(False)

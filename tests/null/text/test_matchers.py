@@ -141,8 +141,8 @@ def test_what_is_foretold_is_where_masks_allow_one_token(compiler: GrammarCompil
     rows, drafts = [1, 5, 6, 0, 7, 8], [[], *drafts[:2], [4], *drafts[2:]]
     bits = np.zeros((len(rows) + sum(map(len, drafts)), WIDTH // 32), "<i4")
     made.fill(rows, bits, drafts)
-    found = [(one.n_drafts, one.tokens) for one in made.foretell(rows, 9)]
-    assert [one.tokens for one in made.foretell(rows, 1)] == [tokens[:1] for _, tokens in found]
+    found = [(one.n_drafts, one.tokens) for one in made.foretell(rows, bits, 9)]
+    assert [one.tokens for one in made.foretell(rows, bits, 1)] == [tokens[:1] for _, tokens in found]
     expected = [forced(compiler, grammar, tokens) for tokens in (known[0], known[1], known[2])]
     assert found[1:3] == [(0, expected[0]), (0, expected[1])] and all(expected[:2]) and expected[2] == []
     assert found[0][1] == forced(compiler, grammar_of(StructuredOutputsParams(regex="a+")), [])
