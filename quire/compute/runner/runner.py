@@ -194,7 +194,7 @@ class Runner:
 
     def replace_drafter(self, drafter: Drafter, chance: float) -> None:
         """Another one, while no slot is open. Its drafts count with this chance, whatever is chosen: for the speed of
-        random weights."""
+        random weights, and not for sequences under a grammar, whose masks follow from drafts that are chosen."""
         self._lengths = SlotLengths(self.tables, drafter, chance)
 
     def _is_alone(self, slots: list[int]) -> bool:

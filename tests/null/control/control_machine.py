@@ -133,6 +133,23 @@ def _most_steps(seq: Seq) -> int:
     return n_beams * (seq.prompt_len + seq.request.max_tokens + 3)
 
 
+def mask_bits(device: FaultyDevice, plan: StepPlan, seqs: list[Seq]) -> bytes:
+    """What may follow the tokens that the device has, and behind each draft, until one may not be. Something is
+    foretold, which the device does not heed: it makes other drafts of it."""
+    drafts = device.drafts().result() if plan.masks_drafts else [list[int]() for _ in plan.masked]
+    bits = b""
+    for span, guess in zip(plan.masked, drafts, strict=True):
+        seqs[span].foretell(len(guess), [1] * (plan.step % 5))
+        tokens = list(device._slots[plan.spans.slots[span]].tokens)
+        allowed = may_follow(tokens)
+        bits += as_bits(allowed)
+        for draft in guess:
+            tokens.append(draft)
+            allowed = may_follow(tokens) if draft in allowed else set()
+            bits += as_bits(allowed)
+    return bits
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """See the module."""
 
@@ -275,28 +292,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         future = self.device.submit(plan)
         self._check_masked(plan, seqs)
         if plan.masked and not future.done():
-            self.device.mask(StepMasks(plan.step, self._mask_bits(plan)))
+            self.device.mask(StepMasks(plan.step, mask_bits(self.device, plan, seqs)))
         result = future.result()
         self._check_hints(plan)
         self.in_flight.append((seqs, plan, result))
         assert len(self.in_flight) <= self.config.pipeline_depth
         return True
-
-    def _mask_bits(self, plan: StepPlan) -> bytes:
-        """What may follow the tokens that the device has, and behind each draft, until one may not be. Something is
-        foretold, which the device does not heed: it makes other drafts of it."""
-        drafts = self.device.drafts().result() if plan.masks_drafts else [list[int]() for _ in plan.masked]
-        bits = b""
-        for span, guess in zip(plan.masked, drafts, strict=True):
-            self.scheduler.in_flight[-1].seqs[span].foretell(len(guess), [1] * (plan.step % 5))
-            tokens = list(self.device._slots[plan.spans.slots[span]].tokens)
-            allowed = may_follow(tokens)
-            bits += as_bits(allowed)
-            for draft in guess:
-                tokens.append(draft)
-                allowed = may_follow(tokens) if draft in allowed else set()
-                bits += as_bits(allowed)
-        return bits
 
     def _check_masked(self, plan: StepPlan, seqs: list[Seq]) -> None:
         """A mask for each token of a constrained sequence; no plan behind one whose masks cannot be made yet."""
