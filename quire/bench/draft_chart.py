@@ -45,7 +45,7 @@ def panels(rows: Sequence[Mapping[str, Any]], costs: DraftCosts | None) -> list[
     found = [Panel("tokens that a step keeps", tokens, kept)]
     if costs is not None:
         plain_s = costs.seconds(1)
-        step_s = [costs.seconds(1 + n) + n * costs.guess_s + (costs.exposed_s if n else 0) for n in numbers]
+        step_s = [costs.seconds(1 + n) + n * costs.guess_s + (costs.exposed(1) if n else 0) for n in numbers]
         speed = {rate: [one * plain_s / s for one, s in zip(tokens[rate], step_s, strict=True)] for rate in CHANCES}
         points = [(n, float(row["speedup"]), label) for n, row, label in zip(drafts, rows, labels, strict=True)]
         title = f"speed-up of one sequence, a draft costs {costs.guess_s / plain_s:.2f} plain steps"

@@ -16,9 +16,8 @@ from quire.control.seq import InvariantError, Seq
 from quire.core.beams import MAX_PENALTY, MAX_WIDTH
 from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.core.events import FinishReason, SeqDelta
-from quire.core.logprobs import PackedLogprobs
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 from quire.core.request import Request
-from quire.core.result import TokenLogprobs
 
 
 @dataclasses.dataclass(slots=True, eq=False)

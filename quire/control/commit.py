@@ -17,9 +17,9 @@ from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import InvariantError, Seq, SeqState
 from quire.core.errors import EngineError
 from quire.core.events import FinishReason, SeqDelta
-from quire.core.logprobs import PackedLogprobs
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 from quire.core.request import Pooling
-from quire.core.result import StepResult, TokenLogprobs
+from quire.core.result import StepResult
 
 _wants_more = operator.attrgetter("wants_more")
 
@@ -145,17 +145,17 @@ def _pool(live: LiveSeqs, seq: Seq, states: list[float] | None, deltas: list[Seq
     live.end(seq, FinishReason.STOP)
 
 
-def _report(live: LiveSeqs, seq: Seq, token: int, row: TokenLogprobs, deltas: list[SeqDelta]) -> None:
+def _report(live: LiveSeqs, seq: Seq, token: int, row: PackedLogprobs, deltas: list[SeqDelta]) -> None:
     """What can follow a beam is known; all hypotheses, if that was the last thing that their search waited for."""
     search = seq.search
-    if search is not None and search.report(seq, token, row):
+    if search is not None and search.report(seq, token, row.rows()[0]):
         found = search.deltas()
         deltas += found
         live.end(seq, found[0].finish_reason or FinishReason.STOP)
 
 
 def _append_tokens(
-    live: LiveSeqs, seq: Seq, tokens: list[int], rows: list[TokenLogprobs | None], deltas: list[SeqDelta]
+    live: LiveSeqs, seq: Seq, tokens: list[int], rows: list[PackedLogprobs | None], deltas: list[SeqDelta]
 ) -> None:
     """A token and the drafts behind it that were kept, in one delta, or each in its own where text may end the
     sequence before the last of them; those behind the sequence's end do not count."""
@@ -171,17 +171,17 @@ def _append_tokens(
         delta.token_ids += one.token_ids
         delta.stop_token, delta.finish_reason = one.stop_token, one.finish_reason
     if seq.params.logprobs >= 0:
-        delta.logprobs = PackedLogprobs.of([row for row in rows[: len(delta.token_ids)] if row is not None])
+        delta.logprobs = PackedLogprobs.join([row for row in rows[: len(delta.token_ids)] if row is not None])
     del deltas[first + 1 :]
 
 
-def _append_token(live: LiveSeqs, seq: Seq, token: int, row: TokenLogprobs | None, deltas: list[SeqDelta]) -> None:
+def _append_token(live: LiveSeqs, seq: Seq, token: int, row: PackedLogprobs | None, deltas: list[SeqDelta]) -> None:
     """One more output token, and the end if it is the last."""
     known = seq.tokens
     known.append(token)
     delta = SeqDelta(seq.request.request_id, seq.index, [token])
     if row is not None and seq.params.logprobs >= 0:
-        delta.logprobs = PackedLogprobs.of([row])
+        delta.logprobs = row
     n_outputs = len(known) - seq.prompt_len
     if n_outputs == 1:
         _complete_first(seq, delta)

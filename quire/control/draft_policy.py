@@ -1,7 +1,7 @@
 """How many drafts each sequence's next span verifies: by what became of its drafts so far, and what a row costs.
 
-Owns the estimates, of chances and of what steps cost beside their rows, and when a sequence is asked again. Does not
-own the trade (`planner/drafts.py`), nor room for drafts (`drafting.py`).
+Owns the estimates of chances, and when a sequence is asked again. Does not own the trade (`planner/drafts.py`), what
+steps take (`seen_costs.py`) nor room for drafts (`drafting.py`).
 Invariant: where drafts do not pay, they take at most about `PROBE_SHARE` of the time: such a sequence takes part in so
 few steps with drafts that these are no longer than that.
 """
@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from quire.control.acceptance import LONG_MEMORY, Acceptance
+from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
 from quire.planner.drafts import LEAST_GAIN, DraftCosts
 
 FIRST_RATE: Final = 0.7
 FIRST_DRAFTS: Final = 4.0
 """The chance of a draft before anything is known, and as of how many drafts it counts."""
-NEW_SHARE: Final = 0.1
-"""Of the step that has just ended, in what is known of the cost of steps of its kind, for each step since the last of
-its kind, up to `MOST_STALE`."""
-MOST_STALE: Final = 7
 PROBE_SHARE: Final = 0.01
 MOST_STREAK: Final = 3
 """Right probes in a row, each longer than the one before, after which a sequence for which drafts still do not pay is
@@ -44,11 +41,10 @@ class DraftPolicy:
         """Whether the newest choice gave drafts that pay: a step with them is one anyway."""
         self._drafted_at = -1
         """The step of the newest choice that gave any drafts."""
-        self._exposed_s = costs.exposed_s if costs is not None else 0.0
-        self._plain_s = 0.0
-        """What steps with drafts, and without, take beside their rows and guesses; as seen."""
-        self._n_since = [0, 0]
-        """Steps since the last without drafts, and with."""
+        self._seen = None if costs is None else SeenCosts(costs)
+        self.saved_s = 0.0
+        """What plain steps would have taken longer for the same tokens, by what they are known to take; below 0: lost.
+        Of steps without prompts."""
         self.n_spans = self.n_verified = 0
         """Spans that verified drafts, and these drafts."""
         self.n_right = [0] * most
@@ -58,11 +54,13 @@ class DraftPolicy:
         """Drafts for each of these, which decode and are not left alone, in a step of `n_rows` rows without them and
         `n_free` to spare."""
         most = min(self.most, n_free)
-        if self.costs is None:
+        if self.costs is None or self._seen is None:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
-        exposed_s = self._exposed_s * (1.0 if self._drafted_at == step - 1 else BEGINNING)
-        lengths = self.costs.choose(rates, most, n_rows, n_free, exposed_s, self._plain_s)
+        plain_s, exposed_s = self._seen.plain_s(n_rows), self._seen.exposed_s(n_rows)
+        if exposed_s > 0 and self._drafted_at != step - 1:
+            exposed_s *= BEGINNING
+        lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s)
         n_left = n_free - sum(lengths)
         self._is_drafting = any(lengths)
         for i, seq in enumerate(seqs):
@@ -83,29 +81,25 @@ class DraftPolicy:
         """Whether a step of `n_rows` rows should have so many drafts more that are right for sure."""
         if not n_sure:
             return False
-        if self.costs is not None:
-            exposed_s = self._exposed_s * (1.0 if self._drafted_at == step - 1 else BEGINNING)
-            drafted_s = self.costs.seconds(n_rows + n_sure) + exposed_s
-            if (n_rows + n_sure) * (self.costs.seconds(n_rows) + self._plain_s) < LEAST_GAIN * n_rows * drafted_s:
+        if self.costs is not None and self._seen is not None:
+            plain_s, exposed_s = self._seen.plain_s(n_rows), self._seen.exposed_s(n_rows)
+            if exposed_s > 0 and self._drafted_at != step - 1:
+                exposed_s *= BEGINNING
+            drafted_s = self.costs.seconds(n_rows + n_sure) + plain_s + exposed_s
+            if (n_rows + n_sure) * (self.costs.seconds(n_rows) + plain_s) < LEAST_GAIN * n_rows * drafted_s:
                 return False
         self._drafted_at = step
         return True
 
-    def time(self, n_rows: int, n_guesses: int, is_drafted: bool, seconds: float) -> None:
-        """A step of `n_rows` rows, drafts among them, took so long from the end of the one before it."""
-        if self.costs is None:
+    def time(self, n_seqs: int, n_guesses: int, n_right: int, is_drafted: bool, seconds: float) -> None:
+        """A step of `n_seqs` sequences with so many drafts, the right ones among them, took so long from the end of the
+        one before it."""
+        if self.costs is None or self._seen is None:
             return
-        rows_s = self.costs.seconds(n_rows)
-        known_s = self._exposed_s if is_drafted else self._plain_s
-        seen_s = seconds - rows_s - n_guesses * self.costs.guess_s
-        self._n_since[not is_drafted] += 1
-        n_steps, self._n_since[is_drafted] = min(self._n_since[is_drafted] + 1, MOST_STALE), 0
-        share = 1 - (1 - NEW_SHARE) ** n_steps
-        change_s = share * min(max(seen_s - known_s, -rows_s), rows_s)  # one long step may be an accident
         if is_drafted:
-            self._exposed_s += change_s
-        else:
-            self._plain_s += change_s
+            plain_s = self.costs.seconds(n_seqs) + self._seen.plain_s(n_seqs)
+            self.saved_s += (1 + n_right / n_seqs) * plain_s - seconds
+        self._seen.time(n_seqs, n_guesses, is_drafted, seconds)
 
     def count(
         self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int, *, is_sure: bool = False
@@ -128,7 +122,7 @@ class DraftPolicy:
             own.n_streak = min(own.n_streak + 1, MOST_STREAK)
             if own.n_streak < MOST_STREAK and rate < FIRST_RATE:
                 seq.drafts_from = 0  # a right probe of one that is thought to be wrong: a longer one follows at once
-        if own.n_vain > 1:
+        if own.n_vain > 1 and not n_verified:  # nothing is to be found yet: perhaps soon
             self._leave(seq, step, n_rows, 2 ** min(own.n_vain, 8))
 
     def _leave(self, seq: Seq, step: int, n_rows: int, most: int) -> None:
@@ -137,12 +131,12 @@ class DraftPolicy:
         A step in which one is asked waits for the step before it, and the next one for that, unless there are drafts in
         it anyway. So periods are powers of two and end together: such a step asks all that are due.
         """
-        assert self.costs is not None
+        assert self.costs is not None and self._seen is not None
         rows_s = self.costs.seconds(n_rows)
         asking_s = n_rows * self.costs.guess_s + self.costs.seconds(2 * n_rows) - rows_s
         if not self._is_drafting:
-            asking_s += 2 * (self._exposed_s - self._plain_s)
-        n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._plain_s))))
+            asking_s += 2 * max(0.0, self._seen.exposed_s(n_rows))
+        n_steps = min(MOST_QUIET, most, math.ceil(asking_s / (PROBE_SHARE * (rows_s + self._seen.plain_s(n_rows)))))
         period = 1 << max(0, n_steps - 1).bit_length()
         seq.drafts_from = (step // period + 1) * period
 

@@ -27,6 +27,8 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     n_free = min(builder.budget, live.config.most_sampled) - n_seqs
     if not seqs or n_free <= 0:
         return {}
+    if live.drafts.costs is not None and _prompts_wait(live):
+        return {}
     sure = _sure(live, seqs, n_free, step)
     seqs, n_free = [seq for seq in seqs if seq.drafts_from <= step and seq not in sure], n_free - sum(sure.values())
     if not seqs or n_free <= 0:
@@ -43,6 +45,12 @@ def _sure(live: LiveSeqs, seqs: list[Seq], n_free: int, step: int) -> dict[Seq, 
             found[seq] = min(len(seq.foretold[1]) - 1, live.drafts.most, n_free)
             n_free -= found[seq]
     return found if live.drafts.takes(sum(found.values()), len(live.running), step) else {}
+
+
+def _prompts_wait(live: LiveSeqs) -> bool:
+    """Whether tokens of prompts want this step, too. Then a draft's row takes as long as one of theirs, which is never
+    in vain; and nothing would hide the launch of a step so long."""
+    return bool(live.free_slots and len(live.waiting)) or any(seq.planned < seq.prefill_end for seq in live.running)
 
 
 def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int]) -> list[Seq]:

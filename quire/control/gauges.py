@@ -71,6 +71,7 @@ def read_stats(live: LiveSeqs, counters: Counters, n_in_flight: int, age_s: floa
         n_slots_taken=n_held * page_size,
         n_drafts=live.drafts.n_spans,
         draft_tokens=live.drafts.n_verified,
+        draft_saved_s=live.drafts.saved_s,
         accepted_at=list(live.drafts.n_right),
         n_pages_saved=n_repeats,
         steps=counters.steps,

@@ -191,7 +191,8 @@ class Scheduler:
         n_guesses, n_seqs = sum(result.n_drafted), len(builder.seqs)
         has_waited = not builder.plan.knows_starts and not builder.n_drafting  # for the drafts before it
         if builder.plan.n_tokens - sum(builder.plan.spans.n_drafts) == n_seqs and not has_waited:
-            self.live.drafts.time(n_seqs + n_guesses, n_guesses, builder.n_drafting > 0, seconds)
+            n_right = sum([n - 1 for n in result.n_new if n])
+            self.live.drafts.time(n_seqs, n_guesses, n_right, builder.n_drafting > 0, seconds)
 
     def fail_all(self, failure: Failure) -> list[SeqDelta]:
         """End everything with an error; forget the steps in flight (late results are ignored) and every cached page.

@@ -18,9 +18,9 @@ from quire.control.acceptance import Acceptance
 from quire.control.node import Miss, Node
 from quire.core.errors import EngineError
 from quire.core.failure import Code
+from quire.core.logprobs import TokenLogprobs
 from quire.core.plan import SlotParams
 from quire.core.request import Pooling, Request
-from quire.core.result import TokenLogprobs
 
 if TYPE_CHECKING:
     from quire.control.beam_search import BeamSearch

@@ -79,6 +79,8 @@ class EngineStats(msgspec.Struct):
     """Times that a sequence verified drafts."""
     draft_tokens: int = 0
     """These drafts."""
+    draft_saved_s: float = 0.0
+    """Seconds that plain steps would have taken longer, by what they are known to take; below 0: lost."""
     accepted_at: list[int] = []
     """Of these, the right ones, by their place: the first draft behind a known token, the second, ..."""
     preemptions: int = 0

@@ -1,6 +1,6 @@
 """Log-probabilities of many positions, packed: what crosses from the engine to its clients and waits there to be read.
 
-Owns the packed form, 8 bytes an entry. Does not own what a row means (`result.TokenLogprobs`, `Logprob`).
+Owns the packed form, 8 bytes an entry, and what a row means.
 Invariants: values are float32, as the device has them; a row is unpacked only when somebody looks at it.
 """
 
@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, overload
 
 import msgspec
-
-from quire.core.result import TokenLogprobs
 
 FLOAT: Final = "f"
 INT: Final = "i"
@@ -28,6 +26,17 @@ class Logprob:
     rank: int | None = None
     """1 = the most probable."""
     decoded_token: str | None = None
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position, natural log, before temperature and truncation (raw model distribution)."""
+
+    chosen: float
+    """Of the token that stands there."""
+    rank: int
+    """1 = the most probable."""
+    top_ids: list[int]
+    top_logprobs: list[float]
 
 
 Row = dict[int, Logprob]
@@ -62,10 +71,23 @@ class PackedLogprobs(msgspec.Struct, array_like=True):
         ranks = array.array(INT, [row.rank for row in rows])
         return cls(n_top, chosen.tobytes(), ranks.tobytes(), ids.tobytes(), values.tobytes())
 
+    @classmethod
+    def join(cls, parts: Sequence[PackedLogprobs]) -> PackedLogprobs:
+        """The rows of all parts, which have the same number of most probable tokens."""
+        n_top = parts[0].n_top if parts else 0
+        if any(part.n_top != n_top for part in parts):
+            raise ValueError(f"rows of {sorted({part.n_top for part in parts})} most probable tokens are no one's")
+        columns = ([getattr(part, name) for part in parts] for name in ("chosen", "ranks", "top_ids", "top_logprobs"))
+        return cls(n_top, *map(b"".join, columns))
+
+    def chosen_values(self) -> array.array[float]:
+        """`chosen` as numbers."""
+        return array.array(FLOAT, self.chosen)
+
     def rows(self) -> list[TokenLogprobs]:
         """The rows again, rounded to float32."""
         n = self.n_top
-        chosen, ranks = array.array(FLOAT, self.chosen).tolist(), array.array(INT, self.ranks).tolist()
+        chosen, ranks = self.chosen_values().tolist(), array.array(INT, self.ranks).tolist()
         ids, values = array.array(INT, self.top_ids).tolist(), array.array(FLOAT, self.top_logprobs).tolist()
         return [
             TokenLogprobs(one, rank, ids[at * n : at * n + n], values[at * n : at * n + n])

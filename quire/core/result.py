@@ -5,17 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from quire.core.failure import Code
-
-
-class TokenLogprobs(msgspec.Struct, array_like=True):
-    """Log-probabilities at one position, natural log, before temperature and truncation (raw model distribution)."""
-
-    chosen: float
-    """Of the token that stands there."""
-    rank: int
-    """1 = the most probable."""
-    top_ids: list[int]
-    top_logprobs: list[float]
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 
 
 class Fault(msgspec.Struct, array_like=True):
@@ -45,8 +35,8 @@ class StepResult(msgspec.Struct):
     """Tokens gained by each span with `wants`: 1, or 1 + accepted drafts; 0 if the slot is in `faults`."""
     n_drafted: list[int] = []
     """For each span with `n_drafts`, in span order: drafts that were made, and verified."""
-    logprobs: dict[int, TokenLogprobs] = {}
-    """Index into `tokens` → logprobs, for slots that asked."""
+    logprobs: dict[int, PackedLogprobs] = {}
+    """Index into `tokens` → one row, for slots that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     """Index of a span → rows for the tokens at start+1 .. start+length that belong to the prompt."""
     pooled: dict[int, list[float]] = {}

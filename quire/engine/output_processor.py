@@ -15,7 +15,7 @@ from quire.core.clock import Clock
 from quire.core.commands import Cancel, CancelSeq
 from quire.core.events import FinishReason, SeqDelta
 from quire.core.failure import Code, Failure
-from quire.core.logprobs import LogprobRows
+from quire.core.logprobs import LogprobRows, PackedLogprobs
 from quire.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from quire.core.request import Request
 from quire.core.sampling import OutputKind
@@ -131,7 +131,7 @@ class OpenRequest:
         text, logprobs = self._advance(completion, delta)
         if not wants_parts or self.request.params.output_kind is not OutputKind.DELTA:
             self._keep(completion, text, delta.token_ids, logprobs)
-        parts = [_part(completion, text, delta.token_ids, logprobs)] if wants_parts else []
+        parts = [self._new_part(completion, text, delta.token_ids, logprobs)] if wants_parts else []
         if completion.finish_reason is None:
             return parts, None
         self._n_open -= 1
@@ -141,14 +141,23 @@ class OpenRequest:
         return parts, CancelSeq(delta.request_id, delta.index) if stopped_here else None
 
     def _keep(
-        self, completion: CompletionOutput, text: str, token_ids: list[int], logprobs: LogprobRows | None
+        self, completion: CompletionOutput, text: str, token_ids: list[int], logprobs: PackedLogprobs | None
     ) -> None:
         self._said[completion.index].write(text)
         completion.token_ids += token_ids
         if logprobs is not None and completion.logprobs is not None:
-            completion.logprobs.join(logprobs)
+            completion.logprobs.add(logprobs, token_ids)
 
-    def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> tuple[str, LogprobRows | None]:
+    def _new_part(
+        self, completion: CompletionOutput, text: str, token_ids: list[int], logprobs: PackedLogprobs | None
+    ) -> CompletionOutput:
+        rows = None
+        if logprobs is not None:
+            rows = LogprobRows(self._name)
+            rows.add(logprobs, token_ids)
+        return _part(completion, text, token_ids, rows)
+
+    def _advance(self, completion: CompletionOutput, delta: SeqDelta) -> tuple[str, PackedLogprobs | None]:
         """Apply the delta to its completion; returns its text and logprobs."""
         reason = delta.finish_reason.value if delta.finish_reason is not None else None
         stop_reason: int | str | None = delta.stop_token
@@ -163,9 +172,8 @@ class OpenRequest:
                 reason, stop_reason = FinishReason.STOP.value, stop
         logprobs = None
         if delta.logprobs is not None and completion.logprobs is not None:
-            logprobs = LogprobRows(self._name)
-            logprobs.add(delta.logprobs, delta.token_ids)
-            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(logprobs.chosen)
+            logprobs = delta.logprobs
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + sum(logprobs.chosen_values())
         if delta.cum_logprob is not None:
             completion.cumulative_logprob = delta.cum_logprob
         completion.finish_reason, completion.stop_reason, completion.failure = reason, stop_reason, delta.failure

@@ -188,9 +188,11 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("act", "silu_mul"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
-    _triton("sample", "choose_by", "penalise"),
-    Implementation("sample", "cpu", ("choose_by", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"),
-    _reference("sample", "choose_by", "penalise"),
+    _triton("sample", "choose_by", "lines", "penalise"),
+    Implementation(
+        "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"
+    ),
+    _reference("sample", "choose_by", "lines", "penalise"),
     _triton("kvstore", "copy_pages"),
     Implementation("kvstore", "cpu", ("copy_pages",), ("cpu",), "torch; one slice assignment a page"),
     _reference("kvstore", "copy_pages"),

@@ -23,6 +23,15 @@ def expected_tokens(rate: float, n_drafts: int) -> float:
     return n_drafts + 1.0 if rate >= 1.0 else (1.0 - rate ** (n_drafts + 1)) / (1.0 - rate)
 
 
+def _on_line(places: Sequence[int], values: Sequence[float], at: int) -> float:
+    """Between two places on the line through them, also beyond the last two."""
+    if len(places) == 1:
+        return values[0]
+    right = min(max(bisect.bisect_left(places, at), 1), len(places) - 1)
+    (low, high), (low_value, high_value) = places[right - 1 : right + 1], values[right - 1 : right + 1]
+    return low_value + (high_value - low_value) * (at - low) / (high - low)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DraftCosts:
     """Times of one model on one machine, in seconds."""
@@ -33,18 +42,22 @@ class DraftCosts:
     """Of these steps."""
     guess_s: float
     """Guessing one token of one sequence."""
-    exposed_s: float = 0.0
+    exposed_s: tuple[float, ...] = (0.0,)
     """Of a step with drafts, beside its rows and guesses: what the host does before and after it, as nothing hides it
-    where a step begins only when the one before it has ended. A first guess: the engine sees how long steps take."""
+    where a step begins only when the one before it has ended; less where guesses of many take less than of one. A first
+    guess: the engine sees how long steps take."""
+    exposed_seqs: tuple[int, ...] = (1,)
+    """Of how many sequences that was measured, rising."""
 
     def seconds(self, n_rows: int) -> float:
         """Of a step with so many rows: between two that were measured on the line through them, also beyond the last
         two."""
-        if len(self.rows) == 1:
-            return self.step_s[0]
-        right = min(max(bisect.bisect_left(self.rows, n_rows), 1), len(self.rows) - 1)
-        (low, high), (low_s, high_s) = self.rows[right - 1 : right + 1], self.step_s[right - 1 : right + 1]
-        return max(self.step_s[0], low_s + (high_s - low_s) * (n_rows - low) / (high - low))
+        return max(self.step_s[0], _on_line(self.rows, self.step_s, n_rows))
+
+    def exposed(self, n_seqs: int) -> float:
+        """Of a step with drafts of so many sequences, as `exposed_s`; beyond those measured it never falls."""
+        found_s = _on_line(self.exposed_seqs, self.exposed_s, n_seqs)
+        return found_s if n_seqs <= self.exposed_seqs[-1] else max(found_s, self.exposed_s[-1])
 
     def choose(
         self, rates: Sequence[float], most: int, n_rows: int, n_free: int, exposed_s: float, plain_s: float

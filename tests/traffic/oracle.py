@@ -20,8 +20,8 @@ from quire.control.node import Node
 from quire.control.tree import PrefixTree
 from quire.core.events import FinishReason
 from quire.core.failure import Failure
+from quire.core.logprobs import TokenLogprobs
 from quire.core.request import Request
-from quire.core.result import TokenLogprobs
 from traffic.rules import Control, explains, is_best
 
 ROWS_AT_ONCE = 1 << 14

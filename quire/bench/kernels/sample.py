@@ -1,6 +1,7 @@
 """Cases of sampling: one token from each row of logits, against plain torch (softmax, topk, sort, multinomial).
 
-Logits are normal with deviation 3, flatter than a language model's: top-p has thousands of candidates.
+Logits are normal with deviation 3, flatter than a language model's: top-p has thousands of candidates, and half of all
+tokens where it is hot.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ CONTROLS: dict[str, dict[str, float]] = {
     "top_k 50": {"top_k": 50},
     "top_p 0.9": {"top_p": 0.9},
     "min_p 0.05": {"min_p": 0.05},
+    "hot, top_p 0.9": {"temperature": 3.4, "top_p": 0.9},
+    "hot, min_p 0.05": {"temperature": 3.4, "min_p": 0.05},
     "top_k 20, top_p 0.8": {"top_k": 20, "top_p": 0.8},
     "top_k 50, top_p 0.9, min_p 0.05": {"top_k": 50, "top_p": 0.9, "min_p": 0.05},
 }

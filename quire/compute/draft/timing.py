@@ -5,6 +5,7 @@ Owns the measuring. Invariant: afterwards no slot is open, and only the dummy pa
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Final
@@ -20,6 +21,8 @@ ROUNDS: Final = 5
 CONTEXT: Final = 32
 """Tokens of the sequences that are timed; their keys are all on the dummy page."""
 ROWS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512)
+SEQUENCES: Final = (1, 8, 32, 128)
+"""That draft together, in steps of no more rows than those."""
 LONG_S: Final = 0.02
 """Behind a step that takes so long, and has `LEAST_ROWS`, no wider one is timed."""
 LEAST_ROWS: Final = 32
@@ -39,13 +42,16 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
         rows.append(n)
         step_s.append(_step_s(runner, _plan(list(range(n)), context)))
     tokens = np.zeros(context + 1, np.int32)
-    guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most)]))
-    drafted_s = _best(lambda: runner.launch(_plan([0], context, most)).result())
+    guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most)])) / most
+    costs = DraftCosts(tuple(rows), tuple(step_s), guess_s)
+    exposed = {}
+    for n in (n for n in SEQUENCES if n == 1 or 2 * n <= rows[-1]):
+        each = most if n == 1 else min(most, rows[-1] // n - 1)
+        plan = _plan(list(range(n)), context, each)
+        exposed[n] = _best(lambda: runner.launch(plan).result()) - n * each * guess_s - costs.seconds(n * (1 + each))  # noqa: B023
     for one in opened:
         runner.close(one.slot)
-    costs = DraftCosts(tuple(rows), tuple(step_s), guess_s / most)
-    exposed_s = max(0.0, drafted_s - guess_s - costs.seconds(1 + most))
-    return DraftCosts(costs.rows, costs.step_s, costs.guess_s, exposed_s)
+    return dataclasses.replace(costs, exposed_s=tuple(exposed.values()), exposed_seqs=tuple(exposed))
 
 
 def _step_s(runner: Runner, plan: StepPlan) -> float:

@@ -66,4 +66,5 @@ class Captures:
     mixed: ForwardGraphs
     verifying: ForwardGraphs
     """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
-    sampling: dict[int, Callable[[], None]] = dataclasses.field(default_factory=dict)
+    sampling: dict[tuple[int, bool], Callable[[], None]] = dataclasses.field(default_factory=dict)
+    """By rows, and by whether one of them may be truncated."""

@@ -2,7 +2,8 @@
 rows.
 
 Owns the buckets and the memory through which a step reaches them: one copy from the host, at most two launches. Those
-of the region that it is made in are captured before the first step, those of the other one as steps want them.
+of the region that it is made in are captured before the first step; those of the other one, and sampling from a part of
+the vocabulary, as steps want them.
 Does not own what sampling does (`runner/tail`).
 Invariants: a replay's rows equal the eager step's; padding rows attend to nothing, write to page 0 and the spare slot.
 """
@@ -144,7 +145,7 @@ class GraphForward:
             for size in reversed(forwards.sizes):
                 self._replay(captures, forwards, size)
         for size in reversed(self._sampling_sizes):
-            self._sampling_replay(captures, size)
+            self._sampling_replay(captures, size, truncates=False)
         sizes = captures.decode.sizes + captures.verifying.sizes
         counts = len(sizes), len(captures.mixed.sizes), len(self._sampling_sizes)
         took_s = time.perf_counter() - start_s
@@ -164,7 +165,7 @@ class GraphForward:
         n_rows = len(batch.row_slots)
         size = forwards.bucket(n_rows)
         replay = self._replay(captures, forwards, size)
-        choose = None if controls is None else self._choosing(captures, n_sampled)
+        choose = None if controls is None else self._choosing(captures, n_sampled, self._tail.truncates(step))
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
         if forwards is captures.verifying:
@@ -228,9 +229,10 @@ class GraphForward:
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
         return n_again * self._pool.bytes_per_token < AGAIN_BYTES
 
-    def _choosing(self, captures: Captures, n_sampled: int) -> Callable[[np.ndarray | None], Choice]:
+    def _choosing(self, captures: Captures, n_sampled: int, truncates: bool) -> Callable[[np.ndarray | None], Choice]:
         """Sampling of the step that is run next: see `States.choose`."""
-        replay = self._sampling_replay(captures, self._sampling_bucket(n_sampled)) if n_sampled else None
+        size = self._sampling_bucket(n_sampled) if n_sampled else 0
+        replay = self._sampling_replay(captures, size, truncates=truncates) if n_sampled else None
         return functools.partial(self._choose, n_sampled, replay)
 
     def _choose(self, n_sampled: int, replay: Callable[[], None] | None, bits: np.ndarray | None) -> Choice:
@@ -326,12 +328,13 @@ class GraphForward:
 
         return self._device.capture(forward)
 
-    def _sampling_replay(self, captures: Captures, size: int) -> Callable[[], None]:
-        if size not in captures.sampling:
-            captures.sampling[size] = self._capture_sampling(size)
-        return captures.sampling[size]
+    def _sampling_replay(self, captures: Captures, size: int, *, truncates: bool) -> Callable[[], None]:
+        key = size, truncates
+        if key not in captures.sampling:
+            captures.sampling[key] = self._capture_sampling(size, truncates)
+        return captures.sampling[key]
 
-    def _capture_sampling(self, size: int) -> Callable[[], None]:
+    def _capture_sampling(self, size: int, truncates: bool) -> Callable[[], None]:
         self._staging.begin()
         self._pad_sampled(0, size)
         self._staging.send()
@@ -341,6 +344,7 @@ class GraphForward:
         masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
 
         def choose() -> None:
-            self._tail.plain(self._hidden, rows, (slots, positions), controls, masks, logits, choice)
+            where = slots, positions
+            self._tail.plain(self._hidden, rows, where, controls, masks, logits, choice, truncates=truncates)
 
         return self._device.capture(choose)

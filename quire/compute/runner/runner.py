@@ -181,13 +181,15 @@ class Runner:
         """Run prompts once, on the dummy page, so that kernels are compiled before the first request.
 
         `n_tokens`, and what attention has kernels of their own for: one token, and as many as a small tile holds. Then
-        one token with a penalty: the sampler outside of captured graphs.
+        one token of a part of the vocabulary, and such a one with a penalty and its logprob: the sampler outside of
+        captured graphs.
         """
         plain = msgspec.structs.replace(GREEDY, temperature=0.7)
-        penalised = msgspec.structs.replace(plain, presence_penalty=0.1)
+        truncated = msgspec.structs.replace(plain, top_p=0.9)
+        penalised = msgspec.structs.replace(truncated, presence_penalty=0.1, logprobs=1)
         group = self.pool.group
         lengths = sorted({1, min(max(1, small_rows_of(group) // group), n_tokens), n_tokens})
-        for n, params in [*((n, plain) for n in lengths), (1, penalised)]:
+        for n, params in [*((n, plain) for n in lengths), (1, truncated), (1, penalised)]:
             spans = Spans([0], [0], [n], [0], [True])
             self.launch(StepPlan(0, spans, n, opened=[SlotOpen(0, [0] * n, n, params)])).result()
             self.close(0, 0)

@@ -17,11 +17,12 @@ from quire.compute.device.device import Device, Download
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
-from quire.compute.sample.logprobs import LogprobTensors, prompt_logprobs, token_logprobs
+from quire.compute.sample.logprobs import LogprobTensors, packed_logprobs, prompt_logprobs, token_logprobs
 from quire.compute.sample.sampler import FAULT_CODES, Sampled, Sampler
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 from quire.core.plan import SlotOpen, StepMasks, StepPlan
 from quire.core.request import Pooling
-from quire.core.result import Fault, TokenLogprobs
+from quire.core.result import Fault
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import WIDEN
 from quire.kernels.sample import NON_FINITE, Choice, TokenMasks, choose_by
@@ -63,7 +64,7 @@ class Read:
 
     states: States
     logits: torch.Tensor | None
-    """float32 [m, vocab_size] of the sampled rows; None where the strategy chooses."""
+    """[m, vocab_size] of the sampled rows, float32 or the model's type; None where the strategy chooses."""
     prompt: list[PromptRows]
     pooled: PooledRows | None
 
@@ -79,18 +80,17 @@ class Fetched:
         """What is to be downloaded, in a fixed order."""
         return [tensor for part in self._parts() for tensor in part.tensors()]
 
-    def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, TokenLogprobs], dict[int, list[TokenLogprobs]]]:
-        """Lines by sampled row, and lines by span, from the downloaded tensors."""
+    def read(self, arrived: list[torch.Tensor]) -> tuple[dict[int, PackedLogprobs], dict[int, list[TokenLogprobs]]]:
+        """Rows by sampled row, and rows by span, from the downloaded tensors."""
         n_each = len(arrived) // max(len(self._parts()), 1)
-        lines = [
-            token_logprobs(part.n_top, arrived[i * n_each : (i + 1) * n_each]) for i, part in enumerate(self._parts())
-        ]
+        given = [arrived[at : at + n_each] for at in range(0, len(arrived), max(n_each, 1))]
         sampled = {}
         if self.sampled is not None:
-            sampled = dict(zip(self.sampled.rows.tolist(), lines.pop(0), strict=True))
+            rows = packed_logprobs(self.sampled.n_top, given.pop(0))
+            sampled = dict(zip(self.sampled.rows.tolist(), rows, strict=True))
         prompt: dict[int, list[TokenLogprobs]] = {}
-        for rows in self.prompt:
-            prompt[rows.span] = [line for _ in rows.parts for line in lines.pop(0)]
+        for of_span in self.prompt:
+            prompt[of_span.span] = [row for part in of_span.parts for row in token_logprobs(part.n_top, given.pop(0))]
         return sampled, prompt
 
     def _parts(self) -> list[LogprobTensors]:
@@ -137,6 +137,10 @@ class Tail:
         slots, positions = step.batch.sampled_slots, step.batch.sampled_positions
         return self._sampler.controls(slots, positions) if self._sampler.is_plain(slots, positions) else None
 
+    def truncates(self, step: Step) -> bool:
+        """Whether some sampled row keeps only a part of the vocabulary."""
+        return self._sampler.is_truncated(step.batch.sampled_slots)
+
     def native_controls(self, step: Step) -> np.ndarray | None:
         """As `controls`, where a native call can choose the tokens: none is masked, and no vocabulary cut."""
         slots, positions = step.batch.sampled_slots, step.batch.sampled_positions
@@ -153,14 +157,16 @@ class Tail:
         masks: TokenMasks,
         logits: torch.Tensor,
         choice: Choice,
+        *,
+        truncates: bool,
     ) -> None:
         """Logits, choice and new tokens of `rows` int64 [m] of `hidden`, all at fixed addresses: it can be captured.
 
-        where: (slots, positions) int64 [m] of the new tokens; controls, masks: as in `choose_by`; logits [m, vocab]
-        and choice [m] take the results.
+        where: (slots, positions) int64 [m] of the new tokens; controls, masks, truncates: as in `choose_by`; logits
+        [m, vocab] and choice [m] take the results.
         """
         self._model.logits(hidden[rows], out=logits)
-        choose_by(logits[:, : self.vocab_limit], controls, choice, masks)
+        choose_by(logits[:, : self.vocab_limit], controls, choice, masks, truncates=truncates)
         self._tables.tokens[where] = choice.token_ids
 
     def record(self, fused: FusedStep, hidden: torch.Tensor, logits: torch.Tensor) -> None:
@@ -194,9 +200,13 @@ class Tail:
         if states.has_all:
             rows = self._device.upload(step.batch.sampled_rows) if states.sampled is None else states.sampled
             hidden = hidden[rows]
-        if len(hidden) == 0:
-            return hidden.new_empty((0, self._model.arch.vocab_size), dtype=torch.float32)
-        return self._model.logits(hidden)
+        return self._logits_of(hidden)
+
+    def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
+        # kernels of a GPU read the model's type: half of float32's bytes; the values are the same
+        dtype = self._model.dtype if hidden.is_cuda else torch.float32
+        logits = torch.empty((len(hidden), self._model.arch.vocab_size), dtype=dtype, device=hidden.device)
+        return self._model.logits(hidden, out=logits) if len(hidden) else logits
 
     def _sample(self, step: Step, logits: torch.Tensor, bits: np.ndarray | None) -> Sampled:
         batch, tokens, upload = step.batch, self._tables.tokens, self._device.upload
@@ -240,7 +250,7 @@ class Tail:
             parts = []
             for at in range(0, n_rows, PROMPT_LOGPROB_ROWS):
                 end = min(at + PROMPT_LOGPROB_ROWS, n_rows)
-                logits = self._model.logits(hidden[first + at : first + end])
+                logits = self._logits_of(hidden[first + at : first + end])
                 parts.append(prompt_logprobs(logits, targets[at:end], opened.params.prompt_logprobs))
             found.append(PromptRows(span, parts))
         return found

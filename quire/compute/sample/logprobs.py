@@ -6,16 +6,12 @@ The distribution is the model's own: before penalties, masks, temperature and tr
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
 import numpy as np
 import torch
 
-from quire.compute.sample.top import top
-from quire.core.result import TokenLogprobs
-
-CACHE: Final = 1 << 15
-"""Logits worked on at a time on CPU, or one row: torch does not split the sum of so few, so its order is fixed."""
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
+from quire.kernels.sample import lines
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,30 +37,13 @@ class LogprobTensors:
 
 
 def logprobs(logits: torch.Tensor, targets: torch.Tensor, rows: np.ndarray, n_top: np.ndarray) -> LogprobTensors:
-    """Lines for `logits` float32 [r, width] and the tokens `targets` int [r]; nothing waits for the device.
+    """Lines for `logits` [r, width], as `kernels.sample.lines` takes them, and the tokens `targets` int [r]; nothing
+    waits for the device.
 
     rows, n_top: host int64 [r], as in `LogprobTensors`.
     """
-    n_rows, width = logits.shape
-    k = min(int(n_top.max(initial=0)), width)
-    n_chunk = max(1, CACHE // width) if logits.device.type == "cpu" else max(1, n_rows)
-    parts = [
-        _lines(logits[start : start + n_chunk], targets[start : start + n_chunk].long()[:, None], k)
-        for start in range(0, max(1, n_rows), n_chunk)
-    ]
-    return LogprobTensors(rows, np.minimum(n_top, k), *(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def _lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
-    """Chosen, ranks, top ids and top logprobs of a few rows; targets: int64 [r, 1]."""
-    chosen = logits.gather(1, targets)
-    peaks = logits.amax(-1, keepdim=True)
-    # on CUDA the order of the sum depends on the number of rows, which the rounding of float64 hides
-    total = (logits - peaks).exp_().sum(-1, keepdim=True, dtype=torch.float64 if logits.is_cuda else None)
-    normaliser = total.log_().add_(peaks).to(logits.dtype)
-    ranks = torch.gt(logits, chosen, out=torch.empty_like(logits)).sum(-1).to(torch.int32) + 1
-    top_logits, top_ids = top(logits, k)
-    return (chosen - normaliser)[:, 0], ranks, top_ids.to(torch.int32), top_logits - normaliser
+    n_top = np.minimum(n_top, logits.shape[1])
+    return LogprobTensors(rows, n_top, *lines(logits, targets.long(), int(n_top.max(initial=0))))
 
 
 def prompt_logprobs(logits: torch.Tensor, targets: torch.Tensor, k: int) -> LogprobTensors:
@@ -77,4 +56,20 @@ def token_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[Token
     chosen, ranks, top_ids, top_logprobs = (tensor.tolist() for tensor in tensors)
     return [
         TokenLogprobs(chosen[i], ranks[i], top_ids[i][:n], top_logprobs[i][:n]) for i, n in enumerate(n_top.tolist())
+    ]
+
+
+def packed_logprobs(n_top: np.ndarray, tensors: list[torch.Tensor]) -> list[PackedLogprobs]:
+    """The same, each row by itself and packed."""
+    k = tensors[2].shape[1]
+    chosen, ranks, top_ids, top_logprobs = (tensor.numpy().tobytes() for tensor in tensors)
+    return [
+        PackedLogprobs(
+            n,
+            chosen[at : at + 4],
+            ranks[at : at + 4],
+            top_ids[at * k : at * k + 4 * n],
+            top_logprobs[at * k : at * k + 4 * n],
+        )
+        for at, n in zip(range(0, len(chosen), 4), n_top.tolist(), strict=True)
     ]

@@ -97,29 +97,45 @@ class Sampler:
     ) -> Sampled:
         """Choose the token at `positions[i]` of the sequence in `slots[i]` from `logits[i]`, without any wait.
 
-        logits: float32 [m, width] with contiguous rows, OVERWRITTEN (penalties and masks are applied in place).
+        logits: [m, width] with contiguous rows, float32 or a type that `choose_by` takes, perhaps OVERWRITTEN (what is
+        changed is changed in place, or in a float32 copy).
         slots, positions: host int64 [m]. tokens: int32 [n_slots, >= max position], row `slots[i]` holds the
         sequence's tokens before `positions[i]`; it is read only: the caller writes the new tokens.
         masks: for rows that may choose from some ids only, on top of their other parameters.
         """
         table = self._table
         asked = np.flatnonzero(table.n_top[slots] >= 0)
-        raw = logits[upload(asked, self._device)] if len(asked) else None
-        if self.vocab_limit < self._width:
-            logits[:, self.vocab_limit :] = -torch.inf
-        self._edit(logits, slots, positions, tokens)
-        self._penalise(logits, slots, positions, tokens)
-        choice = choose_by(logits, upload(table.controls(slots, positions), self._device), masks=masks)
+        masked = positions < table.masked_until[slots]
+        edited = np.flatnonzero(table.edited[slots] | masked)
+        is_changed = len(edited) > 0 or bool(table.penalised[slots].any())
+        # no copy for what is asked where the logits stay as they are: what changes is another one, or nothing does
+        stays = logits.dtype is not torch.float32 if is_changed else masks is None
+        raw = None
+        if len(asked):
+            raw = logits if stays and len(asked) == len(slots) else logits[upload(asked, self._device)]
+        if is_changed:
+            logits = logits.float()
+            self._edit(logits, edited, masked, slots, positions, tokens)
+            self._penalise(logits, slots, positions, tokens)
+        controls = upload(table.controls(slots, positions), self._device)
+        truncates = self.is_truncated(slots)
+        choice = choose_by(logits[:, : self.vocab_limit], controls, masks=masks, truncates=truncates)
         lines = None
         if raw is not None:
-            targets = choice.token_ids[upload(asked, self._device)]
+            targets = choice.token_ids if len(asked) == len(slots) else choice.token_ids[upload(asked, self._device)]
             lines = logprobs(raw, targets, asked, table.n_top[slots[asked]])
         return Sampled(choice.token_ids, choice.status, lines)
 
-    def _edit(self, logits: torch.Tensor, slots: np.ndarray, positions: np.ndarray, tokens: torch.Tensor) -> None:
+    def _edit(
+        self,
+        logits: torch.Tensor,
+        rows: np.ndarray,
+        masked: np.ndarray,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        tokens: torch.Tensor,
+    ) -> None:
         table = self._table
-        masked = positions < table.masked_until[slots]
-        rows = np.flatnonzero(table.edited[slots] | masked)
         if len(rows):
             found = [one for one in (table.edits[slot] for slot in slots[rows]) if one is not None]
             edits.apply(logits, rows, found, slots[rows], positions[rows], masked[rows], tokens)

@@ -9,8 +9,8 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterator, Sequence
 
+from quire.core.logprobs import TokenLogprobs
 from quire.core.plan import SlotParams
-from quire.core.result import TokenLogprobs
 
 ROW_BYTES = 8
 UNWRITTEN = bytes(ROW_BYTES)

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 
 from quire.core.clock import VirtualClock
 from quire.core.failure import Code
+from quire.core.logprobs import PackedLogprobs
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings
@@ -221,7 +222,8 @@ class NullExecutor(NullPages):
                 result.n_new.append(0)
                 return Code.EMPTY_MASK if token is None else Code.NON_FINITE_LOGITS
             if slot.params.logprobs >= 0:
-                result.logprobs[len(result.tokens)] = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+                lines = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+                result.logprobs[len(result.tokens)] = PackedLogprobs.of([lines])
             result.tokens.append(token)
             kept += 1
             is_right = at < len(drafts) and token == drafts[at]
@@ -285,6 +287,7 @@ class NullExecutor(NullPages):
         if code is not None or token is None:
             return code or Code.EMPTY_MASK
         if slot.params.logprobs >= 0:
-            result.logprobs[len(result.tokens)] = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+            lines = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+            result.logprobs[len(result.tokens)] = PackedLogprobs.of([lines])
         result.tokens.append(token)
         return None

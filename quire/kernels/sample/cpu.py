@@ -13,9 +13,10 @@ import torch
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels import native
 from quire.kernels.sample.draw import DROP, EMPTY, FINE, INVERSE, NON_FINITE, TOP_K, TOP_P, UNIFORM, Choice, TokenMasks
+from quire.kernels.sample.lines_torch import lines
 from quire.kernels.sample.penalties import penalise
 
-__all__ = ["choose_by", "penalise"]
+__all__ = ["choose_by", "lines", "penalise"]
 
 BLOCK = 128
 """Columns whose weights are summed first; the chosen block is then computed again."""
@@ -39,7 +40,9 @@ class NativeChoice(ctypes.Structure):
     )
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
+def choose_by(
+    logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None, _truncates: bool = True
+) -> None:
     """See `op.choose_by`."""
     if masks is not None:
         _restrict(logits, masks)

@@ -18,7 +18,12 @@ def choose(logits: torch.Tensor, draw: Draw) -> Choice:
 
 
 def choose_by(
-    logits: torch.Tensor, controls: torch.Tensor, out: Choice | None = None, masks: TokenMasks | None = None
+    logits: torch.Tensor,
+    controls: torch.Tensor,
+    out: Choice | None = None,
+    masks: TokenMasks | None = None,
+    *,
+    truncates: bool = True,
 ) -> Choice:
     """One token for each row of `logits` [m, width] with contiguous rows: float32, on CUDA bfloat16 or float16, too.
 
@@ -33,6 +38,7 @@ def choose_by(
       top_k  x >= the k-th largest x (ties at the border all stay, as in transformers and vLLM)
       top_p  the weight of strictly larger logits is < top_p of what top_k left (Holtzman et al. 2019; ties at the
              border all stay)
+    truncates: False promises that top_k, top_p and min_p keep everything in every row, which saves launches on CUDA.
     A row's result does not depend on the other rows, bit for bit. -inf logits are never chosen. masks, on the logits'
     device: minus infinity is added to what they do not allow, in `logits`, before all else. Raises ValueError on a
     mismatch of shapes or types.
@@ -55,8 +61,23 @@ def choose_by(
         ids = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
         out = Choice(ids, torch.empty(n_rows, dtype=torch.uint8, device=logits.device))
     if n_rows:
-        select("sample", "choose_by", logits)(logits, controls, out, masks)
+        select("sample", "choose_by", logits)(logits, controls, out, masks, truncates)
     return out
+
+
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+    """What is reported of some tokens and of the k most probable ones, by the distribution of `logits` as they are.
+
+    logits: [r, width] with contiguous rows, types as in `choose_by`; targets: int64 [r]; k <= width. Returns, natural
+    log: float32 [r] of the targets; int32 [r], 1 + the number of larger logits; int32 [r, k], the most probable tokens,
+    of equally probable ones the lowest id first, whatever k is; float32 [r, k], of these. The host waits for nothing.
+    A row does not depend on the others, nor what it says of its target on k. Raises ValueError on a mismatch.
+    """
+    n_rows, width = logits.shape
+    if targets.shape != (n_rows,) or targets.dtype is not torch.int64 or not 0 <= k <= width:
+        raise ValueError(f"targets {tuple(targets.shape)} {targets.dtype}, k {k}: int64 [{n_rows}], at most {width}")
+    found: tuple[torch.Tensor, ...] = select("sample", "lines", logits)(logits, targets, k)
+    return found
 
 
 def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tokens: torch.Tensor) -> None:

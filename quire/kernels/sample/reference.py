@@ -13,7 +13,9 @@ TOLERANCE = 2e-6
 """An implementation may differ only where `uniform` is this near to a step of the float64 cumulative distribution."""
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
+def choose_by(
+    logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None, _truncates: bool = True
+) -> None:
     """See `op.choose_by`. logits: [m, width] of any float type, on any device."""
     if masks is not None:
         for row, line in enumerate(masks.lines.tolist()):
@@ -74,3 +76,13 @@ def penalise(logits: torch.Tensor, spans: np.ndarray, strengths: np.ndarray, tok
             x = float(logits[row, token])
             x = x / repetition if x > 0 else x * repetition
             logits[row, token] = x - frequency * counts[token] - presence * (counts[token] > 0)
+
+
+def lines(logits: torch.Tensor, targets: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+    """See `op.lines`."""
+    logprobs = logits.double().log_softmax(-1)
+    chosen = logits.gather(1, targets[:, None])
+    ids = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    ranks = (logits > chosen).sum(-1) + 1
+    of_targets = logprobs.gather(1, targets[:, None])[:, 0]
+    return of_targets.float(), ranks.int(), ids.int(), logprobs.gather(1, ids).float()

@@ -1,15 +1,16 @@
-"""Sampling on CUDA in two kernels, whatever the controls: `_group_stats` reads the logits once and keeps the largest
-and the sum of weights of each group of columns; `_select` makes one row's choice from them.
+"""Sampling on CUDA in two kernels: `_group_stats` reads the logits once and keeps the largest and the sum of weights of
+each group of columns; `_select` makes one row's choice from them.
 
-A row that keeps everything then reads one group again. A truncated row collects the few logits that may matter, or
-goes over the row again when they are many (see `floors`). Invariants: a row's token is the same, bit for bit, in any
-batch and run (groups are fixed, nothing is atomic, no kernel is compiled for a row count); what to do is read from
-the controls on the device, so that a graph serves any of them.
+A row that keeps everything then reads one group again. A truncated row collects the few logits that may matter. Where
+they are thousands, programs of `wide` and `_finish` go over it again. Invariants: a row's token is the same, bit for
+bit, in any batch and run (sums have an order of their own, what is atomic is whole numbers, no kernel is compiled for
+a row count); what to do is read from the controls on the device, so that a graph serves any of them.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import triton
@@ -17,45 +18,97 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.sample.draw import EMPTY, FINE, NON_FINITE, Choice, TokenMasks
-from quire.kernels.sample.floors import block_sums, floor_of, weights_of
+from quire.kernels.sample.floors import (
+    LIST,
+    block_sums,
+    float_of,
+    floor_of,
+    key_of,
+    largest_in,
+    largest_of,
+    mass,
+    weights_of,
+)
+from quire.kernels.sample.lines_triton import lines
 from quire.kernels.sample.penalties_triton import penalise
+from quire.kernels.sample.wide import COUNT, DONE, KNOWN, MASS, N_CUTS, PART, collect, guessed_cuts, measure, narrowed
 
-__all__ = ["choose_by", "penalise"]
+__all__ = ["choose_by", "lines", "penalise"]
 
 GROUP = 128
 """Columns of a group."""
 CHUNK = 2048
 """Columns read by one program of `_group_stats`."""
-ROOM = 8192
-"""Logits that may be collected from a row."""
+ROOM = 4096
+"""Logits that may be collected from a wide row."""
+N_PROGRAMS = 2048
+"""About as many go over all wide rows."""
 MAX_REGISTERS = 128
-"""Of a thread of `_select`: two rows share a multiprocessor, although the rare ways of `floors` then spill."""
+"""Of a thread where a program has a row: two rows share a multiprocessor."""
 LEAST_SLOPE = 1.2e-38
 """Stands for 1 / temperature = 0, so that -inf keeps its weight of 0."""
+ONE = tl.constexpr(1 << 40)
+"""Weight 1 in whole numbers, whose sum is the same in any order."""
 
 
-def choose_by(logits: torch.Tensor, controls: torch.Tensor, out: Choice, masks: TokenMasks | None = None) -> None:
+def choose_by(
+    logits: torch.Tensor,
+    controls: torch.Tensor,
+    out: Choice,
+    masks: TokenMasks | None = None,
+    truncates: bool = True,
+) -> None:
     """See `op.choose_by`. Logits are read as they are and computed with in float32."""
     n_rows, width = logits.shape
     lines, bits = (None, None) if masks is None else (masks.lines, masks.bits)
-    n_groups, room = triton.cdiv(width, GROUP), min(ROOM, width)
+    n_groups = triton.cdiv(width, GROUP)
     padded = triton.next_power_of_2(n_groups)
     floats = torch.empty((n_rows, 2 * padded), dtype=torch.float32, device=logits.device)
-    collected = torch.empty((n_rows, room), dtype=logits.dtype, device=logits.device)
-    ints = torch.empty((n_rows, padded + room), dtype=torch.int32, device=logits.device)
+    values = torch.empty((n_rows, ROOM), dtype=logits.dtype, device=logits.device)
+    columns = torch.empty((n_rows, ROOM), dtype=torch.int32, device=logits.device)
+    listed = torch.empty((n_rows, padded), dtype=torch.int32, device=logits.device)
+    kinds = torch.empty(n_rows, dtype=torch.int32, device=logits.device)
+    marks = torch.empty((n_rows, 1 + N_CUTS.value), dtype=torch.float32, device=logits.device)
     dependent = _has_dependent_launch(logits.device)
+    given = logits, logits.stride(0), width, controls, controls.stride(0)
     _group_stats[(triton.cdiv(width, CHUNK), n_rows)](
-        logits, logits.stride(0), width, controls, controls.stride(0), floats, n_groups,
+        *given, floats, n_groups,
         lines, bits, 0 if bits is None else bits.stride(0), 0 if bits is None else bits.shape[1],
         GROUP=GROUP, N_GROUPS=padded, CHUNK=CHUNK, LEAST_SLOPE=LEAST_SLOPE, DEPENDENT=dependent,
         num_warps=4, launch_pdl=dependent,
     )  # fmt: skip
     _select[(n_rows,)](
-        logits, logits.stride(0), width, controls, controls.stride(0), floats, collected, ints, n_groups, room,
-        out.token_ids, out.status,
+        *given, floats, values, columns, listed, kinds, marks, n_groups, out.token_ids, out.status,
         GROUP=GROUP, N_GROUPS=padded, ROOM=ROOM, LEAST_SLOPE=LEAST_SLOPE,
         FINE=FINE, NON_FINITE=NON_FINITE, EMPTY=EMPTY, DEPENDENT=dependent,
         num_warps=8, maxnreg=MAX_REGISTERS, launch_pdl=dependent,
+    )  # fmt: skip
+    if truncates and width > LIST.value:
+        _choose_in_wide_rows(given, (floats, values, columns, kinds, marks), n_groups, out, dependent)
+
+
+def _choose_in_wide_rows(
+    given: tuple[Any, ...], found: tuple[torch.Tensor, ...], n_groups: int, out: Choice, dependent: bool
+) -> None:
+    """The tokens of rows that `_select` left. given: logits and controls with their strides; found: its results."""
+    logits, width = given[0], given[2]
+    floats, values, columns, kinds, marks = found
+    n_rows, n_parts = len(logits), triton.cdiv(width, PART.value)
+    cells = (n_rows, 2, n_parts, N_CUTS.value)
+    sums = torch.empty(cells, dtype=torch.float32, device=logits.device)
+    counts = torch.empty(cells, dtype=torch.int32, device=logits.device)
+    more = torch.empty((n_rows, floats.shape[1] // 2), dtype=torch.int64, device=logits.device)
+    grid = (min(n_parts, triton.cdiv(N_PROGRAMS, n_rows)), n_rows)
+    state = kinds, marks, sums, counts, n_parts
+    sizes = {"ROOM": ROOM, "LEAST_SLOPE": LEAST_SLOPE, "N_PARTS": triton.next_power_of_2(n_parts)}
+    sizes |= {"DEPENDENT": dependent, "launch_pdl": dependent}
+    groups = {"GROUP": GROUP, "N_GROUPS": floats.shape[1] // 2}
+    for turn in range(2):
+        measure[grid](*given, *state, TURN=turn, **sizes, num_warps=8)
+    collect[grid](*given, *state, floats, more, values, columns, **groups, **sizes, num_warps=8)
+    _finish[(n_rows,)](
+        *given, *state, floats, more, values, columns, n_groups, out.token_ids,
+        **groups, **sizes, num_warps=8, maxnreg=MAX_REGISTERS,
     )  # fmt: skip
 
 
@@ -122,14 +175,35 @@ def _first_above(weights, target, index, NOWHERE: tl.constexpr):  # type: ignore
     return found, before
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _place_in(  # type: ignore[no-untyped-def]
+    entries, n_entries, shares, uniform, is_greedy, greedy_group, base, slope, floor, n_groups,
+    GROUP: tl.constexpr, N_GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Which entry is chosen: greedy, the first of the largest of `greedy_group`; else where the cumulative weight
+    passes its target. shares: weights of the entries' groups."""
+    groups = tl.arange(0, N_GROUPS)
+    target = uniform * tl.sum(shares.to(tl.float64), 0)
+    random_group, before = _first_above(shares, target, groups, N_GROUPS)
+    group = tl.minimum(tl.where(is_greedy, greedy_group, random_group), n_groups - 1)
+    within = tl.arange(0, GROUP)
+    x = tl.load(entries + group * GROUP + within, mask=group * GROUP + within < n_entries, other=float("-inf"))
+    x = x.to(tl.float32)
+    largest = tl.min(tl.where(x == tl.max(x, 0), within, GROUP - 1), 0)
+    drawn, _ = _first_above(weights_of(x, base, slope, floor), target - before, within, GROUP)
+    return group * GROUP + tl.where(is_greedy | (drawn == GROUP), largest, drawn)
+
+
 @triton.jit(do_not_specialize=["line"], do_not_specialize_on_alignment=["controls", "token_ids", "status"])  # type: ignore[untyped-decorator]
 def _select(  # type: ignore[no-untyped-def]
-    logits, stride, width, controls, line, floats, collected, ints, n_groups, room, token_ids, status,
+    logits, stride, width, controls, line, floats, values, columns, listed, kinds, marks, n_groups, token_ids, status,
     GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
     FINE: tl.constexpr, NON_FINITE: tl.constexpr, EMPTY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The token and status of one row. Scratch of a row: collected: [room] logits, of their dtype; ints: [N_GROUPS]
-    groups listed, [room] columns collected."""
+    """The status and the token of one row; of a wide row instead of the token its kind, largest logit and first cuts.
+
+    Scratch of a row: values and columns [ROOM], logits collected and where they stand; listed [N_GROUPS].
+    """
     if DEPENDENT:
         gdc_wait()
     row = tl.program_id(0).to(tl.int64)
@@ -152,30 +226,86 @@ def _select(  # type: ignore[no-untyped-def]
     shares = tl.where(code == FINE, sums * tl.exp((peaks - base) * slope), 0.0)
 
     # what the cumulative distribution runs over: the row, or the logits collected from it
-    entries, n_entries, floor, is_list = start, width, float("-inf"), 0
+    entries, n_entries, floor, is_list, kind = start, width, float("-inf"), 0, 0
     is_cut = (drop > float("-inf")) | ((top_k > 0) & (top_k < width)) | (top_p < 1)
     if (code == FINE) & (inverse > 0) & is_cut:
-        found = ints + row * (N_GROUPS + room)
-        entries, n_entries, floor = floor_of(
-            start, width, peaks, shares, base, slope, drop, top_k, top_p, found, found + N_GROUPS,
-            collected + row * room, GROUP, N_GROUPS, ROOM,
+        entries, is_list = values + row * ROOM, 1
+        n_entries, floor, low = floor_of(
+            start, width, peaks, shares, base, slope, drop, top_k, top_p, listed + row * N_GROUPS,
+            columns + row * ROOM, entries, GROUP, N_GROUPS,
         )  # fmt: skip
-        is_list = (n_entries < width).to(tl.int32)
+        if n_entries > LIST:
+            n_entries = n_entries * 0
+            is_count = (top_k > 0) & (top_k < width)
+            kind = tl.where(is_count, COUNT, tl.where(top_p < 1, MASS, KNOWN))
+            of_weights, target = tl.where(is_count, 0.0, slope), tl.where(is_count, top_k, 0.0)
+            cuts = guessed_cuts(start, width, floor, low, base, slope, of_weights, target, top_p)
+            place = marks + row * (1 + N_CUTS)
+            tl.store(place, base + 0.0)  # -0 becomes 0, so that its successor is above it
+            tl.store(place + 1 + tl.arange(0, N_CUTS), cuts)
         block_sums(entries, n_entries, base, slope, floor, sums_at, GROUP)
         shares = tl.load(sums_at + groups, mask=groups * GROUP < n_entries, other=0.0)
 
-    # greedy: the first group that has the peak; random: the one in which the cumulative sum passes its target
-    target = uniform * tl.sum(shares.to(tl.float64), 0)
-    random_group, before = _first_above(shares, target, groups, N_GROUPS)
     greedy_group = tl.min(tl.where(peaks == peak, groups, N_GROUPS), 0)
-    group = tl.minimum(tl.where(inverse == 0, greedy_group, random_group), n_groups - 1)
-    within = tl.arange(0, GROUP)
-    x = tl.load(entries + group * GROUP + within, mask=group * GROUP + within < n_entries, other=float("-inf"))
-    x = x.to(tl.float32)
-    largest = tl.min(tl.where(x == tl.max(x, 0), within, GROUP - 1), 0)
-    drawn, _ = _first_above(weights_of(x, base, slope, floor), target - before, within, GROUP)
-    at = group * GROUP + tl.where((inverse == 0) | (drawn == GROUP), largest, drawn)
-    token = tl.load(ints + row * (N_GROUPS + room) + N_GROUPS + at, mask=is_list > 0, other=0)
+    is_greedy = inverse == 0
+    at = _place_in(
+        entries, n_entries, shares, uniform, is_greedy, greedy_group, base, slope, floor, n_groups, GROUP, N_GROUPS
+    )
+    token = tl.load(columns + row * ROOM + at, mask=(is_list > 0) & (at < n_entries), other=0)
     token = tl.where(is_list > 0, token, at)
+    tl.store(kinds + row, kind)
     tl.store(token_ids + row, tl.where(code == FINE, token, 0))
     tl.store(status + row, code.to(tl.uint8))
+
+
+@triton.jit(do_not_specialize=["line", "n_parts"], do_not_specialize_on_alignment=["controls", "token_ids"])  # type: ignore[untyped-decorator]
+def _finish(  # type: ignore[no-untyped-def]
+    logits, stride, width, controls, line, kinds, marks, sums, counts, n_parts, floats, more, values, columns, n_groups,
+    token_ids, GROUP: tl.constexpr, N_GROUPS: tl.constexpr, ROOM: tl.constexpr, LEAST_SLOPE: tl.constexpr,
+    N_PARTS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """The token of a wide row, from what `wide.collect` left: the floor lies among the logits collected, whose weights
+    are added to those of their groups. Where ROOM did not hold them, the row is gone over again and again."""
+    if DEPENDENT:
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    kind = tl.load(kinds + row)
+    if kind > DONE:
+        top_k, top_p = tl.load(controls + 3 * line + row), tl.load(controls + 4 * line + row)
+        slope = tl.maximum(tl.load(controls + line + row).to(tl.float32), LEAST_SLOPE)
+        start, sums_at = logits + row * stride, floats + row * (2 * N_GROUPS) + N_GROUPS
+        more += row * N_GROUPS
+        marks += row * (1 + N_CUTS)
+        base = tl.load(marks)
+        cells = row * (2 * n_parts * N_CUTS)
+        floor, upper, above, n, _, whole = narrowed(
+            marks, sums + cells, counts + cells, n_parts, n_parts * 0, kind, top_k, top_p, ROOM, N_PARTS
+        )
+        target = tl.where(kind == COUNT, top_k, top_p * whole)
+        of_weights = tl.where(kind == COUNT, 0.0, slope)
+        is_collected = n <= ROOM
+        if n > ROOM:
+            floor = largest_of(start, width, base, of_weights, floor, upper, target)
+        elif n > 0:
+            index = tl.arange(0, ROOM)
+            x = tl.load(values + row * ROOM + index, mask=index < n, other=float("-inf")).to(tl.float32)
+            weights = weights_of(x, base, of_weights, float("-inf"))
+            floor = largest_in(x, weights, floor, float_of(key_of(upper) - 1), target - above)
+            column = tl.load(columns + row * ROOM + index, mask=index < n, other=0)
+            weights = weights_of(x, base, slope, floor)
+            tl.atomic_add(more + column // GROUP, (weights * ONE).to(tl.int64), mask=index < n, sem="relaxed")
+            tl.debug_barrier()
+        if (kind == COUNT) & (top_p < 1):
+            whole = mass(start, width, floor, base, slope)
+            floor = largest_of(start, width, base, slope, floor, base, top_p * whole)
+            is_collected = n < 0
+        groups = tl.arange(0, N_GROUPS)
+        if is_collected:
+            added = tl.load(more + groups, mask=groups < n_groups, other=0).to(tl.float32) / ONE
+            shares = tl.load(sums_at + groups, mask=groups < n_groups, other=0.0) + added
+        else:
+            block_sums(start, width, base, slope, floor, sums_at, GROUP)
+            shares = tl.load(sums_at + groups, mask=groups < n_groups, other=0.0)
+        uniform = tl.load(controls + row)
+        token = _place_in(start, width, shares, uniform, kind < 0, 0, base, slope, floor, n_groups, GROUP, N_GROUPS)
+        tl.store(token_ids + row, token)

@@ -279,6 +279,8 @@ class Metrics:
         yield self._counter("spec_decode_num_drafts", "Times that a sequence verified drafts.", stats.n_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafts that were verified.", stats.draft_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Drafts that were right.", stats.accepted_tokens)
+        saved = "Seconds that drafts saved, or lost below 0, by what steps without them are known to take."
+        yield self._gauge("spec_decode_seconds_saved", saved, stats.draft_saved_s)
         family = CounterMetricFamily(
             "quire:spec_decode_num_accepted_tokens_per_pos", "Drafts that were right, by their place.",
             labels=["model_name", "position"],

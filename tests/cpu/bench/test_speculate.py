@@ -65,7 +65,7 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
 
 def test_the_chart_is_the_theory_and_the_points(tmp_path: pathlib.Path) -> None:
     row = {"batch_size": 1, "acceptance": 0.8, "drafts_per_span": 4.0, "accepted_per_span": 2.3, "speedup": 1.7}
-    tokens, speed = panels([row], DraftCosts((1, 8), (1.0, 1.7), guess_s=0.1, exposed_s=0.2))
+    tokens, speed = panels([row], DraftCosts((1, 8), (1.0, 1.7), guess_s=0.1, exposed_s=(0.2,)))
     assert set(tokens.lines) == set(speed.lines) == set(CHANCES)
     assert tokens.lines[0.8][4] == pytest.approx(expected_tokens(0.8, 4))
     assert speed.lines[0.8][0] == 1.0 and speed.lines[0.8][4] == pytest.approx(expected_tokens(0.8, 4) / (1.4 + 0.6))

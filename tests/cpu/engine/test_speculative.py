@@ -14,7 +14,9 @@ from quire.compute.forward.eager import EagerForward
 from quire.config.engine import EngineConfig
 from quire.config.model import read_arch
 from quire.config.resolve import resolve
+from quire.control.draft_policy import DraftPolicy
 from quire.core.errors import ConfigError
+from quire.planner.drafts import DraftCosts
 
 SHAPE = DRAFT.parents[1] / "quire" / "bench" / "shapes" / "qwen3-0.6b"
 
@@ -93,6 +95,17 @@ def test_a_head_sleeps_and_wakes(plain: LLM, level: int, method: str) -> None:
         llm.wake_up()
     llm.shutdown()
     assert n_right[0] == n_right[1] > 0
+
+
+def test_time_saved_is_what_plain_steps_take_for_the_tokens_of_right_drafts() -> None:
+    """Were a step a second long, each right draft would save one."""
+    llm = LLM("", speculative_config={"method": "ngram"})
+    llm.engine.scheduler.live.drafts = DraftPolicy(8, DraftCosts((1, 2), (1.0, 1.0), guess_s=0.0))
+    llm.generate(COPIES, SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
+    stats = llm.stats()
+    llm.shutdown()
+    assert stats.accepted_tokens > 20
+    assert 0.9 * stats.accepted_tokens < stats.draft_saved_s < 1.1 * (stats.accepted_tokens + stats.n_drafts)
 
 
 def test_metrics_under_the_known_names(plain: LLM, speculative: LLM) -> None:

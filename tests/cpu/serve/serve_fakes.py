@@ -31,9 +31,8 @@ from quire.core.events import (
     StepOutputs,
 )
 from quire.core.failure import Code, Failure
-from quire.core.logprobs import PackedLogprobs
+from quire.core.logprobs import PackedLogprobs, TokenLogprobs
 from quire.core.request import Request
-from quire.core.result import TokenLogprobs
 from quire.core.structured import StructuredOutputsParams
 from quire.engine.async_llm import AsyncLLM
 from quire.engine.command_reader import refusals

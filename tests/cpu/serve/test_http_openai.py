@@ -11,8 +11,7 @@ import pytest
 from serve_fakes import ASSISTANT, END, USER, reply_to
 
 from quire.core.beams import BeamTerms
-from quire.core.logprobs import LogprobRows, PackedLogprobs
-from quire.core.result import TokenLogprobs
+from quire.core.logprobs import LogprobRows, PackedLogprobs, TokenLogprobs
 from quire.serve.openai.logprobs import TokenNames, chat_logprobs
 
 PROMPT = "Once upon a time"

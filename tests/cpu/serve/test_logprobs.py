@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from serve_fakes import byte_tokenizer
 
-from quire.core.logprobs import Logprob, LogprobRows, PackedLogprobs
-from quire.core.result import TokenLogprobs
+from quire.core.logprobs import Logprob, LogprobRows, PackedLogprobs, TokenLogprobs
 from quire.serve.openai.logprobs import (
     BLOCK_CELLS,
     FLOOR,

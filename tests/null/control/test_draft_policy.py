@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from quire.control.draft_policy import MOST_QUIET, PROBE_SHARE, DraftPolicy
+from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
 from quire.control.slot_params import slot_params
 from quire.core.request import Request
 from quire.core.sampling import SamplingParams
 from quire.planner.drafts import DraftCosts
 
-COSTS = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=0.2)
+COSTS = DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(0.2,))
 MOST = 6
 
 
@@ -36,7 +39,7 @@ def test_sure_drafts_are_taken_where_they_gain() -> None:
     the same length as a step."""
     policy = DraftPolicy(MOST, COSTS)
     assert policy.takes(3, 1, 7) and not policy.takes(0, 1, 8)
-    slow = DraftPolicy(MOST, DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=0.8))
+    slow = DraftPolicy(MOST, DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(0.8,)))
     assert not slow.takes(1, 1, 7) and slow.takes(3, 1, 7)
     assert DraftPolicy(MOST, None).takes(1, 1, 7)
 
@@ -61,7 +64,7 @@ def test_wrong_drafts_end_but_for_probes_within_their_share() -> None:
     lengths = live(DraftPolicy(MOST, COSTS), seq(), 0.0, 2000)
     late = lengths[1000:]
     assert sum(late) > 0 and max(late) == 1
-    asking_s = COSTS.exposed_s + COSTS.guess_s + COSTS.seconds(2) - COSTS.seconds(1)
+    asking_s = COSTS.exposed(1) + COSTS.guess_s + COSTS.seconds(2) - COSTS.seconds(1)
     assert sum(late) * asking_s <= 1.1 * PROBE_SHARE * len(late) * COSTS.seconds(1)
 
 
@@ -139,10 +142,55 @@ def test_often_right_drafts_that_do_not_pay_are_not_asked_for_at_each_step() -> 
     assert 0 < sum(lengths[500:]) <= 20
 
 
+def test_the_first_sequences_of_an_engine_learn_from_few_wrong_steps() -> None:
+    """Each step with drafts waits, whatever becomes of them: of 256 only a handful may, though nothing is known yet."""
+    costs = DraftCosts((1, 8, 64), (1.0, 1.05, 1.5), guess_s=0.001, exposed_s=(0.4, 0.6), exposed_seqs=(1, 8))
+    policy, seqs, steps = DraftPolicy(MOST, costs), [seq() for _ in range(8)], []
+    for step in range(1, 257):
+        asked = [one for one in seqs if one.drafts_from <= step]
+        lengths = policy.choose(asked, 8, 64, step) if asked else []
+        steps += [step] if any(lengths) else []
+        for one, length in zip(asked, lengths, strict=True):
+            if length:
+                policy.count(one, step, length, length, 0, 8)
+    assert 0 < len(steps) <= 5 and steps[-1] > 100
+
+
+def test_what_steps_are_seen_to_take_is_known_by_the_number_of_their_sequences() -> None:
+    """Two sequences lose by drafts as steps with them take twice as long as measured; those of sixteen do not."""
+    costs = DraftCosts((1, 16, 128), (1.0, 1.1, 2.0), guess_s=0.0, exposed_s=(0.1,))
+    seen = SeenCosts(costs)
+    for _ in range(60):
+        seen.time(2, 8, True, costs.seconds(10) + 1.0)
+        seen.time(16, 64, True, costs.seconds(80) + 0.1)
+    assert seen.exposed_s(2) == pytest.approx(1.0, abs=0.01) and seen.exposed_s(3) == seen.exposed_s(2)
+    assert seen.exposed_s(16) == pytest.approx(0.1, abs=0.01)
+    assert seen.exposed_s(5) == 0.1, "never seen: as measured"
+
+
+def test_a_host_that_is_slow_for_all_steps_is_no_cost_of_drafts() -> None:
+    seen = SeenCosts(COSTS)
+    for _ in range(60):
+        seen.time(1, 0, False, 1.0 + 0.5)
+        seen.time(1, 3, True, COSTS.seconds(4) + 3 * COSTS.guess_s + 0.2 + 0.5)
+    assert seen.plain_s(1) == pytest.approx(0.5, abs=0.02)
+    assert seen.exposed_s(1) == pytest.approx(0.2, abs=0.05)
+
+
 def test_one_long_step_is_an_accident() -> None:
     policy = DraftPolicy(MOST, COSTS)
-    policy.time(1 + MOST, MOST, True, 1000.0)
+    policy.time(1, MOST, 0, True, 1000.0)
     assert policy.choose([seq()], 1, 32, 0)[0] > 1
+
+
+def test_time_saved_is_what_plain_steps_would_have_taken_longer() -> None:
+    policy = DraftPolicy(MOST, COSTS)
+    policy.time(1, 3, 2, True, 2.0)
+    assert policy.saved_s == pytest.approx(3 * COSTS.seconds(1) - 2.0)
+    policy.time(1, 3, 0, True, 2.0)
+    assert policy.saved_s == pytest.approx(4 * COSTS.seconds(1) - 4.0), "a step in vain took 2 for one plain"
+    policy.time(1, 0, 0, False, 1.0)
+    assert policy.saved_s == pytest.approx(4 * COSTS.seconds(1) - 4.0), "nothing was drafted"
 
 
 def test_counts() -> None:

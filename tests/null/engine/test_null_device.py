@@ -107,7 +107,8 @@ def test_masks_are_kept_and_an_empty_one_is_a_fault() -> None:
 def test_logprobs_when_asked() -> None:
     prompt = [1, 2, 3]
     result = run(device(), plan(0, (0, 0, 3, True), **opened(prompt, logprobs=2, prompt_logprobs=1)))
-    assert result.logprobs[0].top_ids[0] == result.tokens[0] and len(result.logprobs[0].top_ids) == 2
+    (row,) = result.logprobs[0].rows()
+    assert row.top_ids[0] == result.tokens[0] and len(row.top_ids) == 2
     assert [row.top_ids for row in result.prompt_logprobs[0]] == [[2], [3]]
 
 

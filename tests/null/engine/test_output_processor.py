@@ -9,10 +9,9 @@ import pytest
 
 from quire.core.clock import MonotonicClock
 from quire.core.events import FinishReason, SeqDelta
-from quire.core.logprobs import LogprobRows, PackedLogprobs
+from quire.core.logprobs import LogprobRows, PackedLogprobs, TokenLogprobs
 from quire.core.outputs import CompletionOutput, RequestOutput
 from quire.core.request import Request
-from quire.core.result import TokenLogprobs
 from quire.core.sampling import OutputKind, SamplingParams
 from quire.engine.output_processor import PIECE_CELLS, READ_CELLS, OpenRequest, PartBuffer
 from quire.engine.stream import RequestStream

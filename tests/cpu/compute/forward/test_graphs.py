@@ -110,6 +110,7 @@ def run(runner: Runner, plan: StepPlan) -> StepResult:
 
 ASKED: dict[str, dict[str, Any]] = {
     "nothing": {},
+    "a part of the vocabulary": {"top_p": 0.5},
     "a penalty": {"presence_penalty": 0.5},
     "logprobs": {"logprobs": 2},
     "logprobs of the prompt": {"prompt_logprobs": 1},
@@ -175,3 +176,14 @@ def test_padding_writes_to_nobody(model: Decoder, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(captured.pool.k[:, 1:], eager.pool.k[:, 1:])
         assert torch.equal(captured.pool.v[:, 1:], eager.pool.v[:, 1:])
     assert captured.pool.k[:, 0].any() and not eager.pool.k[:, 0].any()
+
+
+def test_sampling_from_a_part_is_captured_when_it_comes(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    LivePlans(monkeypatch)
+    runner, device = runner_over(model, captures=True)
+    n_captures = []
+    for plan, _ in plans(top_p=0.5):
+        before = device.n_captures
+        run(runner, plan)
+        n_captures.append(device.n_captures - before)
+    assert n_captures == [1, 0, 1, 0, 0]  # two rows, three of them; two again, and two that keep everything

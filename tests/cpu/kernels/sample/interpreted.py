@@ -12,7 +12,7 @@ import triton.language as tl
 from test_sample_choose import FEATURES, assert_agrees, joined, make_draw
 
 from quire.kernels.sample import draw as plain
-from quire.kernels.sample import floors, reference
+from quire.kernels.sample import floors, reference, wide
 from quire.kernels.sample import triton as kernels
 from quire.kernels.sample.draw import Choice, Draw, TokenMasks
 
@@ -67,37 +67,48 @@ def check_masks(width: int, n_words: int) -> None:
     assert_agrees(out, expected, draw)
 
 
-def spy(name: str, calls: collections.Counter[str]) -> None:
-    """Count the calls of a function of `floors`."""
-    function = getattr(floors, name)
+def spy(module: object, name: str, way: str, calls: collections.Counter[str]) -> None:
+    """Count the calls of a function of a module as those of a way."""
+    function = getattr(module, name)
 
     def counted(*args: object) -> object:
-        calls[name] += 1
+        calls[way] += 1
         return function(*args)
 
-    setattr(floors, name, counted)
+    setattr(module, name, counted)
 
 
 def check_ways() -> None:
-    """Few logits, many, more than can be collected, and equal ones: each takes its own way to the floor."""
+    """Few logits, some, thousands, more than can be collected, and equal ones: each takes its own way to the floor."""
     calls: collections.Counter[str] = collections.Counter()
-    for name in ("_rank", "_largest_with", "_search_row"):
-        spy(name, calls)
+    spy(floors, "_rank", "ranked", calls)
+    spy(floors, "largest_in", "listed", calls)
+    spy(kernels, "largest_in", "collected", calls)
+    spy(kernels, "largest_of", "row", calls)
     width = 12_000
     normal = torch.randn(1, width, generator=torch.Generator().manual_seed(1))
     outlier = normal * 0.01
     outlier[0, 7] = -3e38
     banned = normal.masked_fill(normal > 0.5, -torch.inf)
+    crowd = torch.where(normal < 0, 2 + normal * 1e-5, -20)
+    crowd[0, 9] = 5
     cases = [
-        (normal * 4, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}, {"_rank": 1}),
-        (normal * 4, {"top_k": 90, "min_p": 1.0}, {"_rank": 1}),
-        (normal * 2, {"top_p": 0.9}, {"_largest_with": 1}),
-        (normal * 2, {"min_p": 1e-3, "top_p": 0.999}, {"_largest_with": 1}),
-        (normal * 0.3, {"top_p": 0.9}, {"_search_row": 1, "_largest_with": 1}),
-        (normal * 2, {"top_k": 9000, "top_p": 0.999}, {"_search_row": 2, "_largest_with": 2}),
-        (outlier, {"top_k": width - 1}, {"_search_row": 1, "_largest_with": 1}),
-        (banned, {"top_k": 4000, "temperature": 100.0}, {"_search_row": 1, "_largest_with": 1}),
-        (normal * 0 + 1.5, {"top_k": 3, "top_p": 0.5}, {"_search_row": 2}),
+        (normal * 4, {"top_k": 50, "top_p": 0.9, "min_p": 0.01}, {"ranked": 1}),
+        (normal * 4, {"top_k": 90, "min_p": 1.0}, {"ranked": 1}),
+        (normal * 3, {"top_k": 93}, {"listed": 1}),
+        (normal * 3, {"top_k": 93, "top_p": 0.99}, {"listed": 2}),
+        (normal * 2, {"top_p": 0.9}, {"collected": 1}),
+        (normal * 2, {"min_p": 1e-3, "top_p": 0.999}, {"listed": 1}),
+        (normal, {"min_p": 1e-3, "top_p": 0.99}, {"collected": 1}),
+        (normal, {"min_p": 1e-3}, {}),
+        (normal * 0.3, {"top_p": 0.9}, {"collected": 1}),
+        ((normal * 16).round() / 16, {"top_p": 0.9}, {"collected": 1}),
+        (normal * 0.3, {"top_k": 7000}, {"collected": 1}),
+        (normal * 2, {"top_k": 9000, "top_p": 0.999}, {"collected": 1, "row": 1}),
+        (outlier, {"top_k": width - 1}, {"collected": 1}),
+        (banned, {"top_k": 4000, "temperature": 100.0}, {"collected": 1}),
+        (normal * 0 + 1.5, {"top_k": 3, "top_p": 0.5}, {"row": 1}),
+        (crowd, {"top_p": 0.5}, {"row": 1}),
         (normal * 0.3, {"top_k": width, "min_p": 1e-6}, {}),
     ]
     for i, (logits, values, expected) in enumerate(cases):
@@ -105,6 +116,19 @@ def check_ways() -> None:
         draw = make_draw(1, seed=i, **values)
         assert_agrees(choose(logits, draw), logits, draw)
         assert calls == expected, (values, calls)
+
+
+def check_second_turn() -> None:
+    """Wide rows with more logits between two cuts than can be collected: cuts between these, for as many as help."""
+    calls: collections.Counter[str] = collections.Counter()
+    spy(wide, "_bracket", "bracket", calls)
+    kernels.N_PROGRAMS = 1
+    normal = torch.randn(1, 100_000, generator=torch.Generator().manual_seed(2))
+    for scale, n_brackets in ((0.3, 3), (1.4, 5)):  # one for each kernel after the first turn; two after the second
+        calls.clear()
+        draw = make_draw(1, seed=4, top_p=0.9)
+        assert_agrees(choose(normal * scale, draw), normal * scale, draw)
+        assert calls == {"bracket": n_brackets}, (scale, calls)
 
 
 def check_random_shapes(n_cases: int) -> None:
@@ -150,6 +174,24 @@ def check_penalties(longest: int) -> None:
     assert not torch.equal(found, logits)
 
 
+def check_lines(width: int) -> None:
+    """Ties of both zeros, bans, targets first, last and most probable, more entries than the kernel looks for."""
+    logits = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * 4
+    logits[1] = logits[1].round() * 0.0
+    logits[2] = logits[2].round()
+    logits[3, ::2] = -torch.inf
+    logits[3, width - 1] = 1.5
+    targets = torch.tensor([0, width - 1, int(logits[2].argmax()), width - 1, width // 2])
+    for dtype in (torch.float32, torch.float16):
+        for k in {min(k, width) for k in (0, 1, 5, 20, 40)}:
+            given = logits.to(dtype)
+            found, expected = kernels.lines(given, targets, k), reference.lines(given, targets, k)
+            for name, ours, theirs in zip(("chosen", "ranks", "ids", "values"), found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6, msg=f"{name} {width} {k} {dtype}")
+            assert torch.equal(kernels.lines(given[2:4], targets[2:4], k)[3], found[3][2:4])
+            assert torch.equal(kernels.lines(given, targets, 1)[0], found[0])
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with np.errstate(all="ignore"):
@@ -160,6 +202,9 @@ if __name__ == "__main__":
             check_masks(n_columns, n_mask_words)
         for n_tokens in (1, 64, 300):
             check_penalties(n_tokens)
+        for n_columns in (1, 5, 129, 5000):
+            check_lines(n_columns)
         check_random_shapes(40)
         check_ways()
+        check_second_turn()
     print("fine")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.compute.sample.logprobs import logprobs
-from quire.compute.sample.top import top
+from quire.kernels.sample.top import top
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.compute.sample.logprobs import logprobs, prompt_logprobs, token_logprobs
-from quire.compute.sample.top import top
+from quire.compute.sample.logprobs import logprobs, packed_logprobs, prompt_logprobs, token_logprobs
+from quire.core.logprobs import PackedLogprobs
+from quire.kernels.sample import lines, reference
+from quire.kernels.sample.top import top
 
 
 def sorted_whole(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,11 +71,36 @@ def test_lines_do_not_depend_on_what_neighbours_ask_for() -> None:
             logits[place] = row
             n_top = np.full(3, n_neighbour)
             n_top[place] = 5
-            lines = token_logprobs(*parts(logprobs(logits, targets.expand(3), np.arange(3), n_top)))
-            assert lines[place] == alone
+            found = token_logprobs(*parts(logprobs(logits, targets.expand(3), np.arange(3), n_top)))
+            assert found[place] == alone
     more = token_logprobs(*parts(prompt_logprobs(row, targets, 20)))[0]
     assert more.top_ids[:5] == alone.top_ids and more.top_logprobs[:5] == alone.top_logprobs
 
 
-def parts(lines: object) -> tuple[np.ndarray, list[torch.Tensor]]:
-    return lines.n_top, lines.tensors()  # type: ignore[attr-defined]
+def test_packed_rows_are_those_of_plain_values() -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(5))
+    given = parts(logprobs(logits, torch.tensor([1, 2, 3, 4]), np.arange(4), np.array([5, 0, 2, 5])))
+    packed, plain = packed_logprobs(*given), token_logprobs(*given)
+    assert [one.rows() for one in packed] == [[one] for one in plain]
+    assert PackedLogprobs.join([packed[0], packed[3]]).rows() == [plain[0], plain[3]]
+    with pytest.raises(ValueError, match=r"rows of \[2, 5\]"):
+        PackedLogprobs.join(packed[2:])
+
+
+@pytest.mark.parametrize("width", [1, 9, 1000, 40_000])
+@pytest.mark.parametrize("k", [0, 1, 5, 40])
+def test_lines_equal_the_oracle(width: int, k: int) -> None:
+    logits = torch.randn(6, width, generator=torch.Generator().manual_seed(width)) * 4
+    logits[1] = logits[1].round()
+    logits[2, ::2] = -torch.inf
+    logits[2, width - 1] = 1.5
+    targets = torch.tensor([0, width - 1, width - 1, width // 2, width // 3, 0])
+    found, expected = lines(logits, targets, min(k, width)), reference.lines(logits, targets, min(k, width))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-6)
+    with pytest.raises(ValueError, match=f"at most {width}"):
+        lines(logits, targets, width + 1)
+
+
+def parts(found: object) -> tuple[np.ndarray, list[torch.Tensor]]:
+    return found.n_top, found.tensors()  # type: ignore[attr-defined]
