@@ -9,6 +9,11 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 
 COPIES = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return a - b\n\n" * 4
 TALKS = "What is the capital of France, and who wrote its longest book?"
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 120}},
+    "required": ["name", "age"],
+}
 WISHES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "random": {"temperature": 1.0, "seed": 5},
@@ -19,6 +24,8 @@ WISHES: dict[str, dict[str, Any]] = {
     "stop": {"temperature": 0.0, "stop": ["sub("]},
     "several": {"temperature": 1.0, "seed": 9, "n": 3},
     "grammar": {"temperature": 1.0, "seed": 4, "structured_outputs": StructuredOutputsParams(regex="[a-d]{3,40}")},
+    "schema": {"temperature": 0.0, "structured_outputs": StructuredOutputsParams(json=PERSON)},
+    "schemas": {"temperature": 1.0, "seed": 8, "n": 2, "structured_outputs": StructuredOutputsParams(json=PERSON)},
     "allowed": {"temperature": 1.0, "seed": 3, "allowed_token_ids": list(range(300, 420))},
 }
 DRAFT = pathlib.Path(__file__).resolve().parents[1] / "demo" / "draft"

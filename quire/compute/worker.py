@@ -41,7 +41,7 @@ from quire.config.resolve import NOT_ROUNDED, EngineLimits
 from quire.config.shares import share_arch
 from quire.config.speculative import read_speculative
 from quire.core.errors import ConfigError, EngineError
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import OnDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
@@ -194,9 +194,9 @@ class Worker:
         self._drafter = drafter
         self.runner.replace_drafter(drafter, chance)
 
-    def launch(self, plan: StepPlan) -> LaunchedStep | ReadyStep:
-        """Queue one step on the device; plans come in order."""
-        return self.runner.launch(plan)
+    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> LaunchedStep | ReadyStep:
+        """Queue one step on the device; plans come in order. on_drafts: see `Runner.launch`."""
+        return self.runner.launch(plan, on_drafts)
 
     def prepare(self, plan: StepPlan) -> ReadyStep | None:
         """Make a step ready before its turn, see `Runner.prepare`; None if it is to be launched in its turn."""

@@ -28,6 +28,7 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
     """Advance every sequence of the step; appends to `deltas` in span order. The result must have passed `verify`."""
     spans, step = builder.plan.spans, builder.step
     row = token_at = n_verifying = 0
+    foretold = {span for span, *_ in builder.plan.foretold}
     n_new, tokens, logprobs, all_prompt_rows = result.n_new, result.tokens, result.logprobs, result.prompt_logprobs
     columns = zip(builder.seqs, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
     for i, (seq, start, length, wants, n_drafts) in enumerate(columns):
@@ -38,7 +39,8 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
         if n_drafts:
             n_verified, n_verifying = result.n_drafted[n_verifying], n_verifying + 1
             if count and step > seq.ignore_through:
-                live.drafts.count(seq, step, n_drafts, n_verified, count - 1, len(builder.seqs))
+                n_seqs, is_sure = len(builder.seqs), i in foretold
+                live.drafts.count(seq, step, n_drafts, n_verified, count - 1, n_seqs, is_sure=is_sure)
         if step > seq.ignore_through:
             if seq.slot >= 0:  # else it was preempted: its lengths start again, its token stays valid
                 end = start + length

@@ -15,7 +15,7 @@ from typing import Final
 from quire.control.acceptance import LONG_MEMORY, Acceptance
 from quire.control.seen_costs import SeenCosts
 from quire.control.seq import Seq
-from quire.planner.drafts import DraftCosts
+from quire.planner.drafts import LEAST_GAIN, DraftCosts
 
 FIRST_RATE: Final = 0.7
 FIRST_DRAFTS: Final = 4.0
@@ -77,6 +77,20 @@ class DraftPolicy:
             self._drafted_at = step
         return lengths
 
+    def takes(self, n_sure: int, n_rows: int, step: int) -> bool:
+        """Whether a step of `n_rows` rows should have so many drafts more that are right for sure."""
+        if not n_sure:
+            return False
+        if self.costs is not None and self._seen is not None:
+            plain_s, exposed_s = self._seen.plain_s(n_rows), self._seen.exposed_s(n_rows)
+            if exposed_s > 0 and self._drafted_at != step - 1:
+                exposed_s *= BEGINNING
+            drafted_s = self.costs.seconds(n_rows + n_sure) + plain_s + exposed_s
+            if (n_rows + n_sure) * (self.costs.seconds(n_rows) + plain_s) < LEAST_GAIN * n_rows * drafted_s:
+                return False
+        self._drafted_at = step
+        return True
+
     def time(self, n_seqs: int, n_drafted: Sequence[int], n_right: int, is_drafted: bool, seconds: float) -> None:
         """A step of `n_seqs` sequences took so long from the end of the one before it; n_drafted: drafts of its spans
         that had any found, n_right: those of all that were right."""
@@ -87,14 +101,17 @@ class DraftPolicy:
             self.saved_s += (1 + n_right / n_seqs) * plain_s - seconds
         self._seen.time(n_seqs, n_drafted, is_drafted, seconds)
 
-    def count(self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int) -> None:
-        """A step of `n_rows` sequences had asked for so many drafts of this one, and verified those that were found."""
+    def count(
+        self, seq: Seq, step: int, n_asked: int, n_verified: int, n_right: int, n_rows: int, *, is_sure: bool = False
+    ) -> None:
+        """A step of `n_rows` sequences had asked for so many drafts of this one, and verified those that were found.
+        is_sure: they were foretold, which says nothing of guesses."""
         if n_verified:
             self.n_spans += 1
             self.n_verified += n_verified
             for place in range(n_right):
                 self.n_right[place] += 1
-        if self.costs is None:
+        if self.costs is None or is_sure:
             return
         own, rate = self._of(seq), self._of(seq).rate_beside(self._all.rate)
         own.count(n_asked, n_right)

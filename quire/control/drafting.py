@@ -21,7 +21,7 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     if not live.drafts.most:
         return {}
     step = builder.step
-    asked = [seq for seq in live.running if seq.drafts_from <= step]
+    asked = [seq for seq in live.running if seq.drafts_from <= step or seq.foretold is not None]
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
     n_seqs = len(live.running) + sum([search.n_lacking for search in live.searches.values() if search.is_ready])
     n_free = min(builder.budget, live.config.most_sampled) - n_seqs
@@ -29,8 +29,22 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
         return {}
     if live.drafts.costs is not None and _prompts_wait(live):
         return {}
+    sure = _sure(live, seqs, n_free, step)
+    seqs, n_free = [seq for seq in seqs if seq.drafts_from <= step and seq not in sure], n_free - sum(sure.values())
+    if not seqs or n_free <= 0:
+        return sure
     lengths = live.drafts.choose(seqs, len(live.running), n_free, step)
-    return {seq: length for seq, length in zip(seqs, lengths, strict=True) if length}
+    return sure | {seq: length for seq, length in zip(seqs, lengths, strict=True) if length}
+
+
+def _sure(live: LiveSeqs, seqs: list[Seq], n_free: int, step: int) -> dict[Seq, int]:
+    """Drafts of those of which is known what they must say, if that pays."""
+    found: dict[Seq, int] = {}
+    for seq in seqs:
+        if seq.foretold is not None and n_free > 0:
+            found[seq] = min(len(seq.foretold[1]) - 1, live.drafts.most, n_free)
+            n_free -= found[seq]
+    return found if live.drafts.takes(sum(found.values()), len(live.running), step) else {}
 
 
 def _prompts_wait(live: LiveSeqs) -> bool:
@@ -52,6 +66,8 @@ def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int
         elif start < seq.limit and (start < seq.room or make_room(live, builder, seq)):
             n_drafts = _fitting(live, builder, seq, wanted.get(seq, 0))
             seq.plan(1 + n_drafts, step)
+            if n_drafts and seq.foretold is not None:
+                builder.plan.foretold.append((len(builder.seqs), *seq.foretold))
             if seq.is_masked:
                 builder.plan.masked.append(len(builder.seqs))
             spans.add(seq.slot, start, 1 + n_drafts, True, n_drafts)

@@ -25,6 +25,8 @@ from quire.core.request import Pooling, Request
 if TYPE_CHECKING:
     from quire.control.beam_search import BeamSearch
 
+Foretold = tuple[int, list[int]]
+"""A position, and the tokens from there on, at least two."""
 NEVER = 1 << 62
 """A step number that does not come."""
 
@@ -62,6 +64,7 @@ class Seq:
         "copied_pages",
         "drafts_from",
         "first_cached",
+        "foretold",
         "held_from",
         "ignore_through",
         "index",
@@ -158,6 +161,8 @@ class Seq:
         self.cached = self.computed = self.planned = self.prefill_end = 0
         self.prompt_step = NEVER
         """The step that plans the last of its prompt."""
+        self.foretold: Foretold | None = None
+        """While its grammar leaves no choice."""
         self.pooled: list[float] = []
         """Sum of the states of its tokens computed so far, or the last one's, for a request with `pooling`."""
 
@@ -227,10 +232,15 @@ class Seq:
         self.last_step = step
         self.check()
 
+    def foretell(self, n_drafts: int, tokens: list[int]) -> None:
+        """The tokens that must come next behind those that are known and `n_drafts` more in flight. The first is chosen
+        in flight; those after it are sure drafts, where there are any."""
+        self.foretold = (len(self.tokens) + n_drafts, tokens) if len(tokens) > 1 else None
+
     @property
     def can_draft(self) -> bool:
         """Whether its steps may verify drafts."""
-        return not self.is_masked and self.request.pooling is None and self.search is None
+        return self.request.pooling is None and self.search is None
 
     def advance(self, start: int, length: int, n_rejected: int) -> None:
         """A span of `length` tokens, planned to begin at `start` or before, is computed; drafts of it were rejected."""

@@ -8,6 +8,7 @@ so a span may read pages that another span of the same plan fills).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -122,21 +123,34 @@ class StepPlan(msgspec.Struct):
     shared_prefixes: list[tuple[list[int], int]] = []
     """Hint for composable formats: (slots, number of leading pages they share)."""
     masked: list[int] = []
-    """Spans, in order, whose token is chosen under a mask that follows in `StepMasks`. The forward pass does not wait
-    for it, the choice of the step's tokens does."""
+    """Spans, in order, whose tokens are chosen under masks that follow in `StepMasks`. The forward pass does not wait
+    for them, the choice of the step's tokens does."""
+    foretold: list[tuple[int, int, list[int]]] = []
+    """(span, position, tokens): what the span's sequence must say from that position on. Where that is how it stands,
+    the tokens that the device does not know yet are its drafts, before any guess."""
     knows_starts: bool = True
     """Spans begin where they say: no draft is in flight. Else only the device knows where."""
 
+    @property
+    def masks_drafts(self) -> bool:
+        """Whether a masked span verifies drafts: its masks depend on what these are, which the device says."""
+        return any(self.spans.n_drafts[span] for span in self.masked)
 
+
+OnDrafts = Callable[[list[list[int]]], None]
+"""Takes the drafts of each masked span of a plan."""
 MASK_WORD_BITS: Final = 32
 """Tokens of one word of a mask."""
 
 
 class StepMasks(msgspec.Struct, array_like=True):
-    """The masks of a plan with `masked` spans. They follow when every earlier step is committed: a mask depends on the
-    token before, which the host learns while the step computes. No later plan is submitted in between."""
+    """The masks of a plan with `masked` spans: for each of these one, and behind it one for each draft that the device
+    has made for it, as if the drafts up to there had been chosen. They follow when every earlier step is committed: a
+    mask depends on the token before, which the host learns while the step computes. No later plan is submitted in
+    between."""
 
     step: int
     bits: bytes | memoryview
-    """int32 [len(masked), words], little-endian: token t of row i is allowed if bit t % 32 of word [i, t // 32] is set.
-    There may be fewer words than the logits are wide: what is beyond is not allowed."""
+    """int32 [lines, words], little-endian: token t of line i is allowed if bit t % 32 of word [i, t // 32] is set.
+    There may be fewer words than the logits are wide: what is beyond is not allowed. Where a draft's line allows
+    nothing, no token of its place counts."""

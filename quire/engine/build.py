@@ -99,7 +99,8 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout))
     executor = _executor(worker)
     pace = _pace(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
-    structured = _structured_output(config, tokenizer, folder, arch, limits.max_num_seqs)
+    n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
+    structured = _structured_output(config, tokenizer, folder, arch, n_masks)
     if is_server:
         structured.start()
     core = _assemble(
@@ -146,7 +147,7 @@ def _pace(limits: EngineLimits, arch: ModelArch, hardware: str, weight_itemsize:
 
 
 def _structured_output(
-    config: EngineConfig, tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch, max_num_seqs: int
+    config: EngineConfig, tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch, n_masks: int
 ) -> StructuredOutput:
     if tokenizer is None:
         return StructuredOutput(None)
@@ -155,7 +156,7 @@ def _structured_output(
         vocab_size=arch.vocab_size,
         end_token_ids=list(generation_defaults(config, folder, arch).eos_token_ids),
         n_words=-(-len(tokenizer) // MASK_WORD_BITS),
-        n_rows=max_num_seqs,
+        n_rows=n_masks,
         n_threads=n_mask_threads(),
         compile_s=config.structured_outputs_compile_seconds,
         compile_bytes=parse_bytes(config.structured_outputs_compile_memory),

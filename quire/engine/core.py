@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from quire.control.plan_builder import PlanBuilder
 from quire.control.scheduler import Scheduler
-from quire.control.seq import Seq
 from quire.core.clock import Clock
 from quire.core.commands import Cancel, CancelSeq, Submit
 from quire.core.errors import EngineAsleep, EngineError, QuireError, RequestError, SleepFailed
@@ -29,7 +28,7 @@ from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.engine.command_reader import refusals
 from quire.engine.executors.executor import Executor, is_out_of_memory
-from quire.engine.grammars.manager import StructuredOutput
+from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.sleep import ASLEEP, AsleepExecutor, SleepMode
 
 T = TypeVar("T")
@@ -100,6 +99,8 @@ class EngineCore:
         self.on_wait: Callable[[], None] | None = None
         self.grammars = grammars or StructuredOutput(None)
         self.grammars.on_wait = self._waits
+        n_drafts = scheduler.config.num_speculative_tokens
+        self.grammars.most_foretold = 1 + n_drafts if n_drafts else 0
         self.on_plan: Callable[[Sequence[PlanBuilder]], None] | None = None
         """Gets the steps in flight before the newest of them is submitted."""
         self._masked_through = -1
@@ -167,7 +168,7 @@ class EngineCore:
         times.commit_s = now_s()
         deltas = self.scheduler.commit(result)
         if self.grammars.n_live:
-            self.grammars.follow(deltas, self.scheduler, *self._unmasked())
+            self.grammars.follow(deltas, self.scheduler, self._unmasked())
         self._mask_oldest()
         times.committed_s = now_s()
         self._n_failed = 0
@@ -175,17 +176,21 @@ class EngineCore:
 
     def _mask_oldest(self) -> None:
         """Give the oldest step in flight, before which all is committed, the masks that it waits for."""
-        plan, seqs = self._unmasked()
-        if plan is not None:
-            self._masked_through = plan.step
-            self.executor.mask(self.grammars.masks(plan, seqs))
+        unmasked = self._unmasked()
+        if unmasked is not None:
+            self._masked_through = unmasked.plan.step
+            self.executor.mask(self.grammars.masks(unmasked))
 
-    def _unmasked(self) -> tuple[StepPlan | None, Sequence[Seq]]:
-        """The oldest plan in flight, and the sequences of its spans, if it waits for masks."""
+    def _unmasked(self) -> Unmasked | None:
+        """The oldest plan in flight, if it waits for masks."""
         plan = self._in_flight[0][0] if self._in_flight else None
         if plan is None or not plan.masked or plan.step <= self._masked_through:
-            return None, ()
-        return plan, self.scheduler.in_flight[0].seqs
+            return None
+        return Unmasked(plan, self.scheduler.in_flight[0].seqs, self._drafts_of(plan))
+
+    def _drafts_of(self, plan: StepPlan) -> list[list[int]]:
+        """Of each masked span of the newest plan; empty if none has any. The device knows them when it begins."""
+        return self._wait(self.executor.drafts()) if plan.masks_drafts else []
 
     def _queue_compiled(self) -> None:
         """Queue the requests whose grammar is compiled by now."""
@@ -206,7 +211,7 @@ class EngineCore:
             self.grammars.drop(request.request_id)
             raise
 
-    def _wait(self, future: concurrent.futures.Future[StepResult]) -> StepResult:
+    def _wait(self, future: concurrent.futures.Future[T]) -> T:
         while not future.done():
             try:
                 return future.result(WAIT_SLICE_S)
@@ -242,7 +247,8 @@ class EngineCore:
         while self._in_flight:
             plan, future, _ = self._in_flight.popleft()
             if plan.masked and plan.step > self._masked_through:
-                self.executor.mask(StepMasks(plan.step, b"\xff" * (4 * len(plan.masked))))
+                n_masks = len(plan.masked) + sum(map(len, self._drafts_of(plan)))
+                self.executor.mask(StepMasks(plan.step, b"\xff" * (4 * n_masks)))
             try:
                 self._wait(future)
             except Exception as later:

@@ -80,6 +80,12 @@ class AsleepExecutor:
         future.set_exception(EngineError(f"step {plan.step} came while the engine sleeps"))
         return future
 
+    def drafts(self) -> concurrent.futures.Future[list[list[int]]]:
+        """There are none."""
+        future: concurrent.futures.Future[list[list[int]]] = concurrent.futures.Future()
+        future.set_result([])
+        return future
+
     def mask(self, masks: StepMasks) -> None:
         """No step waits for masks."""
 

@@ -49,6 +49,11 @@ class Matcher:
         """Go on by a token; False, and an error for good, if it may not come here."""
         return self._inner.consume_token(token)
 
+    def forced(self) -> list[int]:
+        """The tokens that come next whatever is chosen, as long as each mask on the way allows one alone. Only for a
+        matcher that is not needed any more."""
+        return self._inner.compute_ff_tokens()
+
     @property
     def is_complete(self) -> bool:
         """Nothing but the end can follow."""

@@ -2,14 +2,16 @@
 
 Owns how far each sequence is and what its request may still spend. Does not own processes (`engine/grammars/process`)
 nor grammars (`text/grammar`). A sequence is a handle: a positive number that is never used twice.
-Invariant: before work on a handle begins it stands in `marks`, so that whoever looks later knows where work stopped.
+Invariants: before work on a handle begins it stands in `marks`, so that whoever looks later knows where work stopped;
+what is done along drafts is done by copies, so that a draft which does not count has never been.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from typing import Final
 
 import msgspec
@@ -20,7 +22,7 @@ from quire.text.leading import Leading
 from quire.text.matcher import Matcher, MatcherPool
 
 MANY: Final = -1
-"""What stands in `marks` while masks are made together."""
+"""What stands in `marks` while masks are made together. `MANY - handle`: work along its drafts."""
 FEW: Final = 4
 """Fewer masks than these are made one by one."""
 MASK_S: Final = 0.002
@@ -44,6 +46,13 @@ class End(msgspec.Struct, array_like=True):
     """Anything can follow; else nothing can."""
 
 
+class Foretold(msgspec.Struct, array_like=True):
+    """The tokens that must come behind a sequence and so many of its drafts, from the one that its masks are for."""
+
+    n_drafts: int = 0
+    tokens: list[int] = []
+
+
 def failed(message: str) -> Failure:
     """The matcher of a sequence could not go on."""
     return Failure(Code.GRAMMAR_FAILED, message, PARAM)
@@ -54,6 +63,8 @@ class _Budget:
     """Processor time that a request has left."""
 
     spare_s: float = SPARE_S
+    ahead_s: float = SPARE_S
+    """The same for masks behind drafts: when it is spent there are no more of them, and nothing ends."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -62,6 +73,24 @@ class _Live:
     budget: _Budget
     leading: Leading | None = None
     """While it is before its constraint and the way there is bounded."""
+
+    def copy(self) -> _Live:
+        return _Live(self.matcher.copy(), self.budget, copy.copy(self.leading))
+
+
+@dataclasses.dataclass(slots=True)
+class _Line:
+    """A mask to be made."""
+
+    at: int
+    handle: int
+    live: _Live
+    n_drafts: int = 0
+    """It is behind so many drafts, of which nobody knows whether they count."""
+
+    @property
+    def is_ahead(self) -> bool:
+        return self.n_drafts > 0
 
 
 class Matchers:
@@ -80,6 +109,8 @@ class Matchers:
         self._watch = watch
         self._pool: MatcherPool | None = None
         self._live: dict[int, _Live] = {}
+        self._last: dict[int, _Line] = {}
+        """The last mask of each sequence that was made in the newest turn."""
         self._n_timed = 0
         """Turns that are still to be timed mask by mask."""
         self._excess_s = 0.0
@@ -119,53 +150,116 @@ class Matchers:
         for handle in handles:
             self._live.pop(handle, None)
 
-    def fill(self, rows: Sequence[int], bits: np.ndarray, *, one_by_one: bool = False) -> list[End]:
+    def fill(
+        self,
+        rows: Sequence[int],
+        bits: np.ndarray,
+        drafts: Sequence[Sequence[int]] = (),
+        *,
+        unfollowed: Sequence[int] = (),
+        one_by_one: bool = False,
+    ) -> list[End]:
         """Write which tokens may come next for each row's handle: bit t % 32 of word t // 32; all of them for a handle
-        that is not known. bits: int32 [len(rows), words], contiguous. Returns the ends of those that failed."""
-        lines = [line for line, handle in enumerate(rows) if handle in self._live]
-        found = [self._live[rows[line]] for line in lines]
-        if len(lines) < len(rows):
-            bits[sorted(set(range(len(rows))) - set(lines))] = -1
-        if not (one_by_one or self._n_timed or len(lines) < FEW or self._n_threads < 2):
-            self._fill_many(found, lines, bits)
-            _narrow(found, lines, bits)
-            return self._failed(rows[line] for line in lines)
-        self._n_timed = max(0, self._n_timed - 1)
-        for live, line in zip(found, lines, strict=True):
-            self._marks[0] = rows[line]
+        that is not known. Returns the ends of those that failed.
+
+        drafts: for each row tokens that may follow; each has a line of its own behind the row's: what may come next if
+        the tokens up to it do. Nothing may where no token counts, as behind a draft that the grammar excludes.
+        unfollowed: handles along whose drafts nothing is to be done.
+        bits: int32 [len(rows) and all drafts, words], contiguous.
+        """
+        lines = self._lines(rows, drafts or [()] * len(rows), bits, unfollowed)
+        if one_by_one or self._n_timed or len(lines) < FEW or self._n_threads < 2:
+            self._n_timed = max(0, self._n_timed - 1)
+            self._fill_each(lines, bits)
+        else:
+            self._fill_many(lines, bits)
+        for line in lines:
+            if line.live.leading is not None:
+                line.live.leading.narrow(bits[line.at])
+        self._last = {line.handle: line for line in lines}
+        return self._failed(lines, bits)
+
+    def foretell(self, rows: Sequence[int], bits: np.ndarray, most: int) -> list[Foretold]:
+        """What must come where the masks that were filled last, `bits`, allow one token: at most so many for each row's
+        handle."""
+        found = [Foretold() for _ in rows]
+        for at, handle in enumerate(rows):
+            line = self._last.get(handle)
+            if line is None or line.live.leading is not None or np.count_nonzero(bits[line.at]) != 1:
+                continue
+            self._marks[0] = MANY - handle
+            self._watch(False)
+            found[at] = Foretold(line.n_drafts, line.live.matcher.copy().forced()[:most])
+        return found
+
+    def _lines(
+        self, rows: Sequence[int], drafts: Sequence[Sequence[int]], bits: np.ndarray, unfollowed: Sequence[int]
+    ) -> list[_Line]:
+        """Those that matchers write; the others are written here."""
+        lines, at = list[_Line](), 0
+        for handle, tokens in zip(rows, drafts, strict=True):
+            end, live = at + 1 + len(tokens), self._live.get(handle)
+            if live is None:
+                bits[at:end] = -1
+            else:
+                lines.append(_Line(at, handle, live))
+                if tokens:
+                    bits[at + 1 : end] = 0
+                if tokens and handle not in unfollowed:
+                    lines += self._ahead(lines[-1], tokens)
+            at = end
+        return lines
+
+    def _ahead(self, first: _Line, tokens: Sequence[int]) -> list[_Line]:
+        """Behind each draft, up to the first that cannot be chosen, or with which the sequence needs no mask more."""
+        lines, live = list[_Line](), first.live
+        self._marks[0] = MANY - first.handle
+        self._watch(False)
+        for n, token in enumerate(tokens, 1):
+            live = live.copy()
+            if _moved(first.handle, live, [token]) is not None:
+                break
+            lines.append(_Line(first.at + n, first.handle, live, n))
+        return lines
+
+    def _fill_each(self, lines: list[_Line], bits: np.ndarray) -> None:
+        for line in lines:
+            budget = line.live.budget
+            if line.is_ahead and budget.ahead_s < 0:
+                continue
+            self._marks[0] = MANY - line.handle if line.is_ahead else line.handle
             self._watch(False)
             start_s = time.thread_time()
-            live.matcher.fill(bits[line])
-            live.budget.spare_s -= time.thread_time() - start_s - MASK_S
-        _narrow(found, lines, bits)
-        return self._failed(rows[line] for line in lines)
+            line.live.matcher.fill(bits[line.at])
+            excess_s = time.thread_time() - start_s - MASK_S
+            if line.is_ahead:
+                budget.ahead_s -= excess_s
+            else:
+                budget.spare_s -= excess_s
 
-    def _fill_many(self, found: list[_Live], lines: list[int], bits: np.ndarray) -> None:
+    def _fill_many(self, lines: list[_Line], bits: np.ndarray) -> None:
         if self._pool is None:
             self._pool = MatcherPool(self._n_threads)
         self._marks[0] = MANY
         self._watch(True)
         start_s = time.process_time()
-        self._pool.fill([live.matcher for live in found], lines, bits)
+        self._pool.fill([line.live.matcher for line in lines], [line.at for line in lines], bits)
         taken_s = time.process_time() - start_s
         self._excess_s = max(0.0, self._excess_s + taken_s - MASK_S * len(lines))
         if self._excess_s > SPARE_S:
             self._n_timed, self._excess_s = TIMED_TURNS, 0.0
 
-    def _failed(self, handles: Iterable[int]) -> list[End]:
+    def _failed(self, lines: list[_Line], bits: np.ndarray) -> list[End]:
+        """Sequences without a mask. A matcher that fails behind drafts says so again if these come true."""
         ends = []
-        for handle in handles:
-            error = self._live[handle].matcher.error
-            if error:
-                ends.append(End(handle, failed(f"the output cannot go on: {error}")))
-                del self._live[handle]
+        for line in lines:
+            error = line.live.matcher.error
+            if error and line.is_ahead:
+                bits[line.at] = 0
+            elif error:
+                ends.append(End(line.handle, failed(f"the output cannot go on: {error}")))
+                del self._live[line.handle]
         return ends
-
-
-def _narrow(found: list[_Live], lines: list[int], bits: np.ndarray) -> None:
-    for live, line in zip(found, lines, strict=True):
-        if live.leading is not None:
-            live.leading.narrow(bits[line])
 
 
 def _moved(handle: int, live: _Live, tokens: Sequence[int]) -> End | None:

@@ -35,9 +35,14 @@ class FlatBatch:
     mask_lines: np.ndarray
     """int32 [m]: the line of the step's masks that holds for a sampled row, or -1."""
 
+    @property
+    def n_masks(self) -> int:
+        """Lines of the step's masks."""
+        return int(np.count_nonzero(self.mask_lines >= 0))
+
 
 def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
-    """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens. masked: spans that have a mask."""
+    """Rows in span order. O(n_tokens) in numpy, no Python loop over tokens. masked: spans that have masks."""
     slots = np.array(spans.slots, np.int64)
     starts = np.array(spans.starts, np.int64)
     if not masked and all(spans.wants) and sum(spans.lengths) == len(slots) + sum(spans.n_drafts):
@@ -59,7 +64,10 @@ def build_batch(spans: Spans, masked: Sequence[int] = ()) -> FlatBatch:
     sampled_slots, sampled_positions = row_slots[sampled_rows], row_positions[sampled_rows] + 1
     mask_lines = np.full(len(wanted), -1, np.int32)
     if masked:
-        mask_lines[np.searchsorted(wanted, masked)] = np.arange(len(masked))
+        is_masked = np.zeros(len(slots), bool)
+        is_masked[list(masked)] = True
+        rows = np.flatnonzero(is_masked[wanted])
+        mask_lines[rows] = np.arange(len(rows))
     return FlatBatch(
         row_slots=row_slots,
         row_positions=row_positions,

@@ -112,9 +112,13 @@ class SlotLengths:
             self._lengths.clear()
         slots, n_drafts = spans.slots, spans.n_drafts
         starts = [self._lengths.get(slot, latest) for slot, latest in zip(slots, spans.starts, strict=True)]
-        asking = [i for i, n in enumerate(n_drafts) if n]
-        contexts = [DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i]) for i in asking]
-        guesses = dict(zip(asking, self._drafter.guess(contexts), strict=True)) if contexts else {}
+        contexts = {
+            i: DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n) for i, n in enumerate(n_drafts) if n
+        }
+        sure = {i: _sure(contexts[i], at, tokens) for i, at, tokens in plan.foretold}
+        asking = {i: context for i, context in contexts.items() if not sure.get(i)}
+        found = dict(zip(asking, self._drafter.guess(list(asking.values())), strict=True)) if asking else {}
+        guesses = {i: found[i] if i in found else sure[i] for i in contexts}
         self._n_drafted = [len(guess) for guess in guesses.values()]
         lengths, made, self._drafts = list(spans.lengths), [0] * len(slots), []
         for i, wants in enumerate(spans.wants):
@@ -127,6 +131,13 @@ class SlotLengths:
         true = Spans(slots, starts, lengths, made, spans.wants)
         lacking = None if self.is_live or not any(made) else _guesses(true, guesses)
         return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)), lacking
+
+    def drafts_of(self, plan: StepPlan) -> list[list[int]]:
+        """Of each masked span of the plan that was settled last."""
+        spans = plan.spans
+        n_rows = [1 + n if wants else 0 for n, wants in zip(spans.n_drafts, spans.wants, strict=True)]
+        first = [0, *itertools.accumulate(n_rows)]
+        return [self._drafts[first[i] : first[i + 1] - 1] for i in plan.masked]
 
     def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
         """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row
@@ -151,6 +162,12 @@ class SlotLengths:
         if self._chance is None or draft == NO_DRAFT:
             return token == draft
         return self._source.random() < self._chance
+
+
+def _sure(context: DraftContext, at: int, tokens: list[int]) -> list[int]:
+    """Of the tokens that must stand from position `at` on those that are lacking; none if the sequence says others."""
+    known = context.tokens[at:].tolist()
+    return tokens[len(known) :][: context.most] if known and known == tokens[: len(known)] else []
 
 
 def _guesses(spans: Spans, guesses: dict[int, list[int]]) -> Guesses:

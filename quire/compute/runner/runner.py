@@ -29,7 +29,7 @@ from quire.compute.runner.tables import NO_WRITES, PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import split_faults
 from quire.core.errors import EngineError
-from quire.core.plan import SlotOpen, SlotParams, Spans, StepMasks, StepPlan
+from quire.core.plan import OnDrafts, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
 from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.invariance import RowsAlone, rows_alone
@@ -137,8 +137,11 @@ class Runner:
         """Steps of which lengths may not know."""
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan) -> LaunchedStep | ReadyStep:
-        """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow."""
+    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> LaunchedStep | ReadyStep:
+        """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow.
+
+        on_drafts: called with the drafts of each masked span, before anything is computed; not if the plan has none.
+        """
         is_settled = self._lengths is not None and not _is_known(plan)
         if is_settled:
             self._keep_all()
@@ -149,6 +152,8 @@ class Runner:
             self.tables.write(writes)  # who guesses on the device reads these pages
             plan, guesses = self._lengths.settle(plan)
             writes = NO_WRITES
+            if on_drafts is not None:
+                on_drafts(self._lengths.drafts_of(plan))
         step = self._step(plan, writes, guesses)
         if is_settled and (computed := self._computed(step, start_s)) is not None:
             return computed
@@ -204,7 +209,7 @@ class Runner:
 
     def replace_drafter(self, drafter: Drafter, chance: float) -> None:
         """Another one, while no slot is open. Its drafts count with this chance, whatever is chosen: for the speed of
-        random weights."""
+        random weights, and not for sequences under a grammar, whose masks follow from drafts that are chosen."""
         self._lengths = SlotLengths(self.tables, drafter, chance)
 
     def _is_alone(self, slots: list[int]) -> bool:

@@ -184,7 +184,7 @@ class Tail:
     @torch.inference_mode()
     def choose(self, step: Step, read: Read, masks: StepMasks | None) -> tuple[Fetched, Download]:
         """Queue the choice of tokens, and start the copy to the host: ids, status, logprobs, and the pooled rows."""
-        bits = None if masks is None else np.frombuffer(masks.bits, "<i4").reshape(len(step.plan.masked), -1)
+        bits = None if masks is None else np.frombuffer(masks.bits, "<i4").reshape(step.batch.n_masks, -1)
         if read.states.choose is not None:
             choice = read.states.choose(bits)
             sampled = Sampled(choice.token_ids, choice.status, None)

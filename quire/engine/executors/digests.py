@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from quire.core.logprobs import TokenLogprobs
 from quire.core.plan import SlotParams
@@ -61,17 +61,22 @@ def first_seen(window: int, n_tokens: int) -> int:
 
 
 def null_reference(
-    prompt: Sequence[int], params: SlotParams, n_tokens: int, vocab_size: int, windows: Sequence[int] = (0,)
+    prompt: Sequence[int],
+    params: SlotParams,
+    n_tokens: int,
+    vocab_size: int,
+    windows: Sequence[int] = (0,),
+    grammar: Callable[[Sequence[int]], set[int]] | None = None,
 ) -> list[int]:
     """The tokens that the null device must produce after `prompt`, computed alone, in order, without pages.
 
-    `n_tokens` of them, or fewer if the masks leave nothing to choose.
+    `n_tokens` of them, or fewer if the masks leave nothing to choose. grammar: what may follow all tokens so far.
     """
     states = [State(window) for window in windows]
     tokens = list(prompt)
     for at in range(len(prompt) + n_tokens):
         if at == len(tokens):
-            token = choose(states, params, at, vocab_size)
+            token = choose(states, params, at, vocab_size, None if grammar is None else grammar(tokens))
             if token is None:
                 break
             tokens.append(token)
@@ -102,6 +107,32 @@ def choose(
         if token not in masked and (allowed is None or token in allowed):
             return token
     return None
+
+
+def guess(
+    states: list[State], params: SlotParams, token: int, start: int, most: int, vocab_size: int, acceptance: float
+) -> list[int]:
+    """Drafts behind a token at `start`: what `choose` says where nothing is excluded, until one is wrong by chance.
+    states: of what is before the token, which this moves."""
+    n_made = most if chance(params, start + 1_000_003) < acceptance else most // 2
+    drafts = list[int]()
+    for position in range(start, start + n_made):
+        for state in states:
+            state.add(state.row(token))
+        token = choose(states, params, position + 1, vocab_size) or 0
+        if chance(params, position) >= acceptance:
+            token = (token + 1) % vocab_size
+        drafts.append(token)
+    return drafts
+
+
+def allowed_ids(bits: bytes | memoryview, n_lines: int, vocab_size: int) -> Iterator[set[int]] | None:
+    """What each line of `StepMasks` allows; None if they are not so many lines of whole words."""
+    n_bytes = len(bits) // n_lines
+    if n_bytes % 4 or n_bytes * n_lines != len(bits):
+        return None
+    ids = range(min(vocab_size, 8 * n_bytes))
+    return ({t for t in ids if bits[at * n_bytes + t // 8] >> t % 8 & 1} for at in range(n_lines))
 
 
 def chance(params: SlotParams, position: int) -> float:

@@ -17,6 +17,10 @@ class Executor(Protocol):
         """Start a step and return at once. A step that fails as a whole carries its exception in the future."""
         ...
 
+    def drafts(self) -> Future[list[list[int]]]:
+        """Of each masked span of the newest plan, which `masks_drafts`. Empty if the step has failed before."""
+        ...
+
     def mask(self, masks: StepMasks) -> None:
         """The masks of the newest plan, which has `masked` spans: its tokens are chosen now."""
         ...

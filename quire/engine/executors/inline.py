@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.errors import EngineError
-from quire.core.plan import StepMasks, StepPlan
+from quire.core.plan import OnDrafts, StepMasks, StepPlan
 from quire.core.result import StepResult
+
+Drafts = concurrent.futures.Future[list[list[int]]]
 
 
 class Result(Protocol):
@@ -47,7 +49,9 @@ class Ready(Result, Protocol):
 class Launcher(Protocol):
     """The part of a worker that an executor needs."""
 
-    def launch(self, plan: StepPlan) -> Pending: ...
+    def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> Pending:
+        """on_drafts: called with the drafts of each masked span, before anything is computed."""
+        ...
 
 
 class LaunchedFuture(concurrent.futures.Future[StepResult]):
@@ -83,14 +87,20 @@ class LaunchExecutor:
     def __init__(self, worker: Launcher) -> None:
         self.worker = worker
         self._unmasked: LaunchedFuture | None = None
+        self._drafts = Drafts()
 
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
+        if plan.masks_drafts:
+            self._drafts = Drafts()
         try:
-            future = LaunchedFuture(self.worker.launch(plan))
+            future = LaunchedFuture(_launched(self.worker, plan, self._drafts))
             self._unmasked = future if plan.masked else None
             return future
         except Exception as error:
             return _failed(error)
+
+    def drafts(self) -> Drafts:
+        return self._drafts
 
     def mask(self, masks: StepMasks) -> None:
         """Launch what the newest step still lacks; nothing to do if its launch failed."""
@@ -139,6 +149,7 @@ class ThreadExecutor:
         self.worker, self._prepare = worker, prepare
         self._pool = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-compute")
         self._masks: queue.SimpleQueue[StepMasks | None] = queue.SimpleQueue()
+        self._drafts = Drafts()
         self._changing: ComputedFuture | None = None
         """The newest step that opens or closes slots."""
 
@@ -149,17 +160,20 @@ class ThreadExecutor:
                 ready = self._prepare(plan)
             except Exception as error:
                 return _failed(error)
-        job = self._pool.submit(self._launch, plan) if ready is None else self._pool.submit(_compute, ready)
+        if plan.masks_drafts:
+            self._drafts = Drafts()
+        drafts = self._drafts
+        job = self._pool.submit(self._launch, plan, drafts) if ready is None else self._pool.submit(_compute, ready)
         future = ComputedFuture(job, ready)
         if changes:
             self._changing = future
         return future
 
-    def _launch(self, plan: StepPlan) -> tuple[Result, float]:
+    def _launch(self, plan: StepPlan, drafts: Drafts) -> tuple[Result, float]:
         start_s = time.perf_counter()
         step: Pending | None = None
         try:
-            step = self.worker.launch(plan)
+            step = _launched(self.worker, plan, drafts)
         finally:
             masks = self._masks.get() if plan.masked else None  # also after a failure: they must not reach another step
         if plan.masked:
@@ -167,6 +181,9 @@ class ThreadExecutor:
                 raise EngineError("the engine was shut down")
             step.mask(masks)
         return step, time.perf_counter() - start_s
+
+    def drafts(self) -> Drafts:
+        return self._drafts
 
     def mask(self, masks: StepMasks) -> None:
         self._masks.put(masks)
@@ -181,6 +198,17 @@ def _compute(ready: Ready) -> tuple[Result, float]:
     start_s = time.perf_counter()
     ready.compute()
     return ready, time.perf_counter() - start_s
+
+
+def _launched(worker: Launcher, plan: StepPlan, drafts: Drafts) -> Pending:
+    """drafts: told in any case, if the plan asks for them."""
+    if not plan.masks_drafts:
+        return worker.launch(plan)
+    try:
+        return worker.launch(plan, drafts.set_result)
+    finally:
+        if not drafts.done():
+            drafts.set_result([])
 
 
 def _failed(error: Exception) -> concurrent.futures.Future[StepResult]:

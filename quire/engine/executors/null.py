@@ -4,20 +4,18 @@ Each K/V row of a group of layers is a digest of the token there and of all rows
 shows, *read back through the page table*; the next token is a digest of what it sees in all groups, and the seed. So a
 wrong, stale, foreign or missing page, a missing copy or a wrong order changes the tokens, and `null_reference` says
 what they should have been. Drafts are right or wrong by chance. Owns no policy; has no logits, so penalties and biases
-have no meaning here.
-Invariant: a page that one open slot may still read is not written by another.
+have no meaning here. Its slots and pages: `null_pages.py`.
 """
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import Future
 
-from quire.config.kv import first_page
 from quire.core.clock import VirtualClock
-from quire.core.errors import EngineError
 from quire.core.failure import Code
 from quire.core.logprobs import PackedLogprobs
-from quire.core.plan import PageAppend, PageCopy, SlotOpen, StepMasks, StepPlan
+from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Pooling
 from quire.core.result import Fault, StepResult, StepTimings
 from quire.engine.executors.digests import (
@@ -25,52 +23,16 @@ from quire.engine.executors.digests import (
     ROW_BYTES,
     UNWRITTEN,
     State,
-    chance,
+    allowed_ids,
     choose,
-    first_seen,
+    guess,
     null_logprobs,
 )
+from quire.engine.executors.null_pages import NullPages, NullSlot, PlanError, require
 from quire.planner.cost import CostModel
 
 
-class PlanError(EngineError):
-    """A plan contradicts itself or the plans before it."""
-
-    code = Code.BAD_PLAN
-
-
-class _Slot:
-    """What the device keeps of an open slot."""
-
-    __slots__ = ("end", "held_from", "params", "prompt_len", "rejected", "tables", "tokens")
-
-    def __init__(self, opened: SlotOpen, n_groups: int) -> None:
-        self.tokens = list(opened.token_ids)
-        self.prompt_len = opened.prompt_len
-        self.params = opened.params
-        self.tables: list[list[int]] = [[] for _ in range(n_groups)]
-        """The pages of each group; 0 before the first that was appended, and where none is seen any more."""
-        self.held_from = [0] * n_groups
-        """The first page of each table that is still seen."""
-        self.end = -1
-        """Tokens with K/V after its last span; -1 before its first."""
-        self.rejected: list[int] = []
-        """Drafts that its latest spans rejected, the last first: the host may not have heard of them."""
-
-    def begin(self, planned: int, depth: int) -> int:
-        """Where its next span begins, which the plan says as far as the host knows."""
-        if self.end < 0:
-            return planned
-        unheard = {sum(self.rejected[:n]) for n in range(depth)}
-        _require(planned - self.end in unheard, f"a span is planned at {planned}, the slot stands at {self.end}")
-        return self.end
-
-    def hear(self, n_rejected: int, depth: int) -> None:
-        """Its newest span rejected so many drafts."""
-        self.rejected = [n_rejected, *self.rejected][: depth - 1]
-
-
-class NullExecutor:
+class NullExecutor(NullPages):
     """An Executor that computes each plan at once, inside `submit`; its clock moves by the cost model."""
 
     def __init__(
@@ -89,29 +51,38 @@ class NullExecutor:
     ) -> None:
         """acceptance: the chance of a draft to be right. depth: steps in flight, for their host. windows: of each group
         of layers, as `KVLayout.windows`."""
-        self.windows = windows
-        self.n_pages, self.page_size = n_pages, page_size
-        self.max_num_seqs, self.max_model_len, self.vocab_size = max_num_seqs, max_model_len, vocab_size
+        super().__init__(n_pages, page_size, max_num_seqs, max_model_len, windows)
+        self.vocab_size = vocab_size
         self._clock, self._cost = clock, cost
         self._acceptance, self._depth = acceptance, depth
-        self._rows = [bytearray(page_size * ROW_BYTES) for _ in range(n_pages)]
-        self._holders: list[set[int]] = [set() for _ in range(n_pages)]
-        """Open slots one of whose page tables has the page."""
-        self._slots: dict[int, _Slot] = {}
         self._last_step = -1
         self._unmasked: tuple[StepPlan, Future[StepResult]] | None = None
+        self._drafts: dict[int, list[int]] = {}
+        """Of the newest step's spans."""
 
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Execute `plan`. The future is done; it carries PlanError if the plan is inconsistent.
 
-        A plan with `masked` spans is executed when its masks come.
+        The spans of a plan with `masked` ones are executed when its masks come.
         """
-        _require(self._unmasked is None, f"step {plan.step} is submitted before the masks of the step before it")
+        require(self._unmasked is None, f"step {plan.step} is submitted before the masks of the step before it")
         future: Future[StepResult] = Future()
+        try:
+            self._begin(plan)
+        except PlanError as error:
+            future.set_exception(error)
         if plan.masked:
             self._unmasked = plan, future
         else:
             self._finish(plan, future, None)
+        return future
+
+    def drafts(self) -> Future[list[list[int]]]:
+        """Known at once."""
+        future: Future[list[list[int]]] = Future()
+        plan = None if self._unmasked is None else self._unmasked[0]
+        require(plan is not None and plan.masks_drafts, "drafts are asked for, and no step waits for their masks")
+        future.set_result([] if plan is None else [self._drafts.get(span, []) for span in plan.masked])
         return future
 
     def mask(self, masks: StepMasks) -> None:
@@ -119,12 +90,14 @@ class NullExecutor:
         if self._unmasked is None:
             raise PlanError(f"masks of step {masks.step}, but no step waits for any")
         (plan, future), self._unmasked = self._unmasked, None
-        _require(plan.step == masks.step, f"masks of step {masks.step} for step {plan.step}")
+        require(plan.step == masks.step, f"masks of step {masks.step} for step {plan.step}")
         self._finish(plan, future, masks)
 
     def _finish(self, plan: StepPlan, future: Future[StepResult], masks: StepMasks | None) -> None:
+        if future.done():  # the plan was refused when it came
+            return
         try:
-            future.set_result(self.execute(plan, masks))
+            future.set_result(self._complete(plan, masks))
         except PlanError as error:
             future.set_exception(error)
 
@@ -145,95 +118,67 @@ class NullExecutor:
 
     def execute(self, plan: StepPlan, masks: StepMasks | None = None) -> StepResult:
         """Close, open, append pages, copy, then all spans in order."""
-        _require(plan.step > self._last_step, f"step {plan.step} after step {self._last_step}")
+        self._begin(plan)
+        return self._complete(plan, masks)
+
+    def _begin(self, plan: StepPlan) -> None:
+        """All that does not depend on masks."""
+        self._drafts = {}
+        require(plan.step > self._last_step, f"step {plan.step} after step {self._last_step}")
         self._last_step = plan.step
-        for slot in plan.closed:
-            self._close(slot, known=len(plan.closed) < self.max_num_seqs)
-        for opened in plan.opened:
-            self._open(opened)
-        for append in plan.pages:
-            self._append(append)
-        self._copy(plan.copies)
+        self.change(plan)
+        columns = zip(plan.spans.slots, plan.spans.starts, plan.spans.n_drafts, strict=True)
+        for row, (number, start, n_drafts) in enumerate(columns):
+            if n_drafts:
+                require(number in self._slots, f"span of slot {number}, which is not open")
+                self._drafts[row] = self._guess(self._slots[number], self._start(plan, number, start), n_drafts)
+
+    def _complete(self, plan: StepPlan, masks: StepMasks | None) -> StepResult:
         result = StepResult(plan.step)
-        self._run_spans(plan, result, _allowed(plan, masks, self.vocab_size))
+        require(masks is not None or not plan.masked, "a plan with masked spans has no masks")
+        self._run_spans(plan, result, {} if masks is None else self._allowed(plan.masked, masks))
         seconds = self._cost.step_s(plan.spans) if self._cost is not None else 0.0
         self._clock.advance(seconds)
         result.timings = StepTimings(0.0, seconds)
         return result
 
-    # ---- deltas --------------------------------------------------------------------------------------------------
-
-    def _close(self, slot: int, *, known: bool) -> None:
-        """known: the host says that it is open; False when it closes every slot after a failure."""
-        _require(slot in self._slots or not known, f"slot {slot} is closed but was not open")
-        if slot in self._slots:
-            for page in (page for table in self._slots.pop(slot).tables for page in table):
-                self._holders[page].discard(slot)
-
-    def _open(self, opened: SlotOpen) -> None:
-        _require(0 <= opened.slot < self.max_num_seqs, f"slot {opened.slot} does not exist")
-        _require(opened.slot not in self._slots, f"slot {opened.slot} is opened while it is open")
-        _require(0 < opened.prompt_len <= len(opened.token_ids) < self.max_model_len, "a slot opens with bad lengths")
-        self._slots[opened.slot] = _Slot(opened, len(self.windows))
-
-    def _append(self, append: PageAppend) -> None:
-        _require(append.slot in self._slots, f"pages for slot {append.slot}, which is not open")
-        _require(0 <= append.group < len(self.windows), f"pages for group {append.group}, which is not there")
-        slot = self._slots[append.slot]
-        table, window = slot.tables[append.group], self.windows[append.group]
-        if window and not table:
-            table += [0] * append.first_index
-        _require(append.first_index == len(table), "pages are not appended at the end of the table")
-        _require(all(0 < page < self.n_pages for page in append.pages), f"page ids {append.pages} out of range")
-        table += append.pages
-        for page in append.pages:
-            _require(append.slot not in self._holders[page], f"slot {append.slot} has a page twice")
-            self._holders[page].add(append.slot)
-
-    def _forget_unseen(self, number: int, slot: _Slot) -> None:
-        """Pages behind every later token are the slot's no more: others may have them."""
-        for group, window in enumerate(self.windows):
-            table, first = slot.tables[group], first_page(window, slot.end, self.page_size)
-            for index in range(slot.held_from[group], first):
-                self._holders[table[index]].discard(number)
-                table[index] = 0
-            slot.held_from[group] = first
-
-    def _copy(self, copies: list[PageCopy]) -> None:
-        """Copies of one plan may run in any order, so no page is both read and written."""
-        targets = [copy.target for copy in copies]
-        _require(len(set(targets)) == len(targets), "a page is the target of two copies")
-        for copy in copies:
-            _require(copy.source not in targets, f"page {copy.source} is both source and target of copies")
-            _require(copy.source > 0 and copy.target > 0, "the dummy page is copied")
-            _require(0 < copy.n_tokens <= self.page_size, f"{copy.n_tokens} rows of a page are copied")
-            rows = self._rows[copy.source][: copy.n_tokens * ROW_BYTES]
-            _require(UNWRITTEN not in rows, f"rows of page {copy.source} are copied that were never written")
-            for holder in self._holders[copy.target]:
-                _require(self._slots[holder].end < 0, f"page {copy.target} is overwritten while slot {holder} uses it")
-            self._rows[copy.target][: len(rows)] = rows
+    def _allowed(self, masked: list[int], masks: StepMasks) -> dict[int, list[set[int]]]:
+        """Span → ids that its masks allow: for its first token, and behind each of its drafts."""
+        n_lines = [1 + len(self._drafts.get(span, [])) for span in masked]
+        lines = allowed_ids(masks.bits, sum(n_lines), self.vocab_size)
+        require(lines is not None, "masks of the wrong size")
+        return {span: list(itertools.islice(lines or iter(()), n)) for span, n in zip(masked, n_lines, strict=True)}
 
     # ---- spans ---------------------------------------------------------------------------------------------------
 
-    def _run_spans(self, plan: StepPlan, result: StepResult, allowed: dict[int, set[int]]) -> None:
+    def _start(self, plan: StepPlan, number: int, start: int) -> int:
+        """Where a span that is planned at `start` begins."""
+        return self._slots[number].begin(start, 1 if plan.knows_starts else self._depth)
+
+    def _guess(self, slot: NullSlot, start: int, most: int) -> list[int]:
+        require(start < len(slot.tokens), f"drafts follow token {start}, {len(slot.tokens)} are known")
+        states = [State(window, rows) for window, rows in zip(self.windows, self.rows_seen(slot, start), strict=True)]
+        return guess(states, slot.params, slot.tokens[start], start, most, self.vocab_size, self._acceptance)
+
+    def _run_spans(self, plan: StepPlan, result: StepResult, allowed: dict[int, list[set[int]]]) -> None:
         spans = plan.spans
-        _require(len(set(spans.slots)) == len(spans.slots), "a slot has two spans in one step")
+        require(len(set(spans.slots)) == len(spans.slots), "a slot has two spans in one step")
         n_tokens = sum(spans.lengths)
-        _require(n_tokens == plan.n_tokens > 0, f"the plan says {plan.n_tokens} tokens, its spans have {n_tokens}")
+        require(n_tokens == plan.n_tokens > 0, f"the plan says {plan.n_tokens} tokens, its spans have {n_tokens}")
         columns = zip(spans.slots, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
         for row, (number, start, length, wants, n_drafts) in enumerate(columns):
-            _require(number in self._slots, f"span of slot {number}, which is not open")
+            require(number in self._slots, f"span of slot {number}, which is not open")
             slot = self._slots[number]
-            depth = 1 if plan.knows_starts else self._depth
-            start, code, poisoned = slot.begin(start, depth), self.fault(plan, row), self.poison(plan, row)
+            start, code, poisoned = self._start(plan, number, start), self.fault(plan, row), self.poison(plan, row)
             if n_drafts:
-                _require(wants and length == 1 + n_drafts, f"slot {number} has {n_drafts} drafts in {length} tokens")
+                require(wants and length == 1 + n_drafts, f"slot {number} has {n_drafts} drafts in {length} tokens")
                 length = 1  # that a fault leaves of it
                 if code is None:
-                    code = self._verify(number, slot, start, n_drafts, poisoned, result)
+                    drafts, masks = self._drafts[row], allowed.get(row)
+                    code = self._verify(number, slot, start, drafts, n_drafts, poisoned, masks, result)
                     if code is not None:
                         result.faults.append(Fault(number, code))
-                    self._forget_unseen(number, slot)
+                    self.forget_unseen(number, slot)
                     continue
                 result.n_drafted.append(0)
             states = self._compute(number, slot, start, length, garbage=code is not None, poisoned=poisoned)
@@ -245,51 +190,53 @@ class NullExecutor:
             if slot.params.pooling is not None and code is None:
                 code = self._pool(slot, row, start, length, result)
             if wants:
-                is_finite = all(NON_FINITE not in rows for rows in self._rows_seen(slot, start + length))
+                is_finite = all(NON_FINITE not in rows for rows in self.rows_seen(slot, start + length))
                 code = self._sample(
                     slot, start + length, states, result, code or (None if is_finite else Code.NON_FINITE_LOGITS),
-                    allowed.get(row),
+                    allowed[row][0] if row in allowed else None,
                 )  # fmt: skip
             if code is not None:
                 result.faults.append(Fault(number, code))
-            self._forget_unseen(number, slot)
+            self.forget_unseen(number, slot)
 
     def _verify(
-        self, number: int, slot: _Slot, start: int, n_drafts: int, poisoned: bool, result: StepResult
-    ) -> Code | None:
-        """Guess up to `n_drafts` tokens, write K/V for them, and keep those that are right and one more."""
+        self, number: int, slot: NullSlot, start: int, drafts: list[int], n_planned: int, poisoned: bool,
+        allowed: list[set[int]] | None, result: StepResult,
+    ) -> Code | None:  # fmt: skip
+        """Write K/V for the drafts, and keep those that are right and one token more. allowed: behind each of them."""
         first, kept, is_right = len(slot.tokens), 0, True
-        n_made = n_drafts if chance(slot.params, start + 1_000_003) < self._acceptance else n_drafts // 2
-        result.n_drafted.append(n_made)
-        for position in range(start, start + n_made + 1):
+        result.n_drafted.append(len(drafts))
+        slot.tokens += drafts
+        for at, position in enumerate(range(start, start + len(drafts) + 1)):
             states = self._compute(number, slot, position, 1, garbage=False, poisoned=poisoned)
-            token = choose(states, slot.params, position + 1, self.vocab_size)
-            if token is None or any(NON_FINITE in rows for rows in self._rows_seen(slot, position + 1)):
+            if not is_right:
+                continue
+            token = choose(states, slot.params, position + 1, self.vocab_size, None if allowed is None else allowed[at])
+            is_finite = all(NON_FINITE not in rows for rows in self.rows_seen(slot, position + 1))
+            if token is None or not is_finite:
                 if kept:
-                    break
+                    is_right = False
+                    continue
                 slot.tokens[first:] = [0]
-                slot.hear(n_drafts, self._depth)
+                slot.hear(n_planned, self._depth)
                 result.n_new.append(0)
                 return Code.EMPTY_MASK if token is None else Code.NON_FINITE_LOGITS
-            if is_right:
-                if slot.params.logprobs >= 0:
-                    lines = null_logprobs(token, slot.params.logprobs, self.vocab_size)
-                    result.logprobs[len(result.tokens)] = PackedLogprobs.of([lines])
-                result.tokens.append(token)
-                kept += 1
-            is_right = is_right and chance(slot.params, position) < self._acceptance
-            slot.tokens.append(token if is_right else (token + 1) % self.vocab_size)
-        del slot.tokens[first:]
-        slot.tokens += result.tokens[len(result.tokens) - kept :]
+            if slot.params.logprobs >= 0:
+                lines = null_logprobs(token, slot.params.logprobs, self.vocab_size)
+                result.logprobs[len(result.tokens)] = PackedLogprobs.of([lines])
+            result.tokens.append(token)
+            kept += 1
+            is_right = at < len(drafts) and token == drafts[at]
+        slot.tokens[first:] = result.tokens[len(result.tokens) - kept :]
         slot.end = start + kept
-        slot.hear(n_drafts + 1 - kept, self._depth)
+        slot.hear(n_planned + 1 - kept, self._depth)
         result.n_new.append(kept)
         return None
 
-    def _pool(self, slot: _Slot, row: int, start: int, length: int, result: StepResult) -> Code | None:
+    def _pool(self, slot: NullSlot, row: int, start: int, length: int, result: StepResult) -> Code | None:
         """The states of a token are its id and its position, so that sums and last ones can be told."""
         end = start + length
-        if any(NON_FINITE in rows for rows in self._rows_seen(slot, end)):
+        if any(NON_FINITE in rows for rows in self.rows_seen(slot, end)):
             return Code.NON_FINITE_LOGITS
         if slot.params.pooling is Pooling.MEAN:
             result.pooled[row] = [float(sum(slot.tokens[start:end])), float(sum(range(start, end)))]
@@ -297,34 +244,22 @@ class NullExecutor:
             result.pooled[row] = [float(slot.tokens[end - 1]), float(end - 1)]
         return None
 
-    def _rows_of(self, slot: _Slot, group: int, end: int) -> bytes:
-        """K/V that token number `end` sees before it in a group, read through the page table."""
-        first, size = first_seen(self.windows[group], end), self.page_size
-        at = first // size
-        pages = slot.tables[group][at : -(-end // size)]
-        _require(0 not in pages, "K/V is read in a page that was never there, or was given back")
-        rows = b"".join([self._rows[page] for page in pages])
-        return rows[(first - at * size) * ROW_BYTES : (end - at * size) * ROW_BYTES]
-
-    def _rows_seen(self, slot: _Slot, end: int) -> list[bytes]:
-        return [self._rows_of(slot, group, end) for group in range(len(self.windows))]
-
     def _compute(
-        self, number: int, slot: _Slot, start: int, length: int, *, garbage: bool, poisoned: bool
+        self, number: int, slot: NullSlot, start: int, length: int, *, garbage: bool, poisoned: bool
     ) -> list[State]:
         """Read all rows before `start` through the page tables, write rows [start, start+length) of each group."""
         end, size = start + length, self.page_size
-        _require(length > 0 and start >= 0, f"span [{start}, {end}) of slot {number} is empty")
-        _require(slot.end in (-1, start), f"slot {number} continues at {start}, it stood at {slot.end}")
-        _require(end <= len(slot.tokens), f"slot {number} reads token {end - 1}, {len(slot.tokens)} are known")
-        before = self._rows_seen(slot, start)
-        _require(all(UNWRITTEN not in rows for rows in before), f"slot {number} reads K/V that was never written")
+        require(length > 0 and start >= 0, f"span [{start}, {end}) of slot {number} is empty")
+        require(slot.end in (-1, start), f"slot {number} continues at {start}, it stood at {slot.end}")
+        require(end <= len(slot.tokens), f"slot {number} reads token {end - 1}, {len(slot.tokens)} are known")
+        before = self.rows_seen(slot, start)
+        require(all(UNWRITTEN not in rows for rows in before), f"slot {number} reads K/V that was never written")
         poisoned |= any(NON_FINITE in rows for rows in before)
         states = [State(window, rows) for window, rows in zip(self.windows, before, strict=True)]
         for table, state in zip(slot.tables, states, strict=True):
-            _require(end <= len(table) * size, f"slot {number} writes beyond its {len(table)} pages")
+            require(end <= len(table) * size, f"slot {number} writes beyond its {len(table)} pages")
             for index in range(start // size, -(-end // size)):
-                self._check_exclusive(number, table[index], max(start, index * size))
+                self.check_exclusive(number, table[index], max(start, index * size))
             if garbage:
                 state.spoil()
             for position in range(start, end):
@@ -335,15 +270,9 @@ class NullExecutor:
         slot.end = end
         return states
 
-    def _check_exclusive(self, number: int, page: int, first: int) -> None:
-        """Nobody else may have used the K/V of `page` from position `first` on."""
-        for other in self._holders[page]:
-            used = self._slots[other].end
-            _require(other == number or used <= first, f"slot {number} writes page {page}, which slot {other} shares")
-
     def _sample(
         self,
-        slot: _Slot,
+        slot: NullSlot,
         position: int,
         states: list[State],
         result: StepResult,
@@ -351,7 +280,7 @@ class NullExecutor:
         allowed: set[int] | None,
     ) -> Code | None:
         """Append the token at `position` to the slot, and to the result unless there is a fault; returns its code."""
-        _require(position == len(slot.tokens), f"a token is wanted at {position}, {len(slot.tokens)} are known")
+        require(position == len(slot.tokens), f"a token is wanted at {position}, {len(slot.tokens)} are known")
         token = choose(states, slot.params, position, self.vocab_size, allowed)
         slot.tokens.append(0 if token is None else token)
         result.n_new.append(0 if code or token is None else 1)
@@ -362,21 +291,3 @@ class NullExecutor:
             result.logprobs[len(result.tokens)] = PackedLogprobs.of([lines])
         result.tokens.append(token)
         return None
-
-
-def _allowed(plan: StepPlan, masks: StepMasks | None, vocab_size: int) -> dict[int, set[int]]:
-    """Span → ids that its mask allows."""
-    if masks is None:
-        _require(not plan.masked, "a plan with masked spans has no masks")
-        return {}
-    n_bytes = len(masks.bits) // len(plan.masked)
-    _require(n_bytes % 4 == 0 and n_bytes * len(plan.masked) == len(masks.bits), "masks of the wrong size")
-    return {
-        span: {t for t in range(min(vocab_size, 8 * n_bytes)) if masks.bits[at * n_bytes + t // 8] >> t % 8 & 1}
-        for at, span in enumerate(plan.masked)
-    }
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise PlanError(message)

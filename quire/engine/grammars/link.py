@@ -36,7 +36,7 @@ from quire.engine.grammars.wire import (
     encode,
 )
 from quire.text.leading import LeadBound
-from quire.text.matchers import MANY, TOO_SLOW, End, failed
+from quire.text.matchers import MANY, TOO_SLOW, End, Foretold, failed
 
 logger = logging.getLogger("quire.engine")
 
@@ -59,6 +59,8 @@ class _Group:
     compile_s: float
     lead: LeadBound | None
     is_begun: bool = False
+    is_followed: bool = True
+    """Whether masks are made along its drafts: not once that has ended the process."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -117,15 +119,23 @@ class MatcherLink:
         """Forget sequences; one that is not known is ignored."""
         self._dropped += [handle for handle in handles if self._seqs.pop(handle, None) is not None]
 
-    def turn(self, moves: list[tuple[int, list[int]]], rows: list[int]) -> tuple[list[End], np.ndarray]:
-        """Move sequences by tokens, then make masks: (what ended by that, int32 [len(rows), words], good until the next
-        turn). rows: a handle for each line; one that is not known may go on with anything."""
+    def turn(
+        self,
+        moves: list[tuple[int, list[int]]],
+        rows: list[int],
+        drafts: Sequence[list[int]] = (),
+        most_foretold: int = 0,
+    ) -> tuple[list[End], np.ndarray, list[Foretold]]:
+        """Move sequences by tokens, then make masks: (what ended by that, int32 [lines, words], good until the next
+        turn, what is foretold of each row). rows, drafts: as in `Turn`."""
         moves = [move for move in moves if move[0] in self._seqs]
         for handle, tokens in moves:
             self._seqs[handle].tokens += tokens
-        order = Turn(moves, rows, self._dropped)
+        order = Turn(
+            moves, rows, list(drafts), self._dropped, self._unfollowed(rows), most_foretold=most_foretold
+        )  # fmt: skip
         self._dropped = []
-        for _ in range(len(self._seqs) + MAX_BLAMELESS + 1):
+        for _ in range(2 * len(self._seqs) + MAX_BLAMELESS + 1):
             try:
                 self._send(order)
                 while not isinstance(report := self._wait(), Turned):
@@ -133,11 +143,15 @@ class MatcherLink:
                 self._ends += report.ends
                 ends, self._ends = self._ends, []
                 self.drop([end.handle for end in ends])
-                return ends, self._bits[: len(rows)]
+                return ends, self._bits[: len(rows) + sum(map(len, drafts))], report.foretold
             except _Ended as ended:
                 self._recover(ended)
-                order = Turn([], [handle if handle in self._seqs else 0 for handle in rows], one_by_one=True)
+                known = [handle if handle in self._seqs else 0 for handle in rows]
+                order = Turn([], known, list(drafts), unfollowed=self._unfollowed(known), one_by_one=True)
         raise EngineError("the process of matchers cannot be kept alive; see the log")
+
+    def _unfollowed(self, rows: list[int]) -> list[int]:
+        return [handle for handle in rows if handle in self._seqs and not self._seqs[handle].group.is_followed]
 
     def close(self) -> None:
         """End the process and forget everything."""
@@ -216,12 +230,22 @@ class MatcherLink:
         working, compiling = MARKS.unpack_from(self._memory)
         if working == MANY or (working and compiling):
             return []
+        if working < MANY:  # a draft is nobody's word: its sequence goes on without
+            self._stop_following(MANY - working)
+            return []
         handle = working or compiling
         if (died.signal == signal.SIGKILL or died == Died()) and handle != self._suspect:
             self._suspect = handle
             return []
         found = self._seqs.get(handle)
         return [] if found is None else [one for one in found.group.handles if one in self._seqs]
+
+    def _stop_following(self, handle: int) -> None:
+        found = self._seqs.get(handle)
+        if found is not None:
+            found.group.is_followed = False
+            if self.on_blame is not None:
+                self.on_blame(handle)
 
     def _fail(self, handles: list[int], died: Died) -> None:
         if not handles:

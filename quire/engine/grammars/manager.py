@@ -46,6 +46,17 @@ class _Asked:
     """None once it has passed and its matchers are being made."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Unmasked:
+    """A plan that waits for its masks."""
+
+    plan: StepPlan
+    seqs: Sequence[Seq]
+    """Of its spans."""
+    drafts: list[list[int]]
+    """Of each masked span; empty: none has any."""
+
+
 class StructuredOutput:
     """See the module. processes None: the engine has no tokenizer, and constrained requests are refused."""
 
@@ -61,8 +72,10 @@ class StructuredOutput:
         """Handle → request, sequence, key and kind of its constraint, tenant."""
         self._failed: dict[int, End] = {}
         """Sequences whose last mask went wrong: it allowed nothing but the end."""
-        self._made: tuple[int, StepMasks] | None = None
+        self._made: StepMasks | None = None
         """Masks that were made together with the last moves."""
+        self.most_foretold = 0
+        """Tokens that sequences are to be told of beforehand where their grammar leaves no choice."""
         self.on_wait: Callable[[], None] | None = None
         """Called now and then while masks are waited for."""
 
@@ -147,24 +160,22 @@ class StructuredOutput:
             if self._link is not None:
                 self._link.drop([handle])
 
-    def masks(self, plan: StepPlan, seqs: Sequence[Seq]) -> StepMasks:
-        """The masks of a plan whose earlier steps are all committed. seqs: of its spans.
+    def masks(self, unmasked: Unmasked) -> StepMasks:
+        """The masks of a plan whose earlier steps are all committed.
 
         A sequence that has ended meanwhile, whose token nobody will take, may say anything.
         """
         made, self._made = self._made, None
-        if made is None or made[0] != plan.step:
-            ends, bits = self._turn([], plan, seqs)
+        if made is None or made.step != unmasked.plan.step:
+            ends, bits = self._turn([], unmasked)
             self._note_failed(ends)
-            return _step_masks(plan, bits)
-        return made[1]
+            return _step_masks(unmasked.plan, bits)
+        return made
 
-    def follow(
-        self, deltas: list[SeqDelta], scheduler: Scheduler, plan: StepPlan | None = None, seqs: Sequence[Seq] = ()
-    ) -> None:
+    def follow(self, deltas: list[SeqDelta], scheduler: Scheduler, unmasked: Unmasked | None = None) -> None:
         """Move matchers by committed tokens. Ends sequences, in their delta and in the scheduler, that are complete or
-        whose matcher failed. plan: the next one that needs masks, which are made at the same time."""
-        moved: dict[int, SeqDelta] = {}
+        whose matcher failed. unmasked: the next plan that needs masks, which are made at the same time."""
+        moved: dict[int, list[SeqDelta]] = {}
         for delta in deltas:
             handle = self._live.get(delta.request_id, {}).get(delta.index)
             if handle is None:
@@ -173,18 +184,19 @@ class StructuredOutput:
             if failed is not None and delta.finish_reason is not FinishReason.ERROR:
                 self._end(delta, scheduler, failed)
             elif delta.finish_reason is None and delta.token_ids:
-                moved[handle] = delta
+                moved.setdefault(handle, []).append(delta)
             elif delta.finish_reason is not None:
                 self.drop_seq(delta.request_id, delta.index)
         if not moved:
             return
-        ends, bits = self._turn([(handle, delta.token_ids) for handle, delta in moved.items()], plan, seqs)
-        if plan is not None:
-            self._made = plan.step, _step_masks(plan, bits)
+        moves = [(handle, [token for one in some for token in one.token_ids]) for handle, some in moved.items()]
+        ends, bits = self._turn(moves, unmasked)
+        if unmasked is not None:
+            self._made = _step_masks(unmasked.plan, bits)
         late = [end for end in ends if end.handle not in moved]
         for end in ends:
             if end.handle in moved:
-                self._end(moved[end.handle], scheduler, end)
+                self._end(moved[end.handle][-1], scheduler, end)
         self._note_failed(late)
 
     def clear(self) -> None:
@@ -238,16 +250,20 @@ class StructuredOutput:
             self._link.on_wait, self._link.on_blame = self._wait, self._blame
         return self._link
 
-    def _turn(
-        self, moves: list[tuple[int, list[int]]], plan: StepPlan | None, seqs: Sequence[Seq]
-    ) -> tuple[list[End], np.ndarray]:
-        rows = []
-        for span in () if plan is None else plan.masked:
-            owner = seqs[span]
-            rows.append(self._live.get(owner.request.request_id, {}).get(owner.index, 0))
-        if not moves and not any(rows):
-            return [], np.full((len(rows), 1), -1, "<i4")
-        return self._matchers().turn(moves, rows)
+    def _turn(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> tuple[list[End], np.ndarray]:
+        rows, drafts, owners = list[int](), list[list[int]](), list[Seq]()
+        if unmasked is not None:
+            owners, drafts = [unmasked.seqs[span] for span in unmasked.plan.masked], unmasked.drafts
+            rows = [self._live.get(one.request.request_id, {}).get(one.index, 0) for one in owners]
+        for owner in owners:
+            owner.foretold = None
+        if not moves and not any(rows):  # they have ended, or are free from now on
+            n_words = 0 if self._processes is None else self._processes.settings.n_words
+            return [], np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
+        ends, bits, foretold = self._matchers().turn(moves, rows, drafts, self.most_foretold)
+        for owner, one in zip(owners, foretold, strict=False):  # nothing is asked where no drafts are verified
+            owner.foretell(one.n_drafts, one.tokens)
+        return ends, bits
 
     def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
         if end.is_free:

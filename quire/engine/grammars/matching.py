@@ -49,6 +49,9 @@ COMPILE_SPARE_S: Final = 1.0
 SPIN_S: Final = 4 * SPIN_S_ON_MANY_CORES if (os.cpu_count() or 1) >= MANY_CORES else 0.0
 """As long as the steps of a small model: the next turn is likely to come."""
 STACK_BYTES: Final = 64 << 20
+MOST_FORETOLD: Final = 32
+"""Sequences of a step up to which it is looked what they must say: 3 to 20 µs each, and in larger steps drafts gain
+little."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,12 +125,20 @@ class MatcherProcess:
             self._compiling[order.handles[0]] = _Compiling(order, allowed_s)
             self._waiting.put(order)
         elif isinstance(order, Turn):
-            self._matchers.drop(order.dropped)
-            ends = self._matchers.advance(order.moves)
-            if order.rows:
-                bits = self._bits[: len(order.rows)]
-                ends += self._matchers.fill(order.rows, bits, one_by_one=order.one_by_one)
-            self._connection.send(encode(Turned(ends)))
+            self._connection.send(encode(self._turn(order)))
+
+    def _turn(self, order: Turn) -> Turned:
+        self._matchers.drop(order.dropped)
+        turned = Turned(self._matchers.advance(order.moves))
+        if order.rows:
+            bits = self._bits[: len(order.rows) + sum(map(len, order.drafts))]
+            turned.ends += self._matchers.fill(
+                order.rows, bits, order.drafts, unfollowed=order.unfollowed, one_by_one=order.one_by_one
+            )
+            if order.most_foretold and len(order.rows) <= MOST_FORETOLD:
+                rows = [0 if handle in order.unfollowed else handle for handle in order.rows]
+                turned.foretold = self._matchers.foretell(rows, bits, order.most_foretold)
+        return turned
 
     def _take_compiled(self) -> None:
         order, found = self._compiled.get()

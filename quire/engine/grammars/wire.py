@@ -18,7 +18,7 @@ import msgspec
 from quire.core.structured import StructuredOutputsParams
 from quire.text.grammar_trial import Verdict
 from quire.text.leading import LeadBound
-from quire.text.matchers import End
+from quire.text.matchers import End, Foretold
 
 TRIAL: Final = b"trial"
 MATCHERS: Final = b"matchers"
@@ -28,8 +28,8 @@ LEFT_ALONE: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIP
 SEND_LIMIT_S: Final = 5.0
 """A process that does not read for so long is hung."""
 MARKS: Final = struct.Struct("=qq")
-"""At the beginning of the shared memory, handles or 0: whose matcher moves or is asked for a mask, `matchers.MANY`
-while many are; and whose grammar is being compiled beside that."""
+"""At the beginning of the shared memory, handles or 0: whose matcher moves or is asked for a mask, as
+`matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
 MANY_CORES: Final = 8
 SPIN_S_ON_MANY_CORES: Final = 0.0005
 """How long either end waits awake for the other, on a machine with so many cores."""
@@ -85,15 +85,23 @@ class Turn(msgspec.Struct, tag=True):
 
     moves: list[tuple[int, list[int]]]
     rows: list[int]
-    """The handle of each line; one that is not known may go on with anything."""
+    """A handle for each mask; one that is not known may go on with anything."""
+    drafts: list[list[int]] = []
+    """Tokens that may follow each of these; a mask for each, behind that of its handle. Empty: there are none."""
     dropped: list[int] = []
+    unfollowed: list[int] = []
+    """Handles along whose drafts nothing is done: that has ended a process."""
     one_by_one: bool = False
+    most_foretold: int = 0
+    """Tokens to be foretold of each row."""
 
 
 class Turned(msgspec.Struct, tag=True):
     """The masks are there."""
 
     ends: list[End]
+    foretold: list[Foretold] = []
+    """Of each row, if that was asked for."""
 
 
 class Died(msgspec.Struct, tag=True):

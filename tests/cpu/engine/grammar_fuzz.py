@@ -227,13 +227,17 @@ class Fuzz:
         handle = self._handle
         self.link.begin([handle], found.grammar, found.compile_s)
         if not self._await_begun():
-            ends, bits = self.link.turn([], [1, handle])
+            ends, bits, _ = self.link.turn([], [1, handle])
             for _ in range(8):
                 tokens = np.flatnonzero(np.unpackbits(bits[1].view(np.uint8), bitorder="little")).tolist()
                 if ends or not tokens:
                     break
-                ends, bits = self.link.turn([(handle, [self.chance.choice(tokens)])], [1, handle])
+                move = [(handle, [self.chance.choice(tokens)])]
+                ends, bits, _ = self.link.turn(move, [1, handle], [[], self._drafts()], 3)
         self.link.drop([handle])
+
+    def _drafts(self) -> list[int]:
+        return [self.chance.choice([2, 12, 14, 72, self.chance.randrange(3, 4096)]) for _ in range(4)]
 
     def _await_begun(self) -> bool:
         """True if the newest sequence has ended already."""

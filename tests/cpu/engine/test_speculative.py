@@ -166,7 +166,7 @@ def test_after_wrong_drafts_it_reads_on_where_they_began(seed: int) -> None:
     policy, rng = llm.engine.scheduler.live.drafts, random.Random(seed)
     policy.choose = lambda seqs, n_rows, n_free, step: [rng.choice([0, 0, 2, 4])] * len(seqs)
     seen: list[tuple[int, int, int]] = []
-    policy.count = lambda seq, step, n_asked, n, n_right, n_rows: seen.append((seq.n_outputs, n, n_right))
+    policy.count = lambda seq, step, n_asked, n, n_right, n_rows, **_: seen.append((seq.n_outputs, n, n_right))
     one = plain.generate(TALKS, params)[0].outputs[0]
     is_best = [row[token].rank == 1 for row, token in zip(one.logprobs, one.token_ids, strict=True)]
     assert llm.generate(TALKS, params)[0].outputs[0].token_ids == one.token_ids

@@ -28,7 +28,7 @@ from quire.core.structured import StructuredOutputsParams
 from quire.engine.core import EngineCore
 from quire.engine.executors.null import NullExecutor
 from quire.engine.grammars import trials
-from quire.engine.grammars.manager import StructuredOutput
+from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.grammars.processes import COMMAND, GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, key_of
 from quire.engine.grammars.wire import MARKS, GrammarSettings
@@ -87,8 +87,12 @@ def begin(structured: StructuredOutput, engine: Scheduler, *requests: Request) -
 def masks_of(structured: StructuredOutput, engine: Scheduler) -> list[bytes]:
     plan = engine.schedule()
     assert plan is not None and plan.masked == list(range(len(plan.spans)))
-    bits = bytes(structured.masks(plan, engine.in_flight[-1].seqs).bits)
+    bits = bytes(structured.masks(newest(engine)).bits)
     return [bits[at : at + N_BYTES] for at in range(0, len(bits), N_BYTES)]
+
+
+def newest(engine: Scheduler, *drafts: list[int]) -> Unmasked:
+    return Unmasked(engine.in_flight[-1].plan, engine.in_flight[-1].seqs, list(drafts))
 
 
 def allowed(mask: bytes) -> set[int]:
@@ -108,9 +112,9 @@ def test_tokens_move_the_right_matcher(structured: StructuredOutput) -> None:
     begin(structured, engine, request(0, regex="ab?"), request(1, regex="ab?"))
     before = masks_of(structured, engine)
     assert before[0] == before[1]
-    plan, seqs = engine.in_flight[-1].plan, engine.in_flight[-1].seqs
-    structured.follow([SeqDelta("r1", 0, [min(allowed(before[0]))])], engine, plan, seqs)
-    after = bytes(structured.masks(plan, seqs).bits)
+    unmasked = newest(engine)
+    structured.follow([SeqDelta("r1", 0, [min(allowed(before[0]))])], engine, unmasked)
+    after = bytes(structured.masks(unmasked).bits)
     assert after[:N_BYTES] == before[0] and after[N_BYTES:] != before[0]
 
 
@@ -143,16 +147,21 @@ def test_requests_that_leave_take_their_matchers_along(structured: StructuredOut
     assert structured.n_live == 0
 
 
+@pytest.mark.parametrize("n_drafts", [0, 3])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_cancelled_at_any_step_under_the_strict_device(depth: int) -> None:
+def test_cancelled_at_any_step_under_the_strict_device(depth: int, n_drafts: int) -> None:
     """The null device refuses a plan behind one without its masks, and masks that nobody waits for."""
     structured = StructuredOutput(GrammarProcesses(settings()))
     for n_steps in range(8):
         clock = VirtualClock()
         config = SchedulerConfig(
-            n_pages=65, page_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=64, pipeline_depth=depth
-        )
-        device = NullExecutor(n_pages=65, page_size=4, max_num_seqs=8, max_model_len=64, vocab_size=WIDTH, clock=clock)
+            n_pages=65, page_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=64, pipeline_depth=depth,
+            num_speculative_tokens=n_drafts,
+        )  # fmt: skip
+        device = NullExecutor(
+            n_pages=65, page_size=4, max_num_seqs=8, max_model_len=64, vocab_size=WIDTH, clock=clock, acceptance=0.6,
+            depth=depth,
+        )  # fmt: skip
         core = EngineCore(Scheduler(config, clock), device, clock, depth, structured)
         free = Request(request_id="free", prompt_token_ids=[7], params=SamplingParams(), max_tokens=20, seed=1)
         core.handle(Submit(free))
@@ -189,13 +198,14 @@ def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str) -> None:
         requests = [request(i, regex="[a-wyz]+" if i == 4 else f"(x|[a-{'pqrstuvwz'[i]}])+") for i in range(9)]
         begin(structured, engine, *requests)
         masks_of(structured, engine)
-        plan, seqs = engine.in_flight[-1].plan, engine.in_flight[-1].seqs
-        structured.follow([SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4], engine, plan, seqs)
+        unmasked = newest(engine, *[moves[1]] * 9)
+        structured.follow([SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4], engine, unmasked)
         delta = SeqDelta("r4", 0, moves[0])
         others = [SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4]
-        structured.follow([*others[:3], delta, *others[3:]], engine, plan, seqs)
-        bits = bytes(structured.masks(plan, seqs).bits)
-        found = [bits[i * N_BYTES : (i + 1) * N_BYTES] for i in range(9) if i != 4]
+        structured.follow([*others[:3], delta, *others[3:]], engine, unmasked)
+        bits = bytes(structured.masks(unmasked).bits)
+        assert len(bits) == 18 * N_BYTES, "each has a draft"
+        found = [bits[i * 2 * N_BYTES : (i + 1) * 2 * N_BYTES] for i in range(9) if i != 4]
         expected.append(found)
         assert all(one.finish_reason is None for one in others)
         if command == COMMAND:
@@ -214,20 +224,20 @@ def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> No
     structured, engine = StructuredOutput(GrammarProcesses(settings())), scheduler()
     begin(structured, engine, *(request(i, regex=f"x[a-{'pqrs'[i]}]+") for i in range(4)))
     masks_of(structured, engine)
-    plan, seqs = engine.in_flight[-1].plan, engine.in_flight[-1].seqs
+    unmasked = newest(engine)
     deltas = [SeqDelta(f"r{i}", 0, spell(tokenizer, "x")) for i in range(4)]
-    structured.follow(deltas, engine, plan, seqs)
-    before = bytes(structured.masks(plan, seqs).bits)
+    structured.follow(deltas, engine, unmasked)
+    before = bytes(structured.masks(unmasked).bits)
     for child in children_of(structured):
         os.kill(child.pid, signal.SIGKILL)
     structured._made = None
-    assert bytes(structured.masks(plan, seqs).bits) == before
+    assert bytes(structured.masks(unmasked).bits) == before
     others = children_of(structured)
     assert others and structured._link is not None
     MARKS.pack_into(structured._link._memory, 0, 2, 0)  # the second request was worked on just then
     os.kill(first_of(structured).pid, signal.SIGKILL)  # with it, the other goes
     psutil.wait_procs(others)
-    assert bytes(structured.masks(plan, seqs).bits) == before
+    assert bytes(structured.masks(unmasked).bits) == before
     assert all(delta.failure is None for delta in deltas) and structured.n_live == 4
     structured.shutdown()
 
@@ -311,13 +321,13 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
     structured, engine = StructuredOutput(GrammarProcesses(settings())), scheduler()
     begin(structured, engine, request(0, grammar=LOOPS_LATE), request(1, regex="[a-z]+"))
     masks_of(structured, engine)
-    plan, seqs = engine.in_flight[-1].plan, engine.in_flight[-1].seqs
+    unmasked = newest(engine)
     other = SeqDelta("r1", 0, spell(tokenizer, "x"))
     failed = None
     for token in spell(tokenizer, "hello"):
         delta = SeqDelta("r0", 0, [token])
-        structured.follow([delta, other], engine, plan, seqs)
-        structured.masks(plan, seqs)
+        structured.follow([delta, other], engine, unmasked)
+        structured.masks(unmasked)
         failed = delta.failure
     if failed is None:  # it showed in the mask, after the move
         delta = SeqDelta("r0", 0, [2])
@@ -325,6 +335,30 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
         failed = delta.failure
     assert failed is not None and failed.code is Code.GRAMMAR_TOO_SLOW
     assert other.failure is None and structured.n_live == 1
+    structured.shutdown()
+
+
+def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokenizer) -> None:
+    """Nobody has said that; whoever asks for this grammar from now on is refused."""
+    structured, engine = StructuredOutput(GrammarProcesses(settings())), scheduler()
+    one, other = request(0, grammar=LOOPS_LATE), request(1, regex="[a-z]+")
+    begin(structured, engine, one, other)
+    plain = masks_of(structured, engine)
+    drafts = spell(tokenizer, "hello"), spell(tokenizer, "x")
+    n_lines = [1 + len(tokens) for tokens in drafts]
+    for _ in range(2):
+        structured._made = None
+        bits = bytes(structured.masks(newest(engine, *drafts)).bits)
+        lines = [bits[at : at + N_BYTES] for at in range(0, len(bits), N_BYTES)]
+        assert len(lines) == sum(n_lines) and [lines[0], lines[n_lines[0]]] == plain
+        assert not any(map(any, lines[1 : n_lines[0]])), "no draft of it counts"
+        assert allowed(lines[-1]), "the other's do"
+    assert structured.n_live == 2 and len(children_of(structured)) == 1
+    delta = SeqDelta("r0", 0, spell(tokenizer, "b"))
+    structured.follow([delta], engine)
+    assert delta.finish_reason is None
+    with pytest.raises(RequestError, match="has stopped the process"):
+        structured.admit(one)
     structured.shutdown()
 
 

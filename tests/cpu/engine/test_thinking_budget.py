@@ -38,6 +38,17 @@ def test_chat_ends_its_reasoning_at_the_budget(thinker: LLM, budget: int) -> Non
     assert bound.thinking_token_budget == budget and bound.structured_outputs is None
 
 
+def test_what_follows_without_a_constraint_is_free(thinker: LLM) -> None:
+    """Alone, and beside a neighbour that is followed to its end."""
+    params = SamplingParams(temperature=1.0, seed=3, min_tokens=30, max_tokens=40, thinking_token_budget=2)
+    beside = SamplingParams(temperature=0, max_tokens=80, structured_outputs=StructuredOutputsParams(regex="[a-z ]+!"))
+    (alone,) = thinker.chat(TALK, params, use_tqdm=False)
+    one, _ = thinker.chat([TALK, TALK], [params, beside], use_tqdm=False)
+    assert alone.outputs[0].token_ids == one.outputs[0].token_ids
+    rest = thinker.tokenizer.encode(alone.outputs[0].text.partition("</think>")[2])
+    assert len(rest) > 20 and max(rest) > 300
+
+
 def test_what_follows_fits_the_constraint(thinker: LLM) -> None:
     shape = StructuredOutputsParams(choice=["yes", "no"])
     params = SamplingParams(temperature=0, max_tokens=60, thinking_token_budget=3, structured_outputs=shape)

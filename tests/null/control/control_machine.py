@@ -21,7 +21,7 @@ from control_checks import (
     tree_nodes,
     unended_seqs,
 )
-from control_model import VOCAB, Ledger, layout_of
+from control_model import VOCAB, Ledger, layout_of, may_follow
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.control.config import SchedulerConfig
@@ -35,13 +35,20 @@ from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Pooling, Request, Terms, pooling_params
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
+from quire.core.structured import StructuredOutputsParams
 from quire.engine.executors.digests import NON_FINITE
 from quire.engine.executors.null import NullExecutor
 from quire.planner.pace import Pace
 
 MASK_BYTES = -(-VOCAB // 32) * 4
+GRAMMAR = StructuredOutputsParams(regex=".*")
+"""Stands for any: what it allows is `may_follow`."""
 BASE = [1, 2, 1, 1, 2, 2, 1, 2, 2, 2, 1, 1, 2, 1, 2, 1, 1, 1, 2, 2]
 """Prompts are a prefix of it and a short tail, so that they share."""
+
+
+def as_bits(allowed: set[int]) -> bytes:
+    return sum(1 << token for token in allowed).to_bytes(MASK_BYTES, "little")
 
 
 class FaultyDevice(NullExecutor):
@@ -92,11 +99,13 @@ configs = st.builds(
 
 prompts = st.builds(lambda k, tail: (BASE[:k] + tail)[:20], st.integers(1, 20), st.lists(st.integers(1, 2), max_size=3))
 params = st.builds(
-    lambda n, stops, min_tokens, logprobs, prompt_logprobs: SamplingParams(
+    lambda n, stops, min_tokens, logprobs, prompt_logprobs, grammar: SamplingParams(
         n=n, stop_token_ids=stops, min_tokens=min_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs,
+        structured_outputs=grammar,
     ),
     st.sampled_from([1, 1, 1, 2, 3]), st.sampled_from([[], [], [3], [3, 4]]), st.sampled_from([0, 0, 2]),
     st.sampled_from([None, None, 0, 2]), st.sampled_from([None, None, None, 1]),
+    st.sampled_from([None, None, GRAMMAR]),
 )  # fmt: skip
 
 requests = st.builds(
@@ -122,6 +131,23 @@ any_requests = st.one_of(requests, requests, requests, requests, requests, poole
 def _most_steps(seq: Seq) -> int:
     n_beams = 1 if seq.request.beams is None else seq.request.beams.width
     return n_beams * (seq.prompt_len + seq.request.max_tokens + 3)
+
+
+def mask_bits(device: FaultyDevice, plan: StepPlan, seqs: list[Seq]) -> bytes:
+    """What may follow the tokens that the device has, and behind each draft, until one may not be. Something is
+    foretold, which the device does not heed: it makes other drafts of it."""
+    drafts = device.drafts().result() if plan.masks_drafts else [list[int]() for _ in plan.masked]
+    bits = b""
+    for span, guess in zip(plan.masked, drafts, strict=True):
+        seqs[span].foretell(len(guess), [1] * (plan.step % 5))
+        tokens = list(device._slots[plan.spans.slots[span]].tokens)
+        allowed = may_follow(tokens)
+        bits += as_bits(allowed)
+        for draft in guess:
+            tokens.append(draft)
+            allowed = may_follow(tokens) if draft in allowed else set()
+            bits += as_bits(allowed)
+    return bits
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -265,8 +291,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._check_plan(plan, seqs, before)
         future = self.device.submit(plan)
         self._check_masked(plan, seqs)
-        if plan.masked:
-            self.device.mask(StepMasks(plan.step, b"\xff" * (MASK_BYTES * len(plan.masked))))
+        if plan.masked and not future.done():
+            self.device.mask(StepMasks(plan.step, mask_bits(self.device, plan, seqs)))
         result = future.result()
         self._check_hints(plan)
         self.in_flight.append((seqs, plan, result))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from quire.config.kv import KVGroup, KVLayout, KVSpec
 from quire.core.events import FinishReason, SeqDelta
@@ -12,6 +13,12 @@ from quire.core.request import Pooling, Request
 from quire.engine.executors.digests import null_logprobs, null_reference
 
 VOCAB = 7
+
+
+def may_follow(tokens: Sequence[int]) -> set[int]:
+    """The grammar of constrained sequences: two ids are excluded, by all tokens so far."""
+    number = 3 * sum(tokens) + len(tokens)
+    return set(range(VOCAB)) - {number % VOCAB, (5 * number + 1) % VOCAB}
 
 
 def layout_of(*windows: int) -> KVLayout:
@@ -37,9 +44,7 @@ class Expected:
         return self.request.request_id, self.index
 
 
-def expect(
-    request: Request, index: int, order: tuple[int, int, int], windows: tuple[int, ...] = (0,)
-) -> Expected:
+def expect(request: Request, index: int, order: tuple[int, int, int], windows: tuple[int, ...] = (0,)) -> Expected:
     """Run the reference and apply the stop rules by hand."""
     params, prompt_len = request.params, len(request.prompt_token_ids)
     stops = {*request.end_token_ids, *params.stop_token_ids}
@@ -51,7 +56,8 @@ def expect(
     )  # fmt: skip
     if request.pooling is not None:
         return Expected(request, index, order, [], FinishReason.STOP)
-    tokens = null_reference(request.prompt_token_ids, slot, request.max_tokens, VOCAB, windows)
+    grammar = may_follow if request.is_constrained else None
+    tokens = null_reference(request.prompt_token_ids, slot, request.max_tokens, VOCAB, windows, grammar)
     for i, token in enumerate(tokens):
         if token in stops and i >= params.min_tokens:
             return Expected(request, index, order, tokens[: i + 1], FinishReason.STOP)

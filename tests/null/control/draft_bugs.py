@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from quire.control import commit, drafting
+from quire.control import commit, drafting, scheduler
+from quire.control.plan_builder import PlanBuilder
 from quire.control.scheduler import Scheduler
 from quire.control.seq import Seq
+from quire.engine.executors.null import NullExecutor
 
 Patch = pytest.MonkeyPatch
 
@@ -67,6 +69,34 @@ def starts_are_said_to_be_known(patch: Patch) -> None:
     patch.setattr(Scheduler, "schedule", schedule)
 
 
+def drafts_take_the_masks_away(patch: Patch) -> None:
+    def plan(live: Any, builder: PlanBuilder, wanted: dict[Seq, int]) -> Any:
+        prompts = real(live, builder, wanted)
+        builder.plan.masked = [span for span in builder.plan.masked if not builder.plan.spans.n_drafts[span]]
+        return prompts
+
+    real = drafting.plan_with_drafts
+    patch.setattr(scheduler, "plan_with_drafts", plan)
+
+
+def drafts_are_chosen_under_the_mask_before_them(patch: Patch) -> None:
+    """A stale state of the grammar: that of the known tokens, at every place."""
+
+    def allowed(self: NullExecutor, masked: list[int], masks: Any) -> Any:
+        return {span: [lines[0]] * len(lines) for span, lines in real(self, masked, masks).items()}
+
+    real = NullExecutor._allowed
+    patch.setattr(NullExecutor, "_allowed", allowed)
+
+
+def masks_are_one_place_late(patch: Patch) -> None:
+    def allowed(self: NullExecutor, masked: list[int], masks: Any) -> Any:
+        return {span: [lines[0], *lines[:-1]] for span, lines in real(self, masked, masks).items()}
+
+    real = NullExecutor._allowed
+    patch.setattr(NullExecutor, "_allowed", allowed)
+
+
 BUGS = [
     rejected_drafts_stay_planned,
     rejected_drafts_count_as_computed,
@@ -74,4 +104,7 @@ BUGS = [
     drafts_go_beyond_the_limit,
     drafts_need_no_pages,
     starts_are_said_to_be_known,
+    drafts_take_the_masks_away,
+    drafts_are_chosen_under_the_mask_before_them,
+    masks_are_one_place_late,
 ]

@@ -34,6 +34,27 @@ def live(policy: DraftPolicy, one: Seq, right: float, n_steps: int) -> list[int]
     return lengths
 
 
+def test_sure_drafts_are_taken_where_they_gain() -> None:
+    """Three more rows for 0.3 of a step and 0.2 beside: four tokens in 1.5 steps; one more row is not worth a wait of
+    the same length as a step."""
+    policy = DraftPolicy(MOST, COSTS)
+    assert policy.takes(3, 1, 7) and not policy.takes(0, 1, 8)
+    slow = DraftPolicy(MOST, DraftCosts((1, 8), (1.0, 1.7), guess_s=0.01, exposed_s=(0.8,)))
+    assert not slow.takes(1, 1, 7) and slow.takes(3, 1, 7)
+    assert DraftPolicy(MOST, None).takes(1, 1, 7)
+
+
+def test_sure_drafts_say_nothing_of_guesses() -> None:
+    policy, one = DraftPolicy(MOST, COSTS), seq()
+    policy.choose([one], 1, 32, 0)
+    assert one.acceptance is not None
+    rate = one.acceptance.rate
+    policy.count(one, 0, 4, 4, 4, 1, is_sure=True)
+    assert one.acceptance.rate == rate and policy.n_verified == 4
+    policy.count(one, 1, 4, 4, 4, 1)
+    assert one.acceptance.rate > rate
+
+
 def test_right_drafts_become_as_many_as_there_may_be() -> None:
     lengths = live(DraftPolicy(MOST, COSTS), seq(), 1.0, 20)
     assert lengths[-1] == MOST

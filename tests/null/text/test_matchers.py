@@ -11,6 +11,7 @@ import quire
 from quire.core.structured import StructuredOutputsParams
 from quire.text import matchers
 from quire.text.grammar import GrammarCompiler, grammar_of
+from quire.text.matcher import Matcher
 from quire.text.matchers import MANY, TOO_SLOW, Matchers
 from quire.text.tokenizer import HfTokenizer
 
@@ -81,3 +82,110 @@ def test_unknown_rows_may_be_anything(compiler: GrammarCompiler) -> None:
     bits = np.zeros((3, WIDTH // 32), "<i4")
     made.fill([0, 1, 7], bits)
     assert (bits[[0, 2]] == -1).all() and not (bits[1] == -1).all()
+
+
+SHAPE = {"json": {"type": "object", "properties": {"a": {"enum": ["x", "xy", 3]}}, "required": ["a"]}}
+TEXTS = ['{"a": "xy"}', '{"a":3}', '{"a" : "x"} more', '{"a": wrong', "wrong"]
+
+
+def spelt(compiler: GrammarCompiler, text: str) -> list[int]:
+    return [compiler._tokenizer.encode(one, add_special_tokens=False)[-1] for one in text]
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+@pytest.mark.parametrize("n_known", [0, 3])
+def test_masks_along_drafts_are_those_of_the_tokens(compiler: GrammarCompiler, n_threads: int, n_known: int) -> None:
+    """As if the drafts had been said, up to the first that may not be; and as if they had not, afterwards."""
+    made, watched = make(compiler, 0, n_threads)
+    grammar = grammar_of(StructuredOutputsParams(**SHAPE))
+    spelled = [spelt(compiler, text) for text in TEXTS]
+    handles, drafts = [5, 6, 7, 8, 9], [tokens[n_known:] for tokens in spelled]
+    made.begin(handles, compiler.compile(grammar), [tokens[:n_known] for tokens in spelled])
+    watched.clear()
+    lost = {9} if n_known else set()  # "wrong" is no beginning
+    rows, drafts = [5, 6, 1, 7, 8, 9], [*drafts[:2], [4, 4], *drafts[2:]]
+    bits = np.full((len(rows) + sum(map(len, drafts)), WIDTH // 32), 7, "<i4")
+    plain = np.zeros((len(rows), WIDTH // 32), "<i4")
+    marks = {MANY, *handles, *(MANY - one for one in handles)}
+    for _ in range(2):
+        assert made.fill(rows, bits, drafts) == [] and set(watched) <= marks
+        assert made.fill(rows, plain) == []
+        at = 0
+        for handle, tokens, first in zip(rows, drafts, plain, strict=True):
+            lines = bits[at : at + 1 + len(tokens)]
+            at += len(lines)
+            assert (lines[0] == first).all()
+            if handle == 1 or handle in lost:
+                assert (lines == -1).all()
+                continue
+            known = spelled[handles.index(handle)][:n_known]
+            for n, line in enumerate(lines):
+                assert (line == alone(compiler, grammar, [*known, *tokens[:n]])).all(), (handle, n)
+
+
+def alone(compiler: GrammarCompiler, grammar: str, tokens: list[int]) -> np.ndarray:
+    """What may follow these tokens; nothing if they may not be, or end the text."""
+    matcher = compiler.compile(grammar)
+    is_fine = all(matcher.accept(token) for token in tokens) and not matcher.is_complete
+    return np.frombuffer(matcher.mask(), "<i4") if is_fine else np.zeros(WIDTH // 32, "<i4")
+
+
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_what_is_foretold_is_where_masks_allow_one_token(compiler: GrammarCompiler, n_threads: int) -> None:
+    """Behind the last draft that may be; nothing where there is a choice, or nobody knows the sequence."""
+    made, _ = make(compiler, 1, n_threads)
+    grammar = grammar_of(StructuredOutputsParams(**SHAPE, disable_any_whitespace=True))
+    known = [[], spelt(compiler, '{"a'), spelt(compiler, '{"a":"x'), spelt(compiler, '{"')]
+    drafts = [[], [], [], [*spelt(compiler, 'a":'), 300]]
+    made.begin([5, 6, 7, 8], compiler.compile(grammar), known)
+    rows, drafts = [1, 5, 6, 0, 7, 8], [[], *drafts[:2], [4], *drafts[2:]]
+    bits = np.zeros((len(rows) + sum(map(len, drafts)), WIDTH // 32), "<i4")
+    made.fill(rows, bits, drafts)
+    found = [(one.n_drafts, one.tokens) for one in made.foretell(rows, bits, 9)]
+    assert [one.tokens for one in made.foretell(rows, bits, 1)] == [tokens[:1] for _, tokens in found]
+    expected = [forced(compiler, grammar, tokens) for tokens in (known[0], known[1], known[2])]
+    assert found[1:3] == [(0, expected[0]), (0, expected[1])] and all(expected[:2]) and expected[2] == []
+    assert found[0][1] == forced(compiler, grammar_of(StructuredOutputsParams(regex="a+")), [])
+    assert found[3][1] == found[4][1] == []
+    assert found[5] == (3, forced(compiler, grammar, spelt(compiler, '{"a":')))
+
+
+def forced(compiler: GrammarCompiler, grammar: str, tokens: list[int]) -> list[int]:
+    """One mask after the other, as long as they allow one token."""
+    tokens, n_known = list(tokens), len(tokens)
+    while np.unpackbits(alone(compiler, grammar, tokens).view(np.uint8)).sum() == 1:
+        tokens.append(first_token(alone(compiler, grammar, tokens)))
+    return tokens[n_known:]
+
+
+def test_slow_masks_along_drafts_end_nothing(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not made any more, and the sequence goes on as if nobody had guessed."""
+    made, _ = make(compiler, 1)
+    monkeypatch.setattr(matchers, "MASK_S", -10.0)
+    bits, token = np.zeros((3, WIDTH // 32), "<i4"), spelt(compiler, "a")[0]
+    made._live[1].budget.spare_s = 1e9
+    made.fill([1], bits, [[token, token]])
+    assert bits[:2].any(1).all() and not bits[2].any(), "the first of them has taken all their time"
+    made.fill([1], bits, [[token, token]])
+    assert bits[0].any() and not bits[1:].any()
+    assert made.advance([(1, [token])]) == []
+
+
+def test_what_fails_behind_a_draft_fails_alone(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A matcher that cannot go on from there allows nothing there; it has not failed here."""
+    made, _ = make(compiler, 1)
+    token = spelt(compiler, "a")[0]
+    filled: list[Matcher] = []
+    real = Matcher.fill
+
+    def fill(self: Matcher, words: np.ndarray) -> None:
+        filled.append(self)
+        if len(filled) == 2:
+            assert not self.accept(500) and self.error
+        real(self, words)
+
+    monkeypatch.setattr(Matcher, "fill", fill)
+    bits = np.zeros((2, WIDTH // 32), "<i4")
+    assert made.fill([1], bits, [[token]]) == []
+    assert bits[0].any() and not bits[1].any()
+    assert made.advance([(1, [token, token])]) == [] and made.fill([1], bits[:1]) == []

@@ -1,0 +1,220 @@
+"""Drafts of sequences under a grammar: the tokens are those without drafts, whoever guesses what."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import byte_model
+import jsonschema
+import numpy as np
+import pytest
+from calling_device import CallingDevice, LivePlans
+from grammar_draft_cases import answers, check, drafting, engine, tell, wholes_of, wishes
+
+from quire import LLM, SamplingParams, StructuredOutputsParams
+from quire.compute import platform
+from quire.compute.draft.drafter import EachSequence
+from quire.compute.platform import CudaPlatform
+from quire.core.commands import Cancel, Submit
+from quire.core.plan import StepPlan
+from quire.engine import build
+from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return byte_model.make(tmp_path_factory.mktemp("bytes"))
+
+
+@pytest.fixture(scope="module")
+def plain(folder: pathlib.Path) -> Iterator[list[Any]]:
+    llm = engine(folder)
+    said = answers(llm)
+    llm.shutdown()
+    reasons = {one[2] for one in said}
+    assert {"stop", "length", "error"} <= reasons, "the cases are of every sort"
+    yield said
+
+
+@pytest.mark.parametrize("few_pages", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_answers_are_those_without_drafts(
+    folder: pathlib.Path, plain: list[Any], depth: int, few_pages: bool
+) -> None:
+    """Few pages: some are preempted between their drafts."""
+    llm = drafting(folder, pipeline_depth=depth, num_gpu_blocks_override=40 if few_pages else 0)
+    check(llm, plain, (0.0, 0.6, 1.0))
+    assert (llm.stats().preemptions > 0) == few_pages
+
+
+class DeviceApart(CallingDevice):
+    """As a GPU, of which nobody asks how much memory it has."""
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_device_apart(folder: pathlib.Path, captures: bool, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which launches a step at once, and the choice of its tokens when the masks have come."""
+    LivePlans(monkeypatch)
+    monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
+    apart = CudaPlatform(captures=captures)
+    monkeypatch.setattr(build, "platform_of", lambda config: apart)
+    options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 60, "pipeline_depth": depth}
+    llm = engine(folder, **options)
+    expected = answers(llm)
+    llm.shutdown()
+    check(drafting(folder, **options), expected, (0.6, 1.0))
+
+
+def schemas(n: int) -> Iterator[dict[str, Any]]:
+    """Small bounded ones, all different."""
+    chance = random.Random(0)
+    for i in range(n):
+        properties: dict[str, Any] = {f"number {i}": {"type": "integer", "minimum": 0, "maximum": 10 ** (1 + i % 6)}}
+        for name in chance.sample(["name", "names", "na", "colour", "is_on", "of"], 3):
+            properties[name] = chance.choice([
+                {"type": "string", "maxLength": 1 + i % 7},
+                {"enum": [f"{'ab' * k}{i % 9}" for k in range(1, 4)]},
+                {"type": "boolean"},
+                {"type": "array", "items": {"type": "integer", "minimum": -9, "maximum": 9}, "maxItems": 3},
+                {"type": "object", "properties": {"x": {"type": "null"}}, "additionalProperties": False},
+            ])  # fmt: skip
+        required = [one for one in properties if chance.random() < 0.8]
+        yield {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def test_hundreds_of_answers_fit_their_schemas(folder: pathlib.Path) -> None:
+    """With drafts from earlier answers; most texts are those of a model that says anything."""
+    suffix = {"method": "suffix", "num_speculative_tokens": 60, "suffix_decoding_min_token_prob": 0}
+    llm = engine(folder, speculative_config=suffix, max_num_seqs=16, max_model_len=256)
+    llm.engine.scheduler.live.drafts.costs = None
+    made = list(schemas(500))
+    params = [
+        SamplingParams(
+            max_tokens=240, temperature=1.0 if i % 2 else 0.0, seed=i,
+            structured_outputs=StructuredOutputsParams(json=schema, disable_any_whitespace=True),
+        )
+        for i, schema in enumerate(made)
+    ]  # fmt: skip
+    outputs = llm.generate([f"{i:03}:" for i in range(len(made))], params, use_tqdm=False)
+    stats = llm.stats()
+    llm.shutdown()
+    for schema, request in zip(made, outputs, strict=True):
+        (one,) = request.outputs
+        assert one.finish_reason == "stop", (schema, one.text, one.failure)
+        jsonschema.validate(json.loads(one.text), schema)
+    assert stats.accepted_tokens > 1000 and stats.accepted_tokens < stats.draft_tokens
+
+
+class Silent:
+    """Guesses nothing."""
+
+    def open(self, slot: int, salt: str, prompt_len: int) -> None: ...
+
+    def close(self, slot: int, tokens: np.ndarray) -> None: ...
+
+    def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
+        return []
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_where_a_grammar_leaves_no_choice_nobody_has_to_guess(folder: pathlib.Path, depth: int) -> None:
+    """The first of such tokens takes a step, the others go with it; all are right, and the answers are the same."""
+    made = list(schemas(12))
+    params = [
+        SamplingParams(
+            max_tokens=100, temperature=float(i % 2), seed=i,
+            structured_outputs=StructuredOutputsParams(json=schema, disable_any_whitespace=True),
+        )
+        for i, schema in enumerate(made)
+    ]  # fmt: skip
+    prompts = [f"{i:03}:" for i in range(len(made))]
+    said, n_steps = [], []
+    for make in (engine, drafting):
+        llm = make(folder, pipeline_depth=depth, max_num_seqs=2)
+        if make is drafting:
+            llm.engine.executor.worker.runner._lengths._drafter = EachSequence(Silent())
+        before = llm.stats()
+        said.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)])
+        after = llm.stats()
+        n_steps.append(after.steps - before.steps)
+        llm.shutdown()
+    assert said[0] == said[1]
+    assert after.draft_tokens > 300
+    n_ends = len(made)  # a draft that ends its text brings no token behind it, by which drafts are counted
+    assert after.draft_tokens - n_ends <= after.accepted_tokens <= after.draft_tokens
+    assert n_steps[1] < 0.75 * n_steps[0]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls its own."""
+
+
+@pytest.mark.parametrize("make", [LaunchExecutor, ThreadExecutor])
+def test_steps_that_fail_while_masks_are_waited_for(
+    folder: pathlib.Path, plain: list[Any], make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before or after the engine has heard of their drafts: what did not fit is computed again, and says the same."""
+    monkeypatch.setattr(build, "_executor", lambda worker: make(worker))
+    llm = drafting(folder)
+    teller, runner = tell(llm, wholes_of(llm, plain), 0.6), llm.engine.executor.worker.runner
+    real, n_drafted, errors = runner.launch, itertools.count(1), list[str]()
+
+    def launch(plan: StepPlan, on_drafts: Any = None) -> Any:
+        number = next(n_drafted) if on_drafts is not None else 0
+        if number in (5, 40, 80):
+            errors.append("before")
+            raise OutOfMemoryError("CUDA out of memory")
+        launched = real(plan, on_drafts)
+        if number in (12, 60, 100):
+            errors.append("after")
+            raise OutOfMemoryError("CUDA out of memory")
+        return launched
+
+    monkeypatch.setattr(runner, "launch", launch)
+    assert answers(llm) == plain
+    assert teller.n_asked > 200 and errors == ["before", "after"] * 3
+    runner.launch = lambda plan, on_drafts=None: real(plan, on_drafts) if on_drafts is None else 1 // 0
+    assert [one[2] for one in answers(llm)].count("error") > 8
+    runner.launch = real
+    assert answers(llm) == plain
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("n_steps", range(0, 14, 2))
+def test_cancelled_at_any_step(cancelled: LLM, plain: list[Any], n_steps: int) -> None:
+    """The neighbours say what they say without, and no matcher is left."""
+    prompts, params = wishes()
+    made = [cancelled._input_processor.request(*one) for one in zip(prompts[:4], params[:4], strict=True)]
+    for request in made:
+        cancelled.engine.handle(Submit(request))
+    names = [request.request_id for request in made]
+    said: dict[str, list[int]] = {name: [] for name in names}
+
+    def step() -> None:
+        for delta in cancelled.engine.step():
+            said[delta.request_id] += delta.token_ids
+
+    while cancelled.engine.grammars.n_compiling:
+        step()
+    for _ in range(n_steps):
+        step()
+    cancelled.engine.handle(Cancel(names[::2]))
+    while cancelled.engine.has_work():
+        step()
+    assert cancelled.engine.grammars.n_live == 0
+    for at in (1, 3):
+        assert said[names[at]] == plain[at][1]
+
+
+@pytest.fixture(scope="module")
+def cancelled(folder: pathlib.Path, plain: list[Any]) -> Iterator[LLM]:
+    llm = drafting(folder)
+    tell(llm, wholes_of(llm, plain), 0.6)
+    yield llm
+    llm.shutdown()

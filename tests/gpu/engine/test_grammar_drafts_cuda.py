@@ -1,0 +1,29 @@
+"""Drafts of sequences under a grammar on a GPU, in captured steps and kernel by kernel: in float32 the tokens are those
+without."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import byte_model
+import pytest
+from grammar_draft_cases import answers, check, drafting, engine
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("n_pages", [200, 40])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
+def test_the_answers_are_those_without_drafts(tmp_path: pathlib.Path, eager: bool, depth: int, n_pages: int) -> None:
+    """With 40 pages some are preempted between their drafts."""
+    folder = byte_model.make(tmp_path)
+    options: dict[str, Any] = {
+        "device": "cuda", "dtype": "float32", "enforce_eager": eager, "pipeline_depth": depth,
+        "num_gpu_blocks_override": n_pages,
+    }  # fmt: skip
+    llm = engine(folder, **options)
+    expected = answers(llm)
+    llm.shutdown()
+    check(drafting(folder, **options), expected, (0.0, 0.6, 1.0))
