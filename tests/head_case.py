@@ -142,10 +142,15 @@ def drafting(folder: pathlib.Path, **options: Any) -> LLM:
     defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 192}
     llm = LLM(str(folder), skip_tokenizer_init=True, **defaults | options)
     rng, policy = random.Random(5), llm.engine.scheduler.live.drafts
+
+    def choose(seqs: Sequence[Any], n_rows: int, n_free: int, step: int) -> list[int]:
+        lengths = []
+        for _ in seqs:
+            lengths.append(min(rng.choice([0, 2, 4, 4]), n_free - sum(lengths)))
+        return lengths
+
     if policy.most:
-        policy.choose = lambda seqs, n_rows, n_free, step: [
-            min(rng.choice([0, 2, 4, 4]), n_free // len(seqs)) for _ in seqs
-        ]
+        policy.choose = choose
     return llm
 
 
