@@ -50,6 +50,11 @@ class DraftPolicy:
         self.n_right = [0] * most
         """Of these, the right ones at each place behind the known token."""
 
+    @property
+    def most_rows(self) -> int:
+        """Of a step with drafts: wider ones were not measured, and may be of another kind, launched kernel by kernel."""
+        return 1 << 30 if self.costs is None else max(self.costs.rows[-1], 1 + self.most)
+
     def choose(self, seqs: Sequence[Seq], n_rows: int, n_free: int, step: int) -> list[int]:
         """Drafts for each of these, which decode and are not left alone, in a step of `n_rows` rows without them and
         `n_free` to spare."""

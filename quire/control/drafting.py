@@ -24,7 +24,7 @@ def choose_drafts(live: LiveSeqs, builder: PlanBuilder) -> dict[Seq, int]:
     asked = [seq for seq in live.running if seq.drafts_from <= step or seq.foretold is not None]
     seqs = [seq for seq in asked if seq.can_draft and seq.prefill_end <= seq.planned < seq.limit]
     n_seqs = len(live.running) + sum([search.n_lacking for search in live.searches.values() if search.is_ready])
-    n_free = min(builder.budget, live.config.most_sampled) - n_seqs
+    n_free = min(builder.budget, live.config.most_sampled, live.drafts.most_rows) - n_seqs
     if not seqs or n_free <= 0:
         return {}
     if live.drafts.costs is not None and _prompts_wait(live):

@@ -193,6 +193,11 @@ def test_time_saved_is_what_plain_steps_would_have_taken_longer() -> None:
     assert policy.saved_s == pytest.approx(4 * COSTS.seconds(1) - 4.0), "nothing was drafted"
 
 
+def test_steps_with_drafts_are_no_wider_than_those_that_were_measured() -> None:
+    assert DraftPolicy(MOST, COSTS).most_rows == 8
+    assert DraftPolicy(9, COSTS).most_rows == 10, "one sequence may have all its drafts"
+
+
 def test_counts() -> None:
     policy, one = DraftPolicy(3, None), seq()
     policy.count(one, 0, 3, 3, 2, 1)
