@@ -21,24 +21,34 @@ from quire.kernels.attention import op as attention
 
 
 class Section:
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.device, self.host = memory, memory.numpy()
+    def __init__(self, staging: Staging, memory: torch.Tensor) -> None:
+        self._staging, self.device, self.host = staging, memory, np.zeros_like(memory.numpy())
 
-    def filled(self, n: int) -> None: ...
+    def filled(self, n: int) -> None:
+        self._staging.is_filled = True
 
 
 class Staging:
-    """Both sides are one memory, which is as if everything had been sent."""
+    """Two memories, and a copy of all where a section was said to be filled, whichever; of nothing otherwise."""
+
+    def __init__(self) -> None:
+        self._sections: list[Section] = []
+        self.is_filled = False
 
     def section(self, shape: tuple[int, ...], dtype: torch.dtype) -> Section:
-        return Section(torch.zeros(shape, dtype=dtype))
+        self._sections.append(self.rest(dtype, 0, shape))
+        return self._sections[-1]
 
-    def rest(self, dtype: torch.dtype, after: int = 0) -> Section:
-        return self.section((1,), dtype)
+    def rest(self, dtype: torch.dtype, after: int = 0, shape: tuple[int, ...] = (1,)) -> Section:
+        return Section(self, torch.zeros(shape, dtype=dtype))
 
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        self.is_filled = False
 
-    def send(self) -> None: ...
+    def send(self) -> None:
+        if self.is_filled:
+            for section in self._sections:
+                section.device.copy_(torch.from_numpy(section.host))
 
 
 class CallingDevice(CpuDevice):
@@ -72,7 +82,10 @@ class LivePlans:
     """Stands for fixed buffers: a captured context attends by the plan that was written last."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(graphs.attention, "plan_buffers", lambda *given, **options: types.SimpleNamespace(n_ints=0))
+        monkeypatch.setattr(
+            graphs.attention, "plan_buffers",
+            lambda *given, memory, **options: types.SimpleNamespace(n_ints=0, memory=memory),
+        )  # fmt: skip
         monkeypatch.setattr(graphs, "plan_attention", self.plan)
         live = self
 
@@ -83,7 +96,9 @@ class LivePlans:
 
         monkeypatch.setattr(graphs, "PagedContext", Context)
 
-    def plan(self, *given: Any, buffers: object = None, shared: Any = (), settled: bool = False) -> Any:
+    def plan(self, *given: Any, buffers: Any = (), shared: Any = (), settled: bool = False) -> Any:
+        for one in buffers:
+            one.memory.filled(1)
         self.last = plan_attention(*given)
         return self.last
 
@@ -93,9 +108,13 @@ class MovingPlan:
 
     n_ints = 0
 
+    def __init__(self, memory: Section) -> None:
+        self.memory = memory
+
     def write(
         self, pool: Any, tables: Any, lens: np.ndarray, slots: np.ndarray, behind: np.ndarray | None = None
     ) -> None:
+        self.memory.filled(1)
         self._given, self._most, self._lens = (pool, tables, slots), lens, lens - (0 if behind is None else behind)
         self._plan()
 
@@ -112,7 +131,7 @@ class LiveChains:
     """As `LivePlans`, for the chains of a head."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(head_graphs.attention, "plan_buffers", lambda *given, **options: MovingPlan())
+        monkeypatch.setattr(head_graphs.attention, "plan_buffers", lambda *given, memory, **options: MovingPlan(memory))
 
         def plan(*given: Any, buffers: Sequence[MovingPlan] = (), behind: np.ndarray | None = None) -> list[Any]:
             if not buffers:

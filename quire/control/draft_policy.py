@@ -52,7 +52,7 @@ class DraftPolicy:
 
     @property
     def most_rows(self) -> int:
-        """Of a step with drafts: wider ones were not measured, and may be of another kind, launched kernel by kernel."""
+        """Of a step with drafts: wider ones were not measured, and may be launched kernel by kernel."""
         return 1 << 30 if self.costs is None else max(self.costs.rows[-1], 1 + self.most)
 
     def choose(self, seqs: Sequence[Seq], n_rows: int, n_free: int, step: int) -> list[int]:

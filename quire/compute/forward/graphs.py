@@ -346,6 +346,7 @@ class GraphForward:
     def _capture_sampling(self, size: int, truncates: bool) -> Callable[[], None]:
         self._staging.begin()
         self._pad_sampled(0, size)
+        self._mask_lines.filled(size)  # the last of these sections: a step's rows must not be there while it runs once
         self._staging.send()
         rows, slots, positions = self._sampled.device[:, :size]
         controls, logits = self._controls.device[:, :size], self._logits[:size]

@@ -187,3 +187,30 @@ def test_sampling_from_a_part_is_captured_when_it_comes(model: Decoder, monkeypa
         run(runner, plan)
         n_captures.append(device.n_captures - before)
     assert n_captures == [1, 0, 1, 0, 0]  # two rows, three of them; two again, and two that keep everything
+
+
+def test_what_runs_once_to_be_captured_writes_to_nobody(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the middle of a sequence, whose last rows and their places are on the device still."""
+    LivePlans(monkeypatch)
+    found, real_plain, real_capture = list[set[int]](), Tail.plain, CallingDevice.capture
+    capturing: list[object] = []
+
+    def plain(self: Tail, hidden: Any, rows: Any, where: Any, *given: Any, **options: Any) -> None:
+        if capturing:
+            found.append(set(where[0].tolist()))
+        real_plain(self, hidden, rows, where, *given, **options)
+
+    def capture(self: CallingDevice, launches: Any) -> Any:
+        capturing.append(launches)
+        replay = real_capture(self, launches)
+        capturing.clear()
+        return replay
+
+    monkeypatch.setattr(Tail, "plain", plain)
+    monkeypatch.setattr(CallingDevice, "capture", capture)
+    runner, _ = runner_over(model, captures=True)
+    n_early = len(found)
+    for plan, _ in plans(top_p=0.5):
+        run(runner, plan)
+    assert len(found) > n_early > 0
+    assert set().union(*found) == {runner.tables.spare_slot}
