@@ -10,6 +10,28 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Guesses of which several may follow one token; at least one."""
+
+    tokens: list[int]
+    parents: list[int]
+    """Of each the place of the one before it, which is less than its own; -1: the known token. Children of one place
+    differ. Where the likeliest path stands first, and right, nothing has to be moved."""
+
+    @property
+    def paths(self) -> list[int]:
+        """Of each the bits of itself and of those above it."""
+        found: list[int] = []
+        for node, parent in enumerate(self.parents):
+            found.append((found[parent] if parent >= 0 else 0) | 1 << node)
+        return found
+
+
+Guess = list[int] | DraftTree
+"""A list is a chain: each follows the one before it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class DraftContext:
     """A sequence whose next tokens are to be guessed."""
 
@@ -18,6 +40,8 @@ class DraftContext:
     """int32 [length], all of the sequence, prompt and output. Not to be changed."""
     most: int
     """Drafts that its span has room for, at least 1."""
+    may_branch: bool = False
+    """The guess may be a tree."""
 
 
 class Drafter(Protocol):
@@ -27,7 +51,7 @@ class Drafter(Protocol):
         """Another sequence is in this slot. What it says is for sequences with the same salt only."""
         ...
 
-    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+    def guess(self, contexts: Sequence[DraftContext]) -> Sequence[Guess]:
         """For each up to `most` token ids that may follow. Fewer, or none, make its span shorter."""
         ...
 

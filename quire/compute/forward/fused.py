@@ -92,7 +92,7 @@ class FusedForward:
             return None
         controls = self._tail.native_controls(step)
         if controls is None:
-            self._fused.run(*_arrays(step.batch))
+            self._fused.run(*_arrays(step.batch), trees=step.batch.trees)
         else:
             call, choice = self._choosing(step.batch, controls)
             call.run()
@@ -115,7 +115,7 @@ class FusedForward:
 
     def _choosing(self, batch: FlatBatch, controls: np.ndarray) -> tuple[fused_step.FusedStepCall, Choice]:
         """A call that runs the step, and its new tokens: there, and in the token table, after the call."""
-        call, token_ids, status = self._fused.choosing(self._allowed, controls, *_arrays(batch))
+        call, token_ids, status = self._fused.choosing(self._allowed, controls, *_arrays(batch), trees=batch.trees)
         return call, Choice(torch.from_numpy(token_ids), torch.from_numpy(status))
 
 
