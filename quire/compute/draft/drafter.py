@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,22 @@ class DraftTree:
 
 Guess = list[int] | DraftTree
 """A list is a chain: each follows the one before it."""
+
+
+def straightest(tokens: Sequence[int], parents: Sequence[int]) -> Guess:
+    """The guess of nodes in any order in which parents, and better children of one place, come first: each first child
+    directly behind its parent, so that the likeliest path stands first."""
+    below: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
+    for node in reversed(range(len(tokens))):
+        below[parents[node]].append(node)  # those of the known token, -1, are the last list
+    order, stack, place = list[int](), list(below[-1]), {-1: -1}
+    while stack:
+        node = stack.pop()
+        place[node] = len(order)
+        order.append(node)
+        stack += below[node]
+    found = DraftTree([tokens[node] for node in order], [place[parents[node]] for node in order])
+    return found.tokens if found.parents == list(range(-1, len(order) - 1)) else found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,16 +91,22 @@ class SequenceDrafter(Protocol):
 class EachSequence:
     """A `Drafter` that asks a `SequenceDrafter` for one sequence after another."""
 
-    def __init__(self, drafter: SequenceDrafter) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: SequenceDrafter, branch: Callable[[int, np.ndarray, int], Guess] | None = None) -> None:
+        """branch: in place of its `guess` where the guess may be a tree."""
+        self._drafter, self._branch = drafter, branch
 
     def open(self, slot: int, salt: str, prompt_len: int) -> None:
         """See `Drafter`."""
         self._drafter.open(slot, salt, prompt_len)
 
-    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+    def guess(self, contexts: Sequence[DraftContext]) -> list[Guess]:
         """See `Drafter`."""
-        return [self._drafter.guess(context.slot, context.tokens, context.most)[: context.most] for context in contexts]
+        return [
+            self._drafter.guess(one.slot, one.tokens, one.most)[: one.most]
+            if self._branch is None or not one.may_branch
+            else self._branch(one.slot, one.tokens, one.most)
+            for one in contexts
+        ]
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
         """See `Drafter`."""

@@ -14,20 +14,30 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from quire.compute.draft.drafter import DraftContext
+from quire.compute.draft.drafter import DraftContext, Guess
 from quire.compute.draft.head import Head
 from quire.compute.draft.head_steps import HeadRows, HeadSteps
+from quire.compute.draft.head_tree import grow
 from quire.compute.draft.pages import FilledPages
 from quire.compute.runner.features import Features
 from quire.compute.runner.tables import SlotTables
+from quire.config.token_tree import TreeShape
 
 
 class EagleDrafter:
     """`Drafter`. features: of the model's pages, to which tables belong; most_rows: of one of the head's steps."""
 
-    def __init__(self, head: Head, steps: HeadSteps, features: Features, tables: SlotTables, most_rows: int) -> None:
+    def __init__(
+        self,
+        head: Head,
+        steps: HeadSteps,
+        features: Features,
+        tables: SlotTables,
+        most_rows: int,
+        tree: TreeShape | None = None,
+    ) -> None:
         self._token_ids, self._model_norm = head.token_ids, head.model_norm
-        self._steps, self._features = steps, features
+        self._steps, self._features, self._tree = steps, features, tree
         self._tables, self._most_rows = tables, most_rows
         self._tokens = tables.tokens.numpy()
         self._n_read = np.zeros(len(self._tokens), np.int64)
@@ -44,8 +54,26 @@ class EagleDrafter:
         self._filled.close(slot)
 
     @torch.inference_mode()
-    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
-        """See `Drafter`: one step of the head for each place, all sequences together."""
+    def guess(self, contexts: Sequence[DraftContext]) -> list[Guess]:
+        """See `Drafter`: chains, and trees where they may be."""
+        if self._tree is None:
+            return [*self._chains(contexts)]
+        asked = list(enumerate(contexts))
+        branching, others = ([i for i, one in asked if one.may_branch is may] for may in (True, False))
+        found: dict[int, Guess] = {}
+        if branching:
+            found |= zip(branching, self._trees([contexts[i] for i in branching], self._tree), strict=True)
+        if others:
+            found |= zip(others, self._chains([contexts[i] for i in others]), strict=True)
+        return [found[i] for i, _ in asked]
+
+    def _trees(self, contexts: Sequence[DraftContext], shape: TreeShape) -> list[Guess]:
+        """One step of the head for each level."""
+        rows = self._first_rows(contexts)
+        return grow(contexts, rows, self._steps, self._tokens, self._token_ids, shape)
+
+    def _chains(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+        """One step of the head for each place, all sequences together."""
         found: list[list[int]] = [[] for _ in contexts]
         asked = sorted(range(len(contexts)), key=lambda i: -contexts[i].most)  # who goes on is in front
         best = self._best(self._first_rows([contexts[i] for i in asked]))

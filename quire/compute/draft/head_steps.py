@@ -21,6 +21,7 @@ from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.schemes.packed import PackedProduct
 from quire.kernels import fused_step
+from quire.kernels.fused_step import TreeRows
 from quire.kernels.qgemm.cpu import ADD, WIDEN
 
 
@@ -40,6 +41,13 @@ class HeadRows:
     """int32 [n_spans]."""
     wanted: np.ndarray
     """int64 [m]: rows whose guess is wanted."""
+    trees: TreeRows | None = None
+    """Where spans are trees."""
+
+    @property
+    def places(self) -> np.ndarray:
+        """int64 [n]: where their tokens stand, and their keys."""
+        return self.positions if self.trees is None else self.trees.places
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int, int]], *, wants: bool) -> HeadRows:
@@ -62,6 +70,9 @@ class HeadSteps(Protocol):
     states: torch.Tensor
     """[max_rows, hidden]: before a step the features of its rows, after it those of the rows behind the ones wanted."""
 
+    logits: np.ndarray
+    """float32 [>= m, the head's vocabulary], after a step of the rows wanted."""
+
     def step(self, rows: HeadRows) -> np.ndarray:
         """int64 [m]: the head's best token for each row wanted. The tokens of the rows are in the token table."""
         ...
@@ -73,19 +84,25 @@ class EagerSteps:
     def __init__(self, device: Device, head: Head, pool: KVPool, tables: SlotTables, max_rows: int) -> None:
         self._device, self._head, self._pool, self._tables = device, head, pool, tables
         self.states = device.zeros((max_rows, head.arch.arch.hidden_size), head.dtype)
+        self.logits = np.zeros((0, head.arch.arch.vocab_size), np.float32)
 
     @torch.inference_mode()
     def step(self, rows: HeadRows) -> np.ndarray:
         """See `HeadSteps`."""
-        locs = self._tables.cache_locs(rows.slots, rows.positions)[:1]
-        slots, positions, cache_locs = self._device.upload(np.concatenate([[rows.slots, rows.positions], locs]))
-        plans = plan_attention(self._pool, self._tables, rows.kv_lens, rows.span_slots, rows.q_indptr)
+        locs = self._tables.cache_locs(rows.slots, rows.places)[:1]
+        lines = [rows.slots, rows.positions, rows.places]
+        slots, positions, places, cache_locs = self._device.upload(np.concatenate([lines, locs]))
+        plans = plan_attention(
+            self._pool, self._tables, rows.kv_lens, rows.span_slots, rows.q_indptr,
+            trees=None if rows.trees is None else rows.trees.trees,
+        )  # fmt: skip
         context = PagedContext(self._pool, plans, [cache_locs])
-        token_ids = self._tables.tokens[slots, positions]
+        token_ids = self._tables.tokens[slots, places]
         features, wanted = self.states[: len(rows.slots)].clone(), self._device.upload(rows.wanted)
         states, logits = self._head.forward(token_ids, features, positions, context, wanted)
         self.states[: len(states)] = self._head.chained(states)
-        best: np.ndarray = logits.argmax(1).cpu().numpy()
+        self.logits = logits.cpu().numpy()
+        best: np.ndarray = self.logits.argmax(1)
         return best
 
 
@@ -116,7 +133,7 @@ class NativeSteps:
             rows(mixer.q_size), rows(arch.ffn_size), [(pool.pages_of[0], 0)],
         )  # fmt: skip
         logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
-        self._logits = logits.numpy()
+        self.logits = logits.numpy()
         self._fused = fused = fused_step.FusedStep(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
         )
@@ -133,9 +150,11 @@ class NativeSteps:
 
     def step(self, rows: HeadRows) -> np.ndarray:
         """See `HeadSteps`."""
-        self._fused.run(rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, rows.wanted)
+        self._fused.run(
+            rows.slots, rows.positions, rows.q_indptr, rows.kv_lens, rows.span_slots, rows.wanted, trees=rows.trees
+        )
         n = len(rows.wanted)
         if n and self._head.makes_input:
             self.states[:n] = self._head.chained(self._x[:n])
-        best: np.ndarray = self._logits[:n].argmax(1)
+        best: np.ndarray = self.logits[:n].argmax(1)
         return best

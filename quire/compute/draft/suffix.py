@@ -8,9 +8,11 @@ another, in tokens or in what is guessed; of the memory alone all have a share.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
+from quire.compute.draft.drafter import Guess, straightest
 from quire.compute.draft.suffix_tree import Place, SuffixTree, most_bytes
 
 TAKEN_AT_ONCE = 2_048
@@ -92,19 +94,17 @@ class SuffixDrafter:
         Tokens that do not begin with those of the last guess are a caller's fault, and cost time: the tree of the
         sequence is begun again. An ending as long as max_tree_depth counts with all of the tokens since then.
         """
-        sequence = self._sequences[slot]
-        tokens = tokens[sequence.n_left_out :]
-        self._take(sequence, np.ascontiguousarray(tokens, dtype=np.int32))
-        text, outputs = sequence.tree.tokens, self._outputs.get(sequence.salt)
-        _move(sequence, outputs, self._depth)
-        if n < 1 or len(text) < len(tokens):
-            return []
-        found, total = self._follow(sequence.tree, sequence.tree.place, text, n)
-        if outputs is not None:
-            other, other_total = self._follow(outputs.tree, sequence.place, text, n)
-            if other_total > total:
-                return other
-        return found
+        ways = [tree.follow(place, text, n, self._least) for tree, place, text, n in self._trees_at(slot, tokens, n)]
+        return max(ways, key=lambda way: way[1], default=([], 0.0))[0]
+
+    def branch(self, slot: int, tokens: np.ndarray, n: int, most_children: int) -> Guess:
+        """As `guess`, with up to `most_children` ways on from each place, the likeliest nodes of all."""
+        grown = [
+            tree.branch(place, text, n, self._least, most_children)
+            for tree, place, text, n in self._trees_at(slot, tokens, n)
+        ]
+        best = max(grown, key=lambda tree: tree[2], default=([], [], 0.0))
+        return straightest(*best[:2])
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
         """The sequence leaves; what it put out, tokens[n_prompt:], is kept for the others of its salt.
@@ -139,9 +139,22 @@ class SuffixDrafter:
             sequence.seen += new.data
             sequence.tree.extend(new.tolist())
 
-    def _follow(self, tree: SuffixTree, place: Place, text: list[int], n: int) -> tuple[list[int], float]:
-        n = min(n, int(self._factor * (place.length + place.lasted)))
-        return tree.follow(place, text, n, self._least) if n > 0 and place.length else ([], 0.0)
+    def _trees_at(self, slot: int, tokens: np.ndarray, n: int) -> Iterator[tuple[SuffixTree, Place, list[int], int]]:
+        """The trees in which some ending of these tokens stood before, where, the text, and how much may be guessed."""
+        sequence = self._sequences[slot]
+        tokens = tokens[sequence.n_left_out :]
+        self._take(sequence, np.ascontiguousarray(tokens, dtype=np.int32))
+        text, outputs = sequence.tree.tokens, self._outputs.get(sequence.salt)
+        _move(sequence, outputs, self._depth)
+        if len(text) < len(tokens):
+            return
+        places = [(sequence.tree, sequence.tree.place)]
+        if outputs is not None:
+            places.append((outputs.tree, sequence.place))
+        for tree, place in places:
+            most = min(n, int(self._factor * (place.length + place.lasted)))
+            if most > 0 and place.length:
+                yield tree, place, text, most
 
     def _remove_oldest(self) -> None:
         salt = self._order.popleft()

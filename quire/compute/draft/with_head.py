@@ -23,6 +23,7 @@ from quire.config.arch import ModelArch
 from quire.config.heads import HeadArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
+from quire.config.token_tree import TreeShape
 from quire.core.errors import ConfigError
 from quire.planner.shape import kv_numbers_per_token
 
@@ -35,6 +36,8 @@ class HeadCheckpoint:
 
     folder: pathlib.Path
     arch: HeadArch
+    tree: TreeShape | None = None
+    """How its guesses branch; None: they are chains."""
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
         """See `DraftSource`."""
@@ -60,14 +63,14 @@ class HeadCheckpoint:
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> HeadModel:
         """See `DraftSource`."""
         head = load_head(self.folder, self.arch, model, platform.device.torch_device)
-        return HeadModel(head, self.arch.taps_of(model.arch.n_layers), platform)
+        return HeadModel(head, self.arch.taps_of(model.arch.n_layers), platform, self.tree)
 
 
 class HeadModel:
     """`LoadedDraft`."""
 
-    def __init__(self, head: Head, taps: tuple[int, ...], platform: Platform) -> None:
-        self.head, self._taps, self._platform = head, taps, platform
+    def __init__(self, head: Head, taps: tuple[int, ...], platform: Platform, tree: TreeShape | None) -> None:
+        self.head, self._taps, self._platform, self._tree = head, taps, platform, tree
 
     @property
     def n_bytes(self) -> int:
@@ -97,8 +100,8 @@ class HeadModel:
         reason = obstacle(head)
         steps: HeadSteps
         if reason is None:
-            steps = NativeSteps(device, head, own, tables, max_rows, limits.max_num_seqs)
+            steps = NativeSteps(device, head, own, tables, max_rows, limits.max_sampled)
         else:
             logger.warning("steps of the head run operation by operation: %s", reason)
             steps = EagerSteps(device, head, own, tables, max_rows)
-        return EagleDrafter(head, steps, pool.features, tables, max_rows)
+        return EagleDrafter(head, steps, pool.features, tables, max_rows, self._tree)
