@@ -39,7 +39,7 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
         rows.append(n)
         step_s.append(_step_s(runner, _plan(list(range(n)), context)))
     tokens = np.zeros(context + 1, np.int32)
-    guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most)]))
+    guess_s = _best(lambda: drafter.guess([DraftContext(0, tokens, most, may_branch=True)]))
     drafted_s = _best(lambda: runner.launch(_plan([0], context, most)).result())
     for one in opened:
         runner.close(one.slot)

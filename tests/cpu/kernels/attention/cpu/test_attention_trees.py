@@ -11,6 +11,7 @@ from paged_case import PagedCase, worst_error
 
 from quire.kernels import native
 from quire.kernels.attention import op, reference
+from quire.kernels.attention import trees as tree_plans
 from quire.kernels.attention.schedule.plan import AttnPlan, Trees
 from quire.kernels.attention.variant import Variant, variants
 
@@ -101,6 +102,29 @@ def test_the_reference(seed: int, window: tuple[int, int]) -> None:
     plan, out = case.plan(variant, trees=trees), torch.zeros_like(case.q)
     reference.run(case.q, case.k, case.v, plan, variant, out, None)
     assert worst_error(out[: case.n_rows], softmax_over(case, trees, *window)) < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_mask_for_kernels_that_know_no_trees(seed: int) -> None:
+    case, of = made(seed, torch.float64)
+    odd = Variant(case.scale, logits_mask=lambda site, p: (site.q_head + site.q_row) % 3 < 2)
+    for variant in (Variant(case.scale), variants.soft_cap(case.scale, 2.0), odd):
+        outs = [torch.zeros_like(case.q) for _ in range(2)]
+        with_trees, without = case.plan(variant, trees=of), case.plan(variant)
+        reference.run(case.q, case.k, case.v, with_trees, variant, outs[0], None)
+        masked = tree_plans.masked(variant, with_trees, torch.device("cpu"))
+        reference.run(case.q, case.k, case.v, without, masked, outs[1], None)
+        assert worst_error(outs[0][: case.n_rows], outs[1][: case.n_rows]) < 1e-12
+
+
+def test_what_has_no_mask() -> None:
+    cuda, window = torch.device("cuda"), Variant(1.0, window=9)
+    slopes = variants.alibi(1.0, torch.ones(4))
+    assert "a window of 9 keys" in tree_plans.obstacle(window, cuda) and "positions" in tree_plans.obstacle(
+        slopes, cuda
+    )
+    assert not any(tree_plans.obstacle(one, torch.device("cpu")) for one in (window, slopes))
+    assert not tree_plans.obstacle(variants.soft_cap(1.0, 3.0), cuda)
 
 
 @native_only
