@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from quire.compute.draft.drafter import Guess, straightest
-from quire.compute.draft.suffix_tree import Place, SuffixTree, most_bytes
+from quire.compute.draft.suffix_growth import BranchingSuffixTree
+from quire.compute.draft.suffix_tree import Place, most_bytes
 
 TAKEN_AT_ONCE = 2_048
 """Tokens that one guess takes into a tree. While a long prompt is taken, its sequence has no guess, and the steps of
@@ -36,7 +37,7 @@ class _Sequence:
 
     def start(self, depth: int) -> None:
         self.seen = bytearray()
-        self.tree = SuffixTree(depth)
+        self.tree = BranchingSuffixTree(depth)
         self.place, self.n_moved, self.change = Place(), 0, -1
         """A place in the tree of outputs; up to which token, and which change of that tree, it is right."""
 
@@ -47,7 +48,7 @@ class _Outputs:
     __slots__ = ("change", "tree")
 
     def __init__(self, depth: int) -> None:
-        self.tree = SuffixTree(depth)
+        self.tree = BranchingSuffixTree(depth)
         self.change = 0
 
 
@@ -113,7 +114,7 @@ class SuffixDrafter:
         """
         sequence = self._sequences.pop(slot)
         output: list[int] = tokens[sequence.n_prompt :].tolist()
-        needed = most_bytes(len(output)) + SuffixTree(self._depth).n_bytes + _salt_bytes(sequence.salt)
+        needed = most_bytes(len(output)) + BranchingSuffixTree(self._depth).n_bytes + _salt_bytes(sequence.salt)
         if not output or needed > self._max_bytes:
             return
         while self._n_bytes + needed > self._max_bytes:
@@ -139,7 +140,9 @@ class SuffixDrafter:
             sequence.seen += new.data
             sequence.tree.extend(new.tolist())
 
-    def _trees_at(self, slot: int, tokens: np.ndarray, n: int) -> Iterator[tuple[SuffixTree, Place, list[int], int]]:
+    def _trees_at(
+        self, slot: int, tokens: np.ndarray, n: int
+    ) -> Iterator[tuple[BranchingSuffixTree, Place, list[int], int]]:
         """The trees in which some ending of these tokens stood before, where, the text, and how much may be guessed."""
         sequence = self._sequences[slot]
         tokens = tokens[sequence.n_left_out :]
