@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import pathlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from calling_device import CallingDevice, LiveChains, LivePlans
 from family_cases import random_checkpoint
 from head_case import Oracle, drafting, work, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.compute import platform
 from quire.compute.draft import eagle
 from quire.compute.draft.drafter import DraftContext, DraftTree, Guess, straightest
 from quire.compute.draft.suffix import SuffixDrafter
+from quire.compute.platform import CudaPlatform
+from quire.engine import build
 
 TAPS = (1, 2, 4)
 
@@ -108,7 +112,25 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", ["native", "eager"])
+APART: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_num_seqs": 64, "max_num_batched_tokens": 128}
+
+
+def go_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines have a device apart, whose steps of a head are captured chains, and trees beside these."""
+    LivePlans(monkeypatch)
+    LiveChains(monkeypatch)
+    monkeypatch.setattr(platform.cuda, "CudaDevice", CallingDevice)
+    monkeypatch.setattr(build, "platform_of", lambda config: CudaPlatform(captures=True))
+
+
+@pytest.fixture(autouse=True)
+def as_many_threads() -> Iterator[None]:
+    n_threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.mark.parametrize("way", ["native", "eager", "apart"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_heads_trees_are_the_oracles(
     folder: pathlib.Path, oracle: Oracle, monkeypatch: pytest.MonkeyPatch, shape: str, way: str
@@ -125,12 +147,15 @@ def test_a_heads_trees_are_the_oracles(
     monkeypatch.setattr(eagle.EagleDrafter, "guess", spy)
     if way == "eager":
         monkeypatch.setattr("quire.compute.draft.with_head.obstacle", lambda head: "told so")
+    if way == "apart":
+        go_apart(monkeypatch)
+    options = APART if way == "apart" else {}
     config = {"method": "eagle3", "model": str(folder / "head")}
-    llm = drafting(folder, speculative_config=config | SHAPES[shape])
+    llm = drafting(folder, speculative_config=config | SHAPES[shape], **options)
     seen.clear()
     said = work(llm)
     llm.shutdown()
-    plain = drafting(folder, speculative_config={})
+    plain = drafting(folder, speculative_config={}, **options)
     assert work(plain) == said
     plain.shutdown()
     trees = [one for one in seen if isinstance(one[2], DraftTree)]
