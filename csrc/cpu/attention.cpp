@@ -266,7 +266,8 @@ template <class K> static void locate_first(const QuireAttnArgs& a, int64_t task
     const QuireAttnPlan& p = *a.plan;
     if (task >= (int64_t)p.n_tiles * p.n_kv_heads) return;
     const KeyList list(p, p.tiles[3 * (task / p.n_kv_heads)]);
-    list.locate<false>(a, task % p.n_kv_heads, 0, Seen{list.size(), 0, 0}, zeros, to);
+    const int32_t end = std::min(list.size(), list.n_shared());  // of a tree: keys behind the root are on no path yet
+    list.locate<false>(a, task % p.n_kv_heads, 0, Seen{end, 0, 0}, zeros, to);
 }
 
 // Fold what the tile's rows see of a list, from block `b` on.
