@@ -37,6 +37,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle3": {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 5},
     "mtp": {"method": "mtp", "model": str(DRAFT.with_name("mtp")), "num_speculative_tokens": 5},
 }
+TREES: dict[str, dict[str, Any]] = {
+    "suffix tree": METHODS["suffix"] | {"branching": 3},
+    "eagle3 tree": METHODS["eagle3"] | {"num_speculative_tokens": 8, "branching": 2},
+    "mtp fixed tree": METHODS["mtp"]
+    | {"num_speculative_tokens": None, "speculative_token_tree": "[(0,), (1,), (0, 0), (1, 0), (0, 1), (0, 0, 0)]"},
+}
 
 
 def answers(llm: LLM, **wishes: Any) -> list[Any]:

@@ -72,8 +72,10 @@ template <class E, class S, class K, class V> struct Tile {
     Row* rows;
     Query* query;
     int n_rows = 0;
-    int32_t n_first = 0;
+    int32_t n_first = 0, lowest = 0;  // the lowest key that some row sees
+    bool ascends = true;              // what rows see begins and ends in their order
     int64_t head = 0;
+    float* own;  // [rows of a token, padded d], for trees
     typename E::Session session;
 
     Tile(const QuireAttnArgs& args, int most_rows)
@@ -84,6 +86,7 @@ template <class E, class S, class K, class V> struct Tile {
             (int64_t)E::panel_bytes(d), all_rows, spared ? (block > all_rows ? block : all_rows) : 0,
             STAGED ? block : 0, STAGED ? block : 0, (int64_t)(most_rows * sizeof(Row)),
             (int64_t)E::query_bytes(d) * most_rows, (int64_t)sizeof(float) * (d + 1),
+            args.plan->tree_paths == nullptr ? 0 : (int64_t)sizeof(float) * (group + E::R) * lanes_d,
         });
         panels = E::panels((char*)scratch.piece(0), d);
         acc = (float*)scratch.piece(1);
@@ -93,6 +96,7 @@ template <class E, class S, class K, class V> struct Tile {
         rows = (Row*)scratch.piece(5);
         query = (Query*)scratch.piece(6);
         zeros = memset(scratch.piece(7), 0, sizeof(float) * (d + 1));
+        own = (float*)scratch.piece(8);
     }
 
     // Rows of the tile: token t, query head g of the group at row t * group + g.
@@ -100,14 +104,16 @@ template <class E, class S, class K, class V> struct Tile {
         head = kv_head;
         n_rows = n_tokens * group;
         n_first = a.window > 0 ? list.below(a.n_first) : 0;
+        ascends = !list.is_tree();
         for (int t = 0; t < n_tokens; t++) {
-            const int64_t at = position + t;
-            const int32_t lowest = a.window > 0 ? list.below(at - a.window + 1) : 0;
+            const int64_t at = list.is_tree() ? list.position_of(a.plan->tree_paths[first_row + t]) : position + t;
+            const int32_t from = a.window > 0 ? list.below(at - a.window + 1) : 0;
+            lowest = t == 0 || from < lowest ? from : lowest;
             const int32_t end = a.causal ? list.below(at + 1) : list.size();
             for (int g = 0; g < group; g++) {
                 const int32_t q_head = (int32_t)(kv_head * group + g);
                 const Site site{(int32_t)(first_row + t), (int32_t)at, q_head, (int32_t)kv_head, 0, 0.f};
-                rows[t * group + g] = Row{NEG_INF, vf{}, lowest, end, site};
+                rows[t * group + g] = Row{NEG_INF, vf{}, from, end, site};
             }
         }
         pack_queries();
@@ -132,6 +138,21 @@ template <class E, class S, class K, class V> struct Tile {
         } else {
             for (int r = 0; r < n_rows; r++) E::pack_query(from(r), query, r, d);
         }
+    }
+
+    // Calls fold_own with the rows of token t alone, which keep what they have seen.
+    template <class F> void alone(int t, const F& fold_own) {
+        Row* const all = rows;
+        float* const all_acc = acc;
+        const int n_all = n_rows, all_lowest = lowest;
+        const size_t bytes = sizeof(float) * group * lanes_d;
+        rows += t * group, n_rows = group, lowest = rows[0].lowest;
+        memcpy(own, acc + (int64_t)t * group * lanes_d, bytes);
+        acc = own;
+        pack_queries();
+        fold_own();
+        memcpy(all_acc + (int64_t)t * group * lanes_d, own, bytes);
+        rows = all, acc = all_acc, n_rows = n_all, lowest = all_lowest;
     }
 
     // Few enough rows that repacking a block would cost more than it saves.
@@ -193,7 +214,7 @@ template <class E, class S, class K, class V> struct Tile {
         for (int r = 0; r < n_rows; r += E::R) {
             const int n = n_rows - r < E::R ? n_rows - r : E::R;
             const int32_t seen = rows[r + n - 1].end - first;
-            if (seen <= 0 || (first + n_keys <= rows[r].lowest && first >= n_first)) continue;
+            if (seen <= 0 || (first + n_keys <= (ascends ? rows[r].lowest : lowest) && first >= n_first)) continue;
             const int n_seen = seen < n_keys ? seen : n_keys;
             if (few()) E::scores_of_few(n, query, block, next, d, s);
             else E::scores(n, query, r, panels, n_seen, d, s);
@@ -245,26 +266,22 @@ template <class K> static void locate_first(const QuireAttnArgs& a, int64_t task
     const QuireAttnPlan& p = *a.plan;
     if (task >= (int64_t)p.n_tiles * p.n_kv_heads) return;
     const KeyList list(p, p.tiles[3 * (task / p.n_kv_heads)]);
-    list.locate<false>(a, task % p.n_kv_heads, 0, Seen{list.size(), 0, 0}, zeros, to);
+    const int32_t end = std::min(list.size(), list.n_shared());  // of a tree: keys behind the root are on no path yet
+    list.locate<false>(a, task % p.n_kv_heads, 0, Seen{end, 0, 0}, zeros, to);
 }
 
+// Fold what the tile's rows see of a list, from block `b` on.
 template <class E, class S, class K, class V>
-static void run_tile(const QuireAttnArgs& a, int64_t task, Tile<E, S, K, V>& work) {
-    const QuireAttnPlan& p = *a.plan;
-    const int64_t head = task % p.n_kv_heads;
-    const int32_t* tile = p.tiles + 3 * (task / p.n_kv_heads);
-    const int span = tile[0], n_tokens = tile[2];
-    const KeyList list(p, span);
-    const int64_t start = (int64_t)p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
-    work.open(list, p.q_indptr[span] + tile[1], n_tokens, head, start);
-    const Seen seen{work.rows[work.n_rows - 1].end, work.n_first, work.rows[0].lowest};
-    const int32_t opening = (work.n_first + E::B - 1) / E::B, window = work.rows[0].lowest / E::B;
+static void fold_keys(
+    const QuireAttnArgs& a, int64_t task, const KeyList& list, int32_t b, int32_t end, Tile<E, S, K, V>& work) {
+    const Seen seen{end, work.n_first, work.lowest};
+    const int32_t opening = (work.n_first + E::B - 1) / E::B, window = work.lowest / E::B;
     const auto from = [&](int32_t b) { return b < opening || b >= window ? b : window; };  // no block between is seen
     KeyBlock<K> blocks[2];  // the one at work and the next
     const auto locate = [&](int32_t b, KeyBlock<K>& to) {
-        list.locate<needs_positions<V>>(a, head, b * E::B, seen, (const K*)work.zeros, to);
+        list.locate<needs_positions<V>>(a, work.head, b * E::B, seen, (const K*)work.zeros, to);
     };
-    int32_t b = from(0);
+    b = from(b);
     locate(b, blocks[0]);
     bool more = blocks[0].n > 0;
     for (int turn = 0; more; turn ^= 1) {
@@ -275,6 +292,27 @@ static void run_tile(const QuireAttnArgs& a, int64_t task, Tile<E, S, K, V>& wor
         if (!more) locate_first(a, task + a.n_threads, (const K*)work.zeros, next);  // likely this thread's next task
         work.fold(b * E::B, blocks[turn], next);
         b = after;
+    }
+}
+
+template <class E, class S, class K, class V>
+static void run_tile(const QuireAttnArgs& a, int64_t task, Tile<E, S, K, V>& work) {
+    const QuireAttnPlan& p = *a.plan;
+    const int32_t* tile = p.tiles + 3 * (task / p.n_kv_heads);
+    const int span = tile[0], n_tokens = tile[2];
+    const KeyList list(p, span);
+    const int64_t start = (int64_t)p.kv_lens[span] - (p.q_indptr[span + 1] - p.q_indptr[span]) + tile[1];
+    const int64_t first_row = p.q_indptr[span] + tile[1];
+    work.open(list, first_row, n_tokens, task % p.n_kv_heads, start);
+    if (list.is_tree()) {  // whole blocks before the nodes for all rows, then what is left for each
+        const int32_t whole = list.n_shared() / E::B;
+        fold_keys(a, task, list, 0, whole * E::B, work);
+        for (int t = 0; t < n_tokens; t++)
+            work.alone(t, [&] {
+                fold_keys(a, task, list.along(p.tree_paths[first_row + t]), whole, work.rows[0].end, work);
+            });
+    } else {
+        fold_keys(a, task, list, 0, work.rows[work.n_rows - 1].end, work);
     }
     work.close();
 }

@@ -25,7 +25,7 @@ int32_t n_threads_now(const QuireStep& step) { return __atomic_load_n(&step.n_th
 void embed(const QuireEmbed& a, const Running& now) {
     const QuireStep& s = now.step;
     for (int64_t i = 0; i < now.n_rows; i++) {
-        const int64_t token = s.tokens[s.slots[i] * s.tokens_stride + s.positions[i]];
+        const int64_t token = s.tokens[s.slots[i] * s.tokens_stride + s.places[i]];
         memcpy((char*)a.out + i * a.row_bytes, (const char*)a.table + token * a.row_bytes, a.row_bytes);
     }
 }
@@ -40,8 +40,8 @@ template <class T> void rotate_row(const QuireRotate& a, const QuireStep& s, con
         if (norm != nullptr) norm_row<T>(head, nullptr, nullptr, norm, head, d, a.eps);
         rope_head(head, cos, sin, a.rotary / 2);
     }
-    const int64_t page = page_table[s.slots[i] * s.table_stride + s.positions[i] / a.page_size];
-    const int64_t offset = s.positions[i] % a.page_size;
+    const int64_t page = page_table[s.slots[i] * s.table_stride + s.places[i] / a.page_size];
+    const int64_t offset = s.places[i] % a.page_size;
     const EntryWriter<T> writer{d, a.int8_keys != 0};
     for (int64_t h = 0; h < n_kv; h++) {
         const int64_t entry = ((page * n_kv + h) * a.page_size + offset) * writer.bytes();
@@ -152,6 +152,7 @@ int32_t cut(const QuireStep& s, int32_t* tiles, int64_t* work) {
 void run_step(const QuireOp* ops, int64_t n_ops, const QuireStep& s, int32_t* tiles) {
     QuireAttnPlan plan{};
     plan.q_indptr = s.q_indptr, plan.kv_lens = s.kv_lens, plan.kv_at = s.kv_at;
+    plan.tree_paths = s.tree_paths, plan.tree_firsts = s.tree_firsts;
     plan.table_stride = s.table_stride;
     plan.page_size = s.page_size, plan.n_q_heads = s.n_q_heads, plan.n_kv_heads = s.n_kv_heads;
     plan.head_dim = s.head_dim;
@@ -181,7 +182,7 @@ struct Links {
             kv_lens[i] = (int32_t)positions[i] + 1;
         }
         q_indptr[first.n_wanted] = (int32_t)first.n_wanted;
-        step.slots = slots, step.positions = positions, step.wanted = wanted, step.choice = &choice;
+        step.slots = slots, step.positions = step.places = positions, step.wanted = wanted, step.choice = &choice;
         step.q_indptr = q_indptr, step.kv_lens = kv_lens, step.kv_at = kv_at;
     }
 

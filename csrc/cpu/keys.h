@@ -1,7 +1,10 @@
 // The keys of a span as one list, whatever the layout: where element t lies, and which part of the list a row sees.
 // Positions ascend along the list, so what a row sees of it are ranges of elements.
+// Rows of a tree have a list each: behind the root's key those of the path's nodes, wherever they lie. So a row's
+// arithmetic is that of the same tokens without a tree.
 #pragma once
 #include <algorithm>
+#include <climits>
 
 #include "engine.h"
 #include "quire_cpu.h"
@@ -19,6 +22,7 @@ class KeyList {
   public:
     KeyList(const QuireAttnPlan& plan, int span)
         : p(plan), kv_at(plan.kv_at[span]), kv_len(plan.kv_lens[span]) {
+        if (p.tree_paths != nullptr && p.tree_firsts[span] < kv_len) first_node = p.tree_firsts[span];
         if (p.layout != SPARSE) return;
         blocks = p.blocks + p.block_indptr[span];
         n_blocks = p.block_indptr[span + 1] - p.block_indptr[span];
@@ -42,18 +46,34 @@ class KeyList {
 
     int32_t size() const { return below(kv_len); }
 
+    bool is_tree() const { return first_node != INT_MAX; }
+
+    // Elements that all rows of a tree have, which are those up to the root.
+    int32_t n_shared() const { return first_node; }
+
+    // Where a row of a tree stands.
+    int64_t position_of(uint64_t nodes) const { return first_node - 1 + __builtin_popcountll(nodes); }
+
+    // The list of one row of a tree.
+    KeyList along(uint64_t nodes) const {
+        KeyList list = *this;
+        list.path = nodes;
+        return list;
+    }
+
     // Find elements first .. first + KEYS - 1; those at or beyond seen.end are not valid, those of the gap are zeros:
     // behind its window a sequence has no pages, and what lies there may be anything.
     template <bool POSITIONS, class T>
     void locate(
         const QuireAttnArgs& a, int64_t head, int32_t first, Seen seen, const T* zeros, KeyBlock<T>& to) const {
-        const int32_t end = seen.end;
-        const int32_t last = first + KEYS < end ? first + KEYS : end;
+        const int32_t last = first + KEYS < seen.end ? first + KEYS : seen.end;
         const int64_t k_token = a.k_token, v_token = a.v_token;
         for (int32_t t = first; t < last;) {
-            const int32_t entry = t / p.page_size, offset = t % p.page_size;
+            const int32_t at = t < first_node ? t : first_node + nth_bit(path, t - first_node);
+            const int32_t entry = at / p.page_size, offset = at % p.page_size;
+            const int32_t end = t < first_node ? std::min(last, first_node) : t + 1;
             const int32_t left = p.layout == RAGGED ? last - t : p.page_size - offset;
-            const int32_t n = left < last - t ? left : last - t;
+            const int32_t n = left < end - t ? left : end - t;
             const T *k = (const T*)a.k + head * a.k_head, *v = (const T*)a.v + head * a.v_head;
             int32_t position = t;
             if (p.layout == RAGGED) {
@@ -62,7 +82,7 @@ class KeyList {
             } else {
                 const int32_t logical = p.layout == SPARSE ? blocks[entry] : entry;
                 const int64_t page = p.page_table[kv_at * p.table_stride + logical];
-                position = logical * p.page_size + offset;
+                if (p.layout == SPARSE) position = logical * p.page_size + offset;
                 k += page * a.k_page + offset * k_token;
                 v += page * a.v_page + offset * v_token;
             }
@@ -88,6 +108,13 @@ class KeyList {
     int64_t kv_at, kv_len;
     const int32_t* blocks = nullptr;
     int32_t n_blocks = 0;
+    int32_t first_node = INT_MAX;
+    uint64_t path = 0;
+
+    static int32_t nth_bit(uint64_t word, int32_t n) {
+        for (; n > 0; n--) word &= word - 1;
+        return __builtin_ctzll(word);
+    }
 };
 
 }  // namespace quire

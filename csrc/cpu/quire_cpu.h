@@ -33,6 +33,8 @@ struct QuireAttnPlan {
     const int32_t* blocks;        // sparse only: the pages of a span (position / page_size) that it reads, ascending
     const int32_t* tiles;         // [n_tiles, 3]: span, first token of the span, number of tokens
     const int32_t* page_table;    // [n_slots, table_stride]
+    const uint64_t* tree_paths;   // [n_rows], paged only: bit i: node i is the row's own, or above it; null: no trees
+    const int32_t* tree_firsts;   // [n_spans]: where the key of node 0 lies; kv_lens: the span is no tree
     int64_t table_stride;
     int64_t work;                 // about how many multiplications: too few are not worth waking threads
     int32_t layout;               // 0 paged, 1 ragged, 2 sparse
@@ -200,7 +202,10 @@ struct QuireLoad {
 // first token the first n_once operations are left out.
 struct QuireStep {
     const int64_t *slots, *positions;              // [n_rows]
+    const int64_t* places;                         // [n_rows]: where the row's token stands and its key lies
     const int32_t *q_indptr, *kv_lens, *kv_at;     // [n_spans + 1], [n_spans], [n_spans]: as in QuireAttnPlan
+    const uint64_t* tree_paths;                    // as there
+    const int32_t* tree_firsts;
     const int64_t* wanted;                         // [n_wanted], ascending rows
     int32_t* tokens;                               // [n_slots, stride]
     const int32_t* page_table;                     // [n_groups, n_slots, stride]

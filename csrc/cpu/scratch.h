@@ -25,7 +25,7 @@ class Scratch {
     void* piece(int i) const { return start + offsets[i]; }
 
   private:
-    static constexpr int MOST = 8;
+    static constexpr int MOST = 9;
 
     // Lives until the thread ends; grows, never shrinks.
     static char* buffer(int64_t bytes, int use) {

@@ -26,6 +26,7 @@ from quire.compute.forward.alone import obstacle
 from quire.compute.forward.fused import ReadyStep
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Captured, Platform
+from quire.compute.runner.branching import Branching
 from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import LaunchedStep, Runner
@@ -46,6 +47,7 @@ from quire.core.result import StepResult
 from quire.core.ticker import ticking
 from quire.core.units import format_bytes
 from quire.kernels import native
+from quire.kernels.attention import trees
 from quire.kernels.invariance import RowsAlone
 from quire.planner.drafts import DraftCosts
 from quire.planner.memory import Room
@@ -182,7 +184,10 @@ class Worker:
             return None
         limits, allocation = self._limits, self._allocation
         assert allocation is not None
-        return measure(self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len)
+        return measure(
+            self.runner, drafter, speculative.n_drafts, limits.max_num_seqs, allocation.max_model_len,
+            branches=speculative.tree is not None,
+        )  # fmt: skip
 
     @property
     def drafter(self) -> Drafter | None:
@@ -302,7 +307,10 @@ class Worker:
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
-        lengths = None if self._drafter is None else SlotLengths(tables, self._drafter)
+        variants = [layer.attention.variant for layer in model.layers]
+        may_branch = not any(trees.obstacle(one, device.torch_device) for one in variants)
+        branching = Branching(pool, tables, tail) if may_branch else None
+        lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
         runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, alone=alone)
         with ticking("building kernels and running a first step"):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from quire.config.token_tree import MOST_BRANCHING, TreeShape, read_tree
 from quire.core.errors import ConfigError, shown
 
 MOST_DRAFTS: Final = 64
@@ -35,13 +36,26 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
     suffix_decoding_max_memory: Annotated[int, Meta(ge=1 << 16)] = 64 << 20
     """Bytes that earlier outputs may take together. Not of vLLM, which counts requests."""
+    branching: Annotated[int, Meta(ge=1, le=MOST_BRANCHING)] | None = None
+    """suffix, eagle3, mtp: the most guesses for one place: drafts are a tree, grown where that is the likeliest. None
+    or 1: a chain. Not of vLLM; SGLang calls it speculative_eagle_topk."""
+    speculative_token_tree: str | list[list[int]] = ""
+    """eagle3, mtp: a fixed tree: a path of ranks for each draft, as "[(0,), (1,), (0, 0)]"."""
     model: str = ""
     """draft_model, eagle3, mtp: folder or hub name, as --model; mtp: empty: the module stands in the model's own."""
 
     @property
     def n_drafts(self) -> int:
         """The most drafts of one sequence in a step."""
-        return self.num_speculative_tokens or DEFAULT_DRAFTS[self.method]
+        fixed = len(self.tree.paths) if self.tree else 0
+        return self.num_speculative_tokens or fixed or DEFAULT_DRAFTS[self.method]
+
+    @property
+    def tree(self) -> TreeShape | None:
+        """How drafts branch; None: they are chains. Raises ValueError for a wrong speculative_token_tree."""
+        if self.speculative_token_tree:
+            return read_tree(self.speculative_token_tree, MOST_DRAFTS)
+        return TreeShape(self.branching) if self.branching and self.branching > 1 else None
 
     @property
     def lookup(self) -> tuple[int, int]:
@@ -60,6 +74,8 @@ OF_METHOD: Final = {
 """Keys that mean something for one method alone."""
 WITH_MODEL: Final = {"draft_model": "a model", "eagle3": "a head", "mtp": ""}
 """Method → what the key "model" must name for it, if it must; the others take none."""
+BRANCHING: Final = {"branching": ("suffix", "eagle3", "mtp"), "speculative_token_tree": ("eagle3", "mtp")}
+"""Key → the methods whose drafts can be trees."""
 
 REFUSED_METHODS: Final = {
     "eagle medusa mlp_speculator dflash extract_hidden_states custom_class":
@@ -77,7 +93,8 @@ REFUSED_KEYS: Final = {
     "rejection_sample_method draft_sample_method synthetic_acceptance_rate acceptance_method":
         "leave it out: a draft counts if it is the token that is chosen without it",
     "disable_padded_drafter_batch use_local_argmax_reduction parallel_drafting enforce_eager revision code_revision"
-    " attention_backend moe_backend speculative_token_tree tensor_parallel_size": "leave it out",
+    " attention_backend moe_backend tensor_parallel_size": "leave it out",
+    "speculative_eagle_topk": 'give "branching"',
 }  # fmt: skip
 
 
@@ -100,6 +117,7 @@ def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
     if "model" in options and found.method not in WITH_MODEL:
         known = ", ".join(map(repr, WITH_MODEL))
         raise _error(f"model is for the methods {known}, not {found.method!r}: leave it out", options)
+    _check_tree(found, options)
     what = WITH_MODEL.get(found.method)
     if what and not found.model:
         raise _error(f"the method {found.method!r} needs {what}: add its folder or hub name as 'model'", options)
@@ -107,6 +125,25 @@ def read_speculative(options: Mapping[str, Any]) -> SpeculativeConfig | None:
     if shortest > longest:
         raise _error(f"prompt_lookup_min = {shortest} is more than prompt_lookup_max = {longest}: swap them", options)
     return found
+
+
+def _check_tree(found: SpeculativeConfig, options: Mapping[str, Any]) -> None:
+    for key, methods in BRANCHING.items():
+        if key in options and found.method not in methods:
+            known = ", ".join(map(repr, methods))
+            raise _error(f"{key} is for the methods {known}, not {found.method!r}: leave it out", options)
+    if found.branching and found.speculative_token_tree:
+        raise _error("branching and speculative_token_tree exclude each other: leave one out", options)
+    try:
+        tree = found.tree
+    except ValueError as error:
+        raise _error(f"speculative_token_tree: {error}", options) from None
+    if tree is not None and tree.paths and found.n_drafts != len(tree.paths):
+        raise _error(
+            f"num_speculative_tokens = {found.num_speculative_tokens} is not the {len(tree.paths)} of "
+            "speculative_token_tree: leave it out",
+            options,
+        )
 
 
 def _method_of(options: Mapping[str, Any]) -> str:

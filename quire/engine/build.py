@@ -121,9 +121,10 @@ def _draft_source(
     if speculative.model:
         folder = find_checkpoint(speculative.model, "", config.download_dir)
     if speculative.method == "mtp":
-        return HeadCheckpoint(folder, mtp_head(folder, read_arch(folder) if speculative.model else arch, logger))
+        head = mtp_head(folder, read_arch(folder) if speculative.model else arch, logger)
+        return HeadCheckpoint(folder, head, speculative.tree)
     if speculative.method == "eagle3":
-        return HeadCheckpoint(folder, read_head(folder))
+        return HeadCheckpoint(folder, read_head(folder), speculative.tree)
     if not speculative.model:
         return None
     return DraftCheckpoint(folder, read_arch(folder, {}, logger))

@@ -9,6 +9,7 @@ Invariant: a run has the bits of the same operations called one by one.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from quire.kernels import native
 from quire.kernels.attention.cpu.launcher import MAX_HEAD_DIM, native_args
 from quire.kernels.attention.cpu.work import TILE_ROWS
+from quire.kernels.attention.schedule.plan import Trees
 from quire.kernels.attention.variant import Variant
 from quire.kernels.gemm import Norm
 from quire.kernels.qgemm import PackedWeight
@@ -65,25 +67,41 @@ class _Norm(ctypes.Structure):
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("slots", "positions", "q_indptr", "kv_lens", "kv_at", "wanted")),
+        *((name, _P) for name in ("slots", "positions", "places", "q_indptr", "kv_lens", "kv_at")),
+        *((name, _P) for name in ("tree_paths", "tree_firsts", "wanted")),
         *((name, _P) for name in ("tokens", "page_table", "choice", "n_places", "ids")),
         *((name, _L) for name in ("tokens_stride", "table_stride", "n_rows", "n_spans", "n_wanted", "n_once")),
         *((name, _I) for name in ("page_size", "n_q_heads", "n_kv_heads", "head_dim", "tile_tokens", "n_threads")),
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class TreeRows:
+    """A step in which some spans are trees: then positions of rows are those of their depth."""
+
+    places: np.ndarray
+    """int64 [n_rows]: where each row's token stands in the token table, and its key in the pages."""
+    trees: Trees
+
+
 class FusedStepCall:
     """A fused step of which nothing is left to do but the native call."""
 
-    __slots__ = ("_array", "_function", "_kept", "_step")
+    __slots__ = ("_array", "_first", "_function", "_kept", "_step")
 
     def __init__(self, array: Any, step: _Step, kept: tuple[Any, ...]) -> None:
         self._function = native.required().quire_fused_step
         self._array, self._step, self._kept = array, step, kept
+        self._first = 0
 
     def run(self) -> None:
         """Compute the step."""
-        self._function(self._array, len(self._array), ctypes.addressof(self._step))
+        first = ctypes.addressof(self._array) + self._first * ctypes.sizeof(_Op)
+        self._function(first, len(self._array) - self._first, ctypes.addressof(self._step))
+
+    def leave_out(self, n: int) -> None:
+        """Not to do the first n operations."""
+        self._first = n
 
     def repeat(self, n_places: int, ids: int | None) -> None:
         """Make it a chain. The addresses of what `FusedStep.chain` says."""
@@ -219,21 +237,28 @@ class FusedStep:
         kv_lens: np.ndarray,
         span_slots: np.ndarray,
         wanted: np.ndarray,
+        *,
+        trees: TreeRows | None = None,
+        is_link: bool = False,
     ) -> None:
         """One step: int64 [n_rows] x 2, int32 [n_spans + 1], [n_spans] x 2, int64 [n_wanted]; all contiguous.
 
         The rows of a span are the last tokens of the kv_lens ones of its slot; wanted: rows that `take` leaves.
+        trees: where some spans are trees. is_link: operations before `begin_link` are left out.
         """
-        self._call(None, row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted).run()
+        call = self._call(None, (row_slots, row_positions, q_indptr, kv_lens, span_slots, wanted), trees)
+        if is_link:
+            call.leave_out(self._step.n_once)
+        call.run()
 
     def choosing(
-        self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray
+        self, logits: torch.Tensor, controls: np.ndarray, *step: np.ndarray, trees: TreeRows | None = None
     ) -> tuple[FusedStepCall, np.ndarray, np.ndarray]:
         """A call that does `run` and finds a token for each row wanted, written behind its row; and where it will put
         them: ids int32 and status uint8 [n_wanted].
 
         logits: float32 [>= n_wanted, width], which the call fills. controls: as in `kernels.sample.choose_by`, of rows
-        that are not truncated. step: arguments of `run`.
+        that are not truncated. step, trees: arguments of `run`.
         """
         token_ids, status = np.empty(len(step[-1]), np.int32), np.empty(len(step[-1]), np.uint8)
         lines, line_bytes = _address(controls), controls.strides[0]
@@ -241,7 +266,7 @@ class FusedStep:
             logits.data_ptr(), lines + UNIFORM * line_bytes, lines + INVERSE * line_bytes, None,
             _address(token_ids), _address(status), logits.stride(0), logits.shape[1],
         )  # fmt: skip
-        return self._call(choice, *step, controls, token_ids, status), token_ids, status
+        return self._call(choice, (*step, controls, token_ids, status), trees), token_ids, status
 
     def chain(
         self, logits: torch.Tensor, n_places: np.ndarray, *step: np.ndarray, ids: np.ndarray | None = None
@@ -258,21 +283,27 @@ class FusedStep:
             logits.data_ptr(), _address(greedy), _address(greedy), None, _address(found), _address(status),
             logits.stride(0), logits.shape[1],
         )  # fmt: skip
-        call = self._call(choice, *step)
+        call = self._call(choice, step, None)
         call.repeat(_address(n_places), None if ids is None else _address(ids))
         call.run()
         return found
 
-    def _call(self, choice: NativeChoice | None, *arrays: np.ndarray) -> FusedStepCall:
+    def _call(
+        self, choice: NativeChoice | None, arrays: tuple[np.ndarray, ...], trees: TreeRows | None
+    ) -> FusedStepCall:
         """arrays: those of `run`, and what else is to be kept."""
         step = _Step.from_buffer_copy(self._step)
         step.slots, step.positions, step.q_indptr = map(_address, arrays[:3])
         step.kv_lens, step.kv_at, step.wanted = map(_address, arrays[3:6])
+        step.places = step.positions
+        if trees is not None:
+            of_trees = trees.places, trees.trees.paths, trees.trees.firsts
+            step.places, step.tree_paths, step.tree_firsts = map(_address, of_trees)
         step.n_rows, step.n_spans, step.n_wanted = len(arrays[0]), len(arrays[3]), len(arrays[5])
         step.choice, step.n_threads = None if choice is None else ctypes.addressof(choice), torch.get_num_threads()
         if self._array is None:
             self._array = (_Op * len(self._ops))(*self._ops)
-        return FusedStepCall(self._array, step, (choice, *arrays))
+        return FusedStepCall(self._array, step, (choice, trees, *arrays))
 
     def _link(self, matrix: products.NativeMatrix) -> None:
         """Each matrix names the one of the next product, the last one the first of the next step."""

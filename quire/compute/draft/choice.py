@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from quire.compute.draft.drafter import Drafter, EachSequence
 from quire.compute.draft.ngram import NgramDrafter
 from quire.compute.draft.suffix import SuffixDrafter
@@ -14,11 +16,15 @@ def drafter_of(config: SpeculativeConfig) -> Drafter | None:
         return None
     if config.method == "ngram":
         return EachSequence(NgramDrafter(*config.lookup))
-    return EachSequence(
+    drafter, tree = (
         SuffixDrafter(
             max_tree_depth=config.suffix_decoding_max_tree_depth,
             max_bytes=config.suffix_decoding_max_memory,
             max_spec_factor=config.suffix_decoding_max_spec_factor,
             min_token_prob=config.suffix_decoding_min_token_prob,
-        )
+        ),
+        config.tree,
+    )
+    return EachSequence(
+        drafter, None if tree is None else functools.partial(drafter.branch, most_children=tree.branching)
     )

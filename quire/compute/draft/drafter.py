@@ -3,10 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Guesses of which several may follow one token; at least one."""
+
+    tokens: list[int]
+    parents: list[int]
+    """Of each the place of the one before it, which is less than its own; -1: the known token. Children of one place
+    differ. Where the likeliest path stands first, and right, nothing has to be moved."""
+
+    @property
+    def paths(self) -> list[int]:
+        """Of each the bits of itself and of those above it."""
+        found: list[int] = []
+        for node, parent in enumerate(self.parents):
+            found.append((found[parent] if parent >= 0 else 0) | 1 << node)
+        return found
+
+
+Guess = list[int] | DraftTree
+"""A list is a chain: each follows the one before it."""
+
+
+def straightest(tokens: Sequence[int], parents: Sequence[int]) -> Guess:
+    """The guess of nodes in any order in which parents, and better children of one place, come first: each first child
+    directly behind its parent, so that the likeliest path stands first."""
+    below: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
+    for node in reversed(range(len(tokens))):
+        below[parents[node]].append(node)  # those of the known token, -1, are the last list
+    order, stack, place = list[int](), list(below[-1]), {-1: -1}
+    while stack:
+        node = stack.pop()
+        place[node] = len(order)
+        order.append(node)
+        stack += below[node]
+    found = DraftTree([tokens[node] for node in order], [place[parents[node]] for node in order])
+    return found.tokens if found.parents == list(range(-1, len(order) - 1)) else found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,6 +56,8 @@ class DraftContext:
     """int32 [length], all of the sequence, prompt and output. Not to be changed."""
     most: int
     """Drafts that its span has room for, at least 1."""
+    may_branch: bool = False
+    """The guess may be a tree."""
 
 
 class Drafter(Protocol):
@@ -27,7 +67,7 @@ class Drafter(Protocol):
         """Another sequence is in this slot. What it says is for sequences with the same salt only."""
         ...
 
-    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+    def guess(self, contexts: Sequence[DraftContext]) -> Sequence[Guess]:
         """For each up to `most` token ids that may follow. Fewer, or none, make its span shorter."""
         ...
 
@@ -51,16 +91,22 @@ class SequenceDrafter(Protocol):
 class EachSequence:
     """A `Drafter` that asks a `SequenceDrafter` for one sequence after another."""
 
-    def __init__(self, drafter: SequenceDrafter) -> None:
-        self._drafter = drafter
+    def __init__(self, drafter: SequenceDrafter, branch: Callable[[int, np.ndarray, int], Guess] | None = None) -> None:
+        """branch: in place of its `guess` where the guess may be a tree."""
+        self._drafter, self._branch = drafter, branch
 
     def open(self, slot: int, salt: str, prompt_len: int) -> None:
         """See `Drafter`."""
         self._drafter.open(slot, salt, prompt_len)
 
-    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+    def guess(self, contexts: Sequence[DraftContext]) -> list[Guess]:
         """See `Drafter`."""
-        return [self._drafter.guess(context.slot, context.tokens, context.most)[: context.most] for context in contexts]
+        return [
+            self._drafter.guess(one.slot, one.tokens, one.most)[: one.most]
+            if self._branch is None or not one.may_branch
+            else self._branch(one.slot, one.tokens, one.most)
+            for one in contexts
+        ]
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
         """See `Drafter`."""

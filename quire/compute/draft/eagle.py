@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.compute.draft.drafter import DraftContext
+from quire.compute.draft.drafter import DraftContext, Guess
 from quire.compute.draft.head_steps import HeadRows, HeadSteps
+from quire.compute.draft.head_tree import TreeGrowth
 from quire.compute.draft.pages import FilledPages
 from quire.compute.runner.tables import SlotTables
 
@@ -25,8 +26,9 @@ Span = tuple[int, int, int]
 class EagleDrafter:
     """`Drafter`. tables: of the model that it guesses for; most_rows: of one of the head's steps."""
 
-    def __init__(self, steps: HeadSteps, tables: SlotTables, most_rows: int) -> None:
-        self._steps, self._most_rows = steps, most_rows
+    def __init__(self, steps: HeadSteps, tables: SlotTables, most_rows: int, growth: TreeGrowth | None = None) -> None:
+        """growth: where guesses may be trees."""
+        self._steps, self._most_rows, self._growth = steps, most_rows, growth
         self._n_read = np.zeros(len(tables.tokens), np.int64)
         """Tokens of each slot that were read with the model's features."""
         self._filled = FilledPages(tables)
@@ -40,8 +42,22 @@ class EagleDrafter:
         """Nothing is learnt; the keys stay with the pages."""
         self._filled.close(slot)
 
-    def guess(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
-        """See `Drafter`: all sequences together."""
+    def guess(self, contexts: Sequence[DraftContext]) -> Sequence[Guess]:
+        """See `Drafter`: chains, and trees where they may be."""
+        growth = self._growth
+        branching = [] if growth is None else [i for i, one in enumerate(contexts) if one.may_branch]
+        if growth is None or not branching:
+            return self._chains(contexts)
+        growing = [contexts[i] for i in branching]
+        grown = growth.grow(growing, HeadRows.of(self._unread(growing)))
+        found: dict[int, Guess] = dict(zip(branching, grown, strict=True))
+        others = [i for i in range(len(contexts)) if i not in found]
+        if others:
+            found |= zip(others, self._chains([contexts[i] for i in others]), strict=True)
+        return [found[i] for i in range(len(contexts))]
+
+    def _chains(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
+        """All sequences together."""
         asked = sorted(range(len(contexts)), key=lambda i: -contexts[i].most)  # who goes on is in front
         spans = self._unread([contexts[i] for i in asked])
         guesses = self._steps.chain(HeadRows.of(spans), [contexts[i].most for i in asked])

@@ -2,7 +2,7 @@
 
 Owns the buckets by number of sequences, two graphs each: known tokens up to the first guess, and one row that goes on
 from the newest guess, which is replayed for each further place; and the memory through which they are reached, one copy
-from the host. Does not own the data flow (`head.py`), nor what is not captured (`EagerSteps`).
+from the host. Does not own the data flow (`head.py`), nor what is not captured, as trees (`EagerSteps`).
 Invariants: guesses equal those of `EagerSteps`; rows behind the guesses that a sequence wants, and padding, write to
 page 0; the token table is read only.
 """
@@ -132,6 +132,14 @@ class HeadGraphs:
             graphs.go_on()
         ids = self._device.download([self._found[: n_places * size]]).wait()[0].view(n_places, size).tolist()
         return [[ids[place][i] for place in range(most)] for i, most in enumerate(n_drafts)]
+
+    def begin(self, rows: HeadRows) -> np.ndarray:
+        """See `HeadSteps`."""
+        return self._eager.begin(rows)
+
+    def level(self, rows: HeadRows, token_ids: np.ndarray, above: np.ndarray) -> np.ndarray:
+        """See `HeadSteps`."""
+        return self._eager.level(rows, token_ids, above)
 
     def _fill_known(self, size: int, rows: HeadRows) -> None:
         """Rows of known tokens, each a span of its own."""

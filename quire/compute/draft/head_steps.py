@@ -25,6 +25,7 @@ from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.schemes.packed import PackedProduct
 from quire.kernels import fused_step
+from quire.kernels.fused_step import TreeRows
 from quire.kernels.qgemm.cpu import ADD, WIDEN
 
 
@@ -42,6 +43,13 @@ class HeadRows:
     """int32 [n_spans]."""
     span_slots: np.ndarray
     """int32 [n_spans]."""
+    trees: TreeRows | None = None
+    """Where spans are trees."""
+
+    @property
+    def places(self) -> np.ndarray:
+        """int64 [n]: where the tokens stand, and their keys."""
+        return self.positions if self.trees is None else self.trees.places
 
     @classmethod
     def of(cls, spans: Sequence[tuple[int, int, int]]) -> HeadRows:
@@ -106,6 +114,16 @@ class HeadSteps(Protocol):
         least 1. rows: of known tokens, the last known one of each sequence at the end."""
         ...
 
+    def begin(self, rows: HeadRows) -> np.ndarray:
+        """float32 [n_spans, the head's vocabulary]: logits of what follows each span of known tokens."""
+        ...
+
+    def level(self, rows: HeadRows, token_ids: np.ndarray, above: np.ndarray) -> np.ndarray:
+        """float32 [n, the head's vocabulary]: logits of what follows rows of trees, one span for each tree. token_ids:
+        int32 [n], of the rows; above: int64 [n], which logits of the last call, `begin` or `level`, each was found
+        in."""
+        ...
+
 
 class EagerSteps:
     """Operation by operation, on any device. Guesses stay there until all are made."""
@@ -116,6 +134,8 @@ class EagerSteps:
         self._device, self._head, self._pool, self._tables = device, head, pool, tables
         self._features = known
         self._token_ids = device.upload(head.token_ids)
+        self._states = torch.empty(0)
+        """What rows of a tree read next."""
         self.most_each = max_rows
 
     @torch.inference_mode()
@@ -126,8 +146,9 @@ class EagerSteps:
     @torch.inference_mode()
     def chain(self, rows: HeadRows, n_drafts: Sequence[int]) -> list[list[int]]:
         """See `HeadSteps`."""
-        states, best = self._known(rows, rows.last)
-        found, after = [best], rows
+        states, logits = self._known(rows, rows.last)
+        best, after = self._token_ids[logits.argmax(1)], rows
+        found = [best]
         for place in range(1, n_drafts[0]):
             n = sum(most > place for most in n_drafts)
             if place == 1 or n < len(states):
@@ -136,11 +157,30 @@ class EagerSteps:
                 after.advance()
             slots_and_places = np.stack([after.positions, self._tables.cache_locs(after.slots, after.positions)[0]])
             positions, locs = self._device.upload(slots_and_places)
-            states, best = self._step(after, best[:n], states[:n], positions, locs)
+            states, logits = self._step(after, best[:n], states[:n], positions, locs)
+            best = self._token_ids[logits.argmax(1)]
             found.append(best)
         ids = iter(self._device.download([torch.cat(found)]).wait()[0].tolist())
         places = [list(itertools.islice(ids, len(one))) for one in found]
         return [[places[place][i] for place in range(most)] for i, most in enumerate(n_drafts)]
+
+    @torch.inference_mode()
+    def begin(self, rows: HeadRows) -> np.ndarray:
+        """See `HeadSteps`."""
+        self._states, logits = self._known(rows, rows.last)
+        return self._on_host(logits)
+
+    @torch.inference_mode()
+    def level(self, rows: HeadRows, token_ids: np.ndarray, above: np.ndarray) -> np.ndarray:
+        """See `HeadSteps`."""
+        lines = np.stack([token_ids, above, rows.positions, self._tables.cache_locs(rows.slots, rows.places)[0]])
+        tokens, parents, positions, locs = self._device.upload(lines)
+        self._states, logits = self._step(rows, tokens, self._states[parents], positions, locs)
+        return self._on_host(logits)
+
+    def _on_host(self, logits: torch.Tensor) -> np.ndarray:
+        found: np.ndarray = self._device.download([logits.float()]).wait()[0].numpy()
+        return found
 
     def _known(self, rows: HeadRows, wanted: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         """`_step` of rows of known tokens."""
@@ -160,11 +200,14 @@ class EagerSteps:
         cache_locs: torch.Tensor,
         wanted: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the next guess reads [m, hidden], and the ids of these guesses [m], for the rows wanted or all."""
-        plans = plan_attention(self._pool, self._tables, rows.kv_lens, rows.span_slots, rows.q_indptr)
+        """What the next guess reads [m, hidden], and logits of these guesses, for the rows wanted or all."""
+        plans = plan_attention(
+            self._pool, self._tables, rows.kv_lens, rows.span_slots, rows.q_indptr,
+            trees=None if rows.trees is None else rows.trees.trees,
+        )  # fmt: skip
         context = PagedContext(self._pool, plans, [cache_locs])
         states, logits = self._head.forward(token_ids, features, positions, context, wanted)
-        return self._head.chained(states), self._token_ids[logits.argmax(1)]
+        return self._head.chained(states), logits
 
 
 def obstacle(head: Head) -> str | None:
@@ -204,7 +247,7 @@ class NativeSteps:
             rows(arch.hidden_size) if head.makes_input else states, rows(mixer.q_size + 2 * mixer.kv_size),
             rows(mixer.q_size), rows(arch.ffn_size), [(pool.pages_of[0], 0)],
         )  # fmt: skip
-        self._ids = head.token_ids
+        self._ids, self._tokens, self._states = head.token_ids, tables.tokens.numpy(), states
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._fused = fused = fused_step.FusedStep(
             tables.tokens, tables.pages, tables.page_size, arch.n_heads, arch.n_kv_heads, arch.head_dim
@@ -235,6 +278,19 @@ class NativeSteps:
         places = np.array(n_drafts, np.int32)
         found = self._fused.chain(self._logits, places, *_arrays(rows, rows.last), ids=self._ids)
         return [guesses[:most] for guesses, most in zip(found.T.tolist(), n_drafts, strict=True)]
+
+    def begin(self, rows: HeadRows) -> np.ndarray:
+        """See `HeadSteps`."""
+        self._fused.run(*_arrays(rows, rows.last))
+        return self._logits[: len(rows.last)].numpy()
+
+    def level(self, rows: HeadRows, token_ids: np.ndarray, above: np.ndarray) -> np.ndarray:
+        """See `HeadSteps`. The tokens are in the token table then."""
+        n = len(token_ids)
+        self._tokens[rows.slots, rows.places] = token_ids
+        self._states[:n] = self._states[torch.from_numpy(above)]
+        self._fused.run(*_arrays(rows, np.arange(n)), trees=rows.trees, is_link=True)
+        return self._logits[:n].numpy()
 
 
 def _arrays(rows: HeadRows, wanted: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -8,10 +8,13 @@ another, in tokens or in what is guessed; of the memory alone all have a share.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
-from quire.compute.draft.suffix_tree import Place, SuffixTree, most_bytes
+from quire.compute.draft.drafter import Guess, straightest
+from quire.compute.draft.suffix_growth import BranchingSuffixTree
+from quire.compute.draft.suffix_tree import Place, most_bytes
 
 TAKEN_AT_ONCE = 2_048
 """Tokens that one guess takes into a tree. While a long prompt is taken, its sequence has no guess, and the steps of
@@ -34,7 +37,7 @@ class _Sequence:
 
     def start(self, depth: int) -> None:
         self.seen = bytearray()
-        self.tree = SuffixTree(depth)
+        self.tree = BranchingSuffixTree(depth)
         self.place, self.n_moved, self.change = Place(), 0, -1
         """A place in the tree of outputs; up to which token, and which change of that tree, it is right."""
 
@@ -45,7 +48,7 @@ class _Outputs:
     __slots__ = ("change", "tree")
 
     def __init__(self, depth: int) -> None:
-        self.tree = SuffixTree(depth)
+        self.tree = BranchingSuffixTree(depth)
         self.change = 0
 
 
@@ -92,19 +95,17 @@ class SuffixDrafter:
         Tokens that do not begin with those of the last guess are a caller's fault, and cost time: the tree of the
         sequence is begun again. An ending as long as max_tree_depth counts with all of the tokens since then.
         """
-        sequence = self._sequences[slot]
-        tokens = tokens[sequence.n_left_out :]
-        self._take(sequence, np.ascontiguousarray(tokens, dtype=np.int32))
-        text, outputs = sequence.tree.tokens, self._outputs.get(sequence.salt)
-        _move(sequence, outputs, self._depth)
-        if n < 1 or len(text) < len(tokens):
-            return []
-        found, total = self._follow(sequence.tree, sequence.tree.place, text, n)
-        if outputs is not None:
-            other, other_total = self._follow(outputs.tree, sequence.place, text, n)
-            if other_total > total:
-                return other
-        return found
+        ways = [tree.follow(place, text, n, self._least) for tree, place, text, n in self._trees_at(slot, tokens, n)]
+        return max(ways, key=lambda way: way[1], default=([], 0.0))[0]
+
+    def branch(self, slot: int, tokens: np.ndarray, n: int, most_children: int) -> Guess:
+        """As `guess`, with up to `most_children` ways on from each place, the likeliest nodes of all."""
+        grown = [
+            tree.branch(place, text, n, self._least, most_children)
+            for tree, place, text, n in self._trees_at(slot, tokens, n)
+        ]
+        best = max(grown, key=lambda tree: tree[2], default=([], [], 0.0))
+        return straightest(*best[:2])
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
         """The sequence leaves; what it put out, tokens[n_prompt:], is kept for the others of its salt.
@@ -113,7 +114,7 @@ class SuffixDrafter:
         """
         sequence = self._sequences.pop(slot)
         output: list[int] = tokens[sequence.n_prompt :].tolist()
-        needed = most_bytes(len(output)) + SuffixTree(self._depth).n_bytes + _salt_bytes(sequence.salt)
+        needed = most_bytes(len(output)) + BranchingSuffixTree(self._depth).n_bytes + _salt_bytes(sequence.salt)
         if not output or needed > self._max_bytes:
             return
         while self._n_bytes + needed > self._max_bytes:
@@ -139,9 +140,24 @@ class SuffixDrafter:
             sequence.seen += new.data
             sequence.tree.extend(new.tolist())
 
-    def _follow(self, tree: SuffixTree, place: Place, text: list[int], n: int) -> tuple[list[int], float]:
-        n = min(n, int(self._factor * (place.length + place.lasted)))
-        return tree.follow(place, text, n, self._least) if n > 0 and place.length else ([], 0.0)
+    def _trees_at(
+        self, slot: int, tokens: np.ndarray, n: int
+    ) -> Iterator[tuple[BranchingSuffixTree, Place, list[int], int]]:
+        """The trees in which some ending of these tokens stood before, where, the text, and how much may be guessed."""
+        sequence = self._sequences[slot]
+        tokens = tokens[sequence.n_left_out :]
+        self._take(sequence, np.ascontiguousarray(tokens, dtype=np.int32))
+        text, outputs = sequence.tree.tokens, self._outputs.get(sequence.salt)
+        _move(sequence, outputs, self._depth)
+        if len(text) < len(tokens):
+            return
+        places = [(sequence.tree, sequence.tree.place)]
+        if outputs is not None:
+            places.append((outputs.tree, sequence.place))
+        for tree, place in places:
+            most = min(n, int(self._factor * (place.length + place.lasted)))
+            if most > 0 and place.length:
+                yield tree, place, text, most
 
     def _remove_oldest(self) -> None:
         salt = self._order.popleft()

@@ -32,8 +32,11 @@ N_QUEUED: Final = 4
 """Steps that a device of its own is given at once: while it computes one, the host prepares the next."""
 
 
-def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model_len: int) -> DraftCosts:
-    """The best of a few rounds each. most: drafts of a sequence; n_slots: that can be open at once."""
+def measure(
+    runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model_len: int, *, branches: bool = False
+) -> DraftCosts:
+    """The best of a few rounds each. most: drafts of a sequence; n_slots: that can be open at once. branches: drafts
+    are trees, of which no more nodes are asked together than n_slots."""
     context = min(CONTEXT, max_model_len - 2 - most)
     opened = [SlotOpen(slot, [0] * (context + 1), context, GREEDY) for slot in range(min(n_slots, ROWS[-1]))]
     runner.launch(_plan([0], context, 0, opened)).result()
@@ -43,8 +46,9 @@ def measure(runner: Runner, drafter: Drafter, most: int, n_slots: int, max_model
             break
         rows.append(n)
         step_s.append(_step_s(runner, _plan(list(range(n)), context)))
-    guess_s, together_s = (_guess_s(drafter, n, context, most) for n in (1, min(TOGETHER, len(opened))))
-    each_s, place_s = _shares(guess_s / most, together_s / most, min(TOGETHER, len(opened)))
+    n_together = min(TOGETHER, max(1, len(opened) // most) if branches else len(opened))
+    guess_s, together_s = (_guess_s(drafter, n, context, most, branches) for n in (1, n_together))
+    each_s, place_s = _shares(guess_s / most, together_s / most, n_together)
     costs = DraftCosts(tuple(rows), tuple(step_s), each_s, place_s=place_s)
     exposed = {}
     for n in (n for n in SEQUENCES if n == 1 or 2 * n <= rows[-1]):
@@ -61,10 +65,10 @@ def _best_step(runner: Runner, plan: StepPlan) -> float:
     return _best(lambda: runner.launch(plan).result())
 
 
-def _guess_s(drafter: Drafter, n: int, context: int, most: int) -> float:
+def _guess_s(drafter: Drafter, n: int, context: int, most: int, branches: bool) -> float:
     """Of `most` guesses for each of n sequences, asked together."""
     tokens = np.zeros(context + 1, np.int32)
-    return _best(lambda: drafter.guess([DraftContext(slot, tokens, most) for slot in range(n)]))
+    return _best(lambda: drafter.guess([DraftContext(slot, tokens, most, branches) for slot in range(n)]))
 
 
 def _shares(one_s: float, together_s: float, n: int) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from quire.compute.draft.eagle import EagleDrafter
 from quire.compute.draft.head import Head, load_head
 from quire.compute.draft.head_graphs import HeadGraphs, chain_sizes
 from quire.compute.draft.head_steps import EagerSteps, HeadSteps, KnownFeatures, NativeSteps, obstacle
+from quire.compute.draft.head_tree import TreeGrowth
 from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
@@ -24,8 +25,10 @@ from quire.config.arch import ModelArch
 from quire.config.heads import HeadArch
 from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
+from quire.config.token_tree import TreeShape
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
+from quire.kernels.attention import trees
 from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.shape import kv_numbers_per_token
 
@@ -38,6 +41,8 @@ class HeadCheckpoint:
 
     folder: pathlib.Path
     arch: HeadArch
+    tree: TreeShape | None = None
+    """How its guesses branch; None: they are chains."""
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
         """See `DraftSource`."""
@@ -67,14 +72,14 @@ class HeadCheckpoint:
     def load(self, load_decoder: LoadDecoder, model: Decoder, platform: Platform) -> HeadModel:
         """See `DraftSource`."""
         head = load_head(self.folder, self.arch, model, platform.device.torch_device)
-        return HeadModel(head, self.arch.taps_of(model.arch.n_layers), platform)
+        return HeadModel(head, self.arch.taps_of(model.arch.n_layers), platform, self.tree)
 
 
 class HeadModel:
     """`LoadedDraft`."""
 
-    def __init__(self, head: Head, taps: tuple[int, ...], platform: Platform) -> None:
-        self.head, self._taps, self._platform = head, taps, platform
+    def __init__(self, head: Head, taps: tuple[int, ...], platform: Platform, tree: TreeShape | None) -> None:
+        self.head, self._taps, self._platform, self._tree = head, taps, platform, tree
 
     @property
     def n_bytes(self) -> int:
@@ -108,7 +113,17 @@ class HeadModel:
         head, max_rows = self.head, limits.max_num_batched_tokens
         own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, self._platform.device)
         head.reach(limits.max_model_len)
-        return EagleDrafter(self._steps(own, tables, pool, limits), tables, max_rows)
+        steps = self._steps(own, tables, pool, limits)
+        return EagleDrafter(steps, tables, max_rows, self._growth(steps))
+
+    def _growth(self, steps: HeadSteps) -> TreeGrowth | None:
+        if self._tree is None:
+            return None
+        reason = trees.obstacle(self.head.layer.attention.variant, self._platform.device.torch_device)
+        if reason:
+            logger.warning("drafts are chains, not trees: the head's %s", reason.removeprefix("its "))
+            return None
+        return TreeGrowth(steps, self._tree, self.head.token_ids)
 
     def _steps(self, own: KVPool, tables: SlotTables, pool: KVPool, limits: EngineLimits) -> HeadSteps:
         """own: the head's pages."""
@@ -127,8 +142,8 @@ class HeadModel:
             return eager
         reason = obstacle(head)
         if reason is None:
-            return NativeSteps(
-                device, head, own, tables, pool.features, max_rows=max_rows, max_sampled=limits.max_num_seqs
-            )
+            # a level of trees has as many rows as there are drafts
+            max_sampled = limits.max_num_seqs if self._tree is None else limits.max_sampled
+            return NativeSteps(device, head, own, tables, pool.features, max_rows=max_rows, max_sampled=max_sampled)
         logger.warning("steps of the head run operation by operation: %s", reason)
         return eager

@@ -20,21 +20,23 @@ class EagerForward:
     def run(self, step: Step) -> States:
         """States of all rows where they are wanted, else of the sampled ones: the last layer ends with these."""
         batch = step.batch
-        cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
+        cache_locs = self._tables.cache_locs(batch.row_slots, batch.places)
         self._tables.write(step.writes)
         if step.guesses is not None:
             self._tables.set_tokens(step.guesses.at)
-        rows = self._device.upload(np.concatenate([[batch.row_slots, batch.row_positions], cache_locs]))
+        lines = [batch.row_slots, batch.row_positions, batch.places]
+        slots, positions, places, *locs = self._device.upload(np.concatenate([lines, cache_locs]))
         attn_plans = plan_attention(
-            self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared
-        )
-        token_ids = self._tables.tokens[rows[0], rows[1]]
+            self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared,
+            trees=None if batch.trees is None else batch.trees.trees,
+        )  # fmt: skip
+        token_ids = self._tables.tokens[slots, places]
         n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
         sampled = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
-        context = PagedContext(self._pool, attn_plans, list(rows[2:]))
+        context = PagedContext(self._pool, attn_plans, locs)
         wanted = None if n_sampled == 0 or step.wants_all else sampled
         features = self._pool.features
-        visit = None if features is None else features.visit(rows[2])
+        visit = None if features is None else features.visit(locs[0])
         whole = features is not None and features.reads(len(self._model.layers))
-        hidden = self._model.forward(token_ids, rows[1], context, wanted, visit=visit, visits_last=whole)
+        hidden = self._model.forward(token_ids, positions, context, wanted, visit=visit, visits_last=whole)
         return States(hidden, has_all=sampled is not None and wanted is None, sampled=sampled)

@@ -93,7 +93,7 @@ class FusedForward:
             return None
         controls = self._tail.native_controls(step)
         if controls is None:
-            self._fused.run(*_arrays(step.batch))
+            self._fused.run(*_arrays(step.batch), trees=step.batch.trees)
         else:
             call, token_ids, status = self._choosing(step.batch, controls)
             call.run()
@@ -126,7 +126,7 @@ class FusedForward:
         self, batch: FlatBatch, controls: np.ndarray
     ) -> tuple[fused_step.FusedStepCall, np.ndarray, np.ndarray]:
         """A call that runs the step; where new tokens, also in the token table, and their status are after it."""
-        return self._fused.choosing(self._allowed, controls, *_arrays(batch))
+        return self._fused.choosing(self._allowed, controls, *_arrays(batch), trees=batch.trees)
 
 
 class ReadyStep:
@@ -162,8 +162,10 @@ class ReadyStep:
         """Nothing to do: no span of a step that is made ready has a mask."""
 
     def keep(self, lengths: SlotLengths) -> None:
-        """Tell lengths, which have settled this step, what was computed."""
+        """Tell lengths, which have settled this step, what was computed, before any slot of it is closed."""
         self._kept = lengths.keep(self._plan.spans, self._token_ids.tolist(), self._status.tolist())
+        if self._kept.walks:
+            lengths.straighten(self._kept.walks, lengths.sequences(self._slots))
 
     def result(self) -> StepResult:
         """What was computed, as plain values."""

@@ -155,7 +155,7 @@ class GraphForward:
         """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
         sampled rows are plain."""
         captures = self._captures_now()
-        forwards = None if captures is None else self._forwards_for(captures, step)
+        forwards = None if captures is None or step.batch.trees is not None else self._forwards_for(captures, step)
         if captures is None or forwards is None:
             return None
         batch = step.batch

@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.core.plan import Spans
 from quire.kernels.attention.schedule.plan import SharedPrefix
+from quire.kernels.fused_step import TreeRows
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,6 +35,13 @@ class FlatBatch:
     """int64 [m]: positions of the tokens to be sampled."""
     mask_lines: np.ndarray
     """int32 [m]: the line of the step's masks that holds for a sampled row, or -1."""
+    trees: TreeRows | None = None
+    """Where some spans are trees: then positions are those by depth."""
+
+    @property
+    def places(self) -> np.ndarray:
+        """int64 [n_tokens]: where each row's token stands in the token table, and its key in the pages."""
+        return self.row_positions if self.trees is None else self.trees.places
 
     @property
     def n_masks(self) -> int:

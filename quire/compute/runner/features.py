@@ -46,6 +46,13 @@ class Features:
         sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
         kvstore.copy_pages(self.first, self.second, sources, targets, counts)
 
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Of single tokens, as `KVPool.move`, of the first group."""
+        half = self.hidden_size // 2
+        for pages in (self.first, self.second):
+            lines = pages.view(-1, half)
+            lines[targets] = lines[sources]
+
     def read(self, cache_locs: torch.Tensor, out: torch.Tensor) -> None:
         """cache_locs: int64 [n], page * page_size + offset of tokens → their features, in out [n, hidden]."""
         half = self.hidden_size // 2

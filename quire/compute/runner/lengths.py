@@ -12,14 +12,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from quire.compute.draft.drafter import DraftContext, Drafter
+from quire.compute.draft.drafter import DraftContext, Drafter, DraftTree
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.step import Guesses
 from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.trees import Walk, walk
 from quire.compute.sample.sampler import split_faults
 from quire.core.plan import SlotOpen, Spans, StepPlan
 from quire.core.result import Fault, StepResult, StepTimings
@@ -37,6 +40,8 @@ class Kept:
     """The rows that have them, and those that failed first."""
     n_drafted: list[int]
     """As in `StepResult`."""
+    walks: list[Walk]
+    """Of the spans that were trees."""
 
     def split_faults(
         self, token_ids: list[int], statuses: list[int], slots: np.ndarray
@@ -54,15 +59,33 @@ class Kept:
         return StepResult(step, tokens, n_new, self.n_drafted, faults=faults, timings=timings)
 
 
+class Brancher(Protocol):
+    """Where drafts may be trees."""
+
+    def may_branch(self, slot: int) -> bool:
+        """Whether those of this sequence may be one."""
+        ...
+
+    def straighten(self, walks: Sequence[Walk]) -> None:
+        """Keys, values and features of what was kept go to their positions, and the device's token table learns the
+        tokens, if the host does not see it."""
+        ...
+
+
 class SlotLengths:
     """See the module."""
 
-    def __init__(self, tables: SlotTables, drafter: Drafter, chance: float | None = None) -> None:
-        """chance: with which drafts count; None: if they are the token that is chosen."""
+    def __init__(
+        self, tables: SlotTables, drafter: Drafter, brancher: Brancher | None = None, chance: float | None = None
+    ) -> None:
+        """brancher: where drafts may be trees. chance: with which drafts count; None: if they are the token that is
+        chosen."""
         self._tables, self._drafter = tables, drafter
         self._tokens = tables.tokens.numpy() if self.is_live else np.zeros(tuple(tables.tokens.shape), np.int32)
         self._n_opened = np.zeros(len(self._tokens), np.int64)
         """How many sequences each slot has had."""
+        self._brancher, self._trees = brancher, dict[int, DraftTree]()
+        """The newest step's trees, by span."""
         self._chance, self._source = chance, random.Random(0)
         self._lengths: dict[int, int] = {}
         """Of slots where the plan's starts are not known to be true."""
@@ -104,21 +127,38 @@ class SlotLengths:
         is_there = self._n_opened[slots] == sequences
         self._tokens[slots[is_there], positions[is_there]] = token_ids[is_there]
 
-    def settle(self, plan: StepPlan) -> tuple[StepPlan, Guesses | None]:
-        """The plan with true starts, and with as many drafts as there are guesses, and those that the device's token
-        table lacks."""
+    def straighten(self, walks: Sequence[Walk], sequences: np.ndarray) -> None:
+        """What was kept of trees goes where it belongs, in the token table and in the pages; `learn` has been told of
+        the step. What belongs to sequences that left meanwhile stays: their pages may be others'."""
+        there = [one for one in walks if one.slot in self._open and self._n_opened[one.slot] == sequences[one.at]]
+        if not there or self._brancher is None:
+            return
+        for one in there:
+            self._tokens[one.slot, one.start + 1 : one.start + 1 + len(one.tokens)] = one.tokens
+        self._brancher.straighten(there)
+
+    def settle(
+        self, plan: StepPlan, *, may_branch: bool = False
+    ) -> tuple[StepPlan, Guesses | None, Mapping[int, DraftTree]]:
+        """The plan with true starts, and with as many drafts as there are guesses; those that the device's token table
+        lacks; and which spans are trees, if these may be."""
         spans = plan.spans
         if plan.knows_starts:
             self._lengths.clear()
         slots, n_drafts = spans.slots, spans.n_drafts
         starts = [self._lengths.get(slot, latest) for slot, latest in zip(slots, spans.starts, strict=True)]
-        contexts = {
-            i: DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n) for i, n in enumerate(n_drafts) if n
-        }
+        brancher = self._brancher if may_branch else None
+        chains = {*plan.masked, *(i for i, _, _ in plan.foretold)}
+        contexts = {}
+        for i in (i for i, n in enumerate(n_drafts) if n):
+            may = brancher is not None and i not in chains and brancher.may_branch(slots[i])
+            contexts[i] = DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i], may)
         sure = {i: _sure(contexts[i], at, tokens) for i, at, tokens in plan.foretold}
         asking = {i: context for i, context in contexts.items() if not sure.get(i)}
         found = dict(zip(asking, self._drafter.guess(list(asking.values())), strict=True)) if asking else {}
-        guesses = {i: found[i] if i in found else sure[i] for i in contexts}
+        self._trees = {i: guess for i, guess in found.items() if isinstance(guess, DraftTree)}
+        chosen = {i: found[i] if i in found else sure[i] for i in contexts}
+        guesses = {i: guess.tokens if isinstance(guess, DraftTree) else guess for i, guess in chosen.items()}
         self._n_drafted = [len(guess) for guess in guesses.values()]
         lengths, made, self._drafts = list(spans.lengths), [0] * len(slots), []
         for i, wants in enumerate(spans.wants):
@@ -130,7 +170,7 @@ class SlotLengths:
             self._drafts += [*guess, NO_DRAFT] if wants else []
         true = Spans(slots, starts, lengths, made, spans.wants)
         lacking = None if self.is_live or not any(made) else _guesses(true, guesses)
-        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)), lacking
+        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)), lacking, self._trees
 
     def drafts_of(self, plan: StepPlan) -> list[list[int]]:
         """Of each masked span of the plan that was settled last."""
@@ -142,11 +182,16 @@ class SlotLengths:
     def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
         """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row
         that failed on. spans: of the plan that was settled last; token_ids, statuses: of its sampled rows."""
-        kept, at = Kept([], [], self._n_drafted), 0
+        kept, at = Kept([], [], self._n_drafted, []), 0
         columns = zip(spans.slots, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
-        for slot, start, length, wants, n_drafts in columns:
+        for i, (slot, start, length, wants, n_drafts) in enumerate(columns):
             self._lengths[slot] = start + length
-            if wants:
+            if i in self._trees:
+                rows = slice(at, at + 1 + n_drafts)
+                n_new = self._keep_tree(kept, Walk(at, slot, start, *self._walk(i, token_ids[rows], statuses[rows])))
+                at += 1 + n_drafts
+                self._lengths[slot] += n_new - 1 - n_drafts
+            elif wants:
                 row = at
                 while self._is_right(row, token_ids[row]) and not statuses[row]:
                     row += 1
@@ -157,11 +202,29 @@ class SlotLengths:
                 self._lengths[slot] += n_new - 1 - n_drafts
         return kept
 
+    def _walk(self, span: int, token_ids: list[int], statuses: list[int]) -> tuple[list[int], list[int]]:
+        """Nodes that are kept, and the tokens chosen behind the root and them, but for one that failed at the end."""
+        nodes = walk(self._trees[span], token_ids, statuses, self._counts)
+        rows = [0, *(1 + node for node in nodes)]
+        if statuses[rows[-1]]:
+            rows.pop()
+        return nodes[: max(0, len(rows) - 1)], [token_ids[row] for row in rows]
+
+    @staticmethod
+    def _keep_tree(kept: Kept, way: Walk) -> int:
+        """Tokens of the span."""
+        kept.n_new.append(len(way.tokens))
+        kept.rows.extend([way.at, *(way.at + 1 + node for node in way.nodes)])
+        kept.walks.append(way)
+        return len(way.tokens)
+
+    def _counts(self, draft: int, token: int) -> bool:
+        """Whether a draft in the place of a token is kept."""
+        return draft == token if self._chance is None else self._source.random() < self._chance
+
     def _is_right(self, row: int, token: int) -> bool:
         draft = self._drafts[row]
-        if self._chance is None or draft == NO_DRAFT:
-            return token == draft
-        return self._source.random() < self._chance
+        return draft != NO_DRAFT and self._counts(draft, token)
 
 
 def _sure(context: DraftContext, at: int, tokens: list[int]) -> list[int]:

@@ -19,7 +19,7 @@ from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
 from quire.core.plan import PageCopy
 from quire.kernels.attention import op as attention
-from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix, Trees
 from quire.kernels.attention.variant import Variant
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.kvstore import entry
@@ -79,6 +79,16 @@ class KVPool:
         if self.features is not None:
             self.features.copy(copies)
 
+    def move(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        """Entries of single tokens, in every lane, and their features. Both int64 [n_groups, n], page * page_size +
+        offset; all are read before one is written."""
+        size = self.k.shape[3]
+        for of_group, to in zip(sources, targets, strict=True):
+            for pages in (self.k, self.v):
+                pages[:, to // size, :, to % size] = pages[:, of_group // size, :, of_group % size]
+        if self.features is not None:
+            self.features.move(sources[0], targets[0])
+
 
 @dataclasses.dataclass(slots=True)
 class PagedContext:
@@ -121,12 +131,14 @@ def plan_attention(
     shared: Sequence[SharedPrefix] = (),
     settled: bool = False,
     behind: np.ndarray | None = None,
+    trees: Trees | None = None,
 ) -> list[AttnPlan]:
     """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
     window share their work, and differ in their page tables. Where rows are to be alone, they are planned so.
 
     q_indptr None: one row a span. buffers: for each of `KVPool.windows`, or none. shared: prefixes, which only layers
-    that keep everything read together. settled, behind: see there.
+    that keep everything read together. settled, behind: see there. trees: spans that are some; no step with them is
+    alone.
     """
     if q_indptr is None:
         q_indptr = np.arange(len(kv_lens) + 1, dtype=np.int32)
@@ -151,6 +163,7 @@ def plan_attention(
             settled=settled,
             few=few,
             behind=behind,
+            trees=trees,
         )
         for kind, window in enumerate(pool.windows)
     ]

@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 import torch
 
 from quire.compute.device.device import Download
-from quire.compute.draft.drafter import Drafter
+from quire.compute.draft.drafter import Drafter, DraftTree
 from quire.compute.forward.fused import FusedForward, ReadyStep
 from quire.compute.forward.strategy import Forward
 from quire.compute.runner.batch_builder import build_batch, shared_spans
@@ -27,6 +28,7 @@ from quire.compute.runner.pool import KVPool
 from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import NO_WRITES, PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
+from quire.compute.runner.trees import branch
 from quire.compute.sample.sampler import split_faults
 from quire.core.errors import EngineError
 from quire.core.plan import OnDrafts, SlotOpen, SlotParams, Spans, StepMasks, StepPlan
@@ -36,6 +38,9 @@ from quire.kernels.invariance import RowsAlone, rows_alone
 
 GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
 """Of sequences that are computed for nobody, before the first request."""
+
+
+NO_TREES: Final[Mapping[int, DraftTree]] = types.MappingProxyType({})
 
 
 class LaunchedStep:
@@ -78,6 +83,8 @@ class LaunchedStep:
             self._kept = lengths.keep(self._step.plan.spans, token_ids.tolist(), status.tolist())
         assert self._sequences is not None
         lengths.learn(self._step.batch, self._sequences, token_ids.numpy())
+        if self._kept is not None and self._kept.walks:
+            lengths.straighten(self._kept.walks, self._sequences)
 
     def result(self) -> StepResult:
         """Wait for the device, then turn its tensors into plain values."""
@@ -147,14 +154,14 @@ class Runner:
             self._keep_all()
         start_s = time.perf_counter()
         writes = self._apply(plan)
-        guesses = None
+        guesses, trees = None, NO_TREES
         if self._lengths is not None and is_settled:
             self.tables.write(writes)  # who guesses on the device reads these pages
-            plan, guesses = self._lengths.settle(plan)
+            plan, guesses, trees = self._lengths.settle(plan, may_branch=not self._is_alone(plan.spans.slots))
             writes = NO_WRITES
             if on_drafts is not None:
                 on_drafts(self._lengths.drafts_of(plan))
-        step = self._step(plan, writes, guesses)
+        step = self._step(plan, writes, guesses, trees)
         if is_settled and (computed := self._computed(step, start_s)) is not None:
             return computed
         with rows_alone() if self._is_alone(plan.spans.slots) else contextlib.nullcontext():
@@ -210,7 +217,7 @@ class Runner:
     def replace_drafter(self, drafter: Drafter, chance: float) -> None:
         """Another one, while no slot is open. Its drafts count with this chance, whatever is chosen: for the speed of
         random weights, and not for sequences under a grammar, whose masks follow from drafts that are chosen."""
-        self._lengths = SlotLengths(self.tables, drafter, chance)
+        self._lengths = SlotLengths(self.tables, drafter, chance=chance)
 
     def _is_alone(self, slots: list[int]) -> bool:
         """Whether a step with these must be."""
@@ -224,8 +231,16 @@ class Runner:
         for launched in unkept:
             launched.keep()
 
-    def _step(self, plan: StepPlan, writes: PageWrites, guesses: Guesses | None = None) -> Step:
+    def _step(
+        self,
+        plan: StepPlan,
+        writes: PageWrites,
+        guesses: Guesses | None = None,
+        trees: Mapping[int, DraftTree] = NO_TREES,
+    ) -> Step:
         batch = build_batch(plan.spans, plan.masked)
+        if trees:
+            branch(batch, trees)
         shared = shared_spans(batch, plan.shared_prefixes, self.tables.page_size)
         return Step(plan, batch, writes, shared, self.tail.wants_all(plan), guesses)
 

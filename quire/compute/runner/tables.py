@@ -70,6 +70,10 @@ class SlotTables:
         slots, positions, token_ids = self._device.upload(at)
         self.tokens[slots, positions] = token_ids.to(torch.int32)
 
+    def upload(self, values: np.ndarray) -> torch.Tensor:
+        """To the device of the tables."""
+        return self._device.upload(values)
+
     def append(self, added: list[PageAppend]) -> PageWrites:
         """Extend page lists on the host. Returns what the device's table still lacks: for `write`, or a graph."""
         for one in added:

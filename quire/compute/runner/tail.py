@@ -132,6 +132,10 @@ class Tail:
         """Whether rows are wanted besides those that tokens are sampled from."""
         return not self._with_prompt.isdisjoint(plan.spans.slots)
 
+    def reads_tokens(self, slot: int) -> bool:
+        """Whether tokens of the sequence are chosen by those before them, other than through the model."""
+        return self._sampler.reads_tokens(slot)
+
     def controls(self, step: Step) -> np.ndarray | None:
         """float64 [N_CONTROLS, m] for `plain`, None if more is wanted of some sampled row."""
         slots, positions = step.batch.sampled_slots, step.batch.sampled_positions

@@ -83,6 +83,11 @@ class Sampler:
         """True if some of these rows keep only a part of the vocabulary."""
         return bool(np.count_nonzero(self._table.truncated[slots]))
 
+    def reads_tokens(self, slot: int) -> bool:
+        """True if the choice for an open slot depends on tokens before it: penalties, banned phrases."""
+        edited = self._table.edits[slot]
+        return bool(self._table.penalised[slot]) or (edited is not None and len(edited.phrases) > 0)
+
     def controls(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """float64 [N_CONTROLS, m] for `kernels.sample.choose_by` on the first `vocab_limit` logits."""
         return self._table.controls(slots, positions)

@@ -10,6 +10,7 @@ import torch
 
 from quire.core.errors import ConfigError
 from quire.kernels.attention import bounds, selection
+from quire.kernels.attention import trees as tree_plans
 from quire.kernels.attention.cpu import work as cpu_work
 from quire.kernels.attention.schedule import work as cuda_work
 from quire.kernels.attention.schedule.plan import (
@@ -20,6 +21,7 @@ from quire.kernels.attention.schedule.plan import (
     Mirrored,
     PlanBuffers,
     SharedPrefix,
+    Trees,
 )
 from quire.kernels.attention.variant import Variant
 from quire.kernels.kvstore import entry
@@ -48,6 +50,7 @@ def plan(
     settled: bool = False,
     few: np.ndarray | None = None,
     behind: np.ndarray | None = None,
+    trees: Trees | None = None,
 ) -> AttnPlan:
     """Prepare attention over pages for the spans of one step, for all layers: prefill, append and decode in any mix.
 
@@ -65,14 +68,16 @@ def plan(
     rows computes the others, also where they are short. None: by their rows. A row's bits differ between both.
     behind: int32 [n_spans], on a GPU: the only row of each span stands so many positions before its last key at first,
     and one later after each `AttnPlan.advance`. The variant has no window.
+    trees: some spans are trees of tokens; for variants without transforms of queries, keys or values, and on CUDA for
+    those that see no positions.
     settled: what is launched between the plan and `run` stores no keys below a span's first row, so that `run` may read
     those before these kernels have ended.
     Raises ValueError on a mismatch.
     """
     if blocks is not None and len(blocks) != 2:
         raise ValueError(f"blocks is a pair (indptr, indices), not {len(blocks)} values")
-    lists = map(_int32, blocks) if blocks is not None else (None, None)
-    spans = AttnSpans(_int32(q_indptr), _int32(kv_lens), _int32(slots), *lists)
+    indptr, listed = map(_int32, blocks) if blocks is not None else (None, None)
+    spans = AttnSpans(_int32(q_indptr), _int32(kv_lens), _int32(slots), indptr, listed, trees)
     seen = variant or Variant(1.0)
     bare = AttnPlan(
         Layout.PAGED if blocks is None else Layout.SPARSE,
@@ -93,6 +98,7 @@ def plan(
     _check_pages(bare, page_table)
     _check_shared(bare)
     _check_behind(bare)
+    tree_plans.check(bare)
     return _with_work(bare, buffers)
 
 
@@ -178,6 +184,8 @@ def run(
     Raises ValueError on a mismatch, ConfigError when no implementation can run it.
     """
     _check_run(q, k, v, plan, variant)
+    if plan.spans.trees is not None and q.device.type != "cpu":
+        variant = tree_plans.masked(variant, plan, q.device)
     bounds.check(variant, plan)
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -348,6 +356,9 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
         )
     if plan.causal and not variant.causal:
         raise ValueError("the variant is not causal but the plan is: give the variant to plan()")
+    obstacle = "" if plan.spans.trees is None else tree_plans.obstacle(variant, q.device)
+    if obstacle:
+        raise ValueError(f"a variant cannot run the trees of the plan: {obstacle}")
     if plan.window and not (0 < variant.window <= plan.window and variant.n_first <= plan.n_first):
         raise ValueError(
             f"the plan covers a window of {plan.window} and {plan.n_first} first keys, the variant sees "

@@ -38,15 +38,37 @@ def run(
     for span, (start, stop, kv_len) in enumerate(zip(bounds, bounds[1:], kv_lens, strict=False)):
         if start == stop:
             continue
+        if plan.spans.trees is not None and plan.spans.trees.firsts[span] < kv_len:
+            _run_tree(q, k, v, plan, variant, span, out, lse)
+            continue
         k_pos = torch.from_numpy(_positions(plan, span)).to(q.device)
         block = _Block(plan, variant, *_gather(k, v, plan, span, k_pos), k_pos, q)
         n_rows = max(1, min(MAX_BLOCK_ROWS, MAX_LOGITS // max(1, q.shape[1] * len(k_pos))))
         for first in range(start, stop, n_rows):
             rows = torch.arange(first, min(first + n_rows, stop), device=q.device)
-            result, state = block.attend(q[rows], rows, rows + (kv_len - stop))
-            out[rows] = result.to(out.dtype)
-            if lse is not None:
-                lse[rows] = state.to(lse.dtype)
+            block.put(q, rows, rows + (kv_len - stop), out, lse)
+
+
+def _run_tree(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    span: int,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """Row after row, each over the keys of its path in their order."""
+    assert plan.spans.trees is not None
+    first = int(plan.spans.trees.firsts[span])
+    for row in range(*plan.spans.q_indptr[span : span + 2].tolist()):
+        path = int(plan.spans.trees.paths[row])
+        nodes = [first + i for i in range(path.bit_length()) if path >> i & 1]
+        places = torch.tensor([*range(first), *nodes], device=q.device)
+        k_pos = torch.arange(len(places), device=q.device)
+        block = _Block(plan, variant, *_gather(k, v, plan, span, places), k_pos, q)
+        block.put(q, torch.tensor([row], device=q.device), k_pos[-1:], out, lse)
 
 
 def _positions(plan: AttnPlan, span: int) -> np.ndarray:
@@ -101,6 +123,15 @@ class _Block:
         }
         self.keys = self._hook("key_transform", entry.decode(keys, self.wide), site)
         self.values = self._hook("value_transform", entry.decode(values, self.wide), site)
+
+    def put(
+        self, q: torch.Tensor, rows: torch.Tensor, q_pos: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None
+    ) -> None:
+        """Attend rows of q, which stand at q_pos."""
+        result, state = self.attend(q[rows], rows, q_pos)
+        out[rows] = result.to(out.dtype)
+        if lse is not None:
+            lse[rows] = state.to(lse.dtype)
 
     def attend(self, q: torch.Tensor, q_row: torch.Tensor, q_pos: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q [n, n_q_heads, head_dim] → output of the same shape, lse [n, n_q_heads]."""

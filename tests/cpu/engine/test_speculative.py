@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from speculative_cases import COPIES, DRAFT, METHODS, TALKS, WISHES, answers
+from speculative_cases import COPIES, DRAFT, METHODS, TALKS, TREES, WISHES, answers
 
 from quire import LLM, SamplingParams
 from quire.compute.forward.eager import EagerForward
@@ -25,9 +25,9 @@ def plain() -> Any:
     llm.shutdown()
 
 
-@pytest.fixture(scope="module", params=METHODS, ids=str)
+@pytest.fixture(scope="module", params=METHODS | TREES, ids=str)
 def speculative(request: pytest.FixtureRequest) -> Any:
-    llm = LLM("", speculative_config=METHODS[request.param])
+    llm = LLM("", speculative_config=(METHODS | TREES)[request.param])
     # As many drafts as there is room for, whatever they cost at the moment on this machine.
     llm.engine.scheduler.live.drafts.costs = None
     yield llm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from speculative_cases import COPIES, METHODS, WISHES, answers
+from speculative_cases import COPIES, METHODS, TREES, WISHES, answers
 
 from quire import LLM, SamplingParams
 
@@ -17,12 +17,12 @@ SIZE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *TREES])
 def test_the_answer_is_the_same(method: str, eager: bool) -> None:
     plain = LLM("", enforce_eager=eager, **SIZE)
     expected = {wish: answers(plain, **options) for wish, options in WISHES.items()}
     plain.shutdown()
-    llm = LLM("", enforce_eager=eager, speculative_config=METHODS[method], **SIZE)
+    llm = LLM("", enforce_eager=eager, speculative_config=(METHODS | TREES)[method], **SIZE)
     llm.engine.scheduler.live.drafts.costs = None
     for wish, options in WISHES.items():
         found = answers(llm, **options)

@@ -64,9 +64,34 @@ def test_one_of_both_lengths_stands_for_both(given: dict[str, int], lookup: tupl
         ({"method": "ngram", "num_spec_tokens": 4}, "did you mean num_speculative_tokens?"),
         ({"method": "ngram", "disable_by_batch_size": 4}, "drafts stop by themselves"),
         ({"method": "suffix", "suffix_decoding_max_cached_requests": 4}, "suffix_decoding_max_memory"),
+        ({"method": "ngram", "branching": 2}, "branching is for the methods 'suffix', 'eagle3', 'mtp', not 'ngram'"),
+        ({"method": "suffix", "branching": 17}, "branching"),
+        ({"method": "suffix", "speculative_token_tree": "[(0,)]"}, "is for the methods 'eagle3', 'mtp'"),
+        ({"method": "mtp", "speculative_token_tree": "[(0,)]", "branching": 2}, "exclude each other"),
+        ({"method": "mtp", "speculative_token_tree": "[(0,), (0, 0)]", "num_speculative_tokens": 3}, "is not the 2 of"),
+        ({"method": "mtp", "speculative_token_tree": "(0"}, "it is no list of paths"),
+        ({"method": "mtp", "speculative_token_tree": "[()]"}, "give paths of one rank or more"),
+        ({"method": "mtp", "speculative_token_tree": "[(0, 0)]"}, "it has (0, 0) and not (0,), behind which"),
+        ({"method": "mtp", "speculative_token_tree": "[(0,), (2,)]"}, "it has (2,) and not the better (1,): add it"),
+        ({"method": "mtp", "speculative_token_tree": "[(0,), (0,)]"}, "it names (0,) twice"),
+        ({"method": "mtp", "speculative_token_tree": "[(-1,)]"}, "has a rank outside 0 .. 15"),
+        ({"method": "mtp", "speculative_token_tree": [[0] * n for n in range(1, 66)]}, "has 65 nodes"),
+        ({"method": "eagle3", "model": "x", "speculative_eagle_topk": 2}, 'give "branching"'),
     ],
 )
 def test_what_is_refused_says_why(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match="speculative_config") as refused:
         EngineConfig(speculative_config=options).verify()
     assert said in str(refused.value)
+
+
+def test_trees() -> None:
+    written = "[(0,), (1,), (0, 0), (0,1),(1, 0)]"
+    found = read_speculative({"method": "mtp", "speculative_token_tree": written})
+    assert found is not None and found.tree is not None and found.n_drafts == 5
+    assert found.tree.paths == ((0,), (1,), (0, 0), (0, 1), (1, 0)) and found.tree.branching == 2
+    listed = read_speculative({"method": "mtp", "speculative_token_tree": [[1], [0], [0, 0], [1, 0], [0, 1]]})
+    assert listed is not None and listed.tree == found.tree
+    grown, chain = (read_speculative({"method": "suffix", "branching": n}) for n in (3, 1))
+    assert grown is not None and grown.tree is not None and (grown.tree.branching, grown.tree.paths) == (3, ())
+    assert chain is not None and chain.tree is None

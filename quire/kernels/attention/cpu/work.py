@@ -23,7 +23,7 @@ class _NativePlan(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q_indptr", "kv_lens", "kv_at", "block_indptr", "blocks")),
-        *((name, ctypes.c_void_p) for name in ("tiles", "page_table")),
+        *((name, ctypes.c_void_p) for name in ("tiles", "page_table", "tree_paths", "tree_firsts")),
         *((name, ctypes.c_int64) for name in ("table_stride", "work")),
         *((name, ctypes.c_int32) for name in ("layout", "n_tiles", "page_size")),
         *((name, ctypes.c_int32) for name in ("n_q_heads", "n_kv_heads", "head_dim")),
@@ -48,10 +48,12 @@ class CpuWork:
 def make(plan: AttnPlan, device: torch.device | None = None) -> CpuWork:
     """The plan's work: its spans cut into tiles. `plan` must outlive it."""
     heads, spans, table = plan.heads, plan.spans, plan.page_table
+    paths = (None, None) if spans.trees is None else (spans.trees.paths, spans.trees.firsts)
     tiles, work = cut(plan, max(1, TILE_ROWS // heads.group))
     seen_by_c = _NativePlan(
         *map(_address, (spans.q_indptr, spans.kv_lens, spans.kv_at, spans.block_indptr, spans.blocks, tiles)),
-        None if table is None else table.data_ptr(), 0 if table is None else table.stride(0), work,
+        None if table is None else table.data_ptr(), *map(_address, paths),
+        0 if table is None else table.stride(0), work,
         plan.layout, len(tiles), plan.page_size, heads.n_q_heads, heads.n_kv_heads, heads.head_dim,
     )  # fmt: skip
     return CpuWork(seen_by_c, tiles)

@@ -49,6 +49,23 @@ class SharedPrefix:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Trees:
+    """Spans whose rows are a tree of tokens (Miao et al. 2024, section 4): a root, and nodes behind it, parents before
+    their children. Keys lie in the order of the rows. A row stands as many positions behind the root as it has nodes,
+    its own among them, and sees the keys up to the root's and those of its nodes, which follow one another for it."""
+
+    paths: np.ndarray
+    """uint64 [n_rows]: bit i: node i is the row's own, or above it. 0: a root."""
+    firsts: np.ndarray
+    """int32 [n_spans]: where the key of node 0 lies, behind the root's; kv_lens: the span is no tree."""
+
+    def is_tree(self, kv_lens: np.ndarray) -> np.ndarray:
+        """bool [n_spans]."""
+        found: np.ndarray = self.firsts < kv_lens
+        return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class AttnSpans:
     """The rows and keys of a step, on the host. A span may have no rows; SPARSE spans may share a slot."""
 
@@ -63,6 +80,8 @@ class AttnSpans:
     """SPARSE: int32 [n_spans + 1], the span's part of `blocks`."""
     blocks: np.ndarray | None = None
     """SPARSE: int32, ascending in each span: logical pages (position // page_size) that the span may read."""
+    trees: Trees | None = None
+    """PAGED, causal: some spans are trees."""
 
     @property
     def lengths(self) -> np.ndarray:

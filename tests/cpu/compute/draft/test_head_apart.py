@@ -24,7 +24,7 @@ from quire.compute.runner.features import Features
 from quire.engine import build
 
 TAPS = (1, 2, 4)
-SIZE: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+SIZE: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_num_seqs": 64, "max_num_batched_tokens": 128}
 OPTIONS: dict[str, dict[str, Any]] = {
     "whole prompts": {},
     "prompts in parts": {"max_num_batched_tokens": 16, "max_num_seqs": 4},
@@ -180,7 +180,8 @@ def test_chains_write_where_rows_and_wanted_guesses_stand(
 
 @pytest.mark.parametrize("captures", ["captured"], indirect=True)
 def test_its_graphs_are_counted(folder: pathlib.Path, oracle: head_case.Oracle, captures: bool) -> None:
-    llm = drafting(folder, speculative_config={"method": "eagle3", "model": str(folder / "head")}, **SIZE)
+    speculative = {"method": "eagle3", "model": str(folder / "head")}
+    llm = drafting(folder, speculative_config=speculative, **SIZE | {"max_num_seqs": 8})
     worker: Any = llm.engine.executor.worker
     own, limits = worker.captured, worker._limits
     llm.shutdown()

@@ -30,5 +30,6 @@ def test_a_step_that_only_decodes_is_as_any_other() -> None:
     spans = Spans([5, 2, 9], [100, 64, 0], [1, 1, 1], [0] * 3, [True] * 3)
     short, general = (dataclasses.asdict(build_batch(spans, masked)) for masked in ([], [1]))
     assert short.pop("mask_lines").tolist() == [-1, -1, -1] and general.pop("mask_lines").tolist() == [-1, 0, -1]
+    assert short.pop("trees") is None and general.pop("trees") is None
     for name, values in general.items():
         assert np.array_equal(short[name], values) and short[name].dtype == values.dtype, name
