@@ -9,7 +9,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.speculative import read_speculative
+from quire.config.speculative import SpeculativeConfig, read_speculative
 from quire.core.errors import ConfigError, shown
 
 
@@ -36,6 +36,8 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 NOT_ROUNDED = ("auto", "none")
 """Values of `quantization` that every device takes."""
+TREE_DEVICES: tuple[str, ...] = ("cpu",)
+"""Where drafts may branch: on a GPU no test has run yet."""
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
@@ -60,12 +62,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
             param="quantization",
         )
     speculative = read_speculative(config.speculative_config)
-    if speculative is not None and device == "null":
-        raise ConfigError(
-            f"speculative_config = {shown(config.speculative_config)} needs a model and the device is null, which has "
-            "none: add --device cpu or cuda, or leave --speculative-config out",
-            param="speculative_config",
-        )
+    _check_speculative(config, speculative, device)
     max_num_seqs = config.max_num_seqs or DEFAULT_SEQS[device]
     dtype = arch.dtype if config.dtype == "auto" else config.dtype
     return EngineLimits(
@@ -77,6 +74,24 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
         max_num_batched_tokens=_batched_tokens(config.max_num_batched_tokens, max_num_seqs, device),
         max_stall_factor=config.max_stall_factor or (DEFAULT_STALL_FACTOR[device] if is_server else 0.0),
     )
+
+
+def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | None, device: str) -> None:
+    if speculative is None or device in TREE_DEVICES:
+        return
+    what = f"speculative_config = {shown(config.speculative_config)}"
+    if device == "null":
+        raise ConfigError(
+            f"{what} needs a model and the device is null, which has none: add --device cpu or cuda, or leave "
+            "--speculative-config out",
+            param="speculative_config",
+        )
+    if speculative.tree is not None:
+        raise ConfigError(
+            f"{what}: trees of drafts work on the CPU only and the device is {device}: leave branching and "
+            "speculative_token_tree out, or add --device cpu",
+            param="speculative_config",
+        )
 
 
 def _kv_dtype(asked: str, dtype: str, device: str) -> str:

@@ -348,13 +348,12 @@ class GraphForward:
         self._pad_sampled(0, size)
         self._mask_lines.filled(size)  # the last of these sections: a step's rows must not be there while it runs once
         self._staging.send()
-        rows, slots, positions = self._sampled.device[:, :size]
+        rows, *at = self._sampled.device[:, :size]
         controls, logits = self._controls.device[:, :size], self._logits[:size]
         choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
         masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
 
         def choose() -> None:
-            where = slots, positions
-            self._tail.plain(self._hidden, rows, where, controls, masks, logits, choice, truncates=truncates)
+            self._tail.plain(self._hidden, rows, (at[0], at[1]), controls, masks, logits, choice, truncates=truncates)
 
         return self._device.capture(choose)

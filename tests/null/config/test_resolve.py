@@ -39,3 +39,10 @@ def test_drafts_need_a_model() -> None:
     assert resolve(EngineConfig(), ARCH, "cpu").max_drafts == 0
     with pytest.raises(ConfigError, match="needs a model and the device is null"):
         resolve(config, ARCH, "null")
+
+
+def test_trees_of_drafts_are_for_the_cpu() -> None:
+    config = EngineConfig(speculative_config={"method": "suffix", "branching": 2})
+    assert resolve(config, ARCH, "cpu").max_drafts == 24
+    with pytest.raises(ConfigError, match="CPU only and the device is cuda: leave branching"):
+        resolve(config, ARCH, "cuda")
