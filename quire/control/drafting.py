@@ -48,9 +48,9 @@ def _sure(live: LiveSeqs, seqs: list[Seq], n_free: int, step: int) -> dict[Seq, 
 
 
 def _prompts_wait(live: LiveSeqs) -> bool:
-    """Whether tokens of prompts want this step, too. Then a draft's row takes as long as one of theirs, which is never
-    in vain; and nothing would hide the launch of a step so long."""
-    return bool(live.free_slots and len(live.waiting)) or any(seq.planned < seq.prefill_end for seq in live.running)
+    """Whether tokens of running prompts want this step, too. Then a draft's row takes as long as one of theirs, which
+    is never in vain; and nothing would hide the launch of a step so long."""
+    return any(seq.planned < seq.prefill_end for seq in live.running)
 
 
 def plan_with_drafts(live: LiveSeqs, builder: PlanBuilder, wanted: dict[Seq, int]) -> list[Seq]:

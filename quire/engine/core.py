@@ -112,6 +112,8 @@ class EngineCore:
         """What can be given up in sleep; None: nothing."""
         self.free_memory: Callable[[], None] | None = None
         """Gives up all that the executor's worker holds, when nothing runs any more."""
+        self._committed: list[SeqDelta] = []
+        """What the newest step has brought, while something behind its commit may fail yet."""
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
 
@@ -130,6 +132,7 @@ class EngineCore:
             owed += self._expire()
             deltas, record = self._advance()
         except Exception as error:
+            owed, self._committed = owed + self._committed, []
             return owed + (self._retry(error) if is_out_of_memory(error) else self._fail(error))
         if record is not None and self.on_step is not None:
             self.on_step(record)
@@ -167,10 +170,11 @@ class EngineCore:
         result = self._wait(future)
         times.commit_s = now_s()
         deltas = self.scheduler.commit(result)
+        self._committed = deltas
         if self.grammars.n_live:
             self.grammars.follow(deltas, self.scheduler, self._unmasked())
         self._mask_oldest()
-        times.committed_s = now_s()
+        times.committed_s, self._committed = now_s(), []
         self._n_failed = 0
         return deltas, self._record(plan, result, times) if self.on_step is not None else None
 
@@ -178,8 +182,9 @@ class EngineCore:
         """Give the oldest step in flight, before which all is committed, the masks that it waits for."""
         unmasked = self._unmasked()
         if unmasked is not None:
-            self._masked_through = unmasked.plan.step
-            self.executor.mask(self.grammars.masks(unmasked))
+            masks = self.grammars.masks(unmasked)
+            self._masked_through = unmasked.plan.step  # not if they failed: then the step still waits
+            self.executor.mask(masks)
 
     def _unmasked(self) -> Unmasked | None:
         """The oldest plan in flight, if it waits for masks."""

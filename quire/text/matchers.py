@@ -180,8 +180,8 @@ class Matchers:
         return self._failed(lines, bits)
 
     def foretell(self, rows: Sequence[int], bits: np.ndarray, most: int) -> list[Foretold]:
-        """What must come where the masks that were filled last, `bits`, allow one token: at most so many for each row's
-        handle."""
+        """What must come, at most so many tokens for each row's handle. Matchers are asked where one word at most of the
+        mask that was filled last, `bits`, allows anything: elsewhere more than one token may come."""
         found = [Foretold() for _ in rows]
         for at, handle in enumerate(rows):
             line = self._last.get(handle)

@@ -222,7 +222,7 @@ def obstacle(head: Head) -> str | None:
 
 
 class NativeSteps:
-    """One native call a step; there must be no obstacle."""
+    """One native call a chain, or a level of a tree; there must be no obstacle."""
 
     def __init__(
         self,

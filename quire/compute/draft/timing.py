@@ -54,7 +54,7 @@ def measure(
     for n in (n for n in SEQUENCES if n == 1 or 2 * n <= rows[-1]):
         each = most if n == 1 else min(most, rows[-1] // n - 1)
         known_s = costs.guesses_s([each] * n) + costs.seconds(n * (1 + each))
-        exposed[n] = _best_step(runner, _plan(list(range(n)), context, each)) - known_s
+        exposed[n] = max(0.0, _best_step(runner, _plan(list(range(n)), context, each)) - known_s)
     for one in opened:
         runner.close(one.slot)
     return dataclasses.replace(costs, exposed_s=tuple(exposed.values()), exposed_seqs=tuple(exposed))

@@ -21,6 +21,7 @@ from quire.compute import platform
 from quire.compute.draft.drafter import EachSequence
 from quire.compute.platform import CudaPlatform
 from quire.core.commands import Cancel, Submit
+from quire.core.errors import EngineError
 from quire.core.plan import StepPlan
 from quire.engine import build
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -182,6 +183,32 @@ def test_steps_that_fail_while_masks_are_waited_for(
     runner.launch = lambda plan, on_drafts=None: real(plan, on_drafts) if on_drafts is None else 1 // 0
     assert [one[2] for one in answers(llm)].count("error") > 8
     runner.launch = real
+    assert answers(llm) == plain
+    llm.shutdown()
+
+
+@pytest.mark.parametrize("where", ["masks", "follow"])
+def test_nothing_hangs_or_is_lost_where_masks_cannot_be_made(
+    folder: pathlib.Path, plain: list[Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """What had ended by then says so; the others end with an error; the next requests are as ever."""
+    llm = drafting(folder)
+    tell(llm, wholes_of(llm, plain), 0.6)
+    real, failed = getattr(llm.engine.grammars, where), list[bool]()
+
+    def fail(*given: Any) -> Any:
+        is_due = where == "masks" or any(delta.finish_reason is not None for delta in given[0])
+        if not failed and is_due:
+            failed.append(True)
+            raise EngineError("no process for grammars can be started")
+        return real(*given)
+
+    monkeypatch.setattr(llm.engine.grammars, where, fail)
+    found = answers(llm)
+    assert failed and len(found) == len(plain)
+    ended = [(one, expected) for one, expected in zip(found, plain, strict=True) if one[2] != "error"]
+    assert len(found) - len(ended) >= 1 and all(one == expected for one, expected in ended)
+    assert where == "masks" or ended, "the sequence that ended in this very step"
     assert answers(llm) == plain
     llm.shutdown()
 
