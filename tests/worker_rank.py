@@ -86,6 +86,8 @@ def values(result: StepResult) -> dict[str, Any]:
     """A result as plain values, without the times."""
     found: dict[str, Any] = msgspec.to_builtins(result, str_keys=True)
     del found["timings"]
+    rows = {place: packed.rows() for place, packed in result.logprobs.items()}  # bits may differ between ranks and one
+    found["logprobs"] = msgspec.to_builtins(rows, str_keys=True)
     return found
 
 

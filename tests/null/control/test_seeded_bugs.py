@@ -24,4 +24,4 @@ def test_bug_is_caught(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in SEEDS:
             short = seed(number)(type("Machine", (SchedulerMachine,), {}))
             run_state_machine_as_test(short, settings=machine_settings(40, deep=False))
-        run_state_machine_as_test(SchedulerMachine, settings=machine_settings(1000, deep=False))
+        run_state_machine_as_test(SchedulerMachine, settings=machine_settings(3000, deep=False))
