@@ -180,8 +180,8 @@ class Matchers:
         return self._failed(lines, bits)
 
     def foretell(self, rows: Sequence[int], bits: np.ndarray, most: int) -> list[Foretold]:
-        """What must come, at most so many tokens for each row's handle. Matchers are asked where one word at most of the
-        mask that was filled last, `bits`, allows anything: elsewhere more than one token may come."""
+        """What must come, at most so many tokens for each row's handle. Matchers are asked where one word of the mask
+        that was filled last, `bits`, allows anything: elsewhere more than one token may come."""
         found = [Foretold() for _ in rows]
         for at, handle in enumerate(rows):
             line = self._last.get(handle)

@@ -86,9 +86,10 @@ def null_reference(
 
 
 def null_logprobs(token: int, n_top: int, vocab_size: int) -> TokenLogprobs:
-    """The row that the null device reports for any token: made up, but a function of the token."""
+    """The row that the null device reports for any token: made up, a function of the token, exact in float32."""
     top_ids = [(token + i) % vocab_size for i in range(n_top)]
-    return TokenLogprobs(-0.5 - token / vocab_size, 1, top_ids, [-0.5 - token / vocab_size - i for i in range(n_top)])
+    chosen = -0.5 - token / (1 << vocab_size.bit_length())
+    return TokenLogprobs(chosen, 1, top_ids, [chosen - i for i in range(n_top)])
 
 
 def choose(
