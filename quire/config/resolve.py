@@ -77,7 +77,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
 
 
 def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | None, device: str) -> None:
-    if speculative is None or device in TREE_DEVICES:
+    if speculative is None:
         return
     what = f"speculative_config = {shown(config.speculative_config)}"
     if device == "null":
@@ -86,7 +86,7 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
             "--speculative-config out",
             param="speculative_config",
         )
-    if speculative.tree is not None:
+    if speculative.tree is not None and device not in TREE_DEVICES:
         raise ConfigError(
             f"{what}: trees of drafts work on the CPU only and the device is {device}: leave branching and "
             "speculative_token_tree out, or add --device cpu",

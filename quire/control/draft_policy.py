@@ -62,9 +62,7 @@ class DraftPolicy:
         if self.costs is None or self._seen is None:
             return [min(most, n_free // len(seqs))] * len(seqs)
         rates = [self._of(seq).rate_beside(self._all.rate) for seq in seqs]
-        plain_s, exposed_s = self._seen.plain_s(n_rows), self._seen.exposed_s(n_rows)
-        if exposed_s > 0 and self._drafted_at != step - 1:
-            exposed_s *= BEGINNING
+        plain_s, exposed_s = self._beside(self._seen, n_rows, step)
         lengths = self.costs.choose(rates, most, n_rows, n_free, plain_s + exposed_s, plain_s)
         n_left = n_free - sum(lengths)
         self._is_drafting = any(lengths)
@@ -87,14 +85,18 @@ class DraftPolicy:
         if not n_sure:
             return False
         if self.costs is not None and self._seen is not None:
-            plain_s, exposed_s = self._seen.plain_s(n_rows), self._seen.exposed_s(n_rows)
-            if exposed_s > 0 and self._drafted_at != step - 1:
-                exposed_s *= BEGINNING
+            plain_s, exposed_s = self._beside(self._seen, n_rows, step)
             drafted_s = self.costs.seconds(n_rows + n_sure) + plain_s + exposed_s
             if (n_rows + n_sure) * (self.costs.seconds(n_rows) + plain_s) < LEAST_GAIN * n_rows * drafted_s:
                 return False
         self._drafted_at = step
         return True
+
+    def _beside(self, seen: SeenCosts, n_rows: int, step: int) -> tuple[float, float]:
+        """What any step takes beside its rows, and what one with drafts does beyond that, more if it is the first."""
+        exposed_s = seen.exposed_s(n_rows)
+        is_first = exposed_s > 0 and self._drafted_at != step - 1
+        return seen.plain_s(n_rows), exposed_s * (BEGINNING if is_first else 1.0)
 
     def time(self, n_seqs: int, n_drafted: Sequence[int], n_right: int, is_drafted: bool, seconds: float) -> None:
         """A step of `n_seqs` sequences took so long from the end of the one before it; n_drafted: drafts of its spans

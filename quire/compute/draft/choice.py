@@ -16,15 +16,13 @@ def drafter_of(config: SpeculativeConfig) -> Drafter | None:
         return None
     if config.method == "ngram":
         return EachSequence(NgramDrafter(*config.lookup))
-    drafter, tree = (
-        SuffixDrafter(
-            max_tree_depth=config.suffix_decoding_max_tree_depth,
-            max_bytes=config.suffix_decoding_max_memory,
-            max_spec_factor=config.suffix_decoding_max_spec_factor,
-            min_token_prob=config.suffix_decoding_min_token_prob,
-        ),
-        config.tree,
+    drafter = SuffixDrafter(
+        max_tree_depth=config.suffix_decoding_max_tree_depth,
+        max_bytes=config.suffix_decoding_max_memory,
+        max_spec_factor=config.suffix_decoding_max_spec_factor,
+        min_token_prob=config.suffix_decoding_min_token_prob,
     )
-    return EachSequence(
-        drafter, None if tree is None else functools.partial(drafter.branch, most_children=tree.branching)
-    )
+    tree = config.tree
+    if tree is None:
+        return EachSequence(drafter)
+    return EachSequence(drafter, functools.partial(drafter.branch, most_children=tree.branching))
