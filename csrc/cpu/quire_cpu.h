@@ -140,6 +140,24 @@ struct QuireChoice {
 
 QUIRE_API void quire_choose(const QuireChoice* args);
 
+// --- what the host does before a step --------------------------------------------------------------------------------
+// The list of work of a decode step on a GPU: spans of one row, with all keys of a window (0: all). The caller has room
+// for n_spans * n_kv_heads + n_ctas lines (QuireTile in csrc/cuda/attention.h) in `small`, twice n_ctas parts, n_ctas
+// merges and n_ctas + 1 entries of `queue`; the counts are set. behind may be null. table_stride: entries of a row of the
+// page table.
+struct QuireDecodeWork {
+    const int32_t *kv_lens, *slots, *behind;
+    int32_t *small, *merges, *parts, *queue;
+    int64_t n_spans, n_kv_heads, group, window, table_stride, n_ctas;
+    int64_t n_small, n_merges, n_parts;
+};
+
+QUIRE_API void quire_decode_work(QuireDecodeWork* args);
+
+// The latest place before the last of n tokens up to which the most tokens equal those up to the last, `longest` at most;
+// -1: nowhere `shortest` do.
+QUIRE_API int64_t quire_latest_match(const int32_t* tokens, int64_t n, int64_t shortest, int64_t longest);
+
 // --- a step of a whole model in one call -------------------------------------------------------------------------
 // A fused step is an array of operations that Python makes once for a model (quire/kernels/fused_step.py). They run in
 // order on the rows of a step; TAKE leaves the rows wanted. Then, if `choice` is given, tokens are chosen for the rows

@@ -55,9 +55,11 @@ _SIGNATURES: dict[str, list[type]] = {
     "quire_pack": [_P],
     "quire_choose": [_P],
     "quire_fused_step": [_P, _L, _P],
+    "quire_decode_work": [_P],
+    "quire_latest_match": [_P, _L, _L, _L],
     "quire_store_kv": [_I, _I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _L, _I, _I, _I, _I],
 }
-_RESULTS = {"quire_interface": _L, "quire_enable": _L}
+_RESULTS = {"quire_interface": _L, "quire_enable": _L, "quire_latest_match": _L}
 """Of functions that return something."""
 
 

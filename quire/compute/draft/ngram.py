@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire.kernels import lookup
+
 
 class NgramDrafter:
     """Looks for the latest earlier place with the longest equal ending of `longest` down to `shortest` tokens."""
@@ -18,19 +20,7 @@ class NgramDrafter:
         """Nothing is kept."""
 
     def guess(self, slot: int, tokens: np.ndarray, n: int) -> list[int]:
-        """See `SequenceDrafter`. One pass over the tokens; then only over places that match."""
-        last = len(tokens) - 1
-        ends = np.flatnonzero(tokens[:last] == tokens[last])
-        for back in range(1, min(self._longest, last + 1)):
-            if not len(ends):
-                return []
-            longer = ends[ends >= back]
-            longer = longer[tokens[longer - back] == tokens[last - back]]
-            if not len(longer) and back >= self._shortest:
-                break
-            ends = longer
-        if not len(ends) or last < self._shortest:
-            return []
-        after = int(ends[-1]) + 1
-        found: list[int] = tokens[after : after + n].tolist()
+        """See `SequenceDrafter`."""
+        after = lookup.latest_match(tokens, self._shortest, self._longest) + 1
+        found: list[int] = tokens[after : after + n].tolist() if after else []
         return found

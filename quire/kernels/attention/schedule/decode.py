@@ -1,27 +1,33 @@
-"""The commonest step, cut with few calls: one row a span over pages, all keys of its window, nothing shared.
+"""The commonest step, cut in one native call: one row a span over pages, all keys of its window, nothing shared.
 
-The result is what tiles.py's `cut_any` gives, in less than half of its time at small batches. Owns no decision: where
-keys are cut is stream.py's.
+The result is what tiles.py's `cut_any` gives, in a tenth of its time. Owns no decision: where keys are cut is
+stream.py's, which csrc/cpu/plans.cpp repeats.
 """
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
-from quire.kernels.attention.schedule import stream
-from quire.kernels.attention.schedule.pieces import (
-    BEGIN,
-    END,
-    FIELDS,
-    KV_AT,
-    KV_HEAD,
-    N_TOKENS,
-    PARTIAL,
-    POSITION,
-    ROW,
-    WorkList,
-)
+from quire.kernels import native
+from quire.kernels.attention.schedule.pieces import FIELDS, WorkList
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
+
+_POINTERS = "kv_lens", "slots", "behind", "small", "merges", "parts", "queue"
+_SIZES = "n_spans", "n_kv_heads", "group", "window", "table_stride", "n_ctas"
+_COUNTS = "n_small", "n_merges", "n_parts"
+_NONE = np.zeros(0, np.int32)
+_NO_LARGE, _NO_ROWS = _NONE.reshape(0, FIELDS), _NONE.reshape(0, 2)
+
+
+class _DecodeWork(ctypes.Structure):
+    """QuireDecodeWork in csrc/cpu/quire_cpu.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+        *((name, ctypes.c_int64) for name in (*_SIZES, *_COUNTS)),
+    )
 
 
 def fits(plan: AttnPlan, shares: bool) -> bool:
@@ -35,50 +41,25 @@ def fits(plan: AttnPlan, shares: bool) -> bool:
     return bool((indptr[1:] > indptr[:-1]).all())
 
 
-def cut(plan: AttnPlan, n_ctas: int) -> WorkList:
-    """The work of a step that `fits`; the query heads of a KV head fit a small line."""
-    ends, n_heads, group = plan.spans.kv_lens, plan.heads.n_kv_heads, plan.heads.group
-    first = np.maximum(ends - plan.window, 0) // stream.KEYS * stream.KEYS if plan.window else np.zeros_like(ends)
-    cuts = stream.cuts(ends - first, n_heads, n_ctas)
-    n_cuts = len(cuts.tile)
-    at = cuts.tile + np.arange(1, n_cuts + 1)  # lines that begin at a cut
-    begins = np.zeros(len(ends) * n_heads + n_cuts, bool)
-    begins[at] = True
-    span, head = np.divmod(np.arange(len(begins), dtype=np.int32) - np.cumsum(begins, dtype=np.int32), n_heads)
-
-    tiles = np.zeros((len(ends), FIELDS), np.int32)
-    tiles[:, ROW] = np.arange(len(ends))
-    tiles[:, N_TOKENS] = 1
-    tiles[:, POSITION] = ends - 1 if plan.behind is None else ends - 1 - plan.behind
-    tiles[:, BEGIN] = first
-    tiles[:, END] = ends
-    tiles[:, KV_AT] = plan.spans.kv_at * np.int32(plan.paged_table.stride(0))
-    tiles[:, PARTIAL] = -1
-    lines = tiles.take(span, axis=0)
-    lines[:, KV_HEAD] = head
-    merges, parts = _split(lines, begins, at, cuts.offset, group)
-    queue = stream.queue(cuts, len(lines), n_ctas)
-    none = np.zeros(0, np.int32)
-    return WorkList(lines, none.reshape(0, FIELDS), queue, none.reshape(0, 2), merges, parts, none, len(parts) * group)
-
-
-def _split(
-    lines: np.ndarray, begins: np.ndarray, at: np.ndarray, offset: np.ndarray, group: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sets the keys and the partial results of lines that begin or end at a cut, in place; (merges, parts)."""
-    if not len(at):
-        return np.zeros((0, 4), np.int32), np.zeros(0, np.int32)
-    lines[at, BEGIN] += offset
-    lines[at - 1, END] = lines[at, BEGIN]
-    partial = begins.copy()
-    partial[at - 1] = True
-    chosen = partial.nonzero()[0]
-    parts = np.arange(len(chosen), dtype=np.int32) * np.int32(group)
-    lines[chosen, PARTIAL] = parts
-    leads = (~begins[chosen]).nonzero()[0]
-    merges = np.empty((len(leads), 4), np.int32)
-    merges[:, :2] = lines[chosen[leads]][:, (ROW, KV_HEAD)]
-    merges[:, 2] = leads
-    merges[:-1, 3] = leads[1:] - leads[:-1]
-    merges[-1, 3] = len(chosen) - leads[-1]
-    return merges, parts
+def cut(plan: AttnPlan, n_ctas: int) -> WorkList | None:
+    """The work of a step that `fits`; the query heads of a KV head fit a small line. None without a native library."""
+    library = native.library()
+    if library is None:
+        return None
+    spans, heads, behind = plan.spans, plan.heads, plan.behind
+    n_spans = len(spans.kv_lens)
+    small = np.empty((n_spans * heads.n_kv_heads + n_ctas, FIELDS), np.int32)
+    merges, parts, queue = (np.empty(shape, np.int32) for shape in ((n_ctas, 4), 2 * n_ctas, n_ctas + 1))
+    if behind is not None:
+        behind = np.ascontiguousarray(behind, np.int32)
+    work = _DecodeWork(
+        *(spans.kv_lens.ctypes.data, spans.kv_at.ctypes.data, None if behind is None else behind.ctypes.data),
+        *(array.ctypes.data for array in (small, merges, parts, queue)),
+        *(n_spans, heads.n_kv_heads, heads.group, plan.window, plan.paged_table.stride(0), n_ctas),
+    )
+    library.quire_decode_work(ctypes.addressof(work))
+    n_parts = work.n_parts
+    return WorkList(
+        small[: work.n_small], _NO_LARGE, queue, _NO_ROWS, merges[: work.n_merges], parts[:n_parts], _NONE,
+        n_parts * heads.group,
+    )  # fmt: skip

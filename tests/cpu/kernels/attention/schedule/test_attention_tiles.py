@@ -212,6 +212,20 @@ def test_the_short_way_for_decode_gives_the_same_work(seed: int) -> None:
         np.testing.assert_array_equal(getattr(short, name), getattr(wanted, name), name, strict=True)
 
 
+@pytest.mark.parametrize("is_native", [True, False])
+def test_rows_that_stand_behind(is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = decode([3000, 40, 900, 7], 2)
+    behind = np.array([3, 0, 5, 6])
+    if not is_native:
+        monkeypatch.setattr(short_way, "cut", lambda plan, n_ctas: None)
+    made, before = cut(dataclasses.replace(plan, behind=behind), 132), cut_any(plan, 132)
+    np.testing.assert_array_equal(made.small[:, 2], before.small[:, 2] - behind[before.small[:, 0]])
+    before.small[:, 2] = made.small[:, 2]
+    np.testing.assert_array_equal(made.small, before.small)
+    with pytest.raises(ValueError, match="rows can stand behind"):
+        cut(dataclasses.replace(plan_of([2], [20], Heads(8, 2, 64)), behind=np.array([1])), 132)
+
+
 def test_the_short_way_is_for_whole_rows_of_pages_only() -> None:
     assert not short_way.fits(plan_of([1, 0, 2], [5, 5, 5], Heads(8, 2, 64)), shares=True)
     assert not short_way.fits(plan_of([], [], Heads(8, 2, 64)), shares=True)
