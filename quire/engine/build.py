@@ -41,7 +41,7 @@ from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.fit import FitCase, check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
-from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
+from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
 from quire.engine.sleep import SleepMode
@@ -158,7 +158,7 @@ def _structured_output(
         end_token_ids=list(generation_defaults(config, folder, arch).eos_token_ids),
         n_words=-(-len(tokenizer) // MASK_WORD_BITS),
         n_rows=n_masks,
-        n_threads=n_mask_threads(),
+        n_processes=n_matcher_processes(),
         compile_s=config.structured_outputs_compile_seconds,
         compile_bytes=parse_bytes(config.structured_outputs_compile_memory),
     )

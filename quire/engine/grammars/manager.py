@@ -1,7 +1,7 @@
 """Structured output in the engine: which request waits for its grammar, and which sequence has which matcher.
 
 Owns the way of a constrained request from its submission to its last mask. Does not own grammars (`text/grammar`),
-their trials (`trials.py`), the matchers (`link.py`) nor scheduling.
+their trials (`trials.py`), the matchers (`links.py`) nor scheduling.
 Invariant: a matcher that fails, or that takes too long, ends its own request, and nothing else.
 """
 
@@ -22,7 +22,7 @@ from quire.core.events import FinishReason, SeqDelta
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.grammars.link import MatcherLink
+from quire.engine.grammars.links import MatcherLinks
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, Passed, key_of
 from quire.text.leading import lead_bound
@@ -31,7 +31,7 @@ from quire.text.matchers import End
 Ready = tuple[Request, QuireError | None]
 
 
-def n_mask_threads() -> int:
+def n_matcher_processes() -> int:
     """Three quarters of the cores, up to 16."""
     return max(1, min(16, (os.cpu_count() or 1) * 3 // 4))
 
@@ -63,7 +63,7 @@ class StructuredOutput:
     def __init__(self, processes: GrammarProcesses | None) -> None:
         self._processes = processes
         self._trials = None if processes is None else GrammarTrials(processes)
-        self._link: MatcherLink | None = None
+        self._links: MatcherLinks | None = None
         self._handles = itertools.count(1)
         self._asked: dict[str, _Asked] = {}
         self._live: dict[str, dict[int, int]] = {}
@@ -135,8 +135,8 @@ class StructuredOutput:
                 found.append((one.request, error))
             else:
                 raise error
-        if self._link is not None:
-            for begun in self._link.begun(0.0 if tried or found else wait_s):
+        if self._links is not None:
+            for begun in self._links.begun(0.0 if tried or found else wait_s):
                 found += self._take_begun(begun.handles, begun.ends)
         return found
 
@@ -157,8 +157,8 @@ class StructuredOutput:
         if handle is not None:
             self._owners.pop(handle, None)
             self._failed.pop(handle, None)
-            if self._link is not None:
-                self._link.drop([handle])
+            if self._links is not None:
+                self._links.drop([handle])
 
     def masks(self, unmasked: Unmasked) -> StepMasks:
         """The masks of a plan whose earlier steps are all committed.
@@ -209,8 +209,8 @@ class StructuredOutput:
         """End the processes."""
         if self._trials is not None:
             self._trials.close()
-        if self._link is not None:
-            self._link.close()
+        if self._links is not None:
+            self._links.close()
         if self._processes is not None:
             self._processes.close()
 
@@ -222,14 +222,14 @@ class StructuredOutput:
         return self._trials
 
     def _begin(self, request: Request, key: bytes, passed: Passed) -> None:
-        link, params = self._matchers(), request.params.structured_outputs
+        params = request.params.structured_outputs
         assert params is not None
         handles = list(itertools.islice(self._handles, request.params.n))
         self._live[request.request_id] = dict(enumerate(handles))
         for index, handle in enumerate(handles):
             self._owners[handle] = request.request_id, index, key, params.kind, request.terms.tenant
         lead = lead_bound(params)
-        link.begin(handles, passed.grammar, passed.compile_s, lead)
+        self._matchers().begin(handles, passed.grammar, passed.compile_s, lead)
 
     def _take_begun(self, handles: list[int], ends: list[End]) -> list[Ready]:
         """A request's matchers are there, or have failed in the making."""
@@ -243,12 +243,11 @@ class StructuredOutput:
         self.drop(asked.request.request_id)
         return [(asked.request, error_of(failure))]
 
-    def _matchers(self) -> MatcherLink:
-        if self._link is None:
+    def _matchers(self) -> MatcherLinks:
+        if self._links is None:
             assert self._processes is not None
-            self._link = MatcherLink(self._processes)
-            self._link.on_wait, self._link.on_blame = self._wait, self._blame
-        return self._link
+            self._links = MatcherLinks(self._processes, self._wait, self._blame)
+        return self._links
 
     def _turn(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> tuple[list[End], np.ndarray]:
         rows, drafts, owners = list[int](), list[list[int]](), list[Seq]()
@@ -260,10 +259,12 @@ class StructuredOutput:
         if not moves and not any(rows):  # they have ended, or are free from now on
             n_words = 0 if self._processes is None else self._processes.settings.n_words
             return [], np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
-        ends, bits, foretold = self._matchers().turn(moves, rows, drafts, self.most_foretold)
-        for owner, one in zip(owners, foretold, strict=False):  # nothing is asked where no drafts are verified
+        links = self._matchers()
+        links.ask(moves, rows, drafts, self.most_foretold)
+        found = links.answer()
+        for owner, one in zip(owners, found.foretold, strict=False):  # nothing is asked where no drafts are verified
             owner.foretell(one.n_drafts, one.tokens)
-        return ends, bits
+        return found.ends, found.bits
 
     def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
         if end.is_free:

@@ -28,13 +28,11 @@ LEFT_ALONE: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIP
 SEND_LIMIT_S: Final = 5.0
 """A process that does not read for so long is hung."""
 MARKS: Final = struct.Struct("=qq")
-"""At the beginning of the shared memory, handles or 0: whose matcher moves or is asked for a mask, as
-`matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
+"""In the memory that a process of matchers shares with its link, handles or 0: whose matcher moves or is asked for a
+mask, as `matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
 MANY_CORES: Final = 8
 SPIN_S_ON_MANY_CORES: Final = 0.0005
 """How long either end waits awake for the other, on a machine with so many cores."""
-BITS_AT: Final = 64
-"""Where masks begin in the shared memory: int32 [rows, words]."""
 
 
 class GrammarSettings(msgspec.Struct):
@@ -49,7 +47,8 @@ class GrammarSettings(msgspec.Struct):
     """Of a mask."""
     n_rows: int
     """Masks of one step at most."""
-    n_threads: int
+    n_processes: int
+    """Of matchers, at most."""
     compile_s: float
     """Processor seconds that translating and compiling one grammar may take."""
     compile_bytes: int
@@ -63,7 +62,7 @@ class GrammarTrial(msgspec.Struct, tag=True):
 
 
 class Begin(msgspec.Struct, tag=True):
-    """To the process of matchers: the sequences of one request are going to need masks. Answered by `Begun`."""
+    """To a process of matchers: the sequences of one request are going to need masks. Answered by `Begun`."""
 
     handles: list[int]
     grammar: str
@@ -81,11 +80,13 @@ class Begun(msgspec.Struct, tag=True):
 
 
 class Turn(msgspec.Struct, tag=True):
-    """Move sequences, forget some, and write masks into the shared memory. Answered by `Turned`."""
+    """Move sequences, forget some, and write masks into the memory that all share. Answered by `Turned`."""
 
     moves: list[tuple[int, list[int]]]
     rows: list[int]
     """A handle for each mask; one that is not known may go on with anything."""
+    lines: list[int] = []
+    """Where each of these masks is to be."""
     drafts: list[list[int]] = []
     """Tokens that may follow each of these; a mask for each, behind that of its handle. Empty: there are none."""
     dropped: list[int] = []

@@ -46,7 +46,7 @@ LOOPS_LATE = (
 
 
 def settings(**other: Any) -> GrammarSettings:
-    values = {"n_threads": 1, "compile_s": 5.0, "compile_bytes": 1 << 30, **other}
+    values = {"n_processes": 1, "compile_s": 5.0, "compile_bytes": 1 << 30, **other}
     return GrammarSettings(str(FOLDER), WIDTH, [2, 0], WIDTH // 32, 64, **values)
 
 
@@ -57,7 +57,7 @@ def tokenizer() -> HfTokenizer:
 
 @pytest.fixture(params=[1, 3])
 def structured(request: pytest.FixtureRequest) -> Iterator[StructuredOutput]:
-    one = StructuredOutput(GrammarProcesses(settings(n_threads=request.param)))
+    one = StructuredOutput(GrammarProcesses(settings(n_processes=request.param)))
     yield one
     one.shutdown()
 
@@ -233,8 +233,8 @@ def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> No
     structured._made = None
     assert bytes(structured.masks(unmasked).bits) == before
     others = children_of(structured)
-    assert others and structured._link is not None
-    MARKS.pack_into(structured._link._memory, 0, 2, 0)  # the second request was worked on just then
+    assert others and structured._links is not None
+    MARKS.pack_into(structured._links._links[0]._memory, 0, 2, 0)  # the second request was worked on just then
     os.kill(first_of(structured).pid, signal.SIGKILL)  # with it, the other goes
     psutil.wait_procs(others)
     assert bytes(structured.masks(unmasked).bits) == before
@@ -339,7 +339,7 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
 
 
 def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokenizer) -> None:
-    """Nobody has said that; whoever asks for this grammar from now on is refused."""
+    """Nobody has said that; whoever asks for this grammar from now on has it, and no masks along drafts either."""
     structured, engine = StructuredOutput(GrammarProcesses(settings())), scheduler()
     one, other = request(0, grammar=LOOPS_LATE), request(1, regex="[a-z]+")
     begin(structured, engine, one, other)
@@ -357,8 +357,11 @@ def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokeniz
     delta = SeqDelta("r0", 0, spell(tokenizer, "b"))
     structured.follow([delta], engine)
     assert delta.finish_reason is None
-    with pytest.raises(RequestError, match="has stopped the process"):
-        structured.admit(one)
+    (process,) = children_of(structured)
+    begin(structured, engine, request(2, grammar=LOOPS_LATE))
+    assert engine.schedule() is not None
+    bits = bytes(structured.masks(newest(engine, [], [], drafts[0])).bits)[2 * N_BYTES :]
+    assert bits[:N_BYTES] == plain[0] and not any(bits[N_BYTES:]) and children_of(structured) == [process]
     structured.shutdown()
 
 
