@@ -238,8 +238,7 @@ class GraphForward:
     def _choose(self, n_sampled: int, replay: Callable[[], None] | None, bits: np.ndarray | None) -> Choice:
         if bits is not None:
             n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
-            target = self._mask_bits[: len(bits), :n_words]
-            target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
+            self._device.send(bits[:, :n_words], self._mask_bits[: len(bits), :n_words])
         if replay is not None:
             replay()
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])

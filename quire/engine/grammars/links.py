@@ -49,14 +49,17 @@ class MatcherLinks:
         processes: GrammarProcesses,
         on_wait: Callable[[], None] | None = None,
         on_blame: Callable[[int], None] | None = None,
+        pin: Callable[[np.ndarray], None] | None = None,
     ) -> None:
         """on_wait: called now and then while a step waits for its masks; on_blame: with a handle whose matcher has
-        ended its process."""
+        ended its process; pin: once, with the memory of the masks."""
         settings = processes.settings
         n_bytes = 4 * settings.n_words * settings.n_rows
         self._descriptor = os.memfd_create("quire-masks")
         os.ftruncate(self._descriptor, n_bytes)
         self._bits = np.frombuffer(mmap.mmap(self._descriptor, n_bytes), "<i4").reshape(settings.n_rows, -1)
+        if pin is not None:
+            pin(self._bits)
         unfollowed: dict[str, None] = {}
         self._links = [MatcherLink(processes, self._descriptor, unfollowed) for _ in range(settings.n_processes)]
         for link in self._links:

@@ -57,11 +57,21 @@ class Unmasked:
     """Of each masked span; empty: none has any."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _AskedFor:
+    """Moves, and perhaps the masks of a plan."""
+
+    plan: StepPlan | None
+    owners: list[Seq]
+    """Of the masked spans."""
+
+
 class StructuredOutput:
     """See the module. processes None: the engine has no tokenizer, and constrained requests are refused."""
 
-    def __init__(self, processes: GrammarProcesses | None) -> None:
-        self._processes = processes
+    def __init__(self, processes: GrammarProcesses | None, pin: Callable[[np.ndarray], None] | None = None) -> None:
+        """pin: is told the memory that all masks will lie in, once there is a constrained request."""
+        self._processes, self._pin = processes, pin
         self._trials = None if processes is None else GrammarTrials(processes)
         self._links: MatcherLinks | None = None
         self._handles = itertools.count(1)
@@ -70,10 +80,12 @@ class StructuredOutput:
         """Request → sequence → handle."""
         self._owners: dict[int, tuple[str, int, bytes, str, str]] = {}
         """Handle → request, sequence, key and kind of its constraint, tenant."""
-        self._failed: dict[int, End] = {}
-        """Sequences whose last mask went wrong: it allowed nothing but the end."""
+        self._asked_for: _AskedFor | None = None
+        """What the matchers are working on."""
+        self._ends: list[End] = []
+        """Of sequences, which nobody has been told."""
         self._made: StepMasks | None = None
-        """Masks that were made together with the last moves."""
+        """The newest masks, until they are used."""
         self.most_foretold = 0
         """Tokens that sequences are to be told of beforehand where their grammar leaves no choice."""
         self.on_wait: Callable[[], None] | None = None
@@ -156,48 +168,54 @@ class StructuredOutput:
             self._live.pop(request_id, None)
         if handle is not None:
             self._owners.pop(handle, None)
-            self._failed.pop(handle, None)
             if self._links is not None:
                 self._links.drop([handle])
+
+    def follow(self, deltas: list[SeqDelta], unmasked: Unmasked | None = None) -> None:
+        """Have matchers moved by committed tokens, and the masks of the next plan that needs them made: `masks` and
+        `ended` wait for that, so there is time for other work."""
+        moves: dict[int, list[int]] = {}
+        for delta in deltas:
+            handle = self._live.get(delta.request_id, {}).get(delta.index)
+            if handle is None:
+                continue
+            if delta.finish_reason is not None:
+                self.drop_seq(delta.request_id, delta.index)
+            elif delta.token_ids:
+                moves.setdefault(handle, []).extend(delta.token_ids)
+        if moves or unmasked is not None:
+            self._ask(list(moves.items()), unmasked)
 
     def masks(self, unmasked: Unmasked) -> StepMasks:
         """The masks of a plan whose earlier steps are all committed.
 
         A sequence that has ended meanwhile, whose token nobody will take, may say anything.
         """
+        self._take()
         made, self._made = self._made, None
         if made is None or made.step != unmasked.plan.step:
-            ends, bits = self._turn([], unmasked)
-            self._note_failed(ends)
-            return _step_masks(unmasked.plan, bits)
+            self._ask([], unmasked)
+            self._take()
+            made, self._made = self._made, None
+            assert made is not None
         return made
 
-    def follow(self, deltas: list[SeqDelta], scheduler: Scheduler, unmasked: Unmasked | None = None) -> None:
-        """Move matchers by committed tokens. Ends sequences, in their delta and in the scheduler, that are complete or
-        whose matcher failed. unmasked: the next plan that needs masks, which are made at the same time."""
-        moved: dict[int, list[SeqDelta]] = {}
-        for delta in deltas:
-            handle = self._live.get(delta.request_id, {}).get(delta.index)
-            if handle is None:
-                continue
-            failed = self._failed.get(handle)
-            if failed is not None and delta.finish_reason is not FinishReason.ERROR:
-                self._end(delta, scheduler, failed)
-            elif delta.finish_reason is None and delta.token_ids:
-                moved.setdefault(handle, []).append(delta)
-            elif delta.finish_reason is not None:
-                self.drop_seq(delta.request_id, delta.index)
-        if not moved:
-            return
-        moves = [(handle, [token for one in some for token in one.token_ids]) for handle, some in moved.items()]
-        ends, bits = self._turn(moves, unmasked)
-        if unmasked is not None:
-            self._made = _step_masks(unmasked.plan, bits)
-        late = [end for end in ends if end.handle not in moved]
+    def ended(self, scheduler: Scheduler) -> list[SeqDelta]:
+        """End the sequences, in the scheduler too, that are complete or whose matcher failed; returns their ends."""
+        self._take()
+        ends, self._ends = self._ends, []
+        deltas = list[SeqDelta]()
         for end in ends:
-            if end.handle in moved:
-                self._end(moved[end.handle][-1], scheduler, end)
-        self._note_failed(late)
+            owner = self._owners.get(end.handle)
+            if owner is None:
+                continue
+            request_id, index, *_ = owner
+            self.drop_seq(request_id, index)
+            if not end.is_free:
+                reason = FinishReason.STOP if end.failure is None else FinishReason.ERROR
+                scheduler.cancel_seq(request_id, index, reason)
+                deltas.append(SeqDelta(request_id, index, [], reason, failure=end.failure))
+        return deltas
 
     def clear(self) -> None:
         """Every queued sequence has ended; those whose grammar is not ready have not been queued."""
@@ -246,43 +264,36 @@ class StructuredOutput:
     def _matchers(self) -> MatcherLinks:
         if self._links is None:
             assert self._processes is not None
-            self._links = MatcherLinks(self._processes, self._wait, self._blame)
+            self._links = MatcherLinks(self._processes, self._wait, self._blame, self._pin)
         return self._links
 
-    def _turn(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> tuple[list[End], np.ndarray]:
+    def _ask(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> None:
+        self._take()
         rows, drafts, owners = list[int](), list[list[int]](), list[Seq]()
         if unmasked is not None:
             owners, drafts = [unmasked.seqs[span] for span in unmasked.plan.masked], unmasked.drafts
             rows = [self._live.get(one.request.request_id, {}).get(one.index, 0) for one in owners]
         for owner in owners:
             owner.foretold = None
-        if not moves and not any(rows):  # they have ended, or are free from now on
+        if moves or any(rows):
+            self._matchers().ask(moves, rows, drafts, self.most_foretold)
+            self._asked_for = _AskedFor(None if unmasked is None else unmasked.plan, owners)
+        elif unmasked is not None:  # they have ended, or are free from now on
             n_words = 0 if self._processes is None else self._processes.settings.n_words
-            return [], np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
-        links = self._matchers()
-        links.ask(moves, rows, drafts, self.most_foretold)
-        found = links.answer()
-        for owner, one in zip(owners, found.foretold, strict=False):  # nothing is asked where no drafts are verified
-            owner.foretell(one.n_drafts, one.tokens)
-        return found.ends, found.bits
+            free = np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
+            self._made = _step_masks(unmasked.plan, free)
 
-    def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
-        if end.is_free:
-            self.drop_seq(delta.request_id, delta.index)
+    def _take(self) -> None:
+        """Wait for what was asked for, if anything was."""
+        asked_for, self._asked_for = self._asked_for, None
+        if asked_for is None:
             return
-        reason = FinishReason.STOP if end.failure is None else FinishReason.ERROR
-        scheduler.cancel_seq(delta.request_id, delta.index, reason)
-        delta.finish_reason = reason
-        delta.failure = end.failure
-        self.drop_seq(delta.request_id, delta.index)
-
-    def _note_failed(self, ends: list[End]) -> None:
-        for end in ends:
-            owner = self._owners.get(end.handle)
-            if owner is not None and end.is_free:
-                self.drop_seq(owner[0], owner[1])
-            elif owner is not None:
-                self._failed[end.handle] = end
+        found = self._matchers().answer()
+        self._ends += found.ends
+        for owner, one in zip(asked_for.owners, found.foretold, strict=False):  # nothing where no drafts are verified
+            owner.foretell(one.n_drafts, one.tokens)
+        if asked_for.plan is not None:
+            self._made = _step_masks(asked_for.plan, found.bits)
 
     def _blame(self, handle: int) -> None:
         owner = self._owners.get(handle)

@@ -91,6 +91,17 @@ def masks_of(structured: StructuredOutput, engine: Scheduler) -> list[bytes]:
     return [bits[at : at + N_BYTES] for at in range(0, len(bits), N_BYTES)]
 
 
+def follow(
+    structured: StructuredOutput, deltas: list[SeqDelta], engine: Scheduler, unmasked: Unmasked | None = None
+) -> None:
+    """Wait for what it leads to, and note ends in the deltas."""
+    structured.follow(deltas, unmasked)
+    of = {(delta.request_id, delta.index): delta for delta in deltas}
+    for end in structured.ended(engine):
+        delta = of[end.request_id, end.index]
+        delta.finish_reason, delta.failure = end.finish_reason, end.failure
+
+
 def newest(engine: Scheduler, *drafts: list[int]) -> Unmasked:
     return Unmasked(engine.in_flight[-1].plan, engine.in_flight[-1].seqs, list(drafts))
 
@@ -113,7 +124,7 @@ def test_tokens_move_the_right_matcher(structured: StructuredOutput) -> None:
     before = masks_of(structured, engine)
     assert before[0] == before[1]
     unmasked = newest(engine)
-    structured.follow([SeqDelta("r1", 0, [min(allowed(before[0]))])], engine, unmasked)
+    follow(structured, [SeqDelta("r1", 0, [min(allowed(before[0]))])], engine, unmasked)
     after = bytes(structured.masks(unmasked).bits)
     assert after[:N_BYTES] == before[0] and after[N_BYTES:] != before[0]
 
@@ -123,7 +134,7 @@ def test_a_wrong_token_ends_its_sequence_with_an_error(structured: StructuredOut
     begin(structured, engine, request(0, regex="a+"))
     wrong = min(set(range(3, WIDTH)) - allowed(masks_of(structured, engine)[0]))
     delta = SeqDelta("r0", 0, [wrong])
-    structured.follow([delta], engine)
+    follow(structured, [delta], engine)
     assert delta.failure is not None and delta.failure.code is Code.GRAMMAR_FAILED and structured.n_live == 0
     assert not engine.live.requests
 
@@ -132,7 +143,7 @@ def test_a_complete_text_stops(structured: StructuredOutput) -> None:
     engine = scheduler()
     begin(structured, engine, request(0, choice=["a"]))
     delta = SeqDelta("r0", 0, [min(allowed(masks_of(structured, engine)[0]))])
-    structured.follow([delta], engine)
+    follow(structured, [delta], engine)
     assert delta.finish_reason is FinishReason.STOP and delta.failure is None and structured.n_live == 0
 
 
@@ -199,10 +210,10 @@ def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str) -> None:
         begin(structured, engine, *requests)
         masks_of(structured, engine)
         unmasked = newest(engine, *[moves[1]] * 9)
-        structured.follow([SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4], engine, unmasked)
+        follow(structured, [SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4], engine, unmasked)
         delta = SeqDelta("r4", 0, moves[0])
         others = [SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4]
-        structured.follow([*others[:3], delta, *others[3:]], engine, unmasked)
+        follow(structured, [*others[:3], delta, *others[3:]], engine, unmasked)
         bits = bytes(structured.masks(unmasked).bits)
         assert len(bits) == 18 * N_BYTES, "each has a draft"
         found = [bits[i * 2 * N_BYTES : (i + 1) * 2 * N_BYTES] for i in range(9) if i != 4]
@@ -226,7 +237,7 @@ def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> No
     masks_of(structured, engine)
     unmasked = newest(engine)
     deltas = [SeqDelta(f"r{i}", 0, spell(tokenizer, "x")) for i in range(4)]
-    structured.follow(deltas, engine, unmasked)
+    follow(structured, deltas, engine, unmasked)
     before = bytes(structured.masks(unmasked).bits)
     for child in children_of(structured):
         os.kill(child.pid, signal.SIGKILL)
@@ -326,12 +337,12 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
     failed = None
     for token in spell(tokenizer, "hello"):
         delta = SeqDelta("r0", 0, [token])
-        structured.follow([delta, other], engine, unmasked)
+        follow(structured, [delta, other], engine, unmasked)
         structured.masks(unmasked)
         failed = delta.failure
     if failed is None:  # it showed in the mask, after the move
         delta = SeqDelta("r0", 0, [2])
-        structured.follow([delta], engine)
+        follow(structured, [delta], engine)
         failed = delta.failure
     assert failed is not None and failed.code is Code.GRAMMAR_TOO_SLOW
     assert other.failure is None and structured.n_live == 1
@@ -355,7 +366,7 @@ def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokeniz
         assert allowed(lines[-1]), "the other's do"
     assert structured.n_live == 2 and len(children_of(structured)) == 1
     delta = SeqDelta("r0", 0, spell(tokenizer, "b"))
-    structured.follow([delta], engine)
+    follow(structured, [delta], engine)
     assert delta.finish_reason is None
     (process,) = children_of(structured)
     begin(structured, engine, request(2, grammar=LOOPS_LATE))
