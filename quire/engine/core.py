@@ -158,6 +158,8 @@ class EngineCore:
         if self.grammars.most_foretold:
             self._mask_oldest()  # the next plan says what must follow
         plan = self.scheduler.schedule()  # while masks are made
+        if plan is not None:
+            self.executor.prepare(plan)
         self._mask_oldest()
         if plan is not None:
             if self.on_plan is not None:

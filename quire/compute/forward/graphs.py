@@ -154,7 +154,16 @@ class GraphForward:
     def run(self, step: Step) -> States | None:
         """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
         sampled rows are plain."""
-        captures = self._captures_now()
+        replay = self._staged(step)
+        return None if replay is None else replay()
+
+    def stage(self, step: Step) -> Callable[[], States] | None:
+        """Only for a step that is captured: a capture runs the graph, in the memory of the step before."""
+        return self._staged(step, captures_now=False)
+
+    def _staged(self, step: Step, *, captures_now: bool = True) -> Callable[[], States] | None:
+        """Fill this step's host side. What is returned sends it and replays."""
+        captures = self._captures_now() if captures_now else self._captures.get(are_rows_alone())
         forwards = None if captures is None or step.batch.trees is not None else self._forwards_for(captures, step)
         if captures is None or forwards is None:
             return None
@@ -163,9 +172,14 @@ class GraphForward:
         n_sampled = len(batch.sampled_rows)
         controls = self._tail.controls(step) if n_sampled <= self._sampling_sizes[-1] else None
         n_rows = len(batch.row_slots)
-        size = forwards.bucket(n_rows)
+        size, truncates = forwards.bucket(n_rows), controls is not None and self._tail.truncates(step)
+        if not captures_now:
+            samples = controls is not None and n_sampled > 0
+            key = (self._sampling_bucket(n_sampled), truncates) if samples else None
+            if size not in forwards.replays or (key is not None and key not in captures.sampling):
+                return None
         replay = self._replay(captures, forwards, size)
-        choose = None if controls is None else self._choosing(captures, n_sampled, self._tail.truncates(step))
+        choose = None if controls is None else self._choosing(captures, n_sampled, truncates)
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
         if forwards is captures.verifying:
@@ -175,13 +189,18 @@ class GraphForward:
             settled = forwards is captures.decode
             given = batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared
             self._plan(forwards.buffers, *given, settled=settled)
-            if step.guesses is not None:
-                self._tables.set_tokens(step.guesses.at)
         if controls is not None and n_sampled:
             self._fill_sampled(self._sampling_bucket(n_sampled), batch, controls)
-        self._staging.send()
-        replay()
-        return States(self._hidden[:n_rows], has_all=True, choose=choose)
+        sets_tokens = step.guesses is not None and forwards is not captures.verifying
+
+        def replayed() -> States:
+            if step.guesses is not None and sets_tokens:
+                self._tables.set_tokens(step.guesses.at)
+            self._staging.send()
+            replay()
+            return States(self._hidden[:n_rows], has_all=True, choose=choose)
+
+        return replayed
 
     def _captures_now(self) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
