@@ -130,8 +130,6 @@ class MatcherLink:
 
     def ask(self, turn: Turn) -> None:
         """Have sequences moved, and masks made: see `Turn`."""
-        if self._turn is not None:  # whoever asked has failed meanwhile
-            self._ends += self.answer().ends
         turn.moves = [move for move in turn.moves if move[0] in self._seqs]  # some may have ended with a process
         for handle, tokens in turn.moves:
             self._seqs[handle].tokens += tokens

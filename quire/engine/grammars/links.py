@@ -69,6 +69,8 @@ class MatcherLinks:
         self._asked: list[tuple[MatcherLink, list[int]]] = []
         """Processes that make a turn, and which rows of it."""
         self._n_rows, self._n_lines = 0, 0
+        self._late: list[End] = []
+        """Ends that are still to be told."""
 
     def begin(self, handles: list[int], grammar: str, compile_s: float, lead: LeadBound | None = None) -> None:
         """The sequences of a request are going to need masks; `begun` says when they can have them."""
@@ -106,6 +108,8 @@ class MatcherLinks:
     ) -> None:
         """Have sequences moved by tokens, then masks made; `answer` waits for it. rows: a handle for each mask; drafts:
         of each row, as in `Turn`."""
+        if self._asked:  # a process could not answer: the others have written what nobody took
+            self._late += self.answer().ends
         turns = {id(link): (link, Turn([], [], most_foretold=most_foretold), list[int]()) for link in self._links}
         for handle, tokens in moves:
             if handle in self._homes:
@@ -131,9 +135,9 @@ class MatcherLinks:
 
     def answer(self) -> Masks:
         """Wait for what was asked."""
-        asked, self._asked = self._asked, []
-        found = Masks([], self._bits[: self._n_lines], [])
-        for link, rows in asked:
+        found, self._late = Masks(self._late, self._bits[: self._n_lines], []), []
+        while self._asked:
+            link, rows = self._asked.pop()
             turned = link.answer()
             found.ends += turned.ends
             if turned.foretold:

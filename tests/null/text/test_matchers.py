@@ -169,6 +169,18 @@ def test_slow_masks_along_drafts_end_nothing(compiler: GrammarCompiler, monkeypa
     assert made.advance([(1, [token])]) == []
 
 
+def test_masks_made_together_keep_to_what_is_left_for_drafts(compiler: GrammarCompiler) -> None:
+    made, _ = make(compiler, 5)
+    bits, token, rows = np.zeros((10, WIDTH // 32), "<i4"), spelt(compiler, "a")[0], [1, 2, 3, 4, 5]
+    made._live[3].budget.ahead_s = -1.0
+    for lines in ([], [8, 6, 4, 2, 0]):
+        bits[:] = 7
+        made.fill(rows, bits, [[token]] * 5, lines=lines)
+        has_any = bits.any(1).reshape(5, 2)
+        assert has_any[:, 0].all() and has_any[:, 1].tolist() == [True, True, False, True, True]
+        assert len({line.tobytes() for line in bits[::2]}) == 1
+
+
 def test_what_fails_behind_a_draft_fails_alone(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """A matcher that cannot go on from there allows nothing there; it has not failed here."""
     made, _ = make(compiler, 1)
