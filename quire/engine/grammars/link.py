@@ -24,6 +24,7 @@ from quire.engine.grammars.wire import (
     MANY_CORES,
     MARKS,
     MATCHERS,
+    SHARED_BYTES,
     SPIN_S_ON_MANY_CORES,
     Begin,
     Begun,
@@ -77,8 +78,8 @@ class MatcherLink:
         process; of all links."""
         self._processes, self._masks, self._unfollowed = processes, masks, unfollowed
         self._descriptor = os.memfd_create("quire-marks")
-        os.ftruncate(self._descriptor, MARKS.size)
-        self._memory = mmap.mmap(self._descriptor, MARKS.size)
+        os.ftruncate(self._descriptor, SHARED_BYTES)
+        self._memory = mmap.mmap(self._descriptor, SHARED_BYTES)
         self._child: Channel | None = None
         self._turn: Turn | None = None
         """That was asked for, until its answer is taken."""
@@ -175,8 +176,9 @@ class MatcherLink:
 
     def _send(self, order: Begin | Turn) -> None:
         if self._child is None:
-            MARKS.pack_into(self._memory, 0, 0, 0)
+            self._memory[:] = bytes(SHARED_BYTES)
             self._child = self._processes.fork(MATCHERS, (self._descriptor, self._masks))
+            self._child.attach(memoryview(self._memory).cast("q"), is_engine=True)
         try:
             self._child.send(encode(order))
         except OSError:

@@ -76,6 +76,7 @@ class MatcherProcess:
         self._connection = connection
         self._bits = np.frombuffer(masks, "<i4").reshape(-1, settings.n_words)
         self._marks = memoryview(marks).cast("q")
+        connection.attach(self._marks, is_engine=False)
         self._matchers = Matchers(self._marks, self._watch)
         self._waiting: queue.SimpleQueue[Begin] = queue.SimpleQueue()
         self._compiled: queue.SimpleQueue[tuple[Begin, Matcher | RequestError]] = queue.SimpleQueue()

@@ -3,7 +3,6 @@ writes to these sockets."""
 
 from __future__ import annotations
 
-import contextlib
 import select
 import signal
 import socket
@@ -30,6 +29,9 @@ SEND_LIMIT_S: Final = 5.0
 MARKS: Final = struct.Struct("=qq")
 """In the memory that a process of matchers shares with its link, handles or 0: whose matcher moves or is asked for a
 mask, as `matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
+BELLS: Final = (2, 3)
+"""Behind these, as int64: how many messages the engine has sent, and how many the process."""
+SHARED_BYTES: Final = 32
 MANY_CORES: Final = 8
 SPIN_S_ON_MANY_CORES: Final = 0.0005
 """How long either end waits awake for the other, on a machine with so many cores."""
@@ -134,12 +136,21 @@ class Channel:
         self._unread = bytearray()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
+        self._bells: memoryview[int] | None = None
+        self._own, self._other = BELLS
+        self._n_received = 0
 
     def __enter__(self) -> Channel:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: object, _place: TracebackType | None) -> None:
         self.close()
+
+    def attach(self, bells: memoryview[int], *, is_engine: bool) -> None:
+        """Memory that both ends share, in which each counts what it sends: who waits awake looks there, without a
+        system call, which holds up those of others on some machines. Before the first message."""
+        self._bells = bells
+        self._own, self._other = BELLS if is_engine else BELLS[::-1]
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -148,17 +159,19 @@ class Channel:
     def send(self, message: bytes) -> None:
         """Raises OSError if the other end is gone, or does not read for `SEND_LIMIT_S`."""
         self._end.sendall(_LENGTH.pack(len(message)) + message)
+        if self._bells is not None:
+            self._bells[self._own] += 1
 
     def waits(self, timeout_s: float, spin_s: float = 0.0) -> bool:
         """Whether there is something to receive, a message or the end. spin_s: how much of the wait is done awake,
-        where a core is free for it: being woken takes longer than most answers."""
+        where bells are attached and a core is free for it: being woken takes longer than most answers."""
         if self._unread:
             return True
-        end_s = time.perf_counter() + spin_s if spin_s else 0.0
-        while spin_s and time.perf_counter() < end_s:
-            with contextlib.suppress(BlockingIOError):
-                self._end.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
-                return True
+        if spin_s and self._bells is not None:
+            end_s = time.perf_counter() + spin_s
+            while time.perf_counter() < end_s:
+                if self._bells[self._other] > self._n_received:
+                    return True
         return bool(self._poll.poll(timeout_s * 1000))
 
     def receive(self) -> bytes:
@@ -169,6 +182,7 @@ class Channel:
                 if len(self._unread) >= stop:
                     message = bytes(self._unread[_LENGTH.size : stop])
                     del self._unread[:stop]
+                    self._n_received += 1
                     return message
             data = self._end.recv(1 << 16)
             if not data:

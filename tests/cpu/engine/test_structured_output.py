@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from quire.engine.grammars import trials
 from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.grammars.processes import COMMAND, GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, key_of
-from quire.engine.grammars.wire import MARKS, GrammarSettings
+from quire.engine.grammars.wire import BELLS, MARKS, SHARED_BYTES, Channel, GrammarSettings
 from quire.text.tokenizer import HfTokenizer
 
 WIDTH = 4096
@@ -374,6 +375,35 @@ def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokeniz
     bits = bytes(structured.masks(newest(engine, [], [], drafts[0])).bits)[2 * N_BYTES :]
     assert bits[:N_BYTES] == plain[0] and not any(bits[N_BYTES:]) and children_of(structured) == [process]
     structured.shutdown()
+
+
+def test_who_waits_awake_hears_the_bell() -> None:
+    """Messages of all sizes, several at once; a bell of what was received already says nothing."""
+    bells = memoryview(bytearray(SHARED_BYTES)).cast("q")
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    assert not ours.waits(0.0, 0.2), "there are no bells yet, and no message"
+    ours.attach(bells, is_engine=True)
+    theirs.attach(bells, is_engine=False)
+
+    def answer() -> None:
+        for number in range(50):
+            assert theirs.waits(60.0, 0.001) and theirs.receive() == b"x" * number
+            theirs.send(b"y" * number * 1000)
+            if number % 3 == 0:
+                theirs.send(b"z")
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        answering = thread.submit(answer)
+        for number in range(50):
+            ours.send(b"x" * number)
+            assert ours.waits(60.0, 0.001) and ours.receive() == b"y" * number * 1000
+            if number % 3 == 0:
+                assert ours.waits(60.0, 0.001) and ours.receive() == b"z"
+            assert not ours.waits(0.0, 1e-4)
+        answering.result(60)
+    assert ours._n_received == bells[BELLS[1]] == 67 and bells[BELLS[0]] == 50
+    ours.close()
+    theirs.close()
 
 
 class SlowTrials(GrammarTrials):
