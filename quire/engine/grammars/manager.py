@@ -203,6 +203,8 @@ class StructuredOutput:
     def ended(self, scheduler: Scheduler) -> list[SeqDelta]:
         """End the sequences, in the scheduler too, that are complete or whose matcher failed; returns their ends."""
         self._take()
+        if not self._ends:
+            return []
         ends, self._ends = self._ends, []
         deltas = list[SeqDelta]()
         for end in ends:

@@ -37,7 +37,7 @@ from quire.engine.grammars.wire import (
     decode_order,
     encode,
 )
-from quire.text.grammar import GrammarCompiler
+from quire.text.grammar import CACHE_BYTES, MAX_CACHED_BYTES, GrammarCompiler
 from quire.text.grammar_trial import tried
 from quire.text.tokenizer import HfTokenizer
 
@@ -160,7 +160,8 @@ def place_of(error: BaseException) -> str:
 
 def _compiler(settings: GrammarSettings) -> GrammarCompiler:
     tokenizer = HfTokenizer.load(pathlib.Path(settings.folder), settings.vocab_size)
-    compiler = GrammarCompiler(tokenizer, settings.vocab_size, settings.end_token_ids)
+    cache_bytes = max(MAX_CACHED_BYTES, CACHE_BYTES // settings.n_processes)
+    compiler = GrammarCompiler(tokenizer, settings.vocab_size, settings.end_token_ids, cache_bytes)
     compiler.prepare()
     return compiler
 
