@@ -13,6 +13,7 @@ import functools
 import logging
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -202,6 +203,10 @@ class Worker:
     def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> LaunchedStep | ReadyStep:
         """Queue one step on the device; plans come in order. on_drafts: see `Runner.launch`."""
         return self.runner.launch(plan, on_drafts)
+
+    def stage(self, plan: StepPlan) -> Callable[[], LaunchedStep] | None:
+        """Do what can be done of a launch before the step before it has its masks, see `Runner.stage`."""
+        return self.runner.stage(plan)
 
     def prepare(self, plan: StepPlan) -> ReadyStep | None:
         """Make a step ready before its turn, see `Runner.prepare`; None if it is to be launched in its turn."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import logging
 import pathlib
+from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
 from quire.compute.draft.choice import drafter_of
 from quire.compute.draft.loaded import DraftSource
@@ -41,7 +43,7 @@ from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
 from quire.engine.fit import FitCase, check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
-from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
+from quire.engine.grammars.manager import StructuredOutput, n_matcher_processes
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.wire import GrammarSettings
 from quire.engine.sleep import SleepMode
@@ -100,7 +102,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     executor = _executor(worker)
     pace = _pace(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
-    structured = _structured_output(config, tokenizer, folder, arch, n_masks)
+    structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
         structured.start()
     core = _assemble(
@@ -148,7 +150,12 @@ def _pace(limits: EngineLimits, arch: ModelArch, hardware: str, weight_itemsize:
 
 
 def _structured_output(
-    config: EngineConfig, tokenizer: HfTokenizer | None, folder: pathlib.Path, arch: ModelArch, n_masks: int
+    config: EngineConfig,
+    tokenizer: HfTokenizer | None,
+    folder: pathlib.Path,
+    arch: ModelArch,
+    n_masks: int,
+    pin: Callable[[np.ndarray], None],
 ) -> StructuredOutput:
     if tokenizer is None:
         return StructuredOutput(None)
@@ -158,11 +165,11 @@ def _structured_output(
         end_token_ids=list(generation_defaults(config, folder, arch).eos_token_ids),
         n_words=-(-len(tokenizer) // MASK_WORD_BITS),
         n_rows=n_masks,
-        n_threads=n_mask_threads(),
+        n_processes=n_matcher_processes(),
         compile_s=config.structured_outputs_compile_seconds,
         compile_bytes=parse_bytes(config.structured_outputs_compile_memory),
     )
-    return StructuredOutput(GrammarProcesses(settings))
+    return StructuredOutput(GrammarProcesses(settings), pin)
 
 
 def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> tuple[EngineCore, EngineReady]:

@@ -113,7 +113,7 @@ class EngineCore:
         self.free_memory: Callable[[], None] | None = None
         """Gives up all that the executor's worker holds, when nothing runs any more."""
         self._committed: list[SeqDelta] = []
-        """What the newest step has brought, while something behind its commit may fail yet."""
+        """What sequences gained in this step of the loop, while something may fail yet."""
         self._owed: list[SeqDelta] = []
         """Ends of sequences that a failed command took with it, for the next step to return."""
 
@@ -132,7 +132,7 @@ class EngineCore:
             owed += self._expire()
             deltas, record = self._advance()
         except Exception as error:
-            owed, self._committed = owed + self._committed, []
+            owed += self._gained()
             return owed + (self._retry(error) if is_out_of_memory(error) else self._fail(error))
         if record is not None and self.on_step is not None:
             self.on_step(record)
@@ -155,28 +155,36 @@ class EngineCore:
     def _advance(self) -> tuple[list[SeqDelta], StepRecord | None]:
         now_s = self.clock.now_s
         times = HostTimes(now_s())
-        plan = self.scheduler.schedule()
+        if self.grammars.most_foretold:
+            self._mask_oldest()  # the next plan says what must follow
+        plan = self.scheduler.schedule()  # while masks are made
+        if plan is not None:
+            self.executor.prepare(plan)
+        self._mask_oldest()
         if plan is not None:
             if self.on_plan is not None:
                 self.on_plan(self.scheduler.in_flight)
             times.submit_s = now_s()
             self._in_flight.append((plan, self.executor.submit(plan), times))
             times.submitted_s = now_s()
-        self._mask_oldest()
+            self._mask_oldest()
         if not self._in_flight or (plan is not None and len(self._in_flight) < self._depth):
-            return [], None
+            return self._gained(), None
         plan, future, times = self._in_flight.popleft()
         times.wait_s = now_s()
         result = self._wait(future)
         times.commit_s = now_s()
         deltas = self.scheduler.commit(result)
-        self._committed = deltas
+        self._committed += deltas
         if self.grammars.n_live:
-            self.grammars.follow(deltas, self.scheduler, self._unmasked())
-        self._mask_oldest()
-        times.committed_s, self._committed = now_s(), []
+            self.grammars.follow(deltas, self._unmasked())
+        times.committed_s = now_s()
         self._n_failed = 0
-        return deltas, self._record(plan, result, times) if self.on_step is not None else None
+        return self._gained(), self._record(plan, result, times) if self.on_step is not None else None
+
+    def _gained(self) -> list[SeqDelta]:
+        gained, self._committed = self._committed, []
+        return gained
 
     def _mask_oldest(self) -> None:
         """Give the oldest step in flight, before which all is committed, the masks that it waits for."""
@@ -185,6 +193,7 @@ class EngineCore:
             masks = self.grammars.masks(unmasked)
             self._masked_through = unmasked.plan.step  # not if they failed: then the step still waits
             self.executor.mask(masks)
+        self._committed += self.grammars.ended(self.scheduler)
 
     def _unmasked(self) -> Unmasked | None:
         """The oldest plan in flight, if it waits for masks."""

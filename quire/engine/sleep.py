@@ -74,6 +74,9 @@ class SleepMode(Generic[W]):
 class AsleepExecutor:
     """Stands where the executor was. No step comes while the engine sleeps."""
 
+    def prepare(self, _: StepPlan) -> None:
+        """No step comes."""
+
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
         """A step that failed."""
         future: concurrent.futures.Future[StepResult] = concurrent.futures.Future()

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -38,10 +36,6 @@ _USE_COST: Final = 64 << 10
 """What one use may add to them."""
 _BASE_COST: Final = 200 << 10
 """Bytes of a small compiled grammar, measured; the rest grows with its text."""
-USES_A_STRAND: Final = 4
-"""Uses of a grammar after which it gets another strand."""
-QUICK_S: Final = 0.005
-"""A grammar that takes longer to compile has one strand: more are made while a request is taken in."""
 _LIMITS: Final = llguidance.LLParserLimits(
     initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=20_000,
     max_grammar_size=200_000, verbose_errors=False,
@@ -58,11 +52,9 @@ JsonObject = dict[str, Any]
 class _Cached:
     """A compiled grammar, and what it takes, estimated."""
 
-    strands: list[Matcher]
-    """At its beginning; each was compiled apart, since copies of one share a lock while they work."""
+    matcher: Matcher
+    """At its beginning."""
     n_bytes: int
-    compile_s: float
-    n_uses: int = 0
 
 
 class GrammarCompiler:
@@ -74,10 +66,8 @@ class GrammarCompiler:
         logits_width: int,
         end_token_ids: Sequence[int],
         cache_bytes: int = CACHE_BYTES,
-        max_strands: int = 1,
     ) -> None:
-        """end_token_ids: those beyond the tokenizer are never sampled, and left out. max_strands: of a grammar; more
-        than there are threads, so that two seldom meet in one."""
+        """end_token_ids: those beyond the tokenizer are never sampled, and left out."""
         self._tokenizer = tokenizer
         self._width = logits_width
         known = sorted({one for one in end_token_ids if one < len(tokenizer)})
@@ -87,8 +77,6 @@ class GrammarCompiler:
         self._cache: collections.OrderedDict[str, _Cached] = collections.OrderedDict()
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
-        self._max_strands = max_strands
-        self._strand_ids = itertools.count()
 
     def prepare(self) -> None:
         """Read the vocabulary now, not with the first grammar. RequestError if the model has no end token."""
@@ -101,7 +89,7 @@ class GrammarCompiler:
             if found is None:
                 return None
             self._cache.move_to_end(grammar)
-            matcher = self._next_strand(grammar, found).copy()
+            matcher = found.matcher.copy()
             found.n_bytes += _USE_COST
             self._cached_bytes += _USE_COST
             if found.n_bytes > MAX_CACHED_BYTES:
@@ -119,31 +107,15 @@ class GrammarCompiler:
         found = self.cached(grammar)
         if found is not None:
             return found
-        vocabulary, start_s = self._vocabulary_once(), time.perf_counter()
-        matcher = self._compiled(vocabulary, grammar)
+        inner = llguidance.LLMatcher(self._vocabulary_once(), grammar, log_level=0, limits=_LIMITS)
+        matcher = Matcher(inner, -(-len(self._tokenizer) // MASK_WORD_BITS))
         self._check(matcher)
-        compile_s = time.perf_counter() - start_s
         with self._lock:
             if grammar not in self._cache:
-                self._cache[grammar] = _Cached([matcher.copy()], _cost_of(grammar), compile_s)
+                self._cache[grammar] = _Cached(matcher.copy(), _cost_of(grammar))
                 self._cached_bytes += self._cache[grammar].n_bytes
             self._shrink()
         return matcher
-
-    def _compiled(self, vocabulary: llguidance.LLTokenizer, grammar: str) -> Matcher:
-        inner = llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
-        return Matcher(inner, -(-len(self._tokenizer) // MASK_WORD_BITS), next(self._strand_ids))
-
-    def _next_strand(self, grammar: str, found: _Cached) -> Matcher:
-        """Strands in turn; one more now and then for a grammar that is used a lot and compiles quickly."""
-        found.n_uses += 1
-        due = found.n_uses // USES_A_STRAND
-        if len(found.strands) < min(due, self._max_strands) and found.compile_s < QUICK_S:
-            assert self._vocabulary is not None
-            found.strands.append(self._compiled(self._vocabulary, grammar))
-            found.n_bytes += _cost_of(grammar)
-            self._cached_bytes += _cost_of(grammar)
-        return found.strands[found.n_uses % len(found.strands)]
 
     def _forget(self, grammar: str) -> None:
         self._cached_bytes -= self._cache.pop(grammar).n_bytes

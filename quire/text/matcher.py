@@ -1,4 +1,4 @@
-"""Matchers: how far sequences have come in their grammars, one at a time or many at once.
+"""Matchers: how far sequences have come in their grammars.
 
 Owns masks and moves over llguidance. Does not own grammars (`text/grammar`) nor which sequence has which matcher.
 """
@@ -6,7 +6,6 @@ Owns masks and moves over llguidance. Does not own grammars (`text/grammar`) nor
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import llguidance
 import numpy as np
@@ -21,18 +20,16 @@ _PLACE = re.compile(r"^at \d+\(\d+\): ")
 class Matcher:
     """How far one sequence has come in its grammar."""
 
-    __slots__ = ("_inner", "n_words", "strand")
+    __slots__ = ("_inner", "n_words")
 
-    def __init__(self, inner: llguidance.LLMatcher, n_words: int, strand: int) -> None:
+    def __init__(self, inner: llguidance.LLMatcher, n_words: int) -> None:
         self._inner = inner
         self.n_words = n_words
         """Words of a mask: a bit for each token of the tokenizer."""
-        self.strand = strand
-        """Matchers of one strand take turns, whatever their threads."""
 
     def copy(self) -> Matcher:
         """Another sequence at the same place."""
-        return Matcher(self._inner.deep_copy(), self.n_words, self.strand)
+        return Matcher(self._inner.deep_copy(), self.n_words)
 
     def fill(self, words: np.ndarray) -> None:
         """Write which tokens may come next: bit t % 32 of word t // 32. words: int32 [n_words], contiguous. Releases
@@ -63,23 +60,6 @@ class Matcher:
     def error(self) -> str:
         """Why it cannot go on: a limit, or a token that was not allowed; empty while it can."""
         return first_line(self._inner.get_error()) if self._inner.is_error() else ""
-
-
-class MatcherPool:
-    """Many matchers at once, in threads that do not take turns with the interpreter."""
-
-    def __init__(self, n_threads: int) -> None:
-        self._threads = llguidance.LLExecutor(n_threads)
-
-    def fill(self, matchers: Sequence[Matcher], lines: Sequence[int], bits: np.ndarray) -> None:
-        """Write the mask of each matcher to its line. bits: int32 [k, n_words], contiguous."""
-        inner = [(matchers[at]._inner, lines[at]) for at in _by_strand(matchers)]
-        self._threads.unsafe_compute_mask_ptr(inner, bits.ctypes.data, bits.strides[0], len(bits))
-
-
-def _by_strand(matchers: Sequence[Matcher]) -> list[int]:
-    """Neighbours are worked on by one thread, mostly."""
-    return sorted(range(len(matchers)), key=lambda at: matchers[at].strand)
 
 
 def first_line(text: str) -> str:

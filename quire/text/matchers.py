@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Final
@@ -19,7 +20,7 @@ import numpy as np
 
 from quire.core.failure import Code, Failure
 from quire.text.leading import Leading
-from quire.text.matcher import Matcher, MatcherPool
+from quire.text.matcher import Matcher
 
 MANY: Final = -1
 """What stands in `marks` while masks are made together. `MANY - handle`: work along its drafts."""
@@ -98,16 +99,13 @@ class Matchers:
 
     def __init__(
         self,
-        n_threads: int,
         marks: MutableSequence[int] | memoryview[int],
         watch: Callable[[bool], None] = lambda together: None,
     ) -> None:
-        """n_threads: for the masks of large steps. marks[0]: the handle that is worked on. watch: called when a piece
+        """marks[0]: the handle that is worked on. watch: called when a piece
         of work begins (a mask, or all moves of a turn), True for many masks together."""
-        self._n_threads = n_threads
         self._marks = marks
         self._watch = watch
-        self._pool: MatcherPool | None = None
         self._live: dict[int, _Live] = {}
         self._last: dict[int, _Line] = {}
         """The last mask of each sequence that was made in the newest turn."""
@@ -156,6 +154,7 @@ class Matchers:
         bits: np.ndarray,
         drafts: Sequence[Sequence[int]] = (),
         *,
+        lines: Sequence[int] = (),
         unfollowed: Sequence[int] = (),
         one_by_one: bool = False,
     ) -> list[End]:
@@ -164,20 +163,21 @@ class Matchers:
 
         drafts: for each row tokens that may follow; each has a line of its own behind the row's: what may come next if
         the tokens up to it do. Nothing may where no token counts, as behind a draft that the grammar excludes.
+        lines: where in `bits` the line of each row is; without it, one row's lines are behind the other's.
         unfollowed: handles along whose drafts nothing is to be done.
-        bits: int32 [len(rows) and all drafts, words], contiguous.
+        bits: int32 [lines, words], contiguous.
         """
-        lines = self._lines(rows, drafts or [()] * len(rows), bits, unfollowed)
-        if one_by_one or self._n_timed or len(lines) < FEW or self._n_threads < 2:
+        found = self._lines(rows, drafts or [()] * len(rows), bits, lines, unfollowed)
+        if one_by_one or self._n_timed or len(found) < FEW:
             self._n_timed = max(0, self._n_timed - 1)
-            self._fill_each(lines, bits)
+            self._fill_each(found, bits)
         else:
-            self._fill_many(lines, bits)
-        for line in lines:
+            self._fill_many(found, bits)
+        for line in found:
             if line.live.leading is not None:
                 line.live.leading.narrow(bits[line.at])
-        self._last = {line.handle: line for line in lines}
-        return self._failed(lines, bits)
+        self._last = {line.handle: line for line in found}
+        return self._failed(found, bits)
 
     def foretell(self, rows: Sequence[int], bits: np.ndarray, most: int) -> list[Foretold]:
         """What must come, at most so many tokens for each row's handle. Matchers are asked where one word of the mask
@@ -193,21 +193,27 @@ class Matchers:
         return found
 
     def _lines(
-        self, rows: Sequence[int], drafts: Sequence[Sequence[int]], bits: np.ndarray, unfollowed: Sequence[int]
+        self,
+        rows: Sequence[int],
+        drafts: Sequence[Sequence[int]],
+        bits: np.ndarray,
+        starts: Sequence[int],
+        unfollowed: Sequence[int],
     ) -> list[_Line]:
         """Those that matchers write; the others are written here."""
-        lines, at = list[_Line](), 0
-        for handle, tokens in zip(rows, drafts, strict=True):
+        lines = list[_Line]()
+        starts = starts or [0, *itertools.accumulate(1 + len(tokens) for tokens in drafts)][:-1]
+        for handle, tokens, at in zip(rows, drafts, starts, strict=True):
             end, live = at + 1 + len(tokens), self._live.get(handle)
             if live is None:
                 bits[at:end] = -1
-            else:
-                lines.append(_Line(at, handle, live))
-                if tokens:
-                    bits[at + 1 : end] = 0
-                if tokens and handle not in unfollowed:
+                continue
+            lines.append(_Line(at, handle, live))
+            if tokens:
+                bits[at + 1 : end] = 0
+                # without time for masks behind drafts there are none
+                if handle not in unfollowed and live.budget.ahead_s >= 0:
                     lines += self._ahead(lines[-1], tokens)
-            at = end
         return lines
 
     def _ahead(self, first: _Line, tokens: Sequence[int]) -> list[_Line]:
@@ -238,13 +244,12 @@ class Matchers:
                 budget.spare_s -= excess_s
 
     def _fill_many(self, lines: list[_Line], bits: np.ndarray) -> None:
-        if self._pool is None:
-            self._pool = MatcherPool(self._n_threads)
         self._marks[0] = MANY
         self._watch(True)
-        start_s = time.process_time()
-        self._pool.fill([line.live.matcher for line in lines], [line.at for line in lines], bits)
-        taken_s = time.process_time() - start_s
+        start_s = time.thread_time()
+        for line in lines:
+            line.live.matcher.fill(bits[line.at])
+        taken_s = time.thread_time() - start_s
         self._excess_s = max(0.0, self._excess_s + taken_s - MASK_S * len(lines))
         if self._excess_s > SPARE_S:
             self._n_timed, self._excess_s = TIMED_TURNS, 0.0

@@ -47,6 +47,12 @@ class CpuDevice:
     def upload(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array.copy())
 
+    def pin(self, memory: np.ndarray) -> None:
+        """All memory is the host's."""
+
+    def send(self, array: np.ndarray, target: torch.Tensor) -> None:
+        target.copy_(torch.from_numpy(array.copy()))
+
     def download(self, tensors: list[torch.Tensor]) -> _Arrived:
         return _Arrived(tensors)
 

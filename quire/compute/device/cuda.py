@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import logging
 import math
 import weakref
 from collections.abc import Callable
@@ -14,6 +16,8 @@ import torch
 from quire.core import env
 from quire.core.errors import ConfigError
 from quire.kernels import transfer
+
+logger = logging.getLogger("quire.engine")
 
 
 class _Arriving:
@@ -111,6 +115,7 @@ class CudaDevice:
         env.set_for_children("TRITON_CACHE_DIR", str(env.cache_folder() / "triton"))
         self.torch_device = torch.device("cuda", index)
         torch.cuda.set_device(self.torch_device)
+        self._pinned: list[np.ndarray] = []
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def total_bytes(self) -> int:
@@ -134,6 +139,24 @@ class CudaDevice:
 
     def upload(self, array: np.ndarray) -> torch.Tensor:
         return transfer.upload(array, self.torch_device)
+
+    def pin(self, memory: np.ndarray) -> None:
+        """Where the driver refuses, memory is sent from as any other."""
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        status = int(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0))
+        if status:
+            logger.warning("memory of masks cannot be pinned (error %d): they are copied twice", status)
+            with contextlib.suppress(RuntimeError):  # what is launched next would raise that error
+                self.zeros((1,), torch.uint8)
+            return
+        self._pinned.append(memory)
+        weakref.finalize(self, _unpin, memory).atexit = False
+
+    def send(self, array: np.ndarray, target: torch.Tensor) -> None:
+        if any(np.may_share_memory(array, memory) for memory in self._pinned):
+            target.copy_(torch.from_numpy(array), non_blocking=True)
+        else:
+            target.copy_(self.upload(array))
 
     def staging(self, n_bytes: int) -> Staging:
         """Memory for what a captured step reads from the host."""
@@ -161,6 +184,10 @@ class CudaDevice:
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+
+def _unpin(memory: np.ndarray) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)  # type: ignore[no-untyped-call]
 
 
 def is_available() -> bool:

@@ -46,6 +46,14 @@ class Device(Protocol):
         """Copy to the device without waiting; the array may be changed at once afterwards."""
         ...
 
+    def pin(self, memory: np.ndarray) -> None:
+        """Memory that is sent from often, and has its place for good: `send` needs no copy of it on the host."""
+        ...
+
+    def send(self, array: np.ndarray, target: torch.Tensor) -> None:
+        """Copy to `target` on the device without waiting. A part of pinned memory must not change until it is there."""
+        ...
+
     def download(self, tensors: list[torch.Tensor]) -> Download:
         """Start copying to the host after all work queued so far."""
         ...

@@ -12,6 +12,8 @@ from typing import Final
 from quire.compute.runner.spans_apart import Room
 from quire.config.arch import ModelArch
 from quire.kernels.attention.schedule.plan import PlanBuffers
+from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
+from quire.kernels.invariance import are_rows_alone
 from quire.planner.shape import layer_weights
 
 MOST_VERIFYING: Final = 512
@@ -36,6 +38,15 @@ def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
     most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
     sizes = [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, MAX_MIXED_ROWS + 1, 128)]
     return sorted({size for size in sizes if size < most} | {most})
+
+
+def most_large_lines(group: int, max_num_seqs: int, mixed_rows: int) -> int:
+    """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
+    prompts, where rows are alone. group: query heads of a KV head."""
+    if are_rows_alone():
+        return mixed_rows // large_tokens_of(group) + max_num_seqs
+    few = max(1, small_rows_of(group) // group)
+    return (mixed_rows + max_num_seqs) // (few + 1) + 1
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,3 +79,7 @@ class Captures:
     """Where drafts are verified: a span for each row, so that it is computed as a decode step is."""
     sampling: dict[tuple[int, bool], Callable[[], None]] = dataclasses.field(default_factory=dict)
     """By rows, and by whether one of them may be truncated."""
+
+    def have(self, forwards: ForwardGraphs, size: int, sampling: tuple[int, bool] | None) -> bool:
+        """Whether all of a step is captured. sampling: its key, if it samples."""
+        return size in forwards.replays and (sampling is None or sampling in self.sampling)

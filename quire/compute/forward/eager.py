@@ -17,6 +17,9 @@ class EagerForward:
     def __init__(self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables) -> None:
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
 
+    def stage(self, _: Step) -> None:
+        """It has little to do on the host."""
+
     def run(self, step: Step) -> States:
         """States of all rows where they are wanted, else of the sampled ones: the last layer ends with these."""
         batch = step.batch

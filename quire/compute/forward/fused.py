@@ -86,6 +86,9 @@ class FusedForward:
             self._fused.take(self._x)
         tail.record(self._fused, self._x, self._logits)
 
+    def stage(self, _: Step) -> None:
+        """A host computes when it is called: `ready` is what can be done before."""
+
     def run(self, step: Step) -> States | None:
         """The step up to its logits, and its tokens too where their choice is plain."""
         n_sampled, choice = len(step.batch.sampled_rows), None

@@ -27,6 +27,7 @@ from quire.compute.forward.buckets import (
     ForwardGraphs,
     decode_sizes,
     mixed_sizes,
+    most_large_lines,
 )
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch
@@ -38,7 +39,6 @@ from quire.compute.runner.tail import Tail
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
-from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
 
@@ -91,6 +91,7 @@ class GraphForward:
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
         self._guesses = self._staging.section((n_rows,), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
+        self._spare_entry = tables.spare_slot * tables.pages.shape[2]  # of no sequence
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
         # One for all buckets: a graph's own output would be kept for each of them.
         self._logits = device.zeros((max_sampled, arch.vocab_size), model.dtype)
@@ -101,7 +102,7 @@ class GraphForward:
 
     def _new_captures(self) -> Captures:
         most, sizes = self._max_num_seqs, self._verifying_sizes
-        most_large = self._most_large(most, self._mixed_sizes[-1])
+        most_large = most_large_lines(self._pool.group, most, self._mixed_sizes[-1])
         mixed = self._buffers(most, self._mixed_sizes[-1], most_large)
         verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]), Room(sizes[-1])) if sizes else NOTHING
         return Captures(
@@ -109,14 +110,6 @@ class GraphForward:
             ForwardGraphs(self._mixed_sizes, mixed, Room(most, most_large)),
             verifying,
         )
-
-    def _most_large(self, max_num_seqs: int, mixed_rows: int) -> int:
-        """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
-        prompts, where rows are alone."""
-        if are_rows_alone():
-            return mixed_rows // large_tokens_of(self._pool.group) + max_num_seqs
-        few = max(1, small_rows_of(self._pool.group) // self._pool.group)
-        return (mixed_rows + max_num_seqs) // (few + 1) + 1
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
         """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
@@ -154,7 +147,16 @@ class GraphForward:
     def run(self, step: Step) -> States | None:
         """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
         sampled rows are plain."""
-        captures = self._captures_now()
+        replay = self._staged(step)
+        return None if replay is None else replay()
+
+    def stage(self, step: Step) -> Callable[[], States] | None:
+        """Only for a step that is captured: a capture runs the graph, in the memory of the step before."""
+        return self._staged(step, captures_now=False)
+
+    def _staged(self, step: Step, *, captures_now: bool = True) -> Callable[[], States] | None:
+        """Fill this step's host side. What is returned sends it and replays."""
+        captures = self._captures_now() if captures_now else self._captures.get(are_rows_alone())
         forwards = None if captures is None or step.batch.trees is not None else self._forwards_for(captures, step)
         if captures is None or forwards is None:
             return None
@@ -163,25 +165,34 @@ class GraphForward:
         n_sampled = len(batch.sampled_rows)
         controls = self._tail.controls(step) if n_sampled <= self._sampling_sizes[-1] else None
         n_rows = len(batch.row_slots)
-        size = forwards.bucket(n_rows)
+        size, sampling = forwards.bucket(n_rows), None
+        if controls is not None and n_sampled:
+            sampling = self._sampling_bucket(n_sampled), self._tail.truncates(step)
+        if not captures_now and not captures.have(forwards, size, sampling):
+            return None
         replay = self._replay(captures, forwards, size)
-        choose = None if controls is None else self._choosing(captures, n_sampled, self._tail.truncates(step))
+        sample = None if sampling is None else self._sampling_replay(captures, sampling[0], truncates=sampling[1])
+        choose = None if controls is None else functools.partial(self._choose, n_sampled, sample)
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
         if forwards is captures.verifying:
             self._fill_guesses(size, step.guesses)
             self._plan(forwards.buffers, (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32))
         else:
-            settled = forwards is captures.decode
             given = batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared
-            self._plan(forwards.buffers, *given, settled=settled)
-            if step.guesses is not None:
-                self._tables.set_tokens(step.guesses.at)
-        if controls is not None and n_sampled:
-            self._fill_sampled(self._sampling_bucket(n_sampled), batch, controls)
-        self._staging.send()
-        replay()
-        return States(self._hidden[:n_rows], has_all=True, choose=choose)
+            self._plan(forwards.buffers, *given, settled=forwards is captures.decode)
+        if controls is not None and sampling is not None:
+            self._fill_sampled(sampling[0], batch, controls)
+        guesses = None if forwards is captures.verifying else step.guesses
+
+        def replayed() -> States:
+            if guesses is not None:
+                self._tables.set_tokens(guesses.at)
+            self._staging.send()
+            replay()
+            return States(self._hidden[:n_rows], has_all=True, choose=choose)
+
+        return replayed
 
     def _captures_now(self) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
@@ -229,17 +240,11 @@ class GraphForward:
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
         return n_again * self._pool.bytes_per_token < AGAIN_BYTES
 
-    def _choosing(self, captures: Captures, n_sampled: int, truncates: bool) -> Callable[[np.ndarray | None], Choice]:
-        """Sampling of the step that is run next: see `States.choose`."""
-        size = self._sampling_bucket(n_sampled) if n_sampled else 0
-        replay = self._sampling_replay(captures, size, truncates=truncates) if n_sampled else None
-        return functools.partial(self._choose, n_sampled, replay)
-
     def _choose(self, n_sampled: int, replay: Callable[[], None] | None, bits: np.ndarray | None) -> Choice:
+        """Sampling of the step that is run next: see `States.choose`."""
         if bits is not None:
             n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
-            target = self._mask_bits[: len(bits), :n_words]
-            target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
+            self._device.send(bits[:, :n_words], self._mask_bits[: len(bits), :n_words])
         if replay is not None:
             replay()
         return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
@@ -260,11 +265,6 @@ class GraphForward:
         self._guesses.host[:size] = NO_GUESS
         if guesses is not None:
             self._guesses.host[guesses.rows] = guesses.at[2]
-
-    @property
-    def _spare_entry(self) -> int:
-        """An entry of the page tables that belongs to no sequence."""
-        return self._tables.spare_slot * self._tables.pages.shape[2]
 
     def _fill_sampled(self, size: int, batch: FlatBatch, controls: np.ndarray) -> None:
         n_sampled, lines = len(batch.sampled_rows), self._sampled.host

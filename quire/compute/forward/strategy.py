@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.compute.runner.step import States, Step
@@ -14,5 +15,11 @@ class Forward(Protocol):
         """Queue the step's work on the device, without a wait.
 
         None, and nothing is done: this strategy cannot run the step, or one after it is better at it.
+        """
+        ...
+
+    def stage(self, step: Step) -> Callable[[], States] | None:
+        """What `run` does on the host, while the step before is perhaps not queued to its end; the rest when that is
+        called, before another step comes. None: it is all to be done by `run`.
         """
         ...

@@ -9,10 +9,11 @@ Invariant: `launch` waits for the device only where drafts follow tokens that it
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -164,7 +165,7 @@ class Runner:
         step = self._step(plan, writes, guesses, trees)
         if is_settled and (computed := self._computed(step, start_s)) is not None:
             return computed
-        with rows_alone() if self._is_alone(plan.spans.slots) else contextlib.nullcontext():
+        with self._region(plan):
             states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
             launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, is_settled)
         if self._lengths is not None:
@@ -172,6 +173,30 @@ class Runner:
         if not plan.masked:
             launched.mask(None)
         return launched
+
+    @torch.inference_mode()
+    def stage(self, plan: StepPlan) -> Callable[[], LaunchedStep] | None:
+        """What `launch` does on the host, while the step before has no masks yet; the rest when that is called. None:
+        `launch` does it all, as it must where slots change, which that step still writes to."""
+        if self._lengths is not None or plan.opened or plan.closed or plan.copies:
+            return None
+        start_s = time.perf_counter()
+        step = self._step(plan, self.tables.append(plan.pages))
+        with self._region(plan):
+            run = self._forwards[0].stage(step)
+        return None if run is None else functools.partial(self._launch_staged, step, run, time.perf_counter() - start_s)
+
+    @torch.inference_mode()
+    def _launch_staged(self, step: Step, run: Callable[[], States], spent_s: float) -> LaunchedStep:
+        start_s = time.perf_counter() - spent_s
+        with self._region(step.plan):
+            launched = LaunchedStep(self.tail, step, run(), start_s, None, is_settled=False)
+        if not step.plan.masked:
+            launched.mask(None)
+        return launched
+
+    def _region(self, plan: StepPlan) -> contextlib.AbstractContextManager[None]:
+        return rows_alone() if self._is_alone(plan.spans.slots) else contextlib.nullcontext()
 
     def _computed(self, step: Step, start_s: float) -> ReadyStep | None:
         """A settled step, computed and kept, where it is one native call and nothing but its tokens is wanted."""

@@ -13,6 +13,10 @@ from quire.core.result import StepResult
 class Executor(Protocol):
     """Executes plans in the order in which they are submitted; several may be in flight."""
 
+    def prepare(self, plan: StepPlan) -> None:
+        """This plan is submitted next, as soon as the newest step has its masks: there is time until then."""
+        ...
+
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Start a step and return at once. A step that fails as a whole carries its exception in the future."""
         ...

@@ -53,6 +53,10 @@ class Launcher(Protocol):
         """on_drafts: called with the drafts of each masked span, before anything is computed."""
         ...
 
+    def stage(self, plan: StepPlan) -> Callable[[], Pending] | None:
+        """Do what can be done before the step before has its masks; what is returned launches the step."""
+        ...
+
 
 class LaunchedFuture(concurrent.futures.Future[StepResult]):
     """A future whose waiting is done by whoever asks for the result, not by a thread.
@@ -87,13 +91,22 @@ class LaunchExecutor:
     def __init__(self, worker: Launcher) -> None:
         self.worker = worker
         self._unmasked: LaunchedFuture | None = None
+        self._staged: tuple[StepPlan, Callable[[], Pending]] | None = None
         self._drafts = Drafts()
 
+    def prepare(self, plan: StepPlan) -> None:
+        launch = None if self._unmasked is None else self.worker.stage(plan)
+        self._staged = None if launch is None else (plan, launch)
+
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
+        staged, self._staged = self._staged, None
         if plan.masks_drafts:
             self._drafts = Drafts()
         try:
-            future = LaunchedFuture(_launched(self.worker, plan, self._drafts))
+            if staged is not None and staged[0] is plan:
+                future = LaunchedFuture(staged[1]())
+            else:
+                future = LaunchedFuture(_launched(self.worker, plan, self._drafts))
             self._unmasked = future if plan.masked else None
             return future
         except Exception as error:
@@ -152,6 +165,9 @@ class ThreadExecutor:
         self._drafts = Drafts()
         self._changing: ComputedFuture | None = None
         """The newest step that opens or closes slots."""
+
+    def prepare(self, _: StepPlan) -> None:
+        """`submit` does it: the thread takes one step after the other."""
 
     def submit(self, plan: StepPlan) -> concurrent.futures.Future[StepResult]:
         ready, changes = None, bool(plan.opened or plan.closed)

@@ -60,6 +60,9 @@ class NullExecutor(NullPages):
         self._drafts: dict[int, list[int]] = {}
         """Of the newest step's spans."""
 
+    def prepare(self, _: StepPlan) -> None:
+        """Nothing takes time here."""
+
     def submit(self, plan: StepPlan) -> Future[StepResult]:
         """Execute `plan`. The future is done; it carries PlanError if the plan is inconsistent.
 

@@ -1,7 +1,8 @@
-"""The engine's link to its process of matchers: what every constrained sequence has said, so that another process can
-take over when this one has to be ended.
+"""The engine's link to a process of matchers: what every sequence in it has said, so that another process can take over
+when this one has to be ended.
 
-Owns the shared memory, the sequences' tokens, and who is to blame for an end. Does not own requests (`manager.py`).
+Owns these sequences' tokens, and who is to blame for an end. Does not own which sequence is in which process nor the
+memory of masks (`links.py`).
 Invariants: a matcher has taken exactly the tokens that were committed for its sequence; a sequence whose matcher ends
 the process fails alone; the others notice nothing but time.
 """
@@ -17,15 +18,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import numpy as np
-
 from quire.core.errors import EngineError
 from quire.engine.grammars.processes import GrammarProcesses, hear
 from quire.engine.grammars.wire import (
-    BITS_AT,
     MANY_CORES,
     MARKS,
     MATCHERS,
+    SHARED_BYTES,
     SPIN_S_ON_MANY_CORES,
     Begin,
     Begun,
@@ -36,7 +35,7 @@ from quire.engine.grammars.wire import (
     encode,
 )
 from quire.text.leading import LeadBound
-from quire.text.matchers import MANY, TOO_SLOW, End, Foretold, failed
+from quire.text.matchers import MANY, TOO_SLOW, End, failed
 
 logger = logging.getLogger("quire.engine")
 
@@ -47,6 +46,8 @@ SILENCE_S: Final = 60.0
 """A process that does not answer for so long is stopped, or starved beyond use: another takes its place."""
 MAX_BLAMELESS: Final = 3
 """Ends in a row of which nobody is to blame, after which all sequences fail."""
+MOST_UNFOLLOWED: Final = 256
+"""Grammars of which it is remembered that their drafts are not to be followed."""
 CRASH_TEXT: Final = "the output cannot go on: this grammar has ended the process that follows it"
 
 
@@ -72,15 +73,17 @@ class _Seq:
 class MatcherLink:
     """See the module. For the engine's own thread."""
 
-    def __init__(self, processes: GrammarProcesses) -> None:
-        self._processes = processes
-        settings = processes.settings
-        n_bytes = BITS_AT + 4 * settings.n_words * settings.n_rows
-        self._descriptor = os.memfd_create("quire-masks")
-        os.ftruncate(self._descriptor, n_bytes)
-        self._memory = mmap.mmap(self._descriptor, n_bytes)
-        self._bits = np.frombuffer(self._memory, "<i4", offset=BITS_AT).reshape(settings.n_rows, settings.n_words)
+    def __init__(self, processes: GrammarProcesses, masks: int, unfollowed: dict[str, None]) -> None:
+        """masks: the descriptor of the memory that masks are written to. unfollowed: grammars whose drafts have ended a
+        process; of all links."""
+        self._processes, self._masks, self._unfollowed = processes, masks, unfollowed
+        self._descriptor = os.memfd_create("quire-marks")
+        os.ftruncate(self._descriptor, SHARED_BYTES)
+        self._memory = mmap.mmap(self._descriptor, SHARED_BYTES)
         self._child: Channel | None = None
+        self._turn: Turn | None = None
+        """That was asked for, until its answer is taken."""
+        self._turned: Turned | None = None
         self._seqs: dict[int, _Seq] = {}
         self._dropped: list[int] = []
         """Sequences that the process may forget."""
@@ -94,19 +97,26 @@ class MatcherLink:
         self.on_blame: Callable[[int], None] | None = None
         """Called with a handle whose matcher has ended the process."""
 
+    def __len__(self) -> int:
+        """Sequences."""
+        return len(self._seqs)
+
     def begin(self, handles: list[int], grammar: str, compile_s: float, lead: LeadBound | None = None) -> None:
         """The sequences of a request are going to need masks; `begun` says when they can have them."""
-        group = _Group(handles, grammar, compile_s, lead)
+        unfollowed = self._unfollowed
+        group = _Group(handles, grammar, compile_s, lead, is_followed=grammar not in unfollowed)
         for handle in handles:
             self._seqs[handle] = _Seq(group)
-        try:
-            self._send(Begin(handles, grammar, compile_s, [[] for _ in handles], lead))
-        except _Ended as ended:
-            self._recover(ended)
+        self._post(Begin(handles, grammar, compile_s, [[] for _ in handles], lead))
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether the grammar of a sequence is not ready."""
+        return any(not one.group.is_begun for one in self._seqs.values())
 
     def begun(self, wait_s: float) -> list[Begun]:
         """What has begun since the last call; waits for the first up to `wait_s`."""
-        if not self._news and self._child is not None and any(not one.group.is_begun for one in self._seqs.values()):
+        if not self._news and self._child is not None and self.is_beginning:
             try:
                 while self._child.waits(0.0 if self._news else wait_s):
                     self._note(self._hear())
@@ -119,38 +129,35 @@ class MatcherLink:
         """Forget sequences; one that is not known is ignored."""
         self._dropped += [handle for handle in handles if self._seqs.pop(handle, None) is not None]
 
-    def turn(
-        self,
-        moves: list[tuple[int, list[int]]],
-        rows: list[int],
-        drafts: Sequence[list[int]] = (),
-        most_foretold: int = 0,
-    ) -> tuple[list[End], np.ndarray, list[Foretold]]:
-        """Move sequences by tokens, then make masks: (what ended by that, int32 [lines, words], good until the next
-        turn, what is foretold of each row). rows, drafts: as in `Turn`."""
-        moves = [move for move in moves if move[0] in self._seqs]
-        for handle, tokens in moves:
+    def ask(self, turn: Turn) -> None:
+        """Have sequences moved, and masks made: see `Turn`."""
+        turn.moves = [move for move in turn.moves if move[0] in self._seqs]  # some may have ended with a process
+        for handle, tokens in turn.moves:
             self._seqs[handle].tokens += tokens
-        order = Turn(
-            moves, rows, list(drafts), self._dropped, self._unfollowed(rows), most_foretold=most_foretold
-        )  # fmt: skip
-        self._dropped = []
-        for _ in range(2 * len(self._seqs) + MAX_BLAMELESS + 1):
-            try:
-                self._send(order)
-                while not isinstance(report := self._wait(), Turned):
-                    self._note(report)
-                self._ends += report.ends
-                ends, self._ends = self._ends, []
-                self.drop([end.handle for end in ends])
-                return ends, self._bits[: len(rows) + sum(map(len, drafts))], report.foretold
-            except _Ended as ended:
-                self._recover(ended)
-                known = [handle if handle in self._seqs else 0 for handle in rows]
-                order = Turn([], known, list(drafts), unfollowed=self._unfollowed(known), one_by_one=True)
-        raise EngineError("the process of matchers cannot be kept alive; see the log")
+        turn.dropped, self._dropped = self._dropped, []
+        turn.unfollowed = self._alone(turn.rows)
+        self._turn = turn
+        self._post(turn)
 
-    def _unfollowed(self, rows: list[int]) -> list[int]:
+    def answer(self) -> Turned:
+        """Wait for what was asked: what ended by it, and what is foretold. The masks are there."""
+        n_ends, most = 0, 2 * len(self._seqs) + MAX_BLAMELESS + 1
+        while self._turned is None:
+            try:
+                self._note(self._wait())
+            except _Ended as ended:
+                n_ends += 1
+                if n_ends == most:
+                    self._turn = None
+                    raise EngineError("a process of matchers cannot be kept alive; see the log") from None
+                self._recover(ended)
+        turned, self._turn, self._turned = self._turned, None, None
+        turned.ends, self._ends = self._ends + turned.ends, []
+        self.drop([end.handle for end in turned.ends])
+        return turned
+
+    def _alone(self, rows: list[int]) -> list[int]:
+        """Those along whose drafts nothing is to be done."""
         return [handle for handle in rows if handle in self._seqs and not self._seqs[handle].group.is_followed]
 
     def close(self) -> None:
@@ -161,10 +168,17 @@ class MatcherLink:
 
     # ---- the process
 
+    def _post(self, order: Begin | Turn) -> None:
+        try:
+            self._send(order)
+        except _Ended as ended:
+            self._recover(ended)
+
     def _send(self, order: Begin | Turn) -> None:
         if self._child is None:
-            MARKS.pack_into(self._memory, 0, 0, 0)
-            self._child = self._processes.fork(MATCHERS, self._descriptor)
+            self._memory[:] = bytes(SHARED_BYTES)
+            self._child = self._processes.fork(MATCHERS, (self._descriptor, self._masks))
+            self._child.attach(memoryview(self._memory).cast("q"), is_engine=True)
         try:
             self._child.send(encode(order))
         except OSError:
@@ -186,7 +200,9 @@ class MatcherLink:
         return Died()
 
     def _note(self, report: Begun | Turned) -> None:
-        if isinstance(report, Begun):
+        if isinstance(report, Turned):
+            self._turned = report
+        else:
             for handle in report.handles:
                 if handle in self._seqs:
                     self._seqs[handle].group.is_begun = True
@@ -200,18 +216,19 @@ class MatcherLink:
             if self.on_wait is not None:
                 self.on_wait()
             if time.monotonic() > deadline_s:
-                logger.error("the process of matchers does not answer and is ended")
+                logger.error("a process of matchers does not answer and is ended")
                 raise _Ended(Died(signal.SIGKILL))
         return self._hear()
 
     def _recover(self, ended: _Ended) -> None:
-        """Another process, in which every sequence is where it was; those that cannot go on have ended."""
+        """Another process, in which every sequence is where it was; those that cannot go on have ended. What was asked
+        for is asked for again."""
         n_blameless = 0
         while True:
             lost = self._blamed(ended.died)
             n_blameless = 0 if lost else n_blameless + 1
             logger.warning(
-                "the process of matchers has ended (signal %d%s); %d sequences move to another, %d cannot go on",
+                "a process of matchers has ended (signal %d%s); %d sequences move to another, %d cannot go on",
                 ended.died.signal, f", {ended.died.place}" if ended.died.place else "", len(self._seqs), len(lost),
             )  # fmt: skip
             if n_blameless >= MAX_BLAMELESS:
@@ -220,9 +237,17 @@ class MatcherLink:
             self._disconnect()
             try:
                 self._rebuild()
+                if self._turn is not None and self._turned is None:
+                    self._turn = self._again(self._turn)
+                    self._send(self._turn)
                 return
             except _Ended as again:
                 ended = again
+
+    def _again(self, turn: Turn) -> Turn:
+        """The masks of a turn, where all have moved."""
+        rows = [handle if handle in self._seqs else 0 for handle in turn.rows]
+        return Turn([], rows, turn.lines, turn.drafts, unfollowed=self._alone(rows), one_by_one=True)
 
     def _blamed(self, died: Died) -> list[int]:
         """The sequences of the request that was worked on, if that is certain. A kill may come from outside, and so may
@@ -244,8 +269,9 @@ class MatcherLink:
         found = self._seqs.get(handle)
         if found is not None:
             found.group.is_followed = False
-            if self.on_blame is not None:
-                self.on_blame(handle)
+            self._unfollowed[found.group.grammar] = None
+            if len(self._unfollowed) > MOST_UNFOLLOWED:
+                del self._unfollowed[next(iter(self._unfollowed))]
 
     def _fail(self, handles: list[int], died: Died) -> None:
         if not handles:
@@ -283,7 +309,7 @@ class MatcherLink:
 
 
 class _Ended(Exception):
-    """The process of matchers is gone."""
+    """A process of matchers is gone."""
 
     def __init__(self, died: Died) -> None:
         super().__init__(died)

@@ -1,7 +1,7 @@
 """Structured output in the engine: which request waits for its grammar, and which sequence has which matcher.
 
 Owns the way of a constrained request from its submission to its last mask. Does not own grammars (`text/grammar`),
-their trials (`trials.py`), the matchers (`link.py`) nor scheduling.
+their trials (`trials.py`), the matchers (`links.py`) nor scheduling.
 Invariant: a matcher that fails, or that takes too long, ends its own request, and nothing else.
 """
 
@@ -22,7 +22,7 @@ from quire.core.events import FinishReason, SeqDelta
 from quire.core.plan import StepMasks, StepPlan
 from quire.core.request import Request
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.grammars.link import MatcherLink
+from quire.engine.grammars.links import MatcherLinks
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, Passed, key_of
 from quire.text.leading import lead_bound
@@ -31,7 +31,7 @@ from quire.text.matchers import End
 Ready = tuple[Request, QuireError | None]
 
 
-def n_mask_threads() -> int:
+def n_matcher_processes() -> int:
     """Three quarters of the cores, up to 16."""
     return max(1, min(16, (os.cpu_count() or 1) * 3 // 4))
 
@@ -57,23 +57,35 @@ class Unmasked:
     """Of each masked span; empty: none has any."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _AskedFor:
+    """Moves, and perhaps the masks of a plan."""
+
+    plan: StepPlan | None
+    owners: list[Seq]
+    """Of the masked spans."""
+
+
 class StructuredOutput:
     """See the module. processes None: the engine has no tokenizer, and constrained requests are refused."""
 
-    def __init__(self, processes: GrammarProcesses | None) -> None:
-        self._processes = processes
+    def __init__(self, processes: GrammarProcesses | None, pin: Callable[[np.ndarray], None] | None = None) -> None:
+        """pin: is told the memory that all masks will lie in, once there is a constrained request."""
+        self._processes, self._pin = processes, pin
         self._trials = None if processes is None else GrammarTrials(processes)
-        self._link: MatcherLink | None = None
+        self._links: MatcherLinks | None = None
         self._handles = itertools.count(1)
         self._asked: dict[str, _Asked] = {}
         self._live: dict[str, dict[int, int]] = {}
         """Request → sequence → handle."""
         self._owners: dict[int, tuple[str, int, bytes, str, str]] = {}
         """Handle → request, sequence, key and kind of its constraint, tenant."""
-        self._failed: dict[int, End] = {}
-        """Sequences whose last mask went wrong: it allowed nothing but the end."""
+        self._asked_for: _AskedFor | None = None
+        """What the matchers are working on."""
+        self._ends: list[End] = []
+        """Of sequences, which nobody has been told."""
         self._made: StepMasks | None = None
-        """Masks that were made together with the last moves."""
+        """The newest masks, until they are used."""
         self.most_foretold = 0
         """Tokens that sequences are to be told of beforehand where their grammar leaves no choice."""
         self.on_wait: Callable[[], None] | None = None
@@ -135,8 +147,8 @@ class StructuredOutput:
                 found.append((one.request, error))
             else:
                 raise error
-        if self._link is not None:
-            for begun in self._link.begun(0.0 if tried or found else wait_s):
+        if self._links is not None:
+            for begun in self._links.begun(0.0 if tried or found else wait_s):
                 found += self._take_begun(begun.handles, begun.ends)
         return found
 
@@ -156,48 +168,56 @@ class StructuredOutput:
             self._live.pop(request_id, None)
         if handle is not None:
             self._owners.pop(handle, None)
-            self._failed.pop(handle, None)
-            if self._link is not None:
-                self._link.drop([handle])
+            if self._links is not None:
+                self._links.drop([handle])
+
+    def follow(self, deltas: list[SeqDelta], unmasked: Unmasked | None = None) -> None:
+        """Have matchers moved by committed tokens, and the masks of the next plan that needs them made: `masks` and
+        `ended` wait for that, so there is time for other work."""
+        moves: dict[int, list[int]] = {}
+        for delta in deltas:
+            handle = self._live.get(delta.request_id, {}).get(delta.index)
+            if handle is None:
+                continue
+            if delta.finish_reason is not None:
+                self.drop_seq(delta.request_id, delta.index)
+            elif delta.token_ids:
+                moves.setdefault(handle, []).extend(delta.token_ids)
+        if moves or unmasked is not None:
+            self._ask(list(moves.items()), unmasked)
 
     def masks(self, unmasked: Unmasked) -> StepMasks:
         """The masks of a plan whose earlier steps are all committed.
 
         A sequence that has ended meanwhile, whose token nobody will take, may say anything.
         """
+        self._take()
         made, self._made = self._made, None
         if made is None or made.step != unmasked.plan.step:
-            ends, bits = self._turn([], unmasked)
-            self._note_failed(ends)
-            return _step_masks(unmasked.plan, bits)
+            self._ask([], unmasked)
+            self._take()
+            made, self._made = self._made, None
+            assert made is not None
         return made
 
-    def follow(self, deltas: list[SeqDelta], scheduler: Scheduler, unmasked: Unmasked | None = None) -> None:
-        """Move matchers by committed tokens. Ends sequences, in their delta and in the scheduler, that are complete or
-        whose matcher failed. unmasked: the next plan that needs masks, which are made at the same time."""
-        moved: dict[int, list[SeqDelta]] = {}
-        for delta in deltas:
-            handle = self._live.get(delta.request_id, {}).get(delta.index)
-            if handle is None:
-                continue
-            failed = self._failed.get(handle)
-            if failed is not None and delta.finish_reason is not FinishReason.ERROR:
-                self._end(delta, scheduler, failed)
-            elif delta.finish_reason is None and delta.token_ids:
-                moved.setdefault(handle, []).append(delta)
-            elif delta.finish_reason is not None:
-                self.drop_seq(delta.request_id, delta.index)
-        if not moved:
-            return
-        moves = [(handle, [token for one in some for token in one.token_ids]) for handle, some in moved.items()]
-        ends, bits = self._turn(moves, unmasked)
-        if unmasked is not None:
-            self._made = _step_masks(unmasked.plan, bits)
-        late = [end for end in ends if end.handle not in moved]
+    def ended(self, scheduler: Scheduler) -> list[SeqDelta]:
+        """End the sequences, in the scheduler too, that are complete or whose matcher failed; returns their ends."""
+        self._take()
+        if not self._ends:
+            return []
+        ends, self._ends = self._ends, []
+        deltas = list[SeqDelta]()
         for end in ends:
-            if end.handle in moved:
-                self._end(moved[end.handle][-1], scheduler, end)
-        self._note_failed(late)
+            owner = self._owners.get(end.handle)
+            if owner is None:
+                continue
+            request_id, index, *_ = owner
+            self.drop_seq(request_id, index)
+            if not end.is_free:
+                reason = FinishReason.STOP if end.failure is None else FinishReason.ERROR
+                scheduler.cancel_seq(request_id, index, reason)
+                deltas.append(SeqDelta(request_id, index, [], reason, failure=end.failure))
+        return deltas
 
     def clear(self) -> None:
         """Every queued sequence has ended; those whose grammar is not ready have not been queued."""
@@ -209,8 +229,8 @@ class StructuredOutput:
         """End the processes."""
         if self._trials is not None:
             self._trials.close()
-        if self._link is not None:
-            self._link.close()
+        if self._links is not None:
+            self._links.close()
         if self._processes is not None:
             self._processes.close()
 
@@ -222,14 +242,14 @@ class StructuredOutput:
         return self._trials
 
     def _begin(self, request: Request, key: bytes, passed: Passed) -> None:
-        link, params = self._matchers(), request.params.structured_outputs
+        params = request.params.structured_outputs
         assert params is not None
         handles = list(itertools.islice(self._handles, request.params.n))
         self._live[request.request_id] = dict(enumerate(handles))
         for index, handle in enumerate(handles):
             self._owners[handle] = request.request_id, index, key, params.kind, request.terms.tenant
         lead = lead_bound(params)
-        link.begin(handles, passed.grammar, passed.compile_s, lead)
+        self._matchers().begin(handles, passed.grammar, passed.compile_s, lead)
 
     def _take_begun(self, handles: list[int], ends: list[End]) -> list[Ready]:
         """A request's matchers are there, or have failed in the making."""
@@ -243,45 +263,39 @@ class StructuredOutput:
         self.drop(asked.request.request_id)
         return [(asked.request, error_of(failure))]
 
-    def _matchers(self) -> MatcherLink:
-        if self._link is None:
+    def _matchers(self) -> MatcherLinks:
+        if self._links is None:
             assert self._processes is not None
-            self._link = MatcherLink(self._processes)
-            self._link.on_wait, self._link.on_blame = self._wait, self._blame
-        return self._link
+            self._links = MatcherLinks(self._processes, self._wait, self._blame, self._pin)
+        return self._links
 
-    def _turn(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> tuple[list[End], np.ndarray]:
+    def _ask(self, moves: list[tuple[int, list[int]]], unmasked: Unmasked | None) -> None:
+        self._take()
         rows, drafts, owners = list[int](), list[list[int]](), list[Seq]()
         if unmasked is not None:
             owners, drafts = [unmasked.seqs[span] for span in unmasked.plan.masked], unmasked.drafts
             rows = [self._live.get(one.request.request_id, {}).get(one.index, 0) for one in owners]
         for owner in owners:
             owner.foretold = None
-        if not moves and not any(rows):  # they have ended, or are free from now on
+        if moves or any(rows):
+            self._matchers().ask(moves, rows, drafts, self.most_foretold)
+            self._asked_for = _AskedFor(None if unmasked is None else unmasked.plan, owners)
+        elif unmasked is not None:  # they have ended, or are free from now on
             n_words = 0 if self._processes is None else self._processes.settings.n_words
-            return [], np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
-        ends, bits, foretold = self._matchers().turn(moves, rows, drafts, self.most_foretold)
-        for owner, one in zip(owners, foretold, strict=False):  # nothing is asked where no drafts are verified
-            owner.foretell(one.n_drafts, one.tokens)
-        return ends, bits
+            free = np.full((len(rows) + sum(map(len, drafts)), n_words), -1, "<i4")
+            self._made = _step_masks(unmasked.plan, free)
 
-    def _end(self, delta: SeqDelta, scheduler: Scheduler, end: End) -> None:
-        if end.is_free:
-            self.drop_seq(delta.request_id, delta.index)
+    def _take(self) -> None:
+        """Wait for what was asked for, if anything was."""
+        asked_for, self._asked_for = self._asked_for, None
+        if asked_for is None:
             return
-        reason = FinishReason.STOP if end.failure is None else FinishReason.ERROR
-        scheduler.cancel_seq(delta.request_id, delta.index, reason)
-        delta.finish_reason = reason
-        delta.failure = end.failure
-        self.drop_seq(delta.request_id, delta.index)
-
-    def _note_failed(self, ends: list[End]) -> None:
-        for end in ends:
-            owner = self._owners.get(end.handle)
-            if owner is not None and end.is_free:
-                self.drop_seq(owner[0], owner[1])
-            elif owner is not None:
-                self._failed[end.handle] = end
+        found = self._matchers().answer()
+        self._ends += found.ends
+        for owner, one in zip(asked_for.owners, found.foretold, strict=False):  # nothing where no drafts are verified
+            owner.foretell(one.n_drafts, one.tokens)
+        if asked_for.plan is not None:
+            self._made = _step_masks(asked_for.plan, found.bits)
 
     def _blame(self, handle: int) -> None:
         owner = self._owners.get(handle)

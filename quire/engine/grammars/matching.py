@@ -1,4 +1,4 @@
-"""Inside the process that holds the matchers of an engine: answers `Begin` and `Turn`, compiles beside that.
+"""Inside a process that holds matchers of an engine: answers `Begin` and `Turn`, compiles beside that.
 
 Owns the order of work and how long each piece may take. Does not own matchers (`text/matchers`).
 Invariants: what the process works on stands in the shared memory while it does; a piece of work that takes too much
@@ -22,7 +22,6 @@ import numpy as np
 
 from quire.core.errors import RequestError
 from quire.engine.grammars.wire import (
-    BITS_AT,
     MANY_CORES,
     SPIN_S_ON_MANY_CORES,
     Begin,
@@ -70,14 +69,15 @@ class MatcherProcess:
         compiler: GrammarCompiler,
         settings: GrammarSettings,
         connection: Channel,
-        memory: mmap.mmap,
+        marks: mmap.mmap,
+        masks: mmap.mmap,
     ) -> None:
         self._compiler = compiler
         self._connection = connection
-        self._memory = memory
-        self._bits = np.frombuffer(memory, "<i4", offset=BITS_AT).reshape(-1, settings.n_words)
-        self._marks = memoryview(memory)[:BITS_AT].cast("q")
-        self._matchers = Matchers(settings.n_threads, self._marks, self._watch)
+        self._bits = np.frombuffer(masks, "<i4").reshape(-1, settings.n_words)
+        self._marks = memoryview(marks).cast("q")
+        connection.attach(self._marks, is_engine=False)
+        self._matchers = Matchers(self._marks, self._watch)
         self._waiting: queue.SimpleQueue[Begin] = queue.SimpleQueue()
         self._compiled: queue.SimpleQueue[tuple[Begin, Matcher | RequestError]] = queue.SimpleQueue()
         self._compiling: dict[int, _Compiling] = {}
@@ -131,13 +131,13 @@ class MatcherProcess:
         self._matchers.drop(order.dropped)
         turned = Turned(self._matchers.advance(order.moves))
         if order.rows:
-            bits = self._bits[: len(order.rows) + sum(map(len, order.drafts))]
             turned.ends += self._matchers.fill(
-                order.rows, bits, order.drafts, unfollowed=order.unfollowed, one_by_one=order.one_by_one
-            )
+                order.rows, self._bits, order.drafts, lines=order.lines, unfollowed=order.unfollowed,
+                one_by_one=order.one_by_one,
+            )  # fmt: skip
             if order.most_foretold and len(order.rows) <= MOST_FORETOLD:
                 rows = [0 if handle in order.unfollowed else handle for handle in order.rows]
-                turned.foretold = self._matchers.foretell(rows, bits, order.most_foretold)
+                turned.foretold = self._matchers.foretell(rows, self._bits, order.most_foretold)
         return turned
 
     def _take_compiled(self) -> None:

@@ -1,6 +1,6 @@
 """The processes in which strangers' grammars are compiled and followed: `python -m quire.engine.grammars.process FD`.
 
-The first process loads the tokenizer once and then only forks: a child for each trial of a grammar, and one that holds
+The first process loads the tokenizer once and then only forks: a child for each trial of a grammar, and some that hold
 the matchers of all sequences. It runs no grammar itself, so it always answers. FD is a socket pair's end; each message
 on it asks for a child and brings the child's end of another pair (and its shared memory).
 Invariants: no process outlives the engine; a child whose other end is closed is killed, however it loops; a child that
@@ -37,29 +37,29 @@ from quire.engine.grammars.wire import (
     decode_order,
     encode,
 )
-from quire.text.grammar import GrammarCompiler
+from quire.text.grammar import CACHE_BYTES, MAX_CACHED_BYTES, GrammarCompiler
 from quire.text.grammar_trial import tried
 from quire.text.tokenizer import HfTokenizer
 
 MAX_SETTINGS_BYTES: Final = 1 << 20
-STRANDS_A_THREAD: Final = 4
 WALK_S: Final = 0.5
 """Processor seconds after which following a grammar has gone wrong: it looks at the clock long before."""
 TRIAL_STACK_BYTES: Final = 16 << 20
-"""Less than the process of matchers has, so that what passes here fits there."""
+"""Less than a process of matchers has, so that what passes here fits there."""
 _PR_SET_PDEATHSIG: Final = 1
 
-Serve = Callable[[GrammarCompiler, GrammarSettings, Channel, mmap.mmap], None]
+Serve = Callable[[GrammarCompiler, GrammarSettings, Channel, mmap.mmap, mmap.mmap], None]
 
 
 def serve_matchers(
     compiler: GrammarCompiler,
     settings: GrammarSettings,
     connection: Channel,
-    memory: mmap.mmap,
+    marks: mmap.mmap,
+    masks: mmap.mmap,
 ) -> None:
-    """The life of the process of matchers."""
-    MatcherProcess(compiler, settings, connection, memory).run()
+    """The life of a process of matchers."""
+    MatcherProcess(compiler, settings, connection, marks, masks).run()
 
 
 class ForkServer:
@@ -82,7 +82,7 @@ class ForkServer:
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._control.fileno():
-                    kind, fds, _, _ = socket.recv_fds(self._control, len(MATCHERS), 2)
+                    kind, fds, _, _ = socket.recv_fds(self._control, len(MATCHERS), 3)
                     if not kind:
                         return
                     self._fork(kind, fds)
@@ -130,7 +130,7 @@ class ForkServer:
             if kind == TRIAL:
                 _serve_trial(self._compiler, self._settings, connection)
             else:
-                self._serve(self._compiler, self._settings, connection, mmap.mmap(fds[0], 0))
+                self._serve(self._compiler, self._settings, connection, *(mmap.mmap(fd, 0) for fd in fds))
             code = 0
         except Exception as error:
             with contextlib.suppress(OSError):
@@ -160,8 +160,8 @@ def place_of(error: BaseException) -> str:
 
 def _compiler(settings: GrammarSettings) -> GrammarCompiler:
     tokenizer = HfTokenizer.load(pathlib.Path(settings.folder), settings.vocab_size)
-    strands = STRANDS_A_THREAD * settings.n_threads
-    compiler = GrammarCompiler(tokenizer, settings.vocab_size, settings.end_token_ids, max_strands=strands)
+    cache_bytes = max(MAX_CACHED_BYTES, CACHE_BYTES // settings.n_processes)
+    compiler = GrammarCompiler(tokenizer, settings.vocab_size, settings.end_token_ids, cache_bytes)
     compiler.prepare()
     return compiler
 

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 from quire.core.errors import EngineError
@@ -37,14 +38,14 @@ class GrammarProcesses:
         with self._lock:
             self._started()
 
-    def fork(self, kind: bytes, memory: int | None = None) -> Channel:
-        """A connection to a new child; closing it kills the child. memory: a descriptor that the child maps. Raises
+    def fork(self, kind: bytes, memory: Sequence[int] = ()) -> Channel:
+        """A connection to a new child; closing it kills the child. memory: descriptors that the child maps. Raises
         EngineError if there can be none."""
         with self._lock:
             try:
                 ours, theirs = socket.socketpair()
                 with theirs:
-                    fds = [theirs.fileno()] if memory is None else [theirs.fileno(), memory]
+                    fds = [theirs.fileno(), *memory]
                     try:
                         socket.send_fds(self._started(), [kind], fds)
                     except OSError:  # the first process is gone: the next one

@@ -3,7 +3,6 @@ writes to these sockets."""
 
 from __future__ import annotations
 
-import contextlib
 import select
 import signal
 import socket
@@ -28,13 +27,14 @@ LEFT_ALONE: Final = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGPIP
 SEND_LIMIT_S: Final = 5.0
 """A process that does not read for so long is hung."""
 MARKS: Final = struct.Struct("=qq")
-"""At the beginning of the shared memory, handles or 0: whose matcher moves or is asked for a mask, as
-`matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
+"""In the memory that a process of matchers shares with its link, handles or 0: whose matcher moves or is asked for a
+mask, as `matchers.Matchers` marks it; and whose grammar is being compiled beside that."""
+BELLS: Final = (2, 3)
+"""Behind these, as int64: how many messages the engine has sent, and how many the process."""
+SHARED_BYTES: Final = 32
 MANY_CORES: Final = 8
 SPIN_S_ON_MANY_CORES: Final = 0.0005
 """How long either end waits awake for the other, on a machine with so many cores."""
-BITS_AT: Final = 64
-"""Where masks begin in the shared memory: int32 [rows, words]."""
 
 
 class GrammarSettings(msgspec.Struct):
@@ -49,7 +49,8 @@ class GrammarSettings(msgspec.Struct):
     """Of a mask."""
     n_rows: int
     """Masks of one step at most."""
-    n_threads: int
+    n_processes: int
+    """Of matchers, at most."""
     compile_s: float
     """Processor seconds that translating and compiling one grammar may take."""
     compile_bytes: int
@@ -63,7 +64,7 @@ class GrammarTrial(msgspec.Struct, tag=True):
 
 
 class Begin(msgspec.Struct, tag=True):
-    """To the process of matchers: the sequences of one request are going to need masks. Answered by `Begun`."""
+    """To a process of matchers: the sequences of one request are going to need masks. Answered by `Begun`."""
 
     handles: list[int]
     grammar: str
@@ -81,11 +82,13 @@ class Begun(msgspec.Struct, tag=True):
 
 
 class Turn(msgspec.Struct, tag=True):
-    """Move sequences, forget some, and write masks into the shared memory. Answered by `Turned`."""
+    """Move sequences, forget some, and write masks into the memory that all share. Answered by `Turned`."""
 
     moves: list[tuple[int, list[int]]]
     rows: list[int]
     """A handle for each mask; one that is not known may go on with anything."""
+    lines: list[int] = []
+    """Where each of these masks is to be."""
     drafts: list[list[int]] = []
     """Tokens that may follow each of these; a mask for each, behind that of its handle. Empty: there are none."""
     dropped: list[int] = []
@@ -133,12 +136,21 @@ class Channel:
         self._unread = bytearray()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
+        self._bells: memoryview[int] | None = None
+        self._own, self._other = BELLS
+        self._n_received = 0
 
     def __enter__(self) -> Channel:
         return self
 
     def __exit__(self, _kind: type[BaseException] | None, _error: object, _place: TracebackType | None) -> None:
         self.close()
+
+    def attach(self, bells: memoryview[int], *, is_engine: bool) -> None:
+        """Memory that both ends share, in which each counts what it sends: who waits awake looks there, without a
+        system call, which holds up those of others on some machines. Before the first message."""
+        self._bells = bells
+        self._own, self._other = BELLS if is_engine else BELLS[::-1]
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -147,17 +159,19 @@ class Channel:
     def send(self, message: bytes) -> None:
         """Raises OSError if the other end is gone, or does not read for `SEND_LIMIT_S`."""
         self._end.sendall(_LENGTH.pack(len(message)) + message)
+        if self._bells is not None:
+            self._bells[self._own] += 1
 
     def waits(self, timeout_s: float, spin_s: float = 0.0) -> bool:
         """Whether there is something to receive, a message or the end. spin_s: how much of the wait is done awake,
-        where a core is free for it: being woken takes longer than most answers."""
+        where bells are attached and a core is free for it: being woken takes longer than most answers."""
         if self._unread:
             return True
-        end_s = time.perf_counter() + spin_s if spin_s else 0.0
-        while spin_s and time.perf_counter() < end_s:
-            with contextlib.suppress(BlockingIOError):
-                self._end.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
-                return True
+        if spin_s and self._bells is not None:
+            end_s = time.perf_counter() + spin_s
+            while time.perf_counter() < end_s:
+                if self._bells[self._other] > self._n_received:
+                    return True
         return bool(self._poll.poll(timeout_s * 1000))
 
     def receive(self) -> bytes:
@@ -168,6 +182,7 @@ class Channel:
                 if len(self._unread) >= stop:
                     message = bytes(self._unread[_LENGTH.size : stop])
                     del self._unread[:stop]
+                    self._n_received += 1
                     return message
             data = self._end.recv(1 << 16)
             if not data:

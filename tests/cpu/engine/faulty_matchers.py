@@ -42,11 +42,11 @@ def _fail(fault: str) -> None:
         pass
 
 
-def serve(compiler: Any, settings: Any, connection: Any, memory: Any) -> None:
+def serve(compiler: Any, settings: Any, connection: Any, marks: Any, masks: Any) -> None:
     tokenizer = compiler._tokenizer
     FaultyMatchers.bad_tokens = frozenset(t for t in range(len(tokenizer)) if tokenizer.token_text(t) == BAD)
     matching.Matchers = FaultyMatchers  # type: ignore[attr-defined, misc]
-    serve_matchers(compiler, settings, connection, memory)
+    serve_matchers(compiler, settings, connection, marks, masks)
 
 
 if __name__ == "__main__":

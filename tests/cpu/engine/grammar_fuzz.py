@@ -26,7 +26,7 @@ from quire.core.errors import InvalidParameter, RequestError
 from quire.core.failure import Code
 from quire.core.sampling import SamplingParams
 from quire.core.structured import StructuredOutputsParams
-from quire.engine.grammars.link import MatcherLink
+from quire.engine.grammars.links import Masks, MatcherLinks
 from quire.engine.grammars.processes import GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, Passed, key_of
 
@@ -180,21 +180,20 @@ class Fuzz:
 
     def __init__(self, processes: GrammarProcesses, seed: int = 0) -> None:
         self.processes, self.chance = processes, random.Random(seed)
-        self.trials, self.link = GrammarTrials(processes), MatcherLink(processes)
+        self.trials, self.links = GrammarTrials(processes), MatcherLinks(processes, on_blame=self._blame)
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.blamed = 0
         self._handle = 1
-        self.link.on_blame = lambda handle: self._blame()
         passed = self._tried(StructuredOutputsParams(regex="[a-f]+"))
         assert isinstance(passed, Passed)
         self._canary = passed
-        self.link.begin([1], passed.grammar, passed.compile_s)
+        self.links.begin([1], passed.grammar, passed.compile_s)
         self._await_begun()
-        self.expected = self.link.turn([], [1])[1].tobytes()
+        self.expected = self._turn([], [1]).bits.tobytes()
 
     def close(self) -> None:
         self.trials.close()
-        self.link.close()
+        self.links.close()
         self.processes.close()
 
     def run(self, kind: str, n_cases: int) -> None:
@@ -203,7 +202,7 @@ class Fuzz:
             outcome = self._one(fields)
             self.outcomes[f"{kind}: {outcome}"] += 1
             if number % 50 == 0:
-                assert self.link.turn([], [1])[1].tobytes() == self.expected, fields
+                assert self._turn([], [1]).bits.tobytes() == self.expected, fields
 
     def _one(self, fields: dict[str, Any]) -> str:
         params = StructuredOutputsParams(**fields)
@@ -225,16 +224,20 @@ class Fuzz:
         """Some random moves, beside the canary."""
         self._handle += 1
         handle = self._handle
-        self.link.begin([handle], found.grammar, found.compile_s)
+        self.links.begin([handle], found.grammar, found.compile_s)
         if not self._await_begun():
-            ends, bits, _ = self.link.turn([], [1, handle])
+            masks = self._turn([], [1, handle])
             for _ in range(8):
-                tokens = np.flatnonzero(np.unpackbits(bits[1].view(np.uint8), bitorder="little")).tolist()
-                if ends or not tokens:
+                tokens = np.flatnonzero(np.unpackbits(masks.bits[1].view(np.uint8), bitorder="little")).tolist()
+                if masks.ends or not tokens:
                     break
                 move = [(handle, [self.chance.choice(tokens)])]
-                ends, bits, _ = self.link.turn(move, [1, handle], [[], self._drafts()], 3)
-        self.link.drop([handle])
+                masks = self._turn(move, [1, handle], [[], self._drafts()], 3)
+        self.links.drop([handle])
+
+    def _turn(self, *asked: Any) -> Masks:
+        self.links.ask(*asked)
+        return self.links.answer()
 
     def _drafts(self) -> list[int]:
         return [self.chance.choice([2, 12, 14, 72, self.chance.randrange(3, 4096)]) for _ in range(4)]
@@ -243,11 +246,11 @@ class Fuzz:
         """True if the newest sequence has ended already."""
         deadline_s = time.monotonic() + 120
         while time.monotonic() < deadline_s:
-            for begun in self.link.begun(1.0):
+            for begun in self.links.begun(1.0):
                 return bool(begun.ends)
         raise AssertionError("a grammar that has passed its trial is not compiled")
 
-    def _blame(self) -> None:
+    def _blame(self, _: int) -> None:
         self.blamed += 1
 
     def memory_bytes(self) -> int:

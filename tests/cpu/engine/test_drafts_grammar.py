@@ -20,6 +20,7 @@ from quire import LLM, SamplingParams, StructuredOutputsParams
 from quire.compute import platform
 from quire.compute.draft.drafter import EachSequence
 from quire.compute.platform import CudaPlatform
+from quire.compute.runner.runner import Runner
 from quire.core.commands import Cancel, Submit
 from quire.core.errors import EngineError
 from quire.core.plan import StepPlan
@@ -70,6 +71,32 @@ def test_a_device_apart(folder: pathlib.Path, captures: bool, depth: int, monkey
     expected = answers(llm)
     llm.shutdown()
     check(drafting(folder, **options), expected, (0.6, 1.0))
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_what_is_staged_while_masks_are_made_is_what_is_launched(
+    folder: pathlib.Path, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most steps; not those that open or close slots, nor before their graphs are captured."""
+    LivePlans(monkeypatch)
+    monkeypatch.setattr(platform.cuda, "CudaDevice", DeviceApart)
+    apart = CudaPlatform(captures=True)
+    monkeypatch.setattr(build, "platform_of", lambda config: apart)
+    stage, said, n_staged = Runner.stage, list[list[Any]](), 0
+
+    def counted(runner: Runner, plan: StepPlan) -> Any:
+        nonlocal n_staged
+        found = stage(runner, plan)
+        n_staged += found is not None
+        return found
+
+    for each in (counted, lambda runner, plan: None):
+        monkeypatch.setattr(Runner, "stage", each)
+        llm = engine(folder, dtype="float32", num_gpu_blocks_override=60, pipeline_depth=depth)
+        said.append(answers(llm) + answers(llm))
+        n_steps = llm.stats().steps
+        llm.shutdown()
+    assert said[0] == said[1] and n_staged > n_steps // 3, (n_staged, n_steps)
 
 
 def schemas(n: int) -> Iterator[dict[str, Any]]:

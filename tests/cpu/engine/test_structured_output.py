@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import pathlib
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from quire.engine.grammars import trials
 from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.grammars.processes import COMMAND, GrammarProcesses
 from quire.engine.grammars.trials import GrammarTrials, key_of
-from quire.engine.grammars.wire import MARKS, GrammarSettings
+from quire.engine.grammars.wire import BELLS, MARKS, SHARED_BYTES, Channel, GrammarSettings
 from quire.text.tokenizer import HfTokenizer
 
 WIDTH = 4096
@@ -46,7 +47,7 @@ LOOPS_LATE = (
 
 
 def settings(**other: Any) -> GrammarSettings:
-    values = {"n_threads": 1, "compile_s": 5.0, "compile_bytes": 1 << 30, **other}
+    values = {"n_processes": 1, "compile_s": 5.0, "compile_bytes": 1 << 30, **other}
     return GrammarSettings(str(FOLDER), WIDTH, [2, 0], WIDTH // 32, 64, **values)
 
 
@@ -57,7 +58,7 @@ def tokenizer() -> HfTokenizer:
 
 @pytest.fixture(params=[1, 3])
 def structured(request: pytest.FixtureRequest) -> Iterator[StructuredOutput]:
-    one = StructuredOutput(GrammarProcesses(settings(n_threads=request.param)))
+    one = StructuredOutput(GrammarProcesses(settings(n_processes=request.param)))
     yield one
     one.shutdown()
 
@@ -91,6 +92,17 @@ def masks_of(structured: StructuredOutput, engine: Scheduler) -> list[bytes]:
     return [bits[at : at + N_BYTES] for at in range(0, len(bits), N_BYTES)]
 
 
+def follow(
+    structured: StructuredOutput, deltas: list[SeqDelta], engine: Scheduler, unmasked: Unmasked | None = None
+) -> None:
+    """Wait for what it leads to, and note ends in the deltas."""
+    structured.follow(deltas, unmasked)
+    of = {(delta.request_id, delta.index): delta for delta in deltas}
+    for end in structured.ended(engine):
+        delta = of[end.request_id, end.index]
+        delta.finish_reason, delta.failure = end.finish_reason, end.failure
+
+
 def newest(engine: Scheduler, *drafts: list[int]) -> Unmasked:
     return Unmasked(engine.in_flight[-1].plan, engine.in_flight[-1].seqs, list(drafts))
 
@@ -113,7 +125,7 @@ def test_tokens_move_the_right_matcher(structured: StructuredOutput) -> None:
     before = masks_of(structured, engine)
     assert before[0] == before[1]
     unmasked = newest(engine)
-    structured.follow([SeqDelta("r1", 0, [min(allowed(before[0]))])], engine, unmasked)
+    follow(structured, [SeqDelta("r1", 0, [min(allowed(before[0]))])], engine, unmasked)
     after = bytes(structured.masks(unmasked).bits)
     assert after[:N_BYTES] == before[0] and after[N_BYTES:] != before[0]
 
@@ -123,7 +135,7 @@ def test_a_wrong_token_ends_its_sequence_with_an_error(structured: StructuredOut
     begin(structured, engine, request(0, regex="a+"))
     wrong = min(set(range(3, WIDTH)) - allowed(masks_of(structured, engine)[0]))
     delta = SeqDelta("r0", 0, [wrong])
-    structured.follow([delta], engine)
+    follow(structured, [delta], engine)
     assert delta.failure is not None and delta.failure.code is Code.GRAMMAR_FAILED and structured.n_live == 0
     assert not engine.live.requests
 
@@ -132,7 +144,7 @@ def test_a_complete_text_stops(structured: StructuredOutput) -> None:
     engine = scheduler()
     begin(structured, engine, request(0, choice=["a"]))
     delta = SeqDelta("r0", 0, [min(allowed(masks_of(structured, engine)[0]))])
-    structured.follow([delta], engine)
+    follow(structured, [delta], engine)
     assert delta.finish_reason is FinishReason.STOP and delta.failure is None and structured.n_live == 0
 
 
@@ -199,10 +211,10 @@ def test_the_guilty_fails_alone(tokenizer: HfTokenizer, fault: str) -> None:
         begin(structured, engine, *requests)
         masks_of(structured, engine)
         unmasked = newest(engine, *[moves[1]] * 9)
-        structured.follow([SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4], engine, unmasked)
+        follow(structured, [SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4], engine, unmasked)
         delta = SeqDelta("r4", 0, moves[0])
         others = [SeqDelta(f"r{i}", 0, moves[1]) for i in range(9) if i != 4]
-        structured.follow([*others[:3], delta, *others[3:]], engine, unmasked)
+        follow(structured, [*others[:3], delta, *others[3:]], engine, unmasked)
         bits = bytes(structured.masks(unmasked).bits)
         assert len(bits) == 18 * N_BYTES, "each has a draft"
         found = [bits[i * 2 * N_BYTES : (i + 1) * 2 * N_BYTES] for i in range(9) if i != 4]
@@ -226,15 +238,15 @@ def test_a_kill_from_outside_costs_nobody_anything(tokenizer: HfTokenizer) -> No
     masks_of(structured, engine)
     unmasked = newest(engine)
     deltas = [SeqDelta(f"r{i}", 0, spell(tokenizer, "x")) for i in range(4)]
-    structured.follow(deltas, engine, unmasked)
+    follow(structured, deltas, engine, unmasked)
     before = bytes(structured.masks(unmasked).bits)
     for child in children_of(structured):
         os.kill(child.pid, signal.SIGKILL)
     structured._made = None
     assert bytes(structured.masks(unmasked).bits) == before
     others = children_of(structured)
-    assert others and structured._link is not None
-    MARKS.pack_into(structured._link._memory, 0, 2, 0)  # the second request was worked on just then
+    assert others and structured._links is not None
+    MARKS.pack_into(structured._links._links[0]._memory, 0, 2, 0)  # the second request was worked on just then
     os.kill(first_of(structured).pid, signal.SIGKILL)  # with it, the other goes
     psutil.wait_procs(others)
     assert bytes(structured.masks(unmasked).bits) == before
@@ -326,12 +338,12 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
     failed = None
     for token in spell(tokenizer, "hello"):
         delta = SeqDelta("r0", 0, [token])
-        structured.follow([delta, other], engine, unmasked)
+        follow(structured, [delta, other], engine, unmasked)
         structured.masks(unmasked)
         failed = delta.failure
     if failed is None:  # it showed in the mask, after the move
         delta = SeqDelta("r0", 0, [2])
-        structured.follow([delta], engine)
+        follow(structured, [delta], engine)
         failed = delta.failure
     assert failed is not None and failed.code is Code.GRAMMAR_TOO_SLOW
     assert other.failure is None and structured.n_live == 1
@@ -339,7 +351,7 @@ def test_a_grammar_that_loops_late_takes_only_its_request_along(tokenizer: HfTok
 
 
 def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokenizer) -> None:
-    """Nobody has said that; whoever asks for this grammar from now on is refused."""
+    """Nobody has said that; whoever asks for this grammar from now on has it, and no masks along drafts either."""
     structured, engine = StructuredOutput(GrammarProcesses(settings())), scheduler()
     one, other = request(0, grammar=LOOPS_LATE), request(1, regex="[a-z]+")
     begin(structured, engine, one, other)
@@ -355,11 +367,43 @@ def test_a_grammar_that_loops_along_a_draft_goes_on_without(tokenizer: HfTokeniz
         assert allowed(lines[-1]), "the other's do"
     assert structured.n_live == 2 and len(children_of(structured)) == 1
     delta = SeqDelta("r0", 0, spell(tokenizer, "b"))
-    structured.follow([delta], engine)
+    follow(structured, [delta], engine)
     assert delta.finish_reason is None
-    with pytest.raises(RequestError, match="has stopped the process"):
-        structured.admit(one)
+    (process,) = children_of(structured)
+    begin(structured, engine, request(2, grammar=LOOPS_LATE))
+    assert engine.schedule() is not None
+    bits = bytes(structured.masks(newest(engine, [], [], drafts[0])).bits)[2 * N_BYTES :]
+    assert bits[:N_BYTES] == plain[0] and not any(bits[N_BYTES:]) and children_of(structured) == [process]
     structured.shutdown()
+
+
+def test_who_waits_awake_hears_the_bell() -> None:
+    """Messages of all sizes, several at once; a bell of what was received already says nothing."""
+    bells = memoryview(bytearray(SHARED_BYTES)).cast("q")
+    ours, theirs = (Channel(end) for end in socket.socketpair())
+    assert not ours.waits(0.0, 0.2), "there are no bells yet, and no message"
+    ours.attach(bells, is_engine=True)
+    theirs.attach(bells, is_engine=False)
+
+    def answer() -> None:
+        for number in range(50):
+            assert theirs.waits(60.0, 0.001) and theirs.receive() == b"x" * number
+            theirs.send(b"y" * number * 1000)
+            if number % 3 == 0:
+                theirs.send(b"z")
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        answering = thread.submit(answer)
+        for number in range(50):
+            ours.send(b"x" * number)
+            assert ours.waits(60.0, 0.001) and ours.receive() == b"y" * number * 1000
+            if number % 3 == 0:
+                assert ours.waits(60.0, 0.001) and ours.receive() == b"z"
+            assert not ours.waits(0.0, 1e-4)
+        answering.result(60)
+    assert ours._n_received == bells[BELLS[1]] == 67 and bells[BELLS[0]] == 50
+    ours.close()
+    theirs.close()
 
 
 class SlowTrials(GrammarTrials):

@@ -10,6 +10,9 @@ import byte_model
 import pytest
 from grammar_draft_cases import answers, check, drafting, engine
 
+from quire.compute.runner.runner import Runner
+from quire.core.plan import StepPlan
+
 pytestmark = pytest.mark.gpu
 
 
@@ -27,3 +30,24 @@ def test_the_answers_are_those_without_drafts(tmp_path: pathlib.Path, eager: boo
     expected = answers(llm)
     llm.shutdown()
     check(drafting(folder, **options), expected, (0.0, 0.6, 1.0))
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_what_is_staged_while_masks_are_made_is_what_is_launched(
+    tmp_path: pathlib.Path, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said, n_staged = byte_model.make(tmp_path), list[list[Any]](), 0
+    stage = Runner.stage
+
+    def counted(runner: Runner, plan: StepPlan) -> Any:
+        nonlocal n_staged
+        found = stage(runner, plan)
+        n_staged += found is not None
+        return found
+
+    for each in (counted, lambda runner, plan: None):
+        monkeypatch.setattr(Runner, "stage", each)
+        llm = engine(folder, device="cuda", dtype="float32", pipeline_depth=depth, num_gpu_blocks_override=200)
+        said.append(answers(llm) + answers(llm))
+        llm.shutdown()
+    assert said[0] == said[1] and n_staged > 20

@@ -27,7 +27,7 @@ def run(tokenizer: HfTokenizer, text: str, params: StructuredOutputsParams, n_mo
     allowed the first one that is comes instead."""
     compiler = GrammarCompiler(tokenizer, len(tokenizer), [tokenizer.eos_id or 0])
     bound = lead_bound(params)
-    made = Matchers(1, [0])
+    made = Matchers([0])
     ends = made.begin([1], compiler.compile(grammar_of(params)), [[]], lambda: bound and compiler.leading(bound))
     wanted, out = tokenizer.encode(text), []
     bits = np.zeros((1, -(-len(tokenizer) // 32)), "<i4")

@@ -25,10 +25,10 @@ def compiler() -> GrammarCompiler:
     return GrammarCompiler(HfTokenizer.load(FOLDER), WIDTH, [2, 0])
 
 
-def make(compiler: GrammarCompiler, n: int, n_threads: int = 1) -> tuple[Matchers, list[int]]:
+def make(compiler: GrammarCompiler, n: int) -> tuple[Matchers, list[int]]:
     watched: list[int] = []
     marks = [0]
-    made = Matchers(n_threads, marks, lambda together: watched.append(marks[0]))
+    made = Matchers(marks, lambda together: watched.append(marks[0]))
     for handle in range(1, n + 1):
         made.begin([handle], compiler.compile(grammar_of(StructuredOutputsParams(regex="a+"))), [[]])
     watched.clear()
@@ -60,7 +60,7 @@ def test_sequences_of_a_request_share_its_time(compiler: GrammarCompiler, monkey
 
 def test_slow_masks_of_many_are_told_apart(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     """Masks made together are not timed one by one; once they take too long they are, and charged."""
-    made, watched = make(compiler, 20, n_threads=2)
+    made, watched = make(compiler, 20)
     rows = list(range(1, 21))
     together, apart = np.zeros((20, WIDTH // 32), "<i4"), np.zeros((20, WIDTH // 32), "<i4")
     made.fill(rows, together)
@@ -92,11 +92,10 @@ def spelt(compiler: GrammarCompiler, text: str) -> list[int]:
     return [compiler._tokenizer.encode(one, add_special_tokens=False)[-1] for one in text]
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
 @pytest.mark.parametrize("n_known", [0, 3])
-def test_masks_along_drafts_are_those_of_the_tokens(compiler: GrammarCompiler, n_threads: int, n_known: int) -> None:
+def test_masks_along_drafts_are_those_of_the_tokens(compiler: GrammarCompiler, n_known: int) -> None:
     """As if the drafts had been said, up to the first that may not be; and as if they had not, afterwards."""
-    made, watched = make(compiler, 0, n_threads)
+    made, watched = make(compiler, 0)
     grammar = grammar_of(StructuredOutputsParams(**SHAPE))
     spelled = [spelt(compiler, text) for text in TEXTS]
     handles, drafts = [5, 6, 7, 8, 9], [tokens[n_known:] for tokens in spelled]
@@ -130,10 +129,9 @@ def alone(compiler: GrammarCompiler, grammar: str, tokens: list[int]) -> np.ndar
     return np.frombuffer(matcher.mask(), "<i4") if is_fine else np.zeros(WIDTH // 32, "<i4")
 
 
-@pytest.mark.parametrize("n_threads", [1, 3])
-def test_what_is_foretold_is_where_masks_allow_one_token(compiler: GrammarCompiler, n_threads: int) -> None:
+def test_what_is_foretold_is_where_masks_allow_one_token(compiler: GrammarCompiler) -> None:
     """Behind the last draft that may be; nothing where there is a choice, or nobody knows the sequence."""
-    made, _ = make(compiler, 1, n_threads)
+    made, _ = make(compiler, 1)
     grammar = grammar_of(StructuredOutputsParams(**SHAPE, disable_any_whitespace=True))
     known = [[], spelt(compiler, '{"a'), spelt(compiler, '{"a":"x'), spelt(compiler, '{"')]
     drafts = [[], [], [], [*spelt(compiler, 'a":'), 300]]
@@ -169,6 +167,18 @@ def test_slow_masks_along_drafts_end_nothing(compiler: GrammarCompiler, monkeypa
     made.fill([1], bits, [[token, token]])
     assert bits[0].any() and not bits[1:].any()
     assert made.advance([(1, [token])]) == []
+
+
+def test_masks_made_together_keep_to_what_is_left_for_drafts(compiler: GrammarCompiler) -> None:
+    made, _ = make(compiler, 5)
+    bits, token, rows = np.zeros((10, WIDTH // 32), "<i4"), spelt(compiler, "a")[0], [1, 2, 3, 4, 5]
+    made._live[3].budget.ahead_s = -1.0
+    for lines in ([], [8, 6, 4, 2, 0]):
+        bits[:] = 7
+        made.fill(rows, bits, [[token]] * 5, lines=lines)
+        has_any = bits.any(1).reshape(5, 2)
+        assert has_any[:, 0].all() and has_any[:, 1].tolist() == [True, True, False, True, True]
+        assert len({line.tobytes() for line in bits[::2]}) == 1
 
 
 def test_what_fails_behind_a_draft_fails_alone(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
