@@ -28,27 +28,27 @@ from quire.compute.forward.buckets import (
     decode_sizes,
     mixed_sizes,
 )
+from quire.compute.forward.sampled_rows import SampledRows
 from quire.compute.models.decoder import Decoder
+from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.spans_apart import MOST_KEYS, Room, apart
 from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
-from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
 from quire.kernels.invariance import are_rows_alone
-from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
+from quire.kernels.sample import Choice
 
 logger = logging.getLogger("quire.engine")
 
 STAGING_BYTES: Final = 8 << 20
-N_ROW_LINES, N_SAMPLED_LINES = 2, 3
+N_ROW_LINES: Final = 2
 """Of a row: slot, position, and then for each group of layers its cache location, and one new entry of a page table
-(where, page). Of a sampled row: row, slot, position."""
-NO_GUESS: Final = -1
+(where, page)."""
 AGAIN_BYTES: Final = 1 << 30
 """Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
 is faster: 0.2 ms."""
@@ -78,24 +78,17 @@ class GraphForward:
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._tail = tail
-        self._sampling_sizes = decode_sizes(max_sampled)
         self._max_num_seqs = max_num_seqs
         self._mixed_sizes = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         self._verifying_sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
         n_rows = max(max_sampled, self._mixed_sizes[-1])
         self._staging = device.staging(STAGING_BYTES * len(pool.windows))
-        self._sampled = self._staging.section((N_SAMPLED_LINES, max_sampled), torch.int64)
-        self._controls = self._staging.section((N_CONTROLS, max_sampled), torch.float64)
-        self._mask_lines = self._staging.section((max_sampled,), torch.int32)
+        self._sampling = SampledRows(device, self._staging, model, tables, tail, max_sampled)
         self._n_groups = len(pool.layout.groups)
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
         self._guesses = self._staging.section((n_rows,), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
-        # One for all buckets: a graph's own output would be kept for each of them.
-        self._logits = device.zeros((max_sampled, arch.vocab_size), model.dtype)
-        self._mask_bits = device.zeros((max_sampled, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
-        self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
         self._captures: dict[bool, Captures | None] = {are_rows_alone(): self._new_captures()}
         """By whether rows are alone in them."""
 
@@ -144,10 +137,10 @@ class GraphForward:
         for forwards in (captures.decode, captures.mixed, captures.verifying):
             for size in reversed(forwards.sizes):
                 self._replay(captures, forwards, size)
-        for size in reversed(self._sampling_sizes):
+        for size in reversed(self._sampling.sizes):
             self._sampling_replay(captures, size, truncates=False)
         sizes = captures.decode.sizes + captures.verifying.sizes
-        counts = len(sizes), len(captures.mixed.sizes), len(self._sampling_sizes)
+        counts = len(sizes), len(captures.mixed.sizes), len(self._sampling.sizes)
         took_s = time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", *counts, took_s)
 
@@ -161,27 +154,41 @@ class GraphForward:
         batch = step.batch
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         n_sampled = len(batch.sampled_rows)
-        controls = self._tail.controls(step) if n_sampled <= self._sampling_sizes[-1] else None
+        controls = self._tail.controls(step) if n_sampled <= self._sampling.sizes[-1] else None
         n_rows = len(batch.row_slots)
         size = forwards.bucket(n_rows)
         replay = self._replay(captures, forwards, size)
         choose = None if controls is None else self._choosing(captures, n_sampled, self._tail.truncates(step))
+        plans: list[AttnPlan] = []
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
         if forwards is captures.verifying:
             self._fill_guesses(size, step.guesses)
-            self._plan(forwards.buffers, (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32))
+            lens, slots = (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32)
+            plans = self._plan(forwards.buffers, lens, slots)
         else:
             settled = forwards is captures.decode
             given = batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared
             self._plan(forwards.buffers, *given, settled=settled)
             if step.guesses is not None:
-                self._tables.set_tokens(step.guesses.at)
+                self._tables.set_tokens(step.guesses.at, step.guesses.found)
         if controls is not None and n_sampled:
-            self._fill_sampled(self._sampling_bucket(n_sampled), batch, controls)
+            self._sampling.fill(batch, controls)
         self._staging.send()
+        if forwards is captures.verifying and step.guesses is not None and step.guesses.found is not None:
+            self._move(plans, n_rows, step.guesses)
         replay()
         return States(self._hidden[:n_rows], has_all=True, choose=choose)
+
+    def follows(self, step: Step, most_behind: np.ndarray) -> bool:
+        """See `Follower`."""
+        captures, batch = self._captures_now(), step.batch
+        if captures is None or are_rows_alone() or any(self._pool.windows) or step.wants_all:
+            return False
+        earliest = batch.sampled_positions - np.repeat(most_behind, np.diff(batch.q_indptr))
+        if len(batch.sampled_rows) > self._sampling.sizes[-1] or not self._tail.is_plain(step, earliest):
+            return False
+        return self._verifies_apart(captures.verifying, batch, len(step.writes.at))
 
     def _captures_now(self) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
@@ -231,21 +238,9 @@ class GraphForward:
 
     def _choosing(self, captures: Captures, n_sampled: int, truncates: bool) -> Callable[[np.ndarray | None], Choice]:
         """Sampling of the step that is run next: see `States.choose`."""
-        size = self._sampling_bucket(n_sampled) if n_sampled else 0
+        size = self._sampling.bucket(n_sampled) if n_sampled else 0
         replay = self._sampling_replay(captures, size, truncates=truncates) if n_sampled else None
-        return functools.partial(self._choose, n_sampled, replay)
-
-    def _choose(self, n_sampled: int, replay: Callable[[], None] | None, bits: np.ndarray | None) -> Choice:
-        if bits is not None:
-            n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
-            target = self._mask_bits[: len(bits), :n_words]
-            target.copy_(self._device.upload(np.ascontiguousarray(bits[:, :n_words])))
-        if replay is not None:
-            replay()
-        return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
-
-    def _sampling_bucket(self, n_sampled: int) -> int:
-        return next(size for size in self._sampling_sizes if size >= n_sampled)
+        return functools.partial(self._sampling.choose, n_sampled, replay)
 
     def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
@@ -257,27 +252,25 @@ class GraphForward:
         self._writes.filled(entries.size)
 
     def _fill_guesses(self, size: int, guesses: Guesses | None) -> None:
-        self._guesses.host[:size] = NO_GUESS
+        self._guesses.host[:size] = standing.NO_GUESS
         if guesses is not None:
-            self._guesses.host[guesses.rows] = guesses.at[2]
+            ids = guesses.at[2]
+            self._guesses.host[guesses.rows] = ids if guesses.found is None else standing.FIRST_PLACE - ids
+
+    def _move(self, plans: list[AttnPlan], n_rows: int, guesses: Guesses) -> None:
+        """What was sent for rows that verify guesses of the device becomes true: the guesses, and where rows stand."""
+        assert guesses.found is not None
+        standing.fill_in(self._guesses.device[:n_rows], guesses.found)
+        if guesses.most_behind is not None:
+            rows = self._rows.device[:, :n_rows]
+            standing.move(self._tables, rows)
+            plans[0].place(rows[1])
+            self._sampling.move(n_rows)
 
     @property
     def _spare_entry(self) -> int:
         """An entry of the page tables that belongs to no sequence."""
         return self._tables.spare_slot * self._tables.pages.shape[2]
-
-    def _fill_sampled(self, size: int, batch: FlatBatch, controls: np.ndarray) -> None:
-        n_sampled, lines = len(batch.sampled_rows), self._sampled.host
-        for line, values in enumerate((batch.sampled_rows, batch.sampled_slots, batch.sampled_positions)):
-            lines[line, :n_sampled] = values
-        self._controls.host[:, :n_sampled] = controls
-        self._mask_lines.host[:n_sampled] = batch.mask_lines
-        self._pad_sampled(n_sampled, size)
-
-    def _pad_sampled(self, n_sampled: int, size: int) -> None:
-        self._sampled.host[:, n_sampled:size] = np.array([0, self._tables.spare_slot, 0])[:, None]
-        self._controls.host[:, n_sampled:size] = 0  # greedy
-        self._mask_lines.host[n_sampled:size] = -1
 
     def _plan(
         self,
@@ -314,7 +307,7 @@ class GraphForward:
         idle = self._idle(size if verifies else min(size, self._max_num_seqs))
         plans = self._plan(forwards.buffers, *idle, settled=forwards is captures.decode)
         context = PagedContext(self._pool, plans, cache_locs)
-        self._guesses.host[:size] = NO_GUESS
+        self._guesses.host[:size] = standing.NO_GUESS
         guesses = self._guesses.device[:size]
         self._staging.send()
 
@@ -322,7 +315,7 @@ class GraphForward:
             self._tables.pages.view(-1)[page_at] = page.to(torch.int32)
             token_ids = self._tables.tokens[slots, positions]
             if verifies:
-                token_ids = torch.where(guesses == NO_GUESS, token_ids, guesses.to(torch.int32))
+                token_ids = torch.where(guesses == standing.NO_GUESS, token_ids, guesses.to(torch.int32))
                 self._tables.tokens[slots, positions] = token_ids
             self._states(token_ids, positions, context, self._hidden[:size])
 
@@ -340,20 +333,5 @@ class GraphForward:
     def _sampling_replay(self, captures: Captures, size: int, *, truncates: bool) -> Callable[[], None]:
         key = size, truncates
         if key not in captures.sampling:
-            captures.sampling[key] = self._capture_sampling(size, truncates)
+            captures.sampling[key] = self._sampling.capture(self._hidden, size, truncates=truncates)
         return captures.sampling[key]
-
-    def _capture_sampling(self, size: int, truncates: bool) -> Callable[[], None]:
-        self._staging.begin()
-        self._pad_sampled(0, size)
-        self._mask_lines.filled(size)  # the last of these sections: a step's rows must not be there while it runs once
-        self._staging.send()
-        rows, *at = self._sampled.device[:, :size]
-        controls, logits = self._controls.device[:, :size], self._logits[:size]
-        choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
-        masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
-
-        def choose() -> None:
-            self._tail.plain(self._hidden, rows, (at[0], at[1]), controls, masks, logits, choice, truncates=truncates)
-
-        return self._device.capture(choose)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from quire.compute.runner.step import States, Step
 
 
@@ -15,4 +17,13 @@ class Forward(Protocol):
 
         None, and nothing is done: this strategy cannot run the step, or one after it is better at it.
         """
+        ...
+
+
+class Follower(Forward, Protocol):
+    """One whose steps may begin where only the device knows."""
+
+    def follows(self, step: Step, most_behind: np.ndarray) -> bool:
+        """Whether `run` takes such a step, whose spans all verify drafts, whatever these are. most_behind: int64
+        [n_spans], how far before its planned start each may begin."""
         ...

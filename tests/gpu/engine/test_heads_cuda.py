@@ -77,7 +77,9 @@ def test_the_demos_head_is_often_right(monkeypatch: pytest.MonkeyPatch, method: 
     """In bfloat16, on questions as the demo is asked them, by captured chains; as often as on a CPU."""
     chains: list[object] = []
     real = HeadGraphs._fill_known
-    monkeypatch.setattr(HeadGraphs, "_fill_known", lambda self, *given: chains.append(given) or real(self, *given))
+    monkeypatch.setattr(
+        HeadGraphs, "_fill_known", lambda *given, is_late: chains.append(given) or real(*given, is_late=is_late)
+    )
     llm = LLM("", speculative_config=METHODS[method], **SIZE)
     llm.engine.scheduler.live.drafts.costs = None
     chains.clear()

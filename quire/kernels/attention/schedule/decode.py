@@ -49,7 +49,7 @@ def cut(plan: AttnPlan, n_ctas: int) -> WorkList:
     tiles = np.zeros((len(ends), FIELDS), np.int32)
     tiles[:, ROW] = np.arange(len(ends))
     tiles[:, N_TOKENS] = 1
-    tiles[:, POSITION] = ends - 1 if plan.behind is None else ends - 1 - plan.behind
+    tiles[:, POSITION] = ends - 1
     tiles[:, BEGIN] = first
     tiles[:, END] = ends
     tiles[:, KV_AT] = plan.spans.kv_at * np.int32(plan.paged_table.stride(0))

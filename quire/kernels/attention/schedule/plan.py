@@ -142,8 +142,6 @@ class AttnPlan:
     """bool [n_spans]: spans that get small lines, the others large ones; None: by their number of rows."""
     settled: bool = False
     """Keys below a span's first row may be read while the kernel launched just before `run` still runs."""
-    behind: np.ndarray | None = None
-    """int32 [n_spans]: how many positions before the planned one each row stands at first; None: none."""
     work: Any = None
     """The device's own work list (schedule/work.py, cpu/work.py)."""
 
@@ -158,10 +156,13 @@ class AttnPlan:
             )
         return dataclasses.replace(self, page_table=page_table, work=self.work.on(page_table))
 
-    def advance(self) -> None:
-        """Rows that stand behind stand one position later from now on, in stream order; they see no key beyond those
-        that were planned."""
-        self.work.advance()
+    def place(self, positions: torch.Tensor) -> None:
+        """On a GPU, in stream order: the only row of each span stands there from now on, at its planned position or
+        before it. positions: int64 [at least one for each row], on the device. Raises ValueError for a plan with a
+        window, or of other spans: they are cut by where rows stand."""
+        if self.window or self.n_first or not self.causal or self.n_rows != len(self.spans.kv_lens):
+            raise ValueError("rows can be placed in plans that are causal, of one row a span, and without a window")
+        self.work.place(positions)
 
     @property
     def n_rows(self) -> int:

@@ -50,8 +50,6 @@ def cut(plan: AttnPlan, n_ctas: int, max_large: int = NO_LIMIT) -> WorkList:
     """
     if plan.heads.group <= small_rows_of(plan.heads.group) and decode.fits(plan, shares=max_large > 0):
         return decode.cut(plan, n_ctas)
-    if plan.behind is not None:
-        raise ValueError("rows can stand behind in plans that are causal, of one row a span, and share nothing")
     return cut_any(plan, n_ctas, max_large)
 
 
