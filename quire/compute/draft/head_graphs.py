@@ -95,6 +95,8 @@ class HeadGraphs:
         self._token_ids = device.upload(head.token_ids)
         self._read = device.zeros((len(tables.tokens),), torch.int64)
         """Tokens of each slot that were read with the model's features, by chains."""
+        self._places = device.zeros((most_drafts * 2 * most,), torch.int64)
+        """Where the rows of guesses stand, place by place, and where their keys go."""
         self._place = device.zeros((1,), torch.int64)
         """Guesses of each sequence so far."""
         self._newest = device.zeros((most,), torch.int32)
@@ -199,13 +201,14 @@ class HeadGraphs:
     def _begin(self, size: int, plan: AttnPlan) -> None:
         """Rows of known tokens, and the first guess behind each sequence."""
         tables, (sequence, place) = self._tables, self._rows.device[:, : size * self.most_each]
-        slot, first, latest, end, start, _ = self._sequences.device[:, :size]
+        slot, first, latest, end, start, n_drafts = self._sequences.device[:, :size]
         end, start = torch.where(end < 0, tables.ends[slot], end), torch.where(start < 0, self._read[slot], start)
         tables.ends[slot], tables.behind[slot], self._read[slot] = end, latest - end, end + 1
+        self._stand(slot, end, n_drafts)
         slots, last = slot[sequence], end[sequence]
-        positions = torch.minimum(start[sequence] + place.clamp(min=0), last)
-        is_row = (place >= 0) & (start[sequence] + place <= last)
-        cache_locs = torch.where(is_row, tables.locs(slots, positions)[0], 0)
+        wished = start[sequence] + place
+        positions = torch.minimum(wished.clamp(min=0), last)
+        cache_locs = torch.where((place >= 0) & (wished <= last), tables.locs(slots, positions)[0], 0)
         features = self._states.new_empty((len(slots), self._states.shape[1]))
         self._features.read(tables.locs(slots, (positions - 1).clamp_(min=0))[0], positions, features)
         self._place.zero_()
@@ -214,11 +217,19 @@ class HeadGraphs:
         wanted = first + (end - start).clamp_(min=0)  # nothing new where the choice of a token failed
         self._guess(size, tables.tokens[slots, positions], features, positions, context, wanted)
 
+    def _stand(self, slot: torch.Tensor, end: torch.Tensor, n_drafts: torch.Tensor) -> None:
+        """Of the rows behind the known tokens of each sequence; those of guesses beyond the wanted ones stay at the
+        last."""
+        places = self._places[: self._most_drafts * 2 * len(slot)].view(-1, 2, len(slot))
+        place = torch.arange(self._most_drafts, device=slot.device)[:, None]
+        positions = end + torch.minimum(place, n_drafts - 1)
+        cache_locs = self._tables.locs(slot.expand_as(positions), positions)[0]
+        places[:, 0], places[:, 1] = positions, torch.where(place < n_drafts, cache_locs, 0)
+
     def _go_on(self, size: int, plan: AttnPlan) -> None:
         """A row for each newest guess, and the next one behind it."""
-        slot, *_, n_drafts = self._sequences.device[:, :size]
-        positions = self._tables.ends[slot] + torch.minimum(self._place, n_drafts - 1)
-        cache_locs = torch.where(self._place < n_drafts, self._tables.locs(slot, positions)[0], 0)
+        places = self._places[: self._most_drafts * 2 * size].view(-1, 2, size)
+        positions, cache_locs = places.index_select(0, self._place)[0]
         plan.place(positions)
         context = PagedContext(self._pool, [plan], [cache_locs])
         self._guess(size, self._newest[:size], self._states[:size], positions, context)

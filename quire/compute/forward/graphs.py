@@ -52,6 +52,8 @@ N_ROW_LINES: Final = 2
 AGAIN_BYTES: Final = 1 << 30
 """Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
 is faster: 0.2 ms."""
+FOLLOWING_AGAIN_BYTES: Final = 4 << 30
+"""The same of a step that follows: in a mixed bucket it would wait for the host, which costs more."""
 SHARING_PAYS_BYTES: Final = 1 << 30
 """Reads of K and V that shared prefixes must save in a step before it takes a mixed bucket, whose extra launches cost
 0.1 to 0.2 ms."""
@@ -188,7 +190,7 @@ class GraphForward:
         earliest = batch.sampled_positions - np.repeat(most_behind, np.diff(batch.q_indptr))
         if len(batch.sampled_rows) > self._sampling.sizes[-1] or not self._tail.is_plain(step, earliest):
             return False
-        return self._verifies_apart(captures.verifying, batch, len(step.writes.at))
+        return self._verifies_apart(captures.verifying, batch, len(step.writes.at), FOLLOWING_AGAIN_BYTES)
 
     def _captures_now(self) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
@@ -212,8 +214,10 @@ class GraphForward:
         is_settled = not step.plan.opened
         if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES and self._holds(captures.decode, step.batch):
             return captures.decode
-        if step.guesses is not None and self._verifies_apart(captures.verifying, step.batch, n_writes):
-            return captures.verifying
+        if step.guesses is not None:
+            most = AGAIN_BYTES if step.guesses.most_behind is None else FOLLOWING_AGAIN_BYTES
+            if self._verifies_apart(captures.verifying, step.batch, n_writes, most):
+                return captures.verifying
         mixed = captures.mixed
         if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
             return mixed
@@ -226,15 +230,16 @@ class GraphForward:
         spans = apart(batch.q_indptr, batch.kv_lens, batch.span_slots, self._tables.prompt_lens[batch.span_slots])
         return forwards.room.holds(spans, self._pool.group)
 
-    def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int) -> bool:
-        """Whether this step's rows can be, and should be, spans of their own: no prompt is among them."""
+    def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int, most_bytes: int) -> bool:
+        """Whether this step's rows can be, and should be, spans of their own: no prompt is among them, and no more than
+        most_bytes are read again."""
         n_rows, sizes = len(batch.row_slots), verifying.sizes
         if len(batch.sampled_rows) < n_rows or n_rows > sizes[-1] or n_writes > verifying.bucket(n_rows):
             return False
         if are_rows_alone():
             return self._holds(verifying, batch)
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
-        return n_again * self._pool.bytes_per_token < AGAIN_BYTES
+        return n_again * self._pool.bytes_per_token < most_bytes
 
     def _choosing(self, captures: Captures, n_sampled: int, truncates: bool) -> Callable[[np.ndarray | None], Choice]:
         """Sampling of the step that is run next: see `States.choose`."""

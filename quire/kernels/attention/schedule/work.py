@@ -73,7 +73,7 @@ class CudaWork:
         """See `AttnPlan.place`: a line ends at its row's position at the latest, and one that begins behind it adds
         nothing. Lines behind the real ones say anything."""
         rows = self.small[:, ROW].clamp(0, len(positions) - 1)
-        self.small[:, POSITION] = positions.index_select(0, rows).to(torch.int32)
+        self.small[:, POSITION] = positions.index_select(0, rows)
 
 
 def make(plan: AttnPlan, device: torch.device | None = None, n_ctas: int = 0) -> CudaWork:
