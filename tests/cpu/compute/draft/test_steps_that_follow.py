@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import byte_model
 import head_case
 import pytest
 import torch
 from calling_device import CallingDevice, LiveChains, LivePlans, MovingPlan
 from family_cases import random_checkpoint
 
-from quire import LLM
+from quire import LLM, StructuredOutputsParams
 from quire.compute import platform
 from quire.compute.draft.head_graphs import SLOT, HeadGraphs
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner import standing
 from quire.compute.runner.lengths import SlotLengths
+from quire.compute.runner.settled import Settled
 from quire.compute.runner.tables import SlotTables
 from quire.core.commands import Cancel, Submit
 from quire.core.events import FinishReason
@@ -33,6 +36,8 @@ SIZE: dict[str, Any] = {
 }  # fmt: skip
 CANCELLED = {"r4": 9, "r7": 3}
 """After so many tokens."""
+FULL = ("r0", "r1", "r2", "r5", "r8", "r9")
+"""Those that end by their length."""
 WISHES: list[dict[str, Any]] = [
     {}, {"temperature": 0.9}, {"temperature": 1.1, "top_p": 0.9}, {"end": True}, {"temperature": 0.8},
     {"max_tokens": 5}, {"temperature": 0.7, "min_tokens": 9, "end": True}, {}, {"max_tokens": 1}, {"temperature": 1.0},
@@ -79,13 +84,16 @@ def requests(others: bool) -> list[Request]:
     return made
 
 
+def wholes_of(said: Said) -> list[list[int]]:
+    return [[*one.prompt_token_ids, *said[one.request_id]] for one in requests(True)]
+
+
 class Truth:
     """What the device's chains guess in place of the head's guesses: with a chance that goes with the place the token
     that plain decoding said."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, said: Said, chance: float) -> None:
-        self._wholes = {i + 1: [*one.prompt_token_ids, *said[one.request_id]] for i, one in enumerate(requests(True))}
-        self._chance = chance
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wholes: list[list[int]], chance: float) -> None:
+        self._wholes, self._chance = {whole[0]: whole for whole in wholes}, chance
         real = HeadGraphs._guess
 
         def guess(steps: Any, size: int, *given: Any) -> None:
@@ -105,11 +113,18 @@ class Truth:
         return whole[at] if random.Random(f"{first} {at}").random() < self._chance else (whole[at] + 1) % 250
 
 
-def run(folder: pathlib.Path, n_drafts: tuple[int, ...], others: bool = False, **options: Any) -> tuple[Said, LLM]:
-    """Requests come a few steps apart; n_drafts: numbers of drafts that sequences may have in a step."""
+def run(
+    folder: pathlib.Path, n_drafts: tuple[int, ...], others: bool = False, chance: float = -1.0, **options: Any
+) -> tuple[Said, LLM]:
+    """Requests come a few steps apart; n_drafts: numbers of drafts that sequences may have in a step; chance: with
+    which these count, -1: if they are right."""
     speculative = {"speculative_config": {"method": "eagle3", "model": str(folder / "head")}} if any(n_drafts) else {}
     llm = LLM(str(folder), skip_tokenizer_init=True, **SIZE | speculative | options)
     rng, policy = random.Random(3), llm.engine.scheduler.live.drafts
+    if chance >= 0:
+        worker: Any = llm.engine.executor.worker
+        assert worker.guesses_all
+        worker.replace_drafter(worker.drafter, chance)
 
     def choose(seqs: Any, n_rows: int, n_free: int, step: int) -> list[int]:
         found: list[int] = []
@@ -186,7 +201,7 @@ def test_the_tokens_are_the_plain_ones(
     n_pages: int,
     others: bool,
 ) -> None:
-    Truth(monkeypatch, plain[True], chance)
+    Truth(monkeypatch, wholes_of(plain[True]), chance)
     options = {"pipeline_depth": depth, "num_gpu_blocks_override": n_pages}
     found, llm = run(folder, (1, 2, 4, 4) if depth < 4 else (0, 1, 4, 4, 4, 4), others, **options)
     stats = llm.stats()
@@ -236,14 +251,69 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+def test_forced_acceptance(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, n_followed: list[bool]) -> None:
+    """Drafts that count by chance, whatever is chosen: the device and the host count the same."""
+    ends: dict[int, dict[int, int]] = {}
+    queue_keep, keep, n_compared = SlotLengths.queue_keep, SlotLengths.keep, 0
+
+    def on_device(self: SlotLengths, settled: Settled, sampled: Any) -> None:
+        queue_keep(self, settled, sampled)
+        ends[id(settled)] = {slot: int(self._tables.ends[slot]) for slot in settled.drafted}
+
+    def on_host(self: SlotLengths, settled: Settled, *given: Any) -> Any:
+        nonlocal n_compared
+        found = keep(self, settled, *given)
+        seen = ends.pop(id(settled))
+        assert seen == {slot: settled.ends[slot] for slot in seen}
+        n_compared += len(seen)
+        return found
+
+    monkeypatch.setattr(SlotLengths, "queue_keep", on_device)
+    monkeypatch.setattr(SlotLengths, "keep", on_host)
+    said, llm = run(folder, (1, 2, 4, 4), chance=0.6)
+    stats = llm.stats()
+    assert n_compared > 100 and sum(n_followed) > 8
+    assert all(len(said[one.request_id]) == one.max_tokens for one in requests(False) if one.request_id in FULL)
+    assert 0.4 < stats.accepted_at[0] / stats.n_drafts < 0.8
+
+
 @pytest.mark.parametrize("plant", PLANTED)
 def test_planted_bugs_are_caught(
     folder: pathlib.Path, plain: dict[bool, Said], monkeypatch: pytest.MonkeyPatch, plant: str
 ) -> None:
-    Truth(monkeypatch, plain[True], 0.7)
+    Truth(monkeypatch, wholes_of(plain[True]), 0.7)
     PLANTED[plant](monkeypatch)
     try:
         is_same = same(run(folder, (1, 2, 4, 4), True)[0], plain[True])
     except (AssertionError, IndexError, KeyError):
         is_same = False
     assert is_same == (plant == "nothing")
+
+
+def test_a_grammar_beside(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, n_followed: list[bool]) -> None:
+    """While it runs steps wait for the host, which makes its masks; before and behind it they follow."""
+    folder = byte_model.make(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 384}
+    head_case.write(folder / "head", **shape, eagle_aux_hidden_state_layer_ids=[1, 2, 3])
+    constrained = StructuredOutputsParams(regex="[a-c]{3,12}-(\\d\\d|x+)y")
+    params = [
+        SamplingParams(temperature=0.5 * (i % 3), seed=i, max_tokens=8 + 12 * (i % 4), ignore_eos=i != 5,
+                       structured_outputs=constrained if i == 5 else None)
+        for i in range(8)
+    ]  # fmt: skip
+    prompts: list[Any] = [{"prompt_token_ids": [66 + i, *range(40, 44 + 3 * i)]} for i in range(8)]
+    answers: list[list[list[int]]] = []
+    for speculative in ({}, {"method": "eagle3", "model": str(folder / "head")}):
+        if answers:
+            Truth(monkeypatch, [[*p["prompt_token_ids"], *a] for p, a in zip(prompts, answers[0], strict=True)], 0.7)
+        llm = LLM(
+            str(folder), load_format="dummy", speculative_config=speculative,
+            **SIZE | {"max_num_seqs": 48, "max_num_batched_tokens": 128},
+        )  # fmt: skip
+        llm.engine.scheduler.live.drafts.costs = None
+        answers.append([list(one.outputs[0].token_ids) for one in llm.generate(prompts, params, use_tqdm=False)])
+        assert llm.stats().n_pages_free == llm.stats().n_pages
+        llm.shutdown()
+    assert answers[0] == answers[1] and len(n_followed) > 2
