@@ -91,9 +91,10 @@ class MovingPlan:
         self._given, self.now = given, plan_attention(*given)
 
     def place(self, positions: torch.Tensor) -> None:
-        pool, tables, most, slots, *_ = self._given
-        lens = np.minimum(positions.numpy()[: len(most)] + 1, most).astype(np.int32)
-        self.now = plan_attention(pool, tables, lens, slots)
+        pool, tables, most, slots, *rest = self._given
+        q_indptr = rest[0] if rest and rest[0] is not None else np.arange(len(most) + 1, dtype=np.int32)
+        lens = np.minimum(positions.numpy()[q_indptr[1:] - 1] + 1, most).astype(np.int32)
+        self.now = plan_attention(pool, tables, lens, slots, q_indptr)
 
 
 class LivePlans:

@@ -52,8 +52,6 @@ N_ROW_LINES: Final = 2
 AGAIN_BYTES: Final = 1 << 30
 """Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
 is faster: 0.2 ms."""
-FOLLOWING_AGAIN_BYTES: Final = 4 << 30
-"""The same of a step that follows: in a mixed bucket it would wait for the host, which costs more."""
 SHARING_PAYS_BYTES: Final = 1 << 30
 """Reads of K and V that shared prefixes must save in a step before it takes a mixed bucket, whose extra launches cost
 0.1 to 0.2 ms."""
@@ -150,10 +148,12 @@ class GraphForward:
         """Replay the step's forward; None where the step is better off without. A graph may choose the tokens, if all
         sampled rows are plain."""
         captures = self._captures_now()
-        forwards = None if captures is None or step.batch.trees is not None else self._forwards_for(captures, step)
-        if captures is None or forwards is None:
+        batch, guesses = step.batch, step.guesses
+        if captures is None or batch.trees is not None:
             return None
-        batch = step.batch
+        forwards = self._forwards_for(captures, step, verifies=guesses is not None)
+        if forwards is None:
+            return None
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         n_sampled = len(batch.sampled_rows)
         controls = self._tail.controls(step) if n_sampled <= self._sampling.sizes[-1] else None
@@ -161,24 +161,28 @@ class GraphForward:
         size = forwards.bucket(n_rows)
         replay = self._replay(captures, forwards, size)
         choose = None if controls is None else self._choosing(captures, n_sampled, self._tail.truncates(step))
-        plans: list[AttnPlan] = []
+        follows = guesses is not None and guesses.most_behind is not None
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
         if forwards is captures.verifying:
-            self._fill_guesses(size, step.guesses)
+            self._fill_guesses(size, guesses)
             lens, slots = (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32)
             plans = self._plan(forwards.buffers, lens, slots)
         else:
             settled = forwards is captures.decode
             given = batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared
-            self._plan(forwards.buffers, *given, settled=settled)
-            if step.guesses is not None:
-                self._tables.set_tokens(step.guesses.at, step.guesses.found)
+            plans = self._plan(forwards.buffers, *given, settled=settled)
+            if follows:
+                self._fill_guesses(size, guesses)
+            elif guesses is not None:
+                self._tables.set_tokens(guesses.at, guesses.found)
         if controls is not None and n_sampled:
             self._sampling.fill(batch, controls)
         self._staging.send()
-        if forwards is captures.verifying and step.guesses is not None and step.guesses.found is not None:
-            self._move(plans, n_rows, step.guesses)
+        if guesses is not None and guesses.found is not None and (follows or forwards is captures.verifying):
+            standing.fill_in(self._guesses.device[:n_rows], guesses.found)
+        if follows:
+            self._move(plans[0], n_rows, writes=forwards is captures.mixed)
         replay()
         return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
@@ -190,7 +194,10 @@ class GraphForward:
         earliest = batch.sampled_positions - np.repeat(most_behind, np.diff(batch.q_indptr))
         if len(batch.sampled_rows) > self._sampling.sizes[-1] or not self._tail.is_plain(step, earliest):
             return False
-        return self._verifies_apart(captures.verifying, batch, len(step.writes.at), FOLLOWING_AGAIN_BYTES)
+        group, lengths = self._pool.group, np.diff(batch.q_indptr)
+        is_small = bool(lengths.max() * group <= small_rows_of(group)) and not step.shared
+        forwards = self._forwards_for(captures, step, verifies=True)
+        return forwards is captures.verifying or (forwards is captures.mixed and is_small)
 
     def _captures_now(self) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
@@ -203,8 +210,8 @@ class GraphForward:
                 self._captures[alone] = None
         return self._captures[alone]
 
-    def _forwards_for(self, captures: Captures, step: Step) -> ForwardGraphs | None:
-        """The graphs that can run this step at its best, or None."""
+    def _forwards_for(self, captures: Captures, step: Step, *, verifies: bool) -> ForwardGraphs | None:
+        """The graphs that can run this step at its best, or None. verifies: drafts that the token table lacks."""
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
         n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
         saved_bytes = n_saved * self._pool.bytes_per_token
@@ -214,10 +221,8 @@ class GraphForward:
         is_settled = not step.plan.opened
         if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES and self._holds(captures.decode, step.batch):
             return captures.decode
-        if step.guesses is not None:
-            most = AGAIN_BYTES if step.guesses.most_behind is None else FOLLOWING_AGAIN_BYTES
-            if self._verifies_apart(captures.verifying, step.batch, n_writes, most):
-                return captures.verifying
+        if verifies and self._verifies_apart(captures.verifying, step.batch, n_writes):
+            return captures.verifying
         mixed = captures.mixed
         if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
             return mixed
@@ -230,16 +235,15 @@ class GraphForward:
         spans = apart(batch.q_indptr, batch.kv_lens, batch.span_slots, self._tables.prompt_lens[batch.span_slots])
         return forwards.room.holds(spans, self._pool.group)
 
-    def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int, most_bytes: int) -> bool:
-        """Whether this step's rows can be, and should be, spans of their own: no prompt is among them, and no more than
-        most_bytes are read again."""
+    def _verifies_apart(self, verifying: ForwardGraphs, batch: FlatBatch, n_writes: int) -> bool:
+        """Whether this step's rows can be, and should be, spans of their own: no prompt is among them."""
         n_rows, sizes = len(batch.row_slots), verifying.sizes
         if len(batch.sampled_rows) < n_rows or n_rows > sizes[-1] or n_writes > verifying.bucket(n_rows):
             return False
         if are_rows_alone():
             return self._holds(verifying, batch)
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
-        return n_again * self._pool.bytes_per_token < most_bytes
+        return n_again * self._pool.bytes_per_token < AGAIN_BYTES
 
     def _choosing(self, captures: Captures, n_sampled: int, truncates: bool) -> Callable[[np.ndarray | None], Choice]:
         """Sampling of the step that is run next: see `States.choose`."""
@@ -262,15 +266,15 @@ class GraphForward:
             ids = guesses.at[2]
             self._guesses.host[guesses.rows] = ids if guesses.found is None else standing.FIRST_PLACE - ids
 
-    def _move(self, plans: list[AttnPlan], n_rows: int, guesses: Guesses) -> None:
-        """What was sent for rows that verify guesses of the device becomes true: the guesses, and where rows stand."""
-        assert guesses.found is not None
-        standing.fill_in(self._guesses.device[:n_rows], guesses.found)
-        if guesses.most_behind is not None:
-            rows = self._rows.device[:, :n_rows]
-            standing.move(self._tables, rows)
-            plans[0].place(rows[1])
-            self._sampling.move(n_rows)
+    def _move(self, plan: AttnPlan, n_rows: int, *, writes: bool) -> None:
+        """What was sent for rows that were planned for the latest place becomes true. writes: the captured step does
+        not write guesses into the token table itself."""
+        rows = self._rows.device[:, :n_rows]
+        standing.move(self._tables, rows)
+        if writes:
+            standing.write(self._tables, rows, self._guesses.device[:n_rows])
+        plan.place(rows[1])
+        self._sampling.move(n_rows)
 
     @property
     def _spare_entry(self) -> int:

@@ -30,6 +30,13 @@ def move(tables: SlotTables, rows: torch.Tensor) -> None:
     rows[2:] = tables.locs(slots, positions)
 
 
+def write(tables: SlotTables, rows: torch.Tensor, guesses: torch.Tensor) -> None:
+    """Token ids of guesses to where their rows stand."""
+    slots, positions = rows[0], rows[1]
+    known = tables.tokens[slots, positions]
+    tables.tokens[slots, positions] = torch.where(guesses == NO_GUESS, known, guesses.to(torch.int32))
+
+
 def move_sampled(tables: SlotTables, sampled: torch.Tensor, controls: torch.Tensor, keys: torch.Tensor) -> None:
     """Rows that tokens are chosen of, in place. sampled: int64 [2, m], slots and positions of the tokens; controls: as
     in `choose_by`, whose random numbers follow; keys: int64 [m], `seed_key` of each."""

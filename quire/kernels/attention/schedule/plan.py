@@ -157,11 +157,11 @@ class AttnPlan:
         return dataclasses.replace(self, page_table=page_table, work=self.work.on(page_table))
 
     def place(self, positions: torch.Tensor) -> None:
-        """On a GPU, in stream order: the only row of each span stands there from now on, at its planned position or
-        before it. positions: int64 [at least one for each row], on the device. Raises ValueError for a plan with a
-        window, or of other spans: they are cut by where rows stand."""
-        if self.window or self.n_first or not self.causal or self.n_rows != len(self.spans.kv_lens):
-            raise ValueError("rows can be placed in plans that are causal, of one row a span, and without a window")
+        """On a GPU, in stream order: rows stand there from now on, at their planned positions or before them, those of
+        a span one behind the other. positions: int64 [at least one for each row], on the device. Spans have small lines
+        (few rows) and share nothing. Raises ValueError for a plan with a window, which is cut by where rows stand."""
+        if self.window or self.n_first or not self.causal or self.shared or self.batch_invariant:
+            raise ValueError("rows can be placed in plans that are causal, share nothing, and have no window")
         self.work.place(positions)
 
     @property

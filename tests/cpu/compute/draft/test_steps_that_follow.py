@@ -18,6 +18,7 @@ from family_cases import random_checkpoint
 from quire import LLM, StructuredOutputsParams
 from quire.compute import platform
 from quire.compute.draft.head_graphs import SLOT, HeadGraphs
+from quire.compute.forward import graphs
 from quire.compute.platform import CudaPlatform
 from quire.compute.runner import standing
 from quire.compute.runner.lengths import SlotLengths
@@ -34,6 +35,8 @@ SIZE: dict[str, Any] = {
     "device": "cpu", "dtype": "float32", "max_model_len": 128, "num_gpu_blocks_override": 120, "max_num_seqs": 60,
     "max_num_batched_tokens": 64, "block_size": 8,
 }  # fmt: skip
+APART = 1 << 30
+"""Rows that verify drafts are spans of their own."""
 CANCELLED = {"r4": 9, "r7": 3}
 """After so many tokens."""
 FULL = ("r0", "r1", "r2", "r5", "r8", "r9")
@@ -185,10 +188,10 @@ def n_followed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize(
-    ("depth", "chance", "n_pages", "others"),
+    ("depth", "chance", "n_pages", "others", "again_bytes"),
     [
-        (1, 0.7, 120, False), (2, 0.0, 20, False), (2, 0.7, 120, True), (2, 0.7, 20, False), (2, 1.0, 20, True),
-        (3, 0.7, 20, False), (4, 0.7, 20, True),
+        (1, 0.7, 120, False, APART), (2, 0.0, 20, False, 0), (2, 0.7, 120, True, APART), (2, 0.7, 20, False, 0),
+        (2, 1.0, 20, True, APART), (3, 0.7, 20, False, APART), (4, 0.7, 20, True, 0),
     ],
 )  # fmt: skip
 def test_the_tokens_are_the_plain_ones(
@@ -200,7 +203,10 @@ def test_the_tokens_are_the_plain_ones(
     chance: float,
     n_pages: int,
     others: bool,
+    again_bytes: int,
 ) -> None:
+    """again_bytes: `APART`, or 0: steps that verify drafts are captured as those with prompts are."""
+    monkeypatch.setattr(graphs, "AGAIN_BYTES", again_bytes)
     Truth(monkeypatch, wholes_of(plain[True]), chance)
     options = {"pipeline_depth": depth, "num_gpu_blocks_override": n_pages}
     found, llm = run(folder, (1, 2, 4, 4) if depth < 4 else (0, 1, 4, 4, 4, 4), others, **options)
@@ -241,6 +247,10 @@ def one_too_many(patch: pytest.MonkeyPatch) -> None:
 
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "nothing": lambda patch: None,
+    "guesses do not come to the token table": lambda patch: (
+        patch.setattr(graphs, "AGAIN_BYTES", 0),
+        patch.setattr(standing, "write", lambda *given: None),
+    )[0],
     "ends stay": without(standing, "keep"),
     "an end is one too far": one_too_many,
     "rows stay": without(standing, "move"),

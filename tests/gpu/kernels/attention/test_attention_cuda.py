@@ -216,6 +216,28 @@ def test_rows_that_are_placed_in_a_cuda_graph(implementation: ModuleType) -> Non
             assert worst_error(out[:16], wanted[:16]) <= reference.TOLERANCE[torch.bfloat16], (far, place)
 
 
+def test_spans_that_are_placed(implementation: ModuleType) -> None:
+    """Spans of several rows, planned for a later place than that where they stand."""
+    spans = [(3000, 7), *[(200 + 60 * i, 1 + i % 7) for i in range(15)]]
+    case = PagedCase(spans, 16, 8, 4, 128, torch.bfloat16, device="cuda")
+    variant, shape = Variant(case.scale), {"page_size": 16, **dataclasses.asdict(case.heads)}
+    lengths = np.diff(case.q_indptr)
+    buffers = work.Buffers(case.bare_plan(), max_spans=16, max_large=16, max_rows=len(case.q))
+    q, out = case.q.clone(), torch.empty_like(case.q)
+    for far in (0, 3, 170):
+        plan = op.plan(case.q_indptr, case.kv_lens, case.slots, case.page_table, **shape, buffers=buffers)
+        lens = (case.kv_lens - np.minimum(far, 11 * np.arange(16))).astype(np.int32)
+        starts = np.repeat(lens - lengths - case.q_indptr[:-1], lengths)
+        plan.place(torch.from_numpy(starts + np.arange(len(starts), dtype=np.int64)).cuda())
+        assert implementation.obstacle(plan, variant, q.dtype, q.dtype) is None
+        implementation.run(q, case.k, case.v, plan, variant, out, None)
+        planned = op.plan(case.q_indptr, lens, case.slots, case.page_table, **shape)
+        wanted = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
+        reference.run(*(x.double() for x in (q, case.k, case.v)), planned, variant, wanted, None)
+        n = int(case.q_indptr[-1])
+        assert worst_error(out[:n], wanted[:n]) <= reference.TOLERANCE[torch.bfloat16], far
+
+
 @pytest.mark.parametrize("n_spans", [3, 40])
 def test_only_settled_keys_are_read_before_the_previous_kernel_has_ended(n_spans: int) -> None:
     """The newest keys and values are NaN until a dependent launch stores them, itself behind a long product."""
