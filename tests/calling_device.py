@@ -5,7 +5,6 @@ Attention plans are replaced by the CPU's: nothing of CUDA is shown by this.
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,53 +77,50 @@ class CallingDevice(CpuDevice):
         return replay
 
 
-class LivePlans:
-    """Stands for fixed buffers: a captured context attends by the plan that was written last."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(
-            graphs.attention, "plan_buffers",
-            lambda *given, memory, **options: types.SimpleNamespace(n_ints=0, memory=memory),
-        )  # fmt: skip
-        monkeypatch.setattr(graphs, "plan_attention", self.plan)
-        live = self
-
-        class Context(PagedContext):
-            def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
-                self.plans = live.last
-                return super().attend(layer, q, variant)
-
-        monkeypatch.setattr(graphs, "PagedContext", Context)
-
-    def plan(self, *given: Any, buffers: Any = (), shared: Any = (), settled: bool = False) -> Any:
-        for one in buffers:
-            one.memory.filled(1)
-        self.last = plan_attention(*given)
-        return self.last
-
-
 class MovingPlan:
-    """Stands for a plan in fixed buffers: what was written last, with its rows where they stand now."""
+    """Stands for a plan in fixed buffers: what was written last, with its rows where they were placed since."""
 
     n_ints = 0
 
     def __init__(self, memory: Section) -> None:
         self.memory = memory
 
-    def write(
-        self, pool: Any, tables: Any, lens: np.ndarray, slots: np.ndarray, behind: np.ndarray | None = None
-    ) -> None:
+    def write(self, *given: Any) -> None:
+        """given: as of `plan_attention`."""
         self.memory.filled(1)
-        self._given, self._most, self._lens = (pool, tables, slots), lens, lens - (0 if behind is None else behind)
-        self._plan()
+        self._given, self.now = given, plan_attention(*given)
 
-    def advance(self) -> None:
-        self._lens = self._lens + 1
-        self._plan()
+    def place(self, positions: torch.Tensor) -> None:
+        pool, tables, most, slots, *rest = self._given
+        q_indptr = rest[0] if rest and rest[0] is not None else np.arange(len(most) + 1, dtype=np.int32)
+        lens = np.minimum(positions.numpy()[q_indptr[1:] - 1] + 1, most).astype(np.int32)
+        self.now = plan_attention(pool, tables, lens, slots, q_indptr)
 
-    def _plan(self) -> None:
-        pool, tables, slots = self._given
-        self.now = plan_attention(pool, tables, np.minimum(self._lens, self._most).astype(np.int32), slots)[0]
+
+class LivePlans:
+    """Stands for fixed buffers: a captured context attends by the plan that was written last."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(
+            graphs.attention, "plan_buffers", lambda *given, memory, **options: MovingPlan(memory),
+        )  # fmt: skip
+        monkeypatch.setattr(graphs, "plan_attention", self.plan)
+        live = self
+
+        class Context(PagedContext):
+            def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
+                self.plans = live.last.now
+                return super().attend(layer, q, variant)
+
+        monkeypatch.setattr(graphs, "PagedContext", Context)
+
+    def plan(self, *given: Any, buffers: Any = (), shared: Any = (), settled: bool = False) -> Any:
+        if not buffers:
+            return plan_attention(*given)
+        for one in buffers:
+            one.write(*given)
+        self.last = buffers[0]
+        return list(buffers)
 
 
 class LiveChains:
@@ -133,16 +129,16 @@ class LiveChains:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(head_graphs.attention, "plan_buffers", lambda *given, memory, **options: MovingPlan(memory))
 
-        def plan(*given: Any, buffers: Sequence[MovingPlan] = (), behind: np.ndarray | None = None) -> list[Any]:
+        def plan(*given: Any, buffers: Sequence[MovingPlan] = ()) -> list[Any]:
             if not buffers:
                 return list(plan_attention(*given))
-            buffers[0].write(*given, behind)
+            buffers[0].write(*given)
             return list(buffers)
 
         class Context(PagedContext):
             def attend(self, layer: int, q: torch.Tensor, variant: Any) -> torch.Tensor:
                 moving: Any = self.plans[0]
-                return attention.run(q, *self.pool.pages_of[layer], moving.now, variant)
+                return attention.run(q, *self.pool.pages_of[layer], moving.now[0], variant)
 
         monkeypatch.setattr(head_graphs, "plan_attention", plan)
         monkeypatch.setattr(head_graphs, "PagedContext", Context)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from transformers.models.llama import modeling_llama
 
 from quire import LLM, SamplingParams
 from quire.compute.draft import eagle
-from quire.compute.draft.drafter import DraftContext
+from quire.compute.draft.drafter import DraftContext, LateContext, Queued
 
 Guess = tuple[list[int], list[int]]
 """Tokens that were known, drafts."""
@@ -122,31 +123,57 @@ class Guesser(Protocol):
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[Guess]:
-    """Every guess from now on."""
+    """Every guess from now on; of a step that follows when the tokens are known on which it stood."""
     guesses: list[Guess] = []
-    real = eagle.EagleDrafter.guess
+    pending: dict[int, list[tuple[Queued, int]]] = {}
+    real = {name: getattr(eagle.EagleDrafter, name) for name in ("open", "guess", "queue", "follow", "learn")}
 
-    def spy(self: Any, contexts: Sequence[DraftContext]) -> list[list[int]]:
-        known = [context.tokens.tolist() for context in contexts]
-        found = real(self, contexts)
-        guesses.extend(zip(known, found, strict=True))
+    def see(contexts: Sequence[DraftContext], found: list[list[int]]) -> None:
+        guesses.extend(zip([context.tokens.tolist() for context in contexts], found, strict=True))
         assert [len(one) for one in found] == [context.most for context in contexts]
+
+    def guess(self: Any, contexts: Sequence[DraftContext]) -> list[list[int]]:
+        found: list[list[int]] = real["guess"](self, contexts)
+        see(contexts, found)
         return found
 
-    monkeypatch.setattr(eagle.EagleDrafter, "guess", spy)
+    def queue(self: Any, contexts: Sequence[DraftContext]) -> Queued | None:
+        queued: Queued | None = real["queue"](self, contexts)
+        if queued is not None:
+            see(contexts, queued.read())
+        return queued
+
+    def follow(self: Any, contexts: Sequence[LateContext]) -> Queued | None:
+        queued: Queued | None = real["follow"](self, contexts)
+        if queued is not None:
+            for i, context in enumerate(contexts):
+                pending.setdefault(context.slot, []).append((queued, i))
+        return queued
+
+    def learn(self: Any, slot: int, tokens: np.ndarray) -> None:
+        queued, i = pending[slot].pop(0)
+        guesses.append((tokens.tolist(), queued.read()[i]))
+        real["learn"](self, slot, tokens)
+
+    def open_slot(self: Any, slot: int, *given: Any) -> None:
+        pending[slot] = []
+        real["open"](self, slot, *given)
+
+    for name, spy in (("open", open_slot), ("guess", guess), ("queue", queue), ("follow", follow), ("learn", learn)):
+        monkeypatch.setattr(eagle.EagleDrafter, name, spy)
     return guesses
 
 
 def drafting(folder: pathlib.Path, **options: Any) -> LLM:
-    """An engine whose sequences verify random numbers of drafts."""
+    """An engine whose sequences verify random numbers of drafts: for some steps all of them some, then some none."""
     defaults: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 192}
     llm = LLM(str(folder), skip_tokenizer_init=True, **defaults | options)
     rng, policy = random.Random(5), llm.engine.scheduler.live.drafts
 
     def choose(seqs: Sequence[Any], n_rows: int, n_free: int, step: int) -> list[int]:
-        lengths = []
+        lengths, numbers = [], [1, 2, 4, 4] if step % 24 < 16 else [0, 2, 4, 4]
         for _ in seqs:
-            lengths.append(min(rng.choice([0, 2, 4, 4]), n_free - sum(lengths)))
+            lengths.append(min(rng.choice(numbers), n_free - sum(lengths)))
         return lengths
 
     if policy.most:

@@ -43,7 +43,7 @@ struct DecodeWork {
         line.row = (int32_t)span;
         line.n_tokens = 1;
         line.end = work.kv_lens[span];
-        line.position = line.end - 1 - (work.behind == nullptr ? 0 : work.behind[span]);
+        line.position = line.end - 1;
         line.begin = first[span];
         line.kv_at = (int32_t)(work.slots[span] * work.table_stride);
         line.partial = -1;

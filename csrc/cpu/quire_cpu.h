@@ -143,10 +143,9 @@ QUIRE_API void quire_choose(const QuireChoice* args);
 // --- what the host does before a step --------------------------------------------------------------------------------
 // The list of work of a decode step on a GPU: spans of one row, with all keys of a window (0: all). The caller has room
 // for n_spans * n_kv_heads + n_ctas lines (QuireTile in csrc/cuda/attention.h) in `small`, twice n_ctas parts, n_ctas
-// merges and n_ctas + 1 entries of `queue`; the counts are set. behind may be null. table_stride: entries of a row of the
-// page table.
+// merges and n_ctas + 1 entries of `queue`; the counts are set. table_stride: entries of a row of the page table.
 struct QuireDecodeWork {
-    const int32_t *kv_lens, *slots, *behind;
+    const int32_t *kv_lens, *slots;
     int32_t *small, *merges, *parts, *queue;
     int64_t n_spans, n_kv_heads, group, window, table_stride, n_ctas;
     int64_t n_small, n_merges, n_parts;

@@ -63,7 +63,8 @@ class Pair:
         pair = cls(LLM(**options | {"speculative_config": {}} | half), LLM(**options))
         if acceptance >= 0:
             worker: Any = pair.drafting.engine.executor.worker  # type: ignore[attr-defined]
-            worker.replace_drafter(FullDrafter(worker.drafter), acceptance)
+            drafter = worker.drafter if worker.guesses_all else FullDrafter(worker.drafter)
+            worker.replace_drafter(drafter, acceptance)
         return pair
 
     def shutdown(self) -> None:

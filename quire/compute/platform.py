@@ -18,7 +18,7 @@ from quire.compute.forward.buckets import MOST_VERIFYING, decode_sizes, mixed_si
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
 from quire.compute.forward.graphs import GraphForward
-from quire.compute.forward.strategy import Forward
+from quire.compute.forward.strategy import Follower, Forward
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.tables import SlotTables
@@ -54,6 +54,8 @@ class Forwards:
     """The first that takes a step runs it; the last takes all."""
     ahead: FusedForward | None = None
     """One of them, if steps can be made ready before their turn."""
+    follower: Follower | None = None
+    """One of them, if its steps may begin where only the device knows."""
 
 
 class Platform(Protocol):
@@ -177,7 +179,7 @@ class CudaPlatform:
         )  # fmt: skip
         with ticking("building kernels and capturing steps"):
             graphs.capture()
-        return Forwards([graphs, eager])
+        return Forwards([graphs, eager], follower=graphs)
 
 
 def platform_of(config: EngineConfig) -> Platform:

@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from quire.compute.dist.comm import Comm, Reduction, SoloComm
-from quire.compute.draft.drafter import Drafter
+from quire.compute.draft.drafter import Drafter, QueuingDrafter
 from quire.compute.draft.loaded import DraftSource, LoadedDraft
 from quire.compute.draft.timing import measure
 from quire.compute.forward.alone import obstacle
@@ -195,6 +195,11 @@ class Worker:
         """Who guesses, once pages are allocated."""
         return self._drafter
 
+    @property
+    def guesses_all(self) -> bool:
+        """Whether who guesses makes as many guesses as it is asked for, on the device."""
+        return isinstance(self._drafter, QueuingDrafter)
+
     def replace_drafter(self, drafter: Drafter, chance: float) -> None:
         """Another one, before the first request, for a benchmark: see `Runner.replace_drafter`."""
         self._drafter = drafter
@@ -317,7 +322,7 @@ class Worker:
         branching = Branching(pool, tables, tail) if may_branch else None
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone
-        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, alone=alone)
+        runner = Runner(pool, tables, tail, forwards.in_turn, forwards.ahead, lengths, forwards.follower, alone=alone)
         with ticking("building kernels and running a first step"):
             runner.warm_up(min(WARM_UP_TOKENS, limits.max_model_len - 1, limits.max_num_batched_tokens))
         return runner

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
+
+from quire.compute.device.device import Download
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +76,58 @@ class Drafter(Protocol):
 
     def close(self, slot: int, tokens: np.ndarray) -> None:
         """The sequence leaves; tokens: int32 [length], what is known of it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Queued:
+    """Chains that the device is making."""
+
+    lengths: list[int]
+    """Guesses of each."""
+    at: list[int]
+    """Where the first one will be in `found`."""
+    stride: int
+    """How far behind it the next one is, and so on."""
+    found: torch.Tensor
+    """int32, on the device: overwritten by the next chains."""
+    arriving: Download
+    """The same, up to the last guess."""
+
+    def read(self) -> list[list[int]]:
+        """Wait for them."""
+        flat = self.arriving.wait()[0].tolist()
+        return [flat[at : at + n * self.stride : self.stride] for n, at in zip(self.lengths, self.at, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LateContext:
+    """A sequence of whose newest tokens only the device knows how many there are."""
+
+    slot: int
+    latest: int
+    """Where the newest of them stands at the latest."""
+    most_new: int
+    """Tokens since the guesses before, at most; at least one is."""
+    most: int
+    """As in `DraftContext`."""
+
+
+@runtime_checkable
+class QueuingDrafter(Drafter, Protocol):
+    """One whose guesses can stay on the device."""
+
+    def queue(self, contexts: Sequence[DraftContext]) -> Queued | None:
+        """As `guess`, at once, without a wait. None, and nothing is done, where it cannot."""
+        ...
+
+    def follow(self, contexts: Sequence[LateContext]) -> Queued | None:
+        """The same for sequences that the newest call has guessed for, when the device knows which of its guesses were
+        kept (`SlotTables.ends`)."""
+        ...
+
+    def learn(self, slot: int, tokens: np.ndarray) -> None:
+        """What `follow` was not told: the tokens, int32 [length], on which its guesses for the slot stood."""
         ...
 
 

@@ -9,12 +9,13 @@ head's own state, and is read again with the model's feature once it is known.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from quire.compute.draft.drafter import DraftContext, Guess
-from quire.compute.draft.head_steps import HeadRows, HeadSteps
+from quire.compute.draft.drafter import DraftContext, Guess, LateContext, Queued
+from quire.compute.draft.head_steps import HeadRows, HeadSteps, QueuingSteps
 from quire.compute.draft.head_tree import TreeGrowth
 from quire.compute.draft.pages import FilledPages
 from quire.compute.runner.tables import SlotTables
@@ -24,11 +25,18 @@ Span = tuple[int, int, int]
 
 
 class EagleDrafter:
-    """`Drafter`. tables: of the model that it guesses for; most_rows: of one of the head's steps."""
+    """`QueuingDrafter`. tables: of the model that it guesses for; most_rows: of one of the head's steps."""
 
-    def __init__(self, steps: HeadSteps, tables: SlotTables, most_rows: int, growth: TreeGrowth | None = None) -> None:
-        """growth: where guesses may be trees."""
-        self._steps, self._most_rows, self._growth = steps, most_rows, growth
+    def __init__(
+        self,
+        steps: HeadSteps,
+        tables: SlotTables,
+        most_rows: int,
+        growth: TreeGrowth | None = None,
+        queuing: QueuingSteps | None = None,
+    ) -> None:
+        """growth: where guesses may be trees. queuing: `steps`, where chains of it can stay on the device."""
+        self._steps, self._most_rows, self._growth, self._queuing = steps, most_rows, growth, queuing
         self._n_read = np.zeros(len(tables.tokens), np.int64)
         """Tokens of each slot that were read with the model's features."""
         self._filled = FilledPages(tables)
@@ -55,6 +63,30 @@ class EagleDrafter:
         if others:
             found |= zip(others, self._chains([contexts[i] for i in others]), strict=True)
         return [found[i] for i in range(len(contexts))]
+
+    def queue(self, contexts: Sequence[DraftContext]) -> Queued | None:
+        """See `QueuingDrafter`: chains, where all of them are captured."""
+        queuing, branches = self._queuing, self._growth is not None and any(one.may_branch for one in contexts)
+        if queuing is None or branches or not queuing.queues(len(contexts)):
+            return None
+        asked = sorted(range(len(contexts)), key=lambda i: -contexts[i].most)
+        spans = self._unread([contexts[i] for i in asked])
+        return _queued(queuing, asked, spans, [contexts[i].most for i in asked], is_late=False)
+
+    def follow(self, contexts: Sequence[LateContext]) -> Queued | None:
+        """See `QueuingDrafter`."""
+        queuing, most_new = self._queuing, max(one.most_new for one in contexts)
+        if queuing is None or not queuing.queues(len(contexts)) or most_new > self._steps.most_each:
+            return None
+        asked = sorted(range(len(contexts)), key=lambda i: -contexts[i].most)
+        latest = [contexts[i] for i in asked]
+        spans = [(one.slot, one.latest + 1 - one.most_new, one.most_new) for one in latest]
+        return _queued(queuing, asked, spans, [one.most for one in latest], is_late=True)
+
+    def learn(self, slot: int, tokens: np.ndarray) -> None:
+        """See `QueuingDrafter`."""
+        self._filled.mark(slot, tokens[:-1])
+        self._n_read[slot] = len(tokens)
 
     def _chains(self, contexts: Sequence[DraftContext]) -> list[list[int]]:
         """All sequences together."""
@@ -91,3 +123,11 @@ class EagleDrafter:
         return [
             (context.slot, start, len(context.tokens) - start) for context, start in zip(contexts, starts, strict=True)
         ]
+
+
+def _queued(steps: QueuingSteps, asked: list[int], spans: list[Span], n_drafts: list[int], *, is_late: bool) -> Queued:
+    """Chains behind spans, in the order in which they were asked for; asked: which of these each span is."""
+    queued = steps.queue(HeadRows.of(spans), n_drafts, is_late=is_late)
+    order = sorted(range(len(asked)), key=asked.__getitem__)
+    lengths, at = ([values[i] for i in order] for values in (queued.lengths, queued.at))
+    return dataclasses.replace(queued, lengths=lengths, at=at)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.cuda import CudaDevice
+from quire.compute.draft.drafter import Queued
 from quire.compute.draft.head import Head
 from quire.compute.draft.head_steps import EagerSteps, HeadRows, KnownFeatures
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
@@ -34,8 +35,12 @@ MOST_EACH: Final = 16
 MOST_ROWS: Final = 1536
 MOST_SEQUENCES: Final = 256
 """More guess operation by operation: their steps are long enough to hide the launches."""
-N_ROW_LINES: Final = 4
-"""Of a row of a known token: slot, position, where its keys are written and its feature is read."""
+SLOT, FIRST, LATEST, END, READ, N_DRAFTS = range(6)
+"""Of a sequence: its slot, its first row, where its newest token stands at the latest; where it stands, and where the
+tokens begin that were not read, or -1 where only the device knows; guesses wanted."""
+N_LINES: Final = 6
+SEQUENCE, PLACE = range(2)
+"""Of a row of a known token: its sequence, and its place among the rows of that; -1: it is none."""
 
 
 def chain_sizes(max_num_seqs: int, most_drafts: int) -> list[int]:
@@ -58,7 +63,7 @@ class ChainGraphs:
 
 
 class HeadGraphs:
-    """`HeadSteps` by captured chains where they fit, else by `eager`."""
+    """`HeadSteps` and `QueuingSteps` by captured chains where they fit, else by `eager`."""
 
     def __init__(
         self,
@@ -80,15 +85,18 @@ class HeadGraphs:
         n_rows = most * self.most_each
         self._known, self._behind = device.staging(STAGING_BYTES), device.staging(STAGING_BYTES)
         """What the two graphs read from the host: the second is filled while the first one runs."""
-        self._rows = self._known.section((N_ROW_LINES, n_rows), torch.int64)
-        self._last = self._known.section((most,), torch.int64)
-        self._places = self._behind.section((most_drafts * 2 * most,), torch.int64)
+        self._rows = self._known.section((2, n_rows), torch.int64)
+        self._sequences = self._known.section((N_LINES, most), torch.int64)
         like = plan_attention(pool, tables, *self._idle(1))[0]
         self._known_work, self._behind_work = (
             attention.plan_buffers(like, n, span_tokens=1, memory=staging.rest(torch.int32))
             for n, staging in ((n_rows, self._known), (most, self._behind))
         )
         self._token_ids = device.upload(head.token_ids)
+        self._read = device.zeros((len(tables.tokens),), torch.int64)
+        """Tokens of each slot that were read with the model's features, by chains."""
+        self._places = device.zeros((most_drafts * 2 * most,), torch.int64)
+        """Where the rows of guesses stand, place by place, and where their keys go."""
         self._place = device.zeros((1,), torch.int64)
         """Guesses of each sequence so far."""
         self._newest = device.zeros((most,), torch.int32)
@@ -112,26 +120,34 @@ class HeadGraphs:
         """See `HeadSteps`."""
         self._eager.read(rows)
 
-    @torch.inference_mode()
     def chain(self, rows: HeadRows, n_drafts: Sequence[int]) -> list[list[int]]:
         """See `HeadSteps`."""
-        n_sequences, n_places = len(n_drafts), n_drafts[0]
-        if n_sequences > self._sizes[-1] or np.diff(rows.q_indptr).max() > self.most_each:
+        if not self.queues(len(n_drafts)) or np.diff(rows.q_indptr).max() > self.most_each:
             return self._eager.chain(rows, n_drafts)
+        return self.queue(rows, n_drafts, is_late=False).read()
+
+    def queues(self, n_sequences: int) -> bool:
+        """See `QueuingSteps`."""
+        return n_sequences <= self._sizes[-1]
+
+    @torch.inference_mode()
+    def queue(self, rows: HeadRows, n_drafts: Sequence[int], *, is_late: bool) -> Queued:
+        """See `QueuingSteps`."""
+        n_sequences, n_places = len(n_drafts), n_drafts[0]
         size = next(size for size in self._sizes if size >= n_sequences)
         graphs = self._graphs[size]
         self._known.begin()
-        self._fill_known(size, rows)
+        self._fill_known(size, rows, np.array(n_drafts), is_late=is_late)
         self._known.send()
         graphs.begin()
         if n_places > 1:
             self._behind.begin()
-            self._fill_places(size, rows, np.array(n_drafts))
+            self._plan_behind(rows, np.array(n_drafts))
             self._behind.send()
         for _ in range(n_places - 1):
             graphs.go_on()
-        ids = self._device.download([self._found[: n_places * size]]).wait()[0].view(n_places, size).tolist()
-        return [[ids[place][i] for place in range(most)] for i, most in enumerate(n_drafts)]
+        arriving = self._device.download([self._found[: n_places * size]])
+        return Queued(list(n_drafts), list(range(n_sequences)), size, self._found, arriving)
 
     def begin(self, rows: HeadRows) -> np.ndarray:
         """See `HeadSteps`."""
@@ -141,30 +157,27 @@ class HeadGraphs:
         """See `HeadSteps`."""
         return self._eager.level(rows, token_ids, above)
 
-    def _fill_known(self, size: int, rows: HeadRows) -> None:
-        """Rows of known tokens, each a span of its own."""
-        n_rows, most, lines, last = len(rows.slots), size * self.most_each, self._rows.host, self._last.host
-        locs = self._tables.cache_locs(rows.slots, rows.positions)[0]
-        for line, values in enumerate((rows.slots, rows.positions, locs, self._features.locs(rows))):
-            lines[line, :n_rows] = values
-        lines[:, n_rows:most] = 0
-        last[: len(rows.last)], last[len(rows.last) : size] = rows.last, 0
+    def _fill_known(self, size: int, rows: HeadRows, n_drafts: np.ndarray, *, is_late: bool) -> None:
+        """Rows of known tokens, each a span of its own, work for which is planned where it stands at the latest."""
+        n, n_rows, most, lines = len(n_drafts), len(rows.slots), size * self.most_each, self._rows.host
+        first, latest = rows.q_indptr[:-1], rows.kv_lens - 1
+        lines[SEQUENCE, :n_rows] = np.repeat(np.arange(n), np.diff(rows.q_indptr))
+        lines[PLACE, :n_rows] = np.arange(n_rows) - np.repeat(first, np.diff(rows.q_indptr))
+        lines[SEQUENCE, n_rows:most], lines[PLACE, n_rows:most] = 0, -1
+        sequences = self._sequences.host[:, :size]
+        sequences[:, n:] = np.array([self._tables.spare_slot, 0, 0, 0, 0, 1])[:, None]
+        for line, values in enumerate((rows.span_slots, first, latest)):
+            sequences[line, :n] = values
+        sequences[END, :n] = -1 if is_late else latest
+        sequences[READ, :n] = -1 if is_late else rows.positions[first]
+        sequences[N_DRAFTS, :n] = n_drafts
         lens, slots = (rows.positions + 1).astype(np.int32), rows.slots.astype(np.int32)
         plan_attention(self._pool, self._tables, lens, slots, buffers=[self._known_work])
 
-    def _fill_places(self, size: int, rows: HeadRows, n_drafts: np.ndarray) -> None:
-        """Where the rows behind stand, place by place, and where their keys go; work for the last place of each, before
-        which they stand at first: the graph moves them before it attends."""
-        n, n_places, ends = len(n_drafts), int(n_drafts[0]), rows.kv_lens.astype(np.int64)
-        place = np.arange(n_places)[:, None]
-        positions = ends - 1 + np.minimum(place, n_drafts - 1)
-        locs = self._tables.cache_locs(rows.span_slots, positions)[0]
-        lines = self._places.host[: self._most_drafts * 2 * size].reshape(-1, 2, size)[:n_places]
-        lines[:, 0, :n], lines[:, 1, :n] = positions, np.where(place < n_drafts, locs, 0)
-        lines[:, :, n:] = 0
-        lens = (ends + n_drafts - 1).astype(np.int32)
-        back = (n_drafts - 1).astype(np.int32)
-        plan_attention(self._pool, self._tables, lens, rows.span_slots, buffers=[self._behind_work], behind=back)
+    def _plan_behind(self, rows: HeadRows, n_drafts: np.ndarray) -> None:
+        """Work for the last place of each sequence, at the latest; the graph places rows before it attends."""
+        lens = (rows.kv_lens + n_drafts - 1).astype(np.int32)
+        plan_attention(self._pool, self._tables, lens, rows.span_slots, buffers=[self._behind_work])
 
     def _idle(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         """Lengths and slots of spans that each see one key, of no sequence."""
@@ -174,8 +187,9 @@ class HeadGraphs:
         plans = []
         for staging, work in ((self._known, self._known_work), (self._behind, self._behind_work)):
             staging.begin()
-            for section in (self._rows, self._last) if staging is self._known else (self._places,):
-                section.host[:] = 0
+            if staging is self._known:
+                self._sequences.host[:] = np.array([self._tables.spare_slot, 0, 0, 0, 0, 1])[:, None]
+                self._rows.host[SEQUENCE], self._rows.host[PLACE] = 0, -1
             plans += plan_attention(self._pool, self._tables, *self._idle(size), buffers=[work])
             staging.send()
         known, behind = plans
@@ -186,18 +200,37 @@ class HeadGraphs:
 
     def _begin(self, size: int, plan: AttnPlan) -> None:
         """Rows of known tokens, and the first guess behind each sequence."""
-        slots, positions, cache_locs, before = self._rows.device[:, : size * self.most_each]
+        tables, (sequence, place) = self._tables, self._rows.device[:, : size * self.most_each]
+        slot, first, latest, end, start, n_drafts = self._sequences.device[:, :size]
+        end, start = torch.where(end < 0, tables.ends[slot], end), torch.where(start < 0, self._read[slot], start)
+        tables.ends[slot], tables.behind[slot], self._read[slot] = end, latest - end, end + 1
+        self._stand(slot, end, n_drafts)
+        slots, last = slot[sequence], end[sequence]
+        wished = start[sequence] + place
+        positions = torch.minimum(wished.clamp(min=0), last)
+        cache_locs = torch.where((place >= 0) & (wished <= last), tables.locs(slots, positions)[0], 0)
         features = self._states.new_empty((len(slots), self._states.shape[1]))
-        self._features.read(before, positions, features)
+        self._features.read(tables.locs(slots, (positions - 1).clamp_(min=0))[0], positions, features)
         self._place.zero_()
-        token_ids, last = self._tables.tokens[slots, positions], self._last.device[:size]
-        self._guess(size, token_ids, features, positions, PagedContext(self._pool, [plan], [cache_locs]), last)
+        plan.place(positions)
+        context = PagedContext(self._pool, [plan], [cache_locs])
+        wanted = first + (end - start).clamp_(min=0)  # nothing new where the choice of a token failed
+        self._guess(size, tables.tokens[slots, positions], features, positions, context, wanted)
+
+    def _stand(self, slot: torch.Tensor, end: torch.Tensor, n_drafts: torch.Tensor) -> None:
+        """Of the rows behind the known tokens of each sequence; those of guesses beyond the wanted ones stay at the
+        last."""
+        places = self._places[: self._most_drafts * 2 * len(slot)].view(-1, 2, len(slot))
+        place = torch.arange(self._most_drafts, device=slot.device)[:, None]
+        positions = end + torch.minimum(place, n_drafts - 1)
+        cache_locs = self._tables.locs(slot.expand_as(positions), positions)[0]
+        places[:, 0], places[:, 1] = positions, torch.where(place < n_drafts, cache_locs, 0)
 
     def _go_on(self, size: int, plan: AttnPlan) -> None:
         """A row for each newest guess, and the next one behind it."""
-        places = self._places.device[: self._most_drafts * 2 * size].view(-1, 2, size)
+        places = self._places[: self._most_drafts * 2 * size].view(-1, 2, size)
         positions, cache_locs = places.index_select(0, self._place)[0]
-        plan.advance()
+        plan.place(positions)
         context = PagedContext(self._pool, [plan], [cache_locs])
         self._guess(size, self._newest[:size], self._states[:size], positions, context)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.draft.drafter import Queued
 from quire.compute.draft.head import Head
 from quire.compute.layers.decoder_layer import LayerRows
 from quire.compute.layers.norm import Norm
@@ -122,6 +123,20 @@ class HeadSteps(Protocol):
         """float32 [n, the head's vocabulary]: logits of what follows rows of trees, one span for each tree. token_ids:
         int32 [n], of the rows; above: int64 [n], which logits of the last call, `begin` or `level`, each was found
         in."""
+        ...
+
+
+class QueuingSteps(Protocol):
+    """A way whose chains stay on the device, so that nobody need wait for them."""
+
+    def queues(self, n_sequences: int) -> bool:
+        """Whether `queue` takes chains of so many, with at most `HeadSteps.most_each` rows each."""
+        ...
+
+    def queue(self, rows: HeadRows, n_drafts: Sequence[int], *, is_late: bool) -> Queued:
+        """`HeadSteps.chain` without a wait. is_late: the device knows where spans begin, behind what this was given
+        before, and where they end (`SlotTables.ends`): both at the latest where they say, and their rows are the
+        most."""
         ...
 
 

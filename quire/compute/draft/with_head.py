@@ -114,7 +114,8 @@ class HeadModel:
         own = KVPool(head.arch.arch, pool.k.shape[1], tables.page_size, pool.k.dtype, self._platform.device)
         head.reach(limits.max_model_len)
         steps = self._steps(own, tables, pool, limits)
-        return EagleDrafter(steps, tables, max_rows, self._growth(steps))
+        queuing = steps if isinstance(steps, HeadGraphs) else None
+        return EagleDrafter(steps, tables, max_rows, self._growth(steps), queuing)
 
     def _growth(self, steps: HeadSteps) -> TreeGrowth | None:
         if self._tree is None:

@@ -26,7 +26,7 @@ class EagerForward:
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.places)
         self._tables.write(step.writes)
         if step.guesses is not None:
-            self._tables.set_tokens(step.guesses.at)
+            self._tables.set_tokens(step.guesses.at, step.guesses.found)
         lines = [batch.row_slots, batch.row_positions, batch.places]
         slots, positions, places, *locs = self._device.upload(np.concatenate([lines, cache_locs]))
         attn_plans = plan_attention(

@@ -16,8 +16,9 @@ from quire.compute.device.device import Device
 from quire.compute.layers.decoder_layer import LayerRows
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch, build_batch
-from quire.compute.runner.lengths import Kept, SlotLengths
+from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
+from quire.compute.runner.settled import Kept, Settled
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
@@ -164,9 +165,9 @@ class ReadyStep:
     def mask(self, masks: StepMasks | None) -> None:
         """Nothing to do: no span of a step that is made ready has a mask."""
 
-    def keep(self, lengths: SlotLengths) -> None:
+    def keep(self, lengths: SlotLengths, settled: Settled) -> None:
         """Tell lengths, which have settled this step, what was computed, before any slot of it is closed."""
-        self._kept = lengths.keep(self._plan.spans, self._token_ids.tolist(), self._status.tolist())
+        self._kept = lengths.keep(settled, self._token_ids.tolist(), self._status.tolist())
         if self._kept.walks:
             lengths.straighten(self._kept.walks, lengths.sequences(self._slots))
 

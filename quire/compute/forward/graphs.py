@@ -29,26 +29,26 @@ from quire.compute.forward.buckets import (
     mixed_sizes,
     most_large_lines,
 )
+from quire.compute.forward.sampled_rows import SampledRows
 from quire.compute.models.decoder import Decoder
+from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.spans_apart import MOST_KEYS, Room, apart
 from quire.compute.runner.step import Guesses, States, Step
 from quire.compute.runner.tables import PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
-from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
+from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.invariance import are_rows_alone
-from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
 
 logger = logging.getLogger("quire.engine")
 
 STAGING_BYTES: Final = 8 << 20
-N_ROW_LINES, N_SAMPLED_LINES = 2, 3
+N_ROW_LINES: Final = 2
 """Of a row: slot, position, and then for each group of layers its cache location, and one new entry of a page table
-(where, page). Of a sampled row: row, slot, position."""
-NO_GUESS: Final = -1
+(where, page)."""
 AGAIN_BYTES: Final = 1 << 30
 """Reads of K and V for the rows of a span after its first, each of which reads them anew, from which on a mixed bucket
 is faster: 0.2 ms."""
@@ -78,25 +78,18 @@ class GraphForward:
         arch = model.arch
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._tail = tail
-        self._sampling_sizes = decode_sizes(max_sampled)
         self._max_num_seqs = max_num_seqs
         self._mixed_sizes = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         self._verifying_sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
         n_rows = max(max_sampled, self._mixed_sizes[-1])
         self._staging = device.staging(STAGING_BYTES * len(pool.windows))
-        self._sampled = self._staging.section((N_SAMPLED_LINES, max_sampled), torch.int64)
-        self._controls = self._staging.section((N_CONTROLS, max_sampled), torch.float64)
-        self._mask_lines = self._staging.section((max_sampled,), torch.int32)
+        self._sampling = SampledRows(device, self._staging, model, tables, tail, max_sampled)
         self._n_groups = len(pool.layout.groups)
         self._rows = self._staging.section((N_ROW_LINES + self._n_groups, n_rows), torch.int64)
         self._guesses = self._staging.section((n_rows,), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
         self._spare_entry = tables.spare_slot * tables.pages.shape[2]  # of no sequence
         self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
-        # One for all buckets: a graph's own output would be kept for each of them.
-        self._logits = device.zeros((max_sampled, arch.vocab_size), model.dtype)
-        self._mask_bits = device.zeros((max_sampled, -(-arch.vocab_size // MASK_WORD_BITS)), torch.int32)
-        self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
         self._captures: dict[bool, Captures | None] = {are_rows_alone(): self._new_captures()}
         """By whether rows are alone in them."""
 
@@ -137,10 +130,10 @@ class GraphForward:
         for forwards in (captures.decode, captures.mixed, captures.verifying):
             for size in reversed(forwards.sizes):
                 self._replay(captures, forwards, size)
-        for size in reversed(self._sampling_sizes):
+        for size in reversed(self._sampling.sizes):
             self._sampling_replay(captures, size, truncates=False)
         sizes = captures.decode.sizes + captures.verifying.sizes
-        counts = len(sizes), len(captures.mixed.sizes), len(self._sampling_sizes)
+        counts = len(sizes), len(captures.mixed.sizes), len(self._sampling.sizes)
         took_s = time.perf_counter() - start_s
         logger.info("graphs: %d decode, %d mixed, %d sampling captured in %.1f s", *counts, took_s)
 
@@ -157,42 +150,64 @@ class GraphForward:
     def _staged(self, step: Step, *, captures_now: bool = True) -> Callable[[], States] | None:
         """Fill this step's host side. What is returned sends it and replays."""
         captures = self._captures_now() if captures_now else self._captures.get(are_rows_alone())
-        forwards = None if captures is None or step.batch.trees is not None else self._forwards_for(captures, step)
-        if captures is None or forwards is None:
+        batch, guesses = step.batch, step.guesses
+        if captures is None or batch.trees is not None:
             return None
-        batch = step.batch
+        forwards = self._forwards_for(captures, step, verifies=guesses is not None)
+        if forwards is None:
+            return None
         cache_locs = self._tables.cache_locs(batch.row_slots, batch.row_positions)
         n_sampled = len(batch.sampled_rows)
-        controls = self._tail.controls(step) if n_sampled <= self._sampling_sizes[-1] else None
+        controls = self._tail.controls(step) if n_sampled <= self._sampling.sizes[-1] else None
         n_rows = len(batch.row_slots)
         size, sampling = forwards.bucket(n_rows), None
         if controls is not None and n_sampled:
-            sampling = self._sampling_bucket(n_sampled), self._tail.truncates(step)
+            sampling = self._sampling.bucket(n_sampled), self._tail.truncates(step)
         if not captures_now and not captures.have(forwards, size, sampling):
             return None
         replay = self._replay(captures, forwards, size)
         sample = None if sampling is None else self._sampling_replay(captures, sampling[0], truncates=sampling[1])
-        choose = None if controls is None else functools.partial(self._choose, n_sampled, sample)
+        choose = None if controls is None else functools.partial(self._sampling.choose, n_sampled, sample)
+        follows = guesses is not None and guesses.most_behind is not None
         self._staging.begin()
         self._fill_rows(size, batch, cache_locs, step.writes)
         if forwards is captures.verifying:
-            self._fill_guesses(size, step.guesses)
-            self._plan(forwards.buffers, (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32))
+            self._fill_guesses(size, guesses)
+            lens, slots = (batch.row_positions + 1).astype(np.int32), batch.row_slots.astype(np.int32)
+            plans = self._plan(forwards.buffers, lens, slots)
         else:
             given = batch.kv_lens, batch.span_slots, batch.q_indptr, step.shared
-            self._plan(forwards.buffers, *given, settled=forwards is captures.decode)
-        if controls is not None and sampling is not None:
-            self._fill_sampled(sampling[0], batch, controls)
-        guesses = None if forwards is captures.verifying else step.guesses
+            plans = self._plan(forwards.buffers, *given, settled=forwards is captures.decode)
+            if follows:
+                self._fill_guesses(size, guesses)
+        if controls is not None and n_sampled:
+            self._sampling.fill(batch, controls)
 
         def replayed() -> States:
-            if guesses is not None:
-                self._tables.set_tokens(guesses.at)
+            if guesses is not None and not follows and forwards is not captures.verifying:
+                self._tables.set_tokens(guesses.at, guesses.found)
             self._staging.send()
+            if guesses is not None and guesses.found is not None and (follows or forwards is captures.verifying):
+                standing.fill_in(self._guesses.device[:n_rows], guesses.found)
+            if follows:
+                self._move(plans[0], n_rows, writes=forwards is captures.mixed)
             replay()
             return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
         return replayed
+
+    def follows(self, step: Step, most_behind: np.ndarray) -> bool:
+        """See `Follower`."""
+        captures, batch = self._captures_now(), step.batch
+        if captures is None or are_rows_alone() or any(self._pool.windows) or step.wants_all:
+            return False
+        earliest = batch.sampled_positions - np.repeat(most_behind, np.diff(batch.q_indptr))
+        if len(batch.sampled_rows) > self._sampling.sizes[-1] or not self._tail.is_plain(step, earliest):
+            return False
+        group, lengths = self._pool.group, np.diff(batch.q_indptr)
+        is_small = bool(lengths.max() * group <= small_rows_of(group)) and not step.shared
+        forwards = self._forwards_for(captures, step, verifies=True)
+        return forwards is captures.verifying or (forwards is captures.mixed and is_small)
 
     def _captures_now(self) -> Captures | None:
         """Those of this region; None where there is no memory for them."""
@@ -205,8 +220,8 @@ class GraphForward:
                 self._captures[alone] = None
         return self._captures[alone]
 
-    def _forwards_for(self, captures: Captures, step: Step) -> ForwardGraphs | None:
-        """The graphs that can run this step at its best, or None."""
+    def _forwards_for(self, captures: Captures, step: Step, *, verifies: bool) -> ForwardGraphs | None:
+        """The graphs that can run this step at its best, or None. verifies: drafts that the token table lacks."""
         n_rows, n_writes = len(step.batch.row_slots), len(step.writes.at)
         n_saved = self._pool.layout.n_full * sum((len(one.spans) - 1) * one.n_keys for one in step.shared)
         saved_bytes = n_saved * self._pool.bytes_per_token
@@ -216,7 +231,7 @@ class GraphForward:
         is_settled = not step.plan.opened
         if is_decode and is_settled and saved_bytes < SHARING_PAYS_BYTES and self._holds(captures.decode, step.batch):
             return captures.decode
-        if step.guesses is not None and self._verifies_apart(captures.verifying, step.batch, n_writes):
+        if verifies and self._verifies_apart(captures.verifying, step.batch, n_writes):
             return captures.verifying
         mixed = captures.mixed
         if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
@@ -240,18 +255,6 @@ class GraphForward:
         n_again = int((batch.kv_lens * (np.diff(batch.q_indptr) - 1)).sum())
         return n_again * self._pool.bytes_per_token < AGAIN_BYTES
 
-    def _choose(self, n_sampled: int, replay: Callable[[], None] | None, bits: np.ndarray | None) -> Choice:
-        """Sampling of the step that is run next: see `States.choose`."""
-        if bits is not None:
-            n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
-            self._device.send(bits[:, :n_words], self._mask_bits[: len(bits), :n_words])
-        if replay is not None:
-            replay()
-        return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
-
-    def _sampling_bucket(self, n_sampled: int) -> int:
-        return next(size for size in self._sampling_sizes if size >= n_sampled)
-
     def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
         rows[:, n_rows:size] = 0
@@ -262,22 +265,20 @@ class GraphForward:
         self._writes.filled(entries.size)
 
     def _fill_guesses(self, size: int, guesses: Guesses | None) -> None:
-        self._guesses.host[:size] = NO_GUESS
+        self._guesses.host[:size] = standing.NO_GUESS
         if guesses is not None:
-            self._guesses.host[guesses.rows] = guesses.at[2]
+            ids = guesses.at[2]
+            self._guesses.host[guesses.rows] = ids if guesses.found is None else standing.FIRST_PLACE - ids
 
-    def _fill_sampled(self, size: int, batch: FlatBatch, controls: np.ndarray) -> None:
-        n_sampled, lines = len(batch.sampled_rows), self._sampled.host
-        for line, values in enumerate((batch.sampled_rows, batch.sampled_slots, batch.sampled_positions)):
-            lines[line, :n_sampled] = values
-        self._controls.host[:, :n_sampled] = controls
-        self._mask_lines.host[:n_sampled] = batch.mask_lines
-        self._pad_sampled(n_sampled, size)
-
-    def _pad_sampled(self, n_sampled: int, size: int) -> None:
-        self._sampled.host[:, n_sampled:size] = np.array([0, self._tables.spare_slot, 0])[:, None]
-        self._controls.host[:, n_sampled:size] = 0  # greedy
-        self._mask_lines.host[n_sampled:size] = -1
+    def _move(self, plan: AttnPlan, n_rows: int, *, writes: bool) -> None:
+        """What was sent for rows that were planned for the latest place becomes true. writes: the captured step does
+        not write guesses into the token table itself."""
+        rows = self._rows.device[:, :n_rows]
+        standing.move(self._tables, rows)
+        if writes:
+            standing.write(self._tables, rows, self._guesses.device[:n_rows])
+        plan.place(rows[1])
+        self._sampling.move(n_rows)
 
     def _plan(
         self,
@@ -314,7 +315,7 @@ class GraphForward:
         idle = self._idle(size if verifies else min(size, self._max_num_seqs))
         plans = self._plan(forwards.buffers, *idle, settled=forwards is captures.decode)
         context = PagedContext(self._pool, plans, cache_locs)
-        self._guesses.host[:size] = NO_GUESS
+        self._guesses.host[:size] = standing.NO_GUESS
         guesses = self._guesses.device[:size]
         self._staging.send()
 
@@ -322,7 +323,7 @@ class GraphForward:
             self._tables.pages.view(-1)[page_at] = page.to(torch.int32)
             token_ids = self._tables.tokens[slots, positions]
             if verifies:
-                token_ids = torch.where(guesses == NO_GUESS, token_ids, guesses.to(torch.int32))
+                token_ids = torch.where(guesses == standing.NO_GUESS, token_ids, guesses.to(torch.int32))
                 self._tables.tokens[slots, positions] = token_ids
             self._states(token_ids, positions, context, self._hidden[:size])
 
@@ -340,20 +341,5 @@ class GraphForward:
     def _sampling_replay(self, captures: Captures, size: int, *, truncates: bool) -> Callable[[], None]:
         key = size, truncates
         if key not in captures.sampling:
-            captures.sampling[key] = self._capture_sampling(size, truncates)
+            captures.sampling[key] = self._sampling.capture(self._hidden, size, truncates=truncates)
         return captures.sampling[key]
-
-    def _capture_sampling(self, size: int, truncates: bool) -> Callable[[], None]:
-        self._staging.begin()
-        self._pad_sampled(0, size)
-        self._mask_lines.filled(size)  # the last of these sections: a step's rows must not be there while it runs once
-        self._staging.send()
-        rows, *at = self._sampled.device[:, :size]
-        controls, logits = self._controls.device[:, :size], self._logits[:size]
-        choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
-        masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
-
-        def choose() -> None:
-            self._tail.plain(self._hidden, rows, (at[0], at[1]), controls, masks, logits, choice, truncates=truncates)
-
-        return self._device.capture(choose)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+
 from quire.compute.runner.step import States, Step
 
 
@@ -22,4 +24,13 @@ class Forward(Protocol):
         """What `run` does on the host, while the step before is perhaps not queued to its end; the rest when that is
         called, before another step comes. None: it is all to be done by `run`.
         """
+        ...
+
+
+class Follower(Forward, Protocol):
+    """One whose steps may begin where only the device knows."""
+
+    def follows(self, step: Step, most_behind: np.ndarray) -> bool:
+        """Whether `run` takes such a step, whose spans all verify drafts, whatever these are. most_behind: int64
+        [n_spans], how far before its planned start each may begin."""
         ...

@@ -4,7 +4,8 @@ Owns the true starts of spans, the tokens that drafts are (decision 0012), and t
 keeps its own. Does not own guesses (`compute/draft`) nor how a token is chosen.
 Invariants: while a plan that verified drafts is not known to control, a slot's length here is that of the tokens whose
 keys its spans have computed and kept; otherwise the plan says it, and nothing here is read. Before a plan is settled,
-`learn` and `keep` have heard of every step before it.
+`learn` and `keep` have heard of every step before it; before one that follows they need not: then the device alone
+knows where its spans begin.
 """
 
 from __future__ import annotations
@@ -12,51 +13,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from quire.compute.draft.drafter import DraftContext, Drafter, DraftTree
+from quire.compute.draft.drafter import DraftContext, Drafter, DraftTree, LateContext, Queued, QueuingDrafter
+from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.settled import Kept, Settled
 from quire.compute.runner.step import Guesses
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.trees import Walk, walk
-from quire.compute.sample.sampler import split_faults
+from quire.compute.sample.sampler import Sampled
 from quire.core.plan import SlotOpen, Spans, StepPlan
-from quire.core.result import Fault, StepResult, StepTimings
 
 NO_DRAFT = -1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kept:
-    """What of a step's sampled rows counts."""
-
-    n_new: list[int]
-    """Tokens of each span that wants one; 0 if the first of its rows failed."""
-    rows: list[int]
-    """The rows that have them, and those that failed first."""
-    n_drafted: list[int]
-    """As in `StepResult`."""
-    walks: list[Walk]
-    """Of the spans that were trees."""
-
-    def split_faults(
-        self, token_ids: list[int], statuses: list[int], slots: np.ndarray
-    ) -> tuple[list[int], list[int], list[Fault], dict[int, int]]:
-        """As `sampler.split_faults` of all sampled rows, with the number of tokens up to each row that counts."""
-        ids, codes = [token_ids[row] for row in self.rows], [statuses[row] for row in self.rows]
-        tokens, each, faults = split_faults(ids, codes, slots[self.rows])
-        return tokens, self.n_new, faults, dict(zip(self.rows, itertools.accumulate(each), strict=True))
-
-    def result(
-        self, step: int, token_ids: list[int], statuses: list[int], slots: np.ndarray, timings: StepTimings
-    ) -> StepResult:
-        """Of a step of which nothing but tokens is wanted, by all its sampled rows."""
-        tokens, n_new, faults, _ = self.split_faults(token_ids, statuses, slots)
-        return StepResult(step, tokens, n_new, self.n_drafted, faults=faults, timings=timings)
 
 
 class Brancher(Protocol):
@@ -84,14 +57,13 @@ class SlotLengths:
         self._tokens = tables.tokens.numpy() if self.is_live else np.zeros(tuple(tables.tokens.shape), np.int32)
         self._n_opened = np.zeros(len(self._tokens), np.int64)
         """How many sequences each slot has had."""
-        self._brancher, self._trees = brancher, dict[int, DraftTree]()
-        """The newest step's trees, by span."""
+        self._queuing = drafter if isinstance(drafter, QueuingDrafter) else None
+        self._brancher = brancher
         self._chance, self._source = chance, random.Random(0)
         self._lengths: dict[int, int] = {}
         """Of slots where the plan's starts are not known to be true."""
-        self._drafts: list[int] = []
-        """At the places of the newest step's sampled rows."""
-        self._n_drafted: list[int] = []
+        self._newest: Settled | None = None
+        """The newest step with drafts, if its guesses are on the device."""
         self._open: set[int] = set()
 
     @property
@@ -119,13 +91,24 @@ class SlotLengths:
         found: np.ndarray = self._n_opened[slots]
         return found
 
-    def learn(self, batch: FlatBatch, sequences: np.ndarray, token_ids: np.ndarray) -> None:
-        """The tokens of a step's sampled rows, int32 [m]; those of sequences that left meanwhile are passed over."""
+    def learn(self, batch: FlatBatch, sequences: np.ndarray, token_ids: np.ndarray, settled: Settled | None) -> None:
+        """The tokens of a step's sampled rows, int32 [m]; those of sequences that left meanwhile are passed over.
+        settled: the step, if it has drafts; it was kept."""
         if self.is_live:
             return
         slots, positions = batch.sampled_slots, batch.sampled_positions
+        if settled is not None and settled.before is not None:
+            spans = settled.plan.spans
+            behind = np.array(spans.starts) - settled.starts
+            positions = positions - np.repeat(behind, spans.lengths)
         is_there = self._n_opened[slots] == sequences
         self._tokens[slots[is_there], positions[is_there]] = token_ids[is_there]
+        if settled is not None and settled.before is not None:
+            assert self._queuing is not None
+            for i, (slot, start) in enumerate(zip(spans.slots, settled.starts, strict=True)):
+                if slot in self._open and self._n_opened[slot] == settled.sequences[i]:
+                    self._queuing.learn(slot, self._tokens[slot, : start + 1])
+            settled.before = None
 
     def straighten(self, walks: Sequence[Walk], sequences: np.ndarray) -> None:
         """What was kept of trees goes where it belongs, in the token table and in the pages; `learn` has been told of
@@ -137,12 +120,9 @@ class SlotLengths:
             self._tokens[one.slot, one.start + 1 : one.start + 1 + len(one.tokens)] = one.tokens
         self._brancher.straighten(there)
 
-    def settle(
-        self, plan: StepPlan, *, may_branch: bool = False
-    ) -> tuple[StepPlan, Guesses | None, Mapping[int, DraftTree]]:
-        """The plan with true starts, and with as many drafts as there are guesses; those that the device's token table
-        lacks; and which spans are trees, if these may be."""
-        spans = plan.spans
+    def settle(self, plan: StepPlan, *, may_branch: bool = False) -> Settled:
+        """The step with true starts and its guesses, of which some may be trees, if they may."""
+        spans, self._newest = plan.spans, None
         if plan.knows_starts:
             self._lengths.clear()
         slots, n_drafts = spans.slots, spans.n_drafts
@@ -153,58 +133,165 @@ class SlotLengths:
         for i in (i for i, n in enumerate(n_drafts) if n):
             may = brancher is not None and i not in chains and brancher.may_branch(slots[i])
             contexts[i] = DraftContext(slots[i], self._tokens[slots[i], : starts[i] + 1], n_drafts[i], may)
+        if self._queuing is not None and contexts and not chains:
+            queued = self._queuing.queue(list(contexts.values()))
+            if queued is not None:
+                return self._queued(plan, starts, queued)
         sure = {i: _sure(contexts[i], at, tokens) for i, at, tokens in plan.foretold}
         asking = {i: context for i, context in contexts.items() if not sure.get(i)}
         found = dict(zip(asking, self._drafter.guess(list(asking.values())), strict=True)) if asking else {}
-        self._trees = {i: guess for i, guess in found.items() if isinstance(guess, DraftTree)}
         chosen = {i: found[i] if i in found else sure[i] for i in contexts}
         guesses = {i: guess.tokens if isinstance(guess, DraftTree) else guess for i, guess in chosen.items()}
-        self._n_drafted = [len(guess) for guess in guesses.values()]
-        lengths, made, self._drafts = list(spans.lengths), [0] * len(slots), []
+        lengths, made, drafts = list(spans.lengths), [0] * len(slots), list[int]()
         for i, wants in enumerate(spans.wants):
             guess = guesses.get(i, [])
             if n_drafts[i]:
                 self._tokens[slots[i], starts[i] + 1 : starts[i] + 1 + len(guess)] = guess
                 lengths[i] += len(guess) - n_drafts[i]
                 made[i] = len(guess)
-            self._drafts += [*guess, NO_DRAFT] if wants else []
+            drafts += [*guess, NO_DRAFT] if wants else []
         true = Spans(slots, starts, lengths, made, spans.wants)
-        lacking = None if self.is_live or not any(made) else _guesses(true, guesses)
-        return msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)), lacking, self._trees
+        return Settled(
+            msgspec.structs.replace(plan, spans=true, n_tokens=sum(lengths)),
+            self.sequences(np.array(slots)),
+            [len(guess) for guess in guesses.values()],
+            drafts,
+            None if self.is_live or not any(made) else _guesses(true, guesses),
+            {i: guess for i, guess in found.items() if isinstance(guess, DraftTree)},
+        )
 
-    def drafts_of(self, plan: StepPlan) -> list[list[int]]:
-        """Of each masked span of the plan that was settled last."""
-        spans = plan.spans
+    def may_follow(self, plan: StepPlan) -> bool:
+        """Whether a step can begin where only the device knows: each of its sequences verifies drafts, as in the newest
+        step, and nothing about them is asked before."""
+        newest, spans = self._newest, plan.spans
+        if newest is None or plan.knows_starts or plan.opened or plan.copies or plan.masked or plan.foretold:
+            return False
+        return all(spans.n_drafts) and all(spans.wants) and newest.drafted.keys() >= set(spans.slots)
+
+    def most_behind(self, plan: StepPlan) -> np.ndarray:
+        """int64 [n_spans]: how far before their planned starts spans of a step that may follow can begin."""
+        spans, newest = plan.spans, self._newest
+        assert newest is not None
+        known = newest.ends or newest.earliest
+        return np.array([latest - known[slot] for slot, latest in zip(spans.slots, spans.starts, strict=True)])
+
+    def follow(self, plan: StepPlan) -> Settled | None:
+        """A step that may follow, and its guesses, launched behind the newest step, which may be computing; None where
+        the drafter cannot, and nothing is done."""
+        spans, newest = plan.spans, self._newest
+        assert newest is not None and self._queuing is not None
+        drafted, columns = newest.drafted, zip(spans.slots, spans.starts, spans.n_drafts, strict=True)
+        queued = self._queuing.follow([LateContext(slot, at, 1 + drafted[slot], n) for slot, at, n in columns])
+        if queued is None:
+            return None
+        behind = self.most_behind(plan)
+        found = self._queued(plan, spans.starts, queued)
+        assert found.guesses is not None
+        found.guesses = dataclasses.replace(found.guesses, most_behind=behind)
+        found.earliest = dict(zip(spans.slots, (np.array(spans.starts) - behind).tolist(), strict=True))
+        found.before = newest
+        return found
+
+    def _queued(self, plan: StepPlan, starts: list[int], queued: Queued) -> Settled:
+        """The step of a plan whose guesses the device is making, all of them."""
+        spans, forced = plan.spans, None
+        true = Spans(spans.slots, starts, spans.lengths, spans.n_drafts, spans.wants)
+        drafted = [i for i, n in enumerate(spans.n_drafts) if n]
+        if self._chance is not None:
+            chance, source = self._chance, self._source
+            forced = [
+                sum(1 for _ in itertools.takewhile(lambda _: source.random() < chance, range(n)))
+                for n in queued.lengths
+            ]
+        places = {
+            i: list(range(at, at + n * queued.stride, queued.stride))
+            for i, at, n in zip(drafted, queued.at, queued.lengths, strict=True)
+        }
+        self._newest = Settled(
+            msgspec.structs.replace(plan, spans=true),
+            self.sequences(np.array(spans.slots)),
+            queued.lengths,
+            [],
+            dataclasses.replace(_guesses(true, places), found=queued.found),
+            queued=queued,
+            forced=forced,
+            earliest=dict(zip(spans.slots, starts, strict=True)),
+        )
+        return self._newest
+
+    def drafts_of(self, settled: Settled) -> list[list[int]]:
+        """Of each masked span."""
+        spans = settled.plan.spans
         n_rows = [1 + n if wants else 0 for n, wants in zip(spans.n_drafts, spans.wants, strict=True)]
         first = [0, *itertools.accumulate(n_rows)]
-        return [self._drafts[first[i] : first[i + 1] - 1] for i in plan.masked]
+        return [settled.drafts[first[i] : first[i + 1] - 1] for i in settled.plan.masked]
 
-    def keep(self, spans: Spans, token_ids: list[int], statuses: list[int]) -> Kept:
+    def queue_keep(self, settled: Settled, sampled: Sampled) -> None:
+        """Have the device find what counts of a step whose guesses it has, from its choice."""
+        queued, spans = settled.queued, settled.plan.spans
+        if queued is None:
+            return
+        n_rows = [1 + n if wants else 0 for n, wants in zip(spans.n_drafts, spans.wants, strict=True)]
+        first = [0, *itertools.accumulate(n_rows)]
+        drafted = [i for i, n in enumerate(spans.n_drafts) if n]
+        lines = [
+            [spans.slots[i] for i in drafted], [first[i] for i in drafted], queued.lengths, queued.at,
+            settled.forced or [-1] * len(drafted),
+        ]  # fmt: skip
+        standing.keep(
+            self._tables, self._tables.upload(np.array(lines, np.int64)), max(queued.lengths), queued.stride,
+            queued.found, sampled.token_ids, sampled.status,
+        )  # fmt: skip
+
+    def keep(self, settled: Settled, token_ids: list[int], statuses: list[int]) -> Kept:
         """What counts: of each span the tokens up to the first that is not the draft at its place, and none from a row
-        that failed on. spans: of the plan that was settled last; token_ids, statuses: of its sampled rows."""
-        kept, at = Kept([], [], self._n_drafted, []), 0
-        columns = zip(spans.slots, spans.starts, spans.lengths, spans.wants, spans.n_drafts, strict=True)
-        for i, (slot, start, length, wants, n_drafts) in enumerate(columns):
-            self._lengths[slot] = start + length
-            if i in self._trees:
+        that failed on. Steps before it are kept. token_ids, statuses: of its sampled rows."""
+        spans, starts, rights = settled.plan.spans, settled.starts, self._rights(settled, token_ids)
+        kept, at = Kept([], [], settled.n_drafted, []), 0
+        columns = zip(spans.slots, spans.lengths, spans.wants, spans.n_drafts, strict=True)
+        for i, (slot, length, wants, n_drafts) in enumerate(columns):
+            start = starts[i]
+            end = start + length
+            if i in settled.trees:
                 rows = slice(at, at + 1 + n_drafts)
-                n_new = self._keep_tree(kept, Walk(at, slot, start, *self._walk(i, token_ids[rows], statuses[rows])))
+                way = self._walk(settled.trees[i], token_ids[rows], statuses[rows])
+                n_new = self._keep_tree(kept, Walk(at, slot, start, *way))
                 at += 1 + n_drafts
-                self._lengths[slot] += n_new - 1 - n_drafts
+                end += n_new - 1 - n_drafts
             elif wants:
                 row = at
-                while self._is_right(row, token_ids[row]) and not statuses[row]:
+                while rights(row) and not statuses[row]:
                     row += 1
                 n_new = row - at + (not statuses[row])
                 kept.n_new.append(n_new)
                 kept.rows.extend(range(at, at + max(1, n_new)))
                 at += 1 + n_drafts
-                self._lengths[slot] += n_new - 1 - n_drafts
+                end += n_new - 1 - n_drafts
+            settled.ends[slot] = end
+            if self._n_opened[slot] == settled.sequences[i]:
+                self._lengths[slot] = end
         return kept
 
-    def _walk(self, span: int, token_ids: list[int], statuses: list[int]) -> tuple[list[int], list[int]]:
+    def _rights(self, settled: Settled, token_ids: list[int]) -> Callable[[int], bool]:
+        """Whether the draft of a sampled row counts."""
+        if settled.queued is None:
+            drafts = settled.drafts
+            return lambda row: drafts[row] != NO_DRAFT and self._counts(drafts[row], token_ids[row])
+        read, right = settled.queued.read(), list[bool]()
+        forced_of: Sequence[int | None] = settled.forced or [None] * len(read)
+        guesses = iter(zip(read, forced_of, strict=True))
+        for n, wants in zip(settled.plan.spans.n_drafts, settled.plan.spans.wants, strict=True):
+            if n:
+                guess, forced = next(guesses)
+                chosen = token_ids[len(right) : len(right) + n]
+                same = [draft == token for draft, token in zip(guess, chosen, strict=True)]
+                right += same if forced is None else [place < forced for place in range(n)]
+            right += [False] if wants else []
+        return right.__getitem__
+
+    def _walk(self, tree: DraftTree, token_ids: list[int], statuses: list[int]) -> tuple[list[int], list[int]]:
         """Nodes that are kept, and the tokens chosen behind the root and them, but for one that failed at the end."""
-        nodes = walk(self._trees[span], token_ids, statuses, self._counts)
+        nodes = walk(tree, token_ids, statuses, self._counts)
         rows = [0, *(1 + node for node in nodes)]
         if statuses[rows[-1]]:
             rows.pop()
@@ -221,10 +308,6 @@ class SlotLengths:
     def _counts(self, draft: int, token: int) -> bool:
         """Whether a draft in the place of a token is kept."""
         return draft == token if self._chance is None else self._source.random() < self._chance
-
-    def _is_right(self, row: int, token: int) -> bool:
-        draft = self._drafts[row]
-        return draft != NO_DRAFT and self._counts(draft, token)
 
 
 def _sure(context: DraftContext, at: int, tokens: list[int]) -> list[int]:

@@ -130,14 +130,13 @@ def plan_attention(
     buffers: Sequence[PlanBuffers] = (),
     shared: Sequence[SharedPrefix] = (),
     settled: bool = False,
-    behind: np.ndarray | None = None,
     trees: Trees | None = None,
 ) -> list[AttnPlan]:
     """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
     window share their work, and differ in their page tables. Where rows are to be alone, they are planned so.
 
     q_indptr None: one row a span. buffers: for each of `KVPool.windows`, or none. shared: prefixes, which only layers
-    that keep everything read together. settled, behind: see there. trees: spans that are some; no step with them is
+    that keep everything read together. settled: see there. trees: spans that are some; no step with them is
     alone.
     """
     if q_indptr is None:
@@ -162,7 +161,6 @@ def plan_attention(
             batch_invariant=alone,
             settled=settled,
             few=few,
-            behind=behind,
             trees=trees,
         )
         for kind, window in enumerate(pool.windows)

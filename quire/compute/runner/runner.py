@@ -12,21 +12,21 @@ import contextlib
 import functools
 import itertools
 import time
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 import torch
 
 from quire.compute.device.device import Download
-from quire.compute.draft.drafter import Drafter, DraftTree
+from quire.compute.draft.drafter import Drafter
 from quire.compute.forward.fused import FusedForward, ReadyStep
-from quire.compute.forward.strategy import Forward
+from quire.compute.forward.strategy import Follower, Forward
 from quire.compute.runner.batch_builder import build_batch, shared_spans
-from quire.compute.runner.lengths import Kept, SlotLengths
+from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
-from quire.compute.runner.step import Guesses, States, Step
+from quire.compute.runner.settled import Kept, Settled
+from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import NO_WRITES, PageWrites, SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.runner.trees import branch
@@ -41,20 +41,23 @@ GREEDY: Final = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None,
 """Of sequences that are computed for nobody, before the first request."""
 
 
-NO_TREES: Final[Mapping[int, DraftTree]] = types.MappingProxyType({})
-
-
 class LaunchedStep:
     """A step whose work is queued on the device; the choice of its tokens too, unless the plan has `masked` spans.
 
-    lengths: if drafts are verified on this device; is_settled: by them, in this step.
+    lengths: if drafts are verified on this device; settled: by them, in this step.
     """
 
     def __init__(
-        self, tail: Tail, step: Step, states: States, start_s: float, lengths: SlotLengths | None, is_settled: bool
+        self,
+        tail: Tail,
+        step: Step,
+        states: States,
+        start_s: float,
+        lengths: SlotLengths | None,
+        settled: Settled | None,
     ) -> None:
         self._tail, self._step, self._start_s = tail, step, start_s
-        self._lengths, self._is_settled = lengths, is_settled
+        self._lengths, self._settled = lengths, settled
         self._sequences = None if lengths is None else lengths.sequences(step.batch.sampled_slots)
         self._kept: Kept | None = None
         self._read = tail.read(step, states)
@@ -64,7 +67,10 @@ class LaunchedStep:
     def mask(self, masks: StepMasks | None) -> None:
         """Queue the rest: the choice, if it is not made yet, under these masks, and the copy to the host."""
         start_s = time.perf_counter()
-        self._fetched, self._download = self._tail.choose(self._step, self._read, masks)
+        lengths, settled, then = self._lengths, self._settled, None
+        if lengths is not None and settled is not None:
+            then = functools.partial(lengths.queue_keep, settled)
+        self._fetched, self._download = self._tail.choose(self._step, self._read, masks, then)
         if self._lengths is not None and self._lengths.is_live:
             self.keep()  # it is computed, and the next step is launched before anybody asks for the result
         self._host_s += time.perf_counter() - start_s
@@ -80,10 +86,10 @@ class LaunchedStep:
         if lengths is None or self._download is None:
             return
         token_ids, status, *_ = self._download.wait()
-        if self._is_settled:
-            self._kept = lengths.keep(self._step.plan.spans, token_ids.tolist(), status.tolist())
+        if self._settled is not None:
+            self._kept = lengths.keep(self._settled, token_ids.tolist(), status.tolist())
         assert self._sequences is not None
-        lengths.learn(self._step.batch, self._sequences, token_ids.numpy())
+        lengths.learn(self._step.batch, self._sequences, token_ids.numpy(), self._settled)
         if self._kept is not None and self._kept.walks:
             lengths.straighten(self._kept.walks, self._sequences)
 
@@ -123,7 +129,7 @@ class Runner:
     """The steps of one model on one device.
 
     forwards: asked in turn, the last takes every step; ahead: one of them that can make steps ready before their turn;
-    lengths: where drafts are verified.
+    lengths: where drafts are verified; follower: one of the forwards whose steps may begin where only the device knows.
     """
 
     def __init__(
@@ -134,40 +140,42 @@ class Runner:
         forwards: Sequence[Forward],
         ahead: FusedForward | None = None,
         lengths: SlotLengths | None = None,
+        follower: Follower | None = None,
         *,
         alone: RowsAlone = RowsAlone.NEVER,
     ) -> None:
         """alone: which steps are launched in a region of `kernels/invariance`."""
         self._alone = alone
         self.pool, self.tables, self.tail = pool, tables, tail
-        self._forwards, self._ahead, self._lengths = forwards, ahead, lengths
+        self._forwards, self._ahead, self._lengths, self._follower = forwards, ahead, lengths, follower
         self._unkept: list[LaunchedStep] = []
         """Steps of which lengths may not know."""
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, on_drafts: OnDrafts | None = None) -> LaunchedStep | ReadyStep:
-        """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow.
+        """Queue one step on the device. Only one with drafts waits, for the steps whose tokens they follow, and not if
+        it follows the newest step on the device.
 
         on_drafts: called with the drafts of each masked span, before anything is computed; not if the plan has none.
         """
-        is_settled = self._lengths is not None and not _is_known(plan)
-        if is_settled:
+        is_settled, settled = self._lengths is not None and not _is_known(plan), None
+        follows = is_settled and self._follows(plan)
+        if is_settled and not follows:
             self._keep_all()
         start_s = time.perf_counter()
         writes = self._apply(plan)
-        guesses, trees = None, NO_TREES
         if self._lengths is not None and is_settled:
             self.tables.write(writes)  # who guesses on the device reads these pages
-            plan, guesses, trees = self._lengths.settle(plan, may_branch=not self._is_alone(plan.spans.slots))
-            writes = NO_WRITES
+            settled, writes = self._settle(self._lengths, plan, follows), NO_WRITES
+            plan = settled.plan
             if on_drafts is not None:
-                on_drafts(self._lengths.drafts_of(plan))
-        step = self._step(plan, writes, guesses, trees)
-        if is_settled and (computed := self._computed(step, start_s)) is not None:
+                on_drafts(self._lengths.drafts_of(settled))
+        step = self._step(plan, writes, settled)
+        if settled is not None and (computed := self._computed(step, settled, start_s)) is not None:
             return computed
         with self._region(plan):
             states = next(states for forward in self._forwards if (states := forward.run(step)) is not None)
-            launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, is_settled)
+            launched = LaunchedStep(self.tail, step, states, start_s, self._lengths, settled)
         if self._lengths is not None:
             self._unkept = [*(one for one in self._unkept if not one.is_kept), launched]
         if not plan.masked:
@@ -190,7 +198,7 @@ class Runner:
     def _launch_staged(self, step: Step, run: Callable[[], States], spent_s: float) -> LaunchedStep:
         start_s = time.perf_counter() - spent_s
         with self._region(step.plan):
-            launched = LaunchedStep(self.tail, step, run(), start_s, None, is_settled=False)
+            launched = LaunchedStep(self.tail, step, run(), start_s, None, None)
         if not step.plan.masked:
             launched.mask(None)
         return launched
@@ -198,12 +206,26 @@ class Runner:
     def _region(self, plan: StepPlan) -> contextlib.AbstractContextManager[None]:
         return rows_alone() if self._is_alone(plan.spans.slots) else contextlib.nullcontext()
 
-    def _computed(self, step: Step, start_s: float) -> ReadyStep | None:
+    def _follows(self, plan: StepPlan) -> bool:
+        """Whether a step with drafts may be launched while the one before it computes."""
+        lengths, follower = self._lengths, self._follower
+        if lengths is None or follower is None or not lengths.may_follow(plan) or self._is_alone(plan.spans.slots):
+            return False
+        return follower.follows(self._step(plan, NO_WRITES), lengths.most_behind(plan))
+
+    def _settle(self, lengths: SlotLengths, plan: StepPlan, follows: bool) -> Settled:
+        settled = lengths.follow(plan) if follows else None
+        if settled is None:
+            self._keep_all()
+            settled = lengths.settle(plan, may_branch=not self._is_alone(plan.spans.slots))
+        return settled
+
+    def _computed(self, step: Step, settled: Settled, start_s: float) -> ReadyStep | None:
         """A settled step, computed and kept, where it is one native call and nothing but its tokens is wanted."""
         ready = None if self._ahead is None else self._ahead.ready(step, start_s)
         if ready is not None and self._lengths is not None:
             ready.compute()
-            ready.keep(self._lengths)
+            ready.keep(self._lengths, settled)
         return ready
 
     def prepare(self, plan: StepPlan) -> ReadyStep | None:
@@ -256,17 +278,12 @@ class Runner:
         for launched in unkept:
             launched.keep()
 
-    def _step(
-        self,
-        plan: StepPlan,
-        writes: PageWrites,
-        guesses: Guesses | None = None,
-        trees: Mapping[int, DraftTree] = NO_TREES,
-    ) -> Step:
+    def _step(self, plan: StepPlan, writes: PageWrites, settled: Settled | None = None) -> Step:
         batch = build_batch(plan.spans, plan.masked)
-        if trees:
-            branch(batch, trees)
+        if settled is not None and settled.trees:
+            branch(batch, settled.trees)
         shared = shared_spans(batch, plan.shared_prefixes, self.tables.page_size)
+        guesses = None if settled is None else settled.guesses
         return Step(plan, batch, writes, shared, self.tail.wants_all(plan), guesses)
 
     def _apply(self, plan: StepPlan) -> PageWrites:

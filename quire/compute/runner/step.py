@@ -22,7 +22,11 @@ class Guesses:
     rows: np.ndarray
     """int64 [k]: rows of the step that stand on them."""
     at: np.ndarray
-    """int64 [3, k]: slots, positions, token ids."""
+    """int64 [3, k]: slots, positions, token ids, or their places in `found`."""
+    found: torch.Tensor | None = None
+    """int32, on the device: where it guesses, the host may not know the tokens yet."""
+    most_behind: np.ndarray | None = None
+    """int64 [k']: how far before its planned start each span may begin (`SlotTables.behind`); None: none does."""
 
 
 @dataclasses.dataclass(slots=True)

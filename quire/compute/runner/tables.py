@@ -51,6 +51,10 @@ class SlotTables:
         """The host sees the token table, and writes it."""
         self.pages = torch.from_numpy(self.host_pages) if self.is_shared else device.upload(self.host_pages)
         self.tokens = torch.zeros((n_slots + 1, max_model_len + 1), dtype=torch.int32, device=device.torch_device)
+        self.ends = torch.zeros(n_slots + 1, dtype=torch.int64, device=device.torch_device)
+        """On the device, where it guesses: tokens of each slot whose keys are computed and kept."""
+        self.behind = torch.zeros(n_slots + 1, dtype=torch.int64, device=device.torch_device)
+        """How far before its planned start the newest span of each slot that verifies the device's guesses begins."""
 
     def open(self, opened: list[SlotOpen]) -> None:
         """Write the known tokens of new sequences, in one upload."""
@@ -65,10 +69,11 @@ class SlotTables:
             self.deterministic[one.slot] = one.params.deterministic
             at += n_tokens
 
-    def set_tokens(self, at: np.ndarray) -> None:
-        """Write single tokens, in one upload. at: int64 [3, k], slots, positions, token ids."""
+    def set_tokens(self, at: np.ndarray, found: torch.Tensor | None = None) -> None:
+        """Write single tokens, in one upload. at: int64 [3, k], slots, positions, token ids, or their places in
+        `found`, int32."""
         slots, positions, token_ids = self._device.upload(at)
-        self.tokens[slots, positions] = token_ids.to(torch.int32)
+        self.tokens[slots, positions] = token_ids.to(torch.int32) if found is None else found[token_ids]
 
     def upload(self, values: np.ndarray) -> torch.Tensor:
         """To the device of the tables."""
@@ -98,3 +103,8 @@ class SlotTables:
         pages = self.host_pages[:, slots, positions // self.page_size].astype(np.int64)
         cache_locs: np.ndarray = pages * self.page_size + positions % self.page_size
         return cache_locs
+
+    def locs(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """`cache_locs` on the device, of the pages that are there: slots, positions int64 [n]."""
+        pages = self.pages[:, slots, positions // self.page_size].long()
+        return pages * self.page_size + positions % self.page_size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -141,6 +142,14 @@ class Tail:
         slots, positions = step.batch.sampled_slots, step.batch.sampled_positions
         return self._sampler.controls(slots, positions) if self._sampler.is_plain(slots, positions) else None
 
+    def is_plain(self, step: Step, positions: np.ndarray) -> bool:
+        """Whether there are `controls` of tokens of the step that stand at these positions or later."""
+        return self._sampler.is_plain(step.batch.sampled_slots, positions)
+
+    def keys(self, slots: np.ndarray) -> np.ndarray:
+        """int64 [m]: on which, with positions, the random numbers of slots depend."""
+        return self._sampler.keys(slots)
+
     def truncates(self, step: Step) -> bool:
         """Whether some sampled row keeps only a part of the vocabulary."""
         return self._sampler.is_truncated(step.batch.sampled_slots)
@@ -186,8 +195,11 @@ class Tail:
         return Read(states, logits, prompt, pooled)
 
     @torch.inference_mode()
-    def choose(self, step: Step, read: Read, masks: StepMasks | None) -> tuple[Fetched, Download]:
-        """Queue the choice of tokens, and start the copy to the host: ids, status, logprobs, and the pooled rows."""
+    def choose(
+        self, step: Step, read: Read, masks: StepMasks | None, then: Callable[[Sampled], None] | None = None
+    ) -> tuple[Fetched, Download]:
+        """Queue the choice of tokens, and start the copy to the host: ids, status, logprobs, and the pooled rows. then:
+        told of the choice before that copy."""
         bits = None if masks is None else np.frombuffer(masks.bits, "<i4").reshape(step.batch.n_masks, -1)
         if read.states.choose is not None:
             choice = read.states.choose(bits)
@@ -195,6 +207,8 @@ class Tail:
         else:
             assert read.logits is not None
             sampled = self._sample(step, read.logits, bits)
+        if then is not None:
+            then(sampled)
         fetched = Fetched(sampled.logprobs, read.prompt)
         states = [] if read.pooled is None else [read.pooled.states]
         return fetched, self._device.download([sampled.token_ids, sampled.status, *fetched.tensors(), *states])

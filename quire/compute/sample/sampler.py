@@ -92,6 +92,11 @@ class Sampler:
         """float64 [N_CONTROLS, m] for `kernels.sample.choose_by` on the first `vocab_limit` logits."""
         return self._table.controls(slots, positions)
 
+    def keys(self, slots: np.ndarray) -> np.ndarray:
+        """int64 [m]: `draw.seed_key` of their seeds."""
+        found: np.ndarray = self._table.key[slots]
+        return found
+
     def sample(
         self,
         logits: torch.Tensor,

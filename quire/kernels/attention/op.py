@@ -49,7 +49,6 @@ def plan(
     batch_invariant: bool = False,
     settled: bool = False,
     few: np.ndarray | None = None,
-    behind: np.ndarray | None = None,
     trees: Trees | None = None,
 ) -> AttnPlan:
     """Prepare attention over pages for the spans of one step, for all layers: prefill, append and decode in any mix.
@@ -66,8 +65,6 @@ def plan(
     batch_invariant: results of a span do not depend on its neighbours, at some cost in balance.
     few: bool [n_spans], spans of few enough rows for the kernel of decode steps, which computes these; the one for many
     rows computes the others, also where they are short. None: by their rows. A row's bits differ between both.
-    behind: int32 [n_spans], on a GPU: the only row of each span stands so many positions before its last key at first,
-    and one later after each `AttnPlan.advance`. The variant has no window.
     trees: some spans are trees of tokens; for variants without transforms of queries, keys or values, and on CUDA for
     those that see no positions.
     settled: what is launched between the plan and `run` stores no keys below a span's first row, so that `run` may read
@@ -92,12 +89,10 @@ def plan(
         batch_invariant,
         few,
         settled,
-        behind,
     )
     _check_spans(bare)
     _check_pages(bare, page_table)
     _check_shared(bare)
-    _check_behind(bare)
     tree_plans.check(bare)
     return _with_work(bare, buffers)
 
@@ -283,16 +278,6 @@ def _check_blocks(plan: AttnPlan) -> None:
         raise ValueError(f"blocks: an index lies outside 0 .. (kv_len - 1) // {plan.page_size} of its span")
     if ((np.diff(blocks) <= 0) & (np.diff(owner) == 0)).any():
         raise ValueError("blocks: the indices of a span must ascend")
-
-
-def _check_behind(plan: AttnPlan) -> None:
-    behind = plan.behind
-    if behind is None:
-        return
-    if plan.window or plan.paged_table.device.type != "cuda":
-        raise ValueError(f"rows cannot stand behind with a window ({plan.window}), nor on other devices than CUDA")
-    if behind.shape != plan.spans.kv_lens.shape or (behind < 0).any() or (behind >= plan.spans.kv_lens).any():
-        raise ValueError("behind has a number for each span, from 0 to less than its keys")
 
 
 def _check_shared(plan: AttnPlan) -> None:

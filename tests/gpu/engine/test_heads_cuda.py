@@ -14,6 +14,8 @@ from speculative_cases import COPIES, METHODS
 
 from quire import LLM, SamplingParams
 from quire.compute.draft.head_graphs import HeadGraphs
+from quire.compute.forward import graphs
+from quire.compute.runner.lengths import SlotLengths
 
 pytestmark = pytest.mark.gpu
 TAPS = (1, 2, 4)
@@ -51,16 +53,28 @@ def said_with(folder: pathlib.Path, seen: list[Guess], **options: Any) -> list[l
     return said
 
 
-@pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
+@pytest.mark.parametrize("how", ["captured", "mixed", "eager"])
 @pytest.mark.parametrize("n_pages", [400, 15], ids=["pages enough", "few pages"])
 def test_a_random_head(
-    folder: pathlib.Path, oracle: head_case.Oracle, seen: list[Guess], eager: bool, n_pages: int
+    folder: pathlib.Path,
+    oracle: head_case.Oracle,
+    seen: list[Guess],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    n_pages: int,
 ) -> None:
-    options = {"enforce_eager": eager, "num_gpu_blocks_override": n_pages}
+    """mixed: steps that verify drafts are captured as those with prompts are."""
+    if how == "mixed":
+        monkeypatch.setattr(graphs, "AGAIN_BYTES", 0)
+    followed: list[object] = []
+    real = SlotLengths.follow
+    monkeypatch.setattr(SlotLengths, "follow", lambda *given: followed.append(given) or real(*given))
+    options = {"enforce_eager": how == "eager", "num_gpu_blocks_override": n_pages, "max_num_seqs": 48}
     plain = said_with(folder, seen, **options)
     speculative = {"method": "eagle3", "model": str(folder / "head")}
     assert said_with(folder, seen, speculative_config=speculative, **options) == plain
     assert len(seen) > 60 and wrong(oracle, seen) <= NEARLY
+    assert bool(followed) == (how != "eager")
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["captured", "eager"])
@@ -77,7 +91,9 @@ def test_the_demos_head_is_often_right(monkeypatch: pytest.MonkeyPatch, method: 
     """In bfloat16, on questions as the demo is asked them, by captured chains; as often as on a CPU."""
     chains: list[object] = []
     real = HeadGraphs._fill_known
-    monkeypatch.setattr(HeadGraphs, "_fill_known", lambda self, *given: chains.append(given) or real(self, *given))
+    monkeypatch.setattr(
+        HeadGraphs, "_fill_known", lambda *given, is_late: chains.append(given) or real(*given, is_late=is_late)
+    )
     llm = LLM("", speculative_config=METHODS[method], **SIZE)
     llm.engine.scheduler.live.drafts.costs = None
     chains.clear()

@@ -14,7 +14,7 @@ from quire.kernels import native
 from quire.kernels.attention.schedule.pieces import FIELDS, WorkList
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 
-_POINTERS = "kv_lens", "slots", "behind", "small", "merges", "parts", "queue"
+_POINTERS = "kv_lens", "slots", "small", "merges", "parts", "queue"
 _SIZES = "n_spans", "n_kv_heads", "group", "window", "table_stride", "n_ctas"
 _COUNTS = "n_small", "n_merges", "n_parts"
 _NONE = np.zeros(0, np.int32)
@@ -46,15 +46,12 @@ def cut(plan: AttnPlan, n_ctas: int) -> WorkList | None:
     library = native.library()
     if library is None:
         return None
-    spans, heads, behind = plan.spans, plan.heads, plan.behind
+    spans, heads = plan.spans, plan.heads
     n_spans = len(spans.kv_lens)
     small = np.empty((n_spans * heads.n_kv_heads + n_ctas, FIELDS), np.int32)
     merges, parts, queue = (np.empty(shape, np.int32) for shape in ((n_ctas, 4), 2 * n_ctas, n_ctas + 1))
-    if behind is not None:
-        behind = np.ascontiguousarray(behind, np.int32)
     work = _DecodeWork(
-        *(spans.kv_lens.ctypes.data, spans.kv_at.ctypes.data, None if behind is None else behind.ctypes.data),
-        *(array.ctypes.data for array in (small, merges, parts, queue)),
+        *(array.ctypes.data for array in (spans.kv_lens, spans.kv_at, small, merges, parts, queue)),
         *(n_spans, heads.n_kv_heads, heads.group, plan.window, plan.paged_table.stride(0), n_ctas),
     )
     library.quire_decode_work(ctypes.addressof(work))

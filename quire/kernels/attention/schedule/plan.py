@@ -142,8 +142,6 @@ class AttnPlan:
     """bool [n_spans]: spans that get small lines, the others large ones; None: by their number of rows."""
     settled: bool = False
     """Keys below a span's first row may be read while the kernel launched just before `run` still runs."""
-    behind: np.ndarray | None = None
-    """int32 [n_spans]: how many positions before the planned one each row stands at first; None: none."""
     work: Any = None
     """The device's own work list (schedule/work.py, cpu/work.py)."""
 
@@ -158,10 +156,13 @@ class AttnPlan:
             )
         return dataclasses.replace(self, page_table=page_table, work=self.work.on(page_table))
 
-    def advance(self) -> None:
-        """Rows that stand behind stand one position later from now on, in stream order; they see no key beyond those
-        that were planned."""
-        self.work.advance()
+    def place(self, positions: torch.Tensor) -> None:
+        """On a GPU, in stream order: rows stand there from now on, at their planned positions or before them, those of
+        a span one behind the other. positions: int64 [at least one for each row], on the device. Spans have small lines
+        (few rows) and share nothing. Raises ValueError for a plan with a window, which is cut by where rows stand."""
+        if self.window or self.n_first or not self.causal or self.shared or self.batch_invariant:
+            raise ValueError("rows can be placed in plans that are causal, share nothing, and have no window")
+        self.work.place(positions)
 
     @property
     def n_rows(self) -> int:

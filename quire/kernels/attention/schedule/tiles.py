@@ -48,15 +48,11 @@ def cut(plan: AttnPlan, n_ctas: int, max_large: int = NO_LIMIT) -> WorkList:
 
     max_large 0 also leaves shared prefixes unshared.
     """
-    is_decode = plan.heads.group <= small_rows_of(plan.heads.group) and decode.fits(plan, shares=max_large > 0)
-    if is_decode and (work := decode.cut(plan, n_ctas)) is not None:
-        return work
-    if plan.behind is not None and not is_decode:
-        raise ValueError("rows can stand behind in plans that are causal, of one row a span, and share nothing")
-    work = cut_any(plan, n_ctas, max_large)
-    if plan.behind is not None:
-        work.small[:, POSITION] -= plan.behind[work.small[:, ROW]]
-    return work
+    if plan.heads.group <= small_rows_of(plan.heads.group) and decode.fits(plan, shares=max_large > 0):
+        work = decode.cut(plan, n_ctas)
+        if work is not None:
+            return work
+    return cut_any(plan, n_ctas, max_large)
 
 
 def cut_any(plan: AttnPlan, n_ctas: int, max_large: int = NO_LIMIT) -> WorkList:

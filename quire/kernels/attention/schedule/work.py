@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quire.kernels import transfer
-from quire.kernels.attention.schedule.pieces import FIELDS, N_TOKENS, POSITION, WorkList
+from quire.kernels.attention.schedule.pieces import FIELDS, N_TOKENS, POSITION, ROW, WorkList
 from quire.kernels.attention.schedule.plan import AttnPlan, Mirrored
 from quire.kernels.attention.schedule.stream import INVARIANT_KEYS
 from quire.kernels.attention.schedule.tiles import cut, large_tokens_of, small_rows_of
@@ -69,10 +69,11 @@ class CudaWork:
         """See `AttnPlan.on`: lines say at which entry of a page table they begin, whichever it is."""
         return self
 
-    def advance(self) -> None:
-        """See `AttnPlan.advance`: a line ends at its row's position at the latest, and one that begins behind it adds
-        nothing."""
-        self.small[:, POSITION].add_(1)
+    def place(self, positions: torch.Tensor) -> None:
+        """See `AttnPlan.place`: a line ends at its row's position at the latest, and one that begins behind it adds
+        nothing. Lines behind the real ones say anything."""
+        rows = self.small[:, ROW].clamp(0, len(positions) - 1)
+        self.small[:, POSITION] = positions.index_select(0, rows)
 
 
 def make(plan: AttnPlan, device: torch.device | None = None, n_ctas: int = 0) -> CudaWork:

@@ -107,7 +107,7 @@ def test_guesses_of_a_module(tmp_path: pathlib.Path, seen: list[Guess], captures
 def short(folder: pathlib.Path, seen: list[Guess]) -> None:
     """Prompts of other lengths and few tokens, with room for drafts of all."""
     speculative = {"method": "eagle3", "model": str(folder / "head")}
-    llm = drafting(folder, speculative_config=speculative, **SIZE | {"max_num_seqs": 24})
+    llm = drafting(folder, speculative_config=speculative, **SIZE | {"max_num_seqs": 48})
     llm.engine.scheduler.live.drafts.costs = None  # nobody is left alone
     seen.clear()
     prompts = [{"prompt_token_ids": [(n * i + 3) % 250 for i in range(20 + n)]} for n in range(1, 9)]
@@ -116,17 +116,23 @@ def short(folder: pathlib.Path, seen: list[Guess]) -> None:
 
 
 def rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MovingPlan, "advance", lambda self: None)
+    monkeypatch.setattr(MovingPlan, "place", lambda self, positions: None)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, change: Callable[..., None]) -> None:
+    """change: told of the arguments of each call when it is done."""
+    real = getattr(where, name)
+
+    def call(*given: Any, **options: Any) -> Any:
+        found = real(*given, **options)
+        change(*given)
+        return found
+
+    monkeypatch.setattr(where, name, call)
 
 
 def late_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = HeadGraphs._fill_places
-
-    def fill(self: HeadGraphs, size: int, rows: Any, n_drafts: np.ndarray) -> None:
-        real(self, size, rows, n_drafts)
-        self._places.host[:] -= self._places.host > 0
-
-    monkeypatch.setattr(HeadGraphs, "_fill_places", fill)
+    planted(monkeypatch, HeadGraphs, "_begin", lambda self, size, plan: self._place.sub_(1))
 
 
 def the_model_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,27 +161,28 @@ def test_chains_write_where_rows_and_wanted_guesses_stand(
     folder: pathlib.Path, oracle: head_case.Oracle, seen: list[Guess], captures: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pages that a sequence was not given may be another's: guesses beyond those wanted must not reach them."""
-    steps, n_uneven = HeadGraphs if captures else EagerSteps, 0
-    real = steps.chain
+    steps, name, n_uneven, n_late = (HeadGraphs, "queue", 0, 0) if captures else (EagerSteps, "chain", 0, 0)
+    real = getattr(steps, name)
 
-    def chain(self: Any, rows: HeadRows, n_drafts: Sequence[int]) -> list[list[int]]:
-        nonlocal n_uneven
+    def chain(self: Any, rows: HeadRows, n_drafts: Sequence[int], *, is_late: bool = False) -> Any:
+        nonlocal n_uneven, n_late
         before = [one.clone() for one in (self._pool.k, self._pool.v)]
-        found: list[list[int]] = real(self, rows, n_drafts)
-        behind = [rows.behind(sum(n > place for n in n_drafts), place) for place in range(1, n_drafts[0])]
-        locs = [self._tables.cache_locs(one.slots, one.positions)[0] for one in (rows, *behind)]
+        found = real(self, rows, n_drafts, **{"is_late": is_late} if captures else {})
+        ends = self._tables.ends[rows.span_slots].numpy() if captures else rows.kv_lens - 1
         allowed = torch.zeros(before[0].shape[1] * before[0].shape[3], dtype=torch.bool)
-        allowed[np.concatenate(locs)] = True
         allowed[: before[0].shape[3]] = True  # page 0
+        for slot, end, n_rows, n in zip(rows.span_slots, ends, np.diff(rows.q_indptr), n_drafts, strict=True):
+            positions = np.arange(end + 1 - n_rows, end + n)
+            allowed[self._tables.cache_locs(np.full(len(positions), slot), positions)[0]] = True
         for old, new in zip(before, (self._pool.k, self._pool.v), strict=True):
             changed = (old != new).any(-1).any(2).any(0).flatten()  # [pages, page size]
             assert not (changed & ~allowed).any()
-        n_uneven += len(set(n_drafts)) > 1
+        n_uneven, n_late = n_uneven + (len(set(n_drafts)) > 1), n_late + is_late
         return found
 
-    monkeypatch.setattr(steps, "chain", chain)
+    monkeypatch.setattr(steps, name, chain)
     short(folder, seen)
-    assert n_uneven > 3
+    assert n_uneven > 3 and (n_late > 3) == captures
 
 
 @pytest.mark.parametrize("captures", ["captured"], indirect=True)

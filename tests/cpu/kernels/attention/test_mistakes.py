@@ -47,6 +47,12 @@ def test_indices_inside_a_tensor_pass() -> None:
     run(variants.tree_mask(1.0, tree, starts))
 
 
+@pytest.mark.parametrize("variant", [Variant(1.0, window=4), Variant(1.0, causal=False)])
+def test_rows_are_placed_only_where_their_keys_are_planned(variant: Variant) -> None:
+    with pytest.raises(ValueError, match="no window"):
+        ragged(variant=variant).place(torch.zeros(3, dtype=torch.int64))
+
+
 def test_keys_that_are_not_there() -> None:
     with pytest.raises(ValueError, match="k has 5 rows, but kv_indptr of the plan reaches 9"):
         run(Variant(1.0), ragged(9), n_keys=5)

@@ -182,7 +182,7 @@ def test_decode_in_a_cuda_graph(implementation: ModuleType) -> None:
         assert worst_error(out[:n_spans], wanted[:n_spans]) <= reference.TOLERANCE[torch.bfloat16], (n_spans, cut)
 
 
-def test_rows_that_advance_in_a_cuda_graph(implementation: ModuleType) -> None:
+def test_rows_that_are_placed_in_a_cuda_graph(implementation: ModuleType) -> None:
     """Work for the last place of each row serves the places before it: lines that have no key yet add nothing."""
     spans = [(5000, 1), *[(200 + 60 * i, 1) for i in range(15)]]
     case = PagedCase(spans, 16, 8, 4, 128, torch.bfloat16, device="cuda")
@@ -193,8 +193,10 @@ def test_rows_that_advance_in_a_cuda_graph(implementation: ModuleType) -> None:
     plan = op.plan(*where, **shape, buffers=buffers)
     assert implementation.obstacle(plan, variant, q.dtype, q.dtype) is None
 
+    positions = torch.zeros(16, dtype=torch.int64, device="cuda")
+
     def step() -> None:
-        plan.advance()
+        plan.place(positions)
         implementation.run(q, case.k, case.v, plan, variant, out, None)
 
     step()
@@ -203,14 +205,37 @@ def test_rows_that_advance_in_a_cuda_graph(implementation: ModuleType) -> None:
         step()
     for far in (190, 5):
         behind = np.array([min(far, 40 * i) for i in range(16)], np.int32)
-        op.plan(*where, **shape, buffers=buffers, behind=behind)
+        op.plan(*where, **shape, buffers=buffers)
         for place in range(1, 4):
-            graph.replay()
             lens = np.minimum(case.kv_lens - behind + place, case.kv_lens).astype(np.int32)
+            positions.copy_(torch.from_numpy(lens.astype(np.int64) - 1))
+            graph.replay()
             planned = op.plan(case.q_indptr, lens, case.slots, case.page_table, **shape)
             wanted = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
             reference.run(*(x.double() for x in (q, case.k, case.v)), planned, variant, wanted, None)
             assert worst_error(out[:16], wanted[:16]) <= reference.TOLERANCE[torch.bfloat16], (far, place)
+
+
+def test_spans_that_are_placed(implementation: ModuleType) -> None:
+    """Spans of several rows, planned for a later place than that where they stand."""
+    spans = [(3000, 7), *[(200 + 60 * i, 1 + i % 7) for i in range(15)]]
+    case = PagedCase(spans, 16, 8, 4, 128, torch.bfloat16, device="cuda")
+    variant, shape = Variant(case.scale), {"page_size": 16, **dataclasses.asdict(case.heads)}
+    lengths = np.diff(case.q_indptr)
+    buffers = work.Buffers(case.bare_plan(), max_spans=16, max_large=16, max_rows=len(case.q))
+    q, out = case.q.clone(), torch.empty_like(case.q)
+    for far in (0, 3, 170):
+        plan = op.plan(case.q_indptr, case.kv_lens, case.slots, case.page_table, **shape, buffers=buffers)
+        lens = (case.kv_lens - np.minimum(far, 11 * np.arange(16))).astype(np.int32)
+        starts = np.repeat(lens - lengths - case.q_indptr[:-1], lengths)
+        plan.place(torch.from_numpy(starts + np.arange(len(starts), dtype=np.int64)).cuda())
+        assert implementation.obstacle(plan, variant, q.dtype, q.dtype) is None
+        implementation.run(q, case.k, case.v, plan, variant, out, None)
+        planned = op.plan(case.q_indptr, lens, case.slots, case.page_table, **shape)
+        wanted = torch.zeros(q.shape, dtype=torch.float64, device="cuda")
+        reference.run(*(x.double() for x in (q, case.k, case.v)), planned, variant, wanted, None)
+        n = int(case.q_indptr[-1])
+        assert worst_error(out[:n], wanted[:n]) <= reference.TOLERANCE[torch.bfloat16], far
 
 
 @pytest.mark.parametrize("n_spans", [3, 40])

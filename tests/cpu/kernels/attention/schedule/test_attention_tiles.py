@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.kernels import native
 from quire.kernels.attention.schedule import decode as short_way
 from quire.kernels.attention.schedule import large, stream, work
 from quire.kernels.attention.schedule.pieces import WorkList
@@ -212,18 +213,11 @@ def test_the_short_way_for_decode_gives_the_same_work(seed: int) -> None:
         np.testing.assert_array_equal(getattr(short, name), getattr(wanted, name), name, strict=True)
 
 
-@pytest.mark.parametrize("is_native", [True, False])
-def test_rows_that_stand_behind(is_native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = decode([3000, 40, 900, 7], 2)
-    behind = np.array([3, 0, 5, 6])
-    if not is_native:
-        monkeypatch.setattr(short_way, "cut", lambda plan, n_ctas: None)
-    made, before = cut(dataclasses.replace(plan, behind=behind), 132), cut_any(plan, 132)
-    np.testing.assert_array_equal(made.small[:, 2], before.small[:, 2] - behind[before.small[:, 0]])
-    before.small[:, 2] = made.small[:, 2]
-    np.testing.assert_array_equal(made.small, before.small)
-    with pytest.raises(ValueError, match="rows can stand behind"):
-        cut(dataclasses.replace(plan_of([2], [20], Heads(8, 2, 64)), behind=np.array([1])), 132)
+def test_the_long_way_does_it_without_a_native_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = decode([700, 30], 2)
+    wanted = cut(plan, 132)
+    monkeypatch.setattr(native, "library", lambda: None)
+    np.testing.assert_array_equal(cut(plan, 132).small, wanted.small)
 
 
 def test_the_short_way_is_for_whole_rows_of_pages_only() -> None:

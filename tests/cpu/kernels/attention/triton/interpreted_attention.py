@@ -114,19 +114,34 @@ def check_buffers() -> None:
         assert worst_error(attend(case, variant, plan)[0], case.expected(variant)) < 5e-6
 
 
-def check_advancing() -> None:
+def check_placing() -> None:
     """Rows that stand before where they were planned, so far that lines are left without keys, and then move on."""
     case, variant = PagedCase([(700, 1), (300, 1), (9, 1), (520, 1)], 16, 2, 2, 16, torch.float32), Variant(0.25)
     buffers = work.Buffers(case.bare_plan(), max_spans=6, n_ctas=8)
     shape = {"page_size": 16, "variant": variant, **dataclasses.asdict(case.heads)}
     for behind in (case.kv_lens - 1, np.array([650, 8, 8, 130]), np.array([2, 0, 1, 64])):
-        bare = dataclasses.replace(case.bare_plan(), behind=behind)
-        plan = dataclasses.replace(bare, work=buffers.fill(bare))
+        plan = dataclasses.replace(case.bare_plan(), work=buffers.fill(case.bare_plan()))
         for step in range(3):
             lens = np.minimum(case.kv_lens - behind + step, case.kv_lens).astype(np.int32)
+            plan.place(torch.from_numpy(lens.astype(np.int64) - 1))
             planned = op.plan(case.q_indptr, lens, case.slots, case.page_table, **shape)
             check_equal(case, variant, plan, planned)
-            plan.advance()
+    check_placing_spans()
+
+
+def check_placing_spans() -> None:
+    """The same of spans of several rows, as a step has them that verifies drafts."""
+    case, variant = PagedCase([(700, 5), (300, 1), (9, 4), (520, 3)], 16, 2, 2, 16, torch.float32), Variant(0.25)
+    buffers = work.Buffers(case.bare_plan(), max_spans=6, n_ctas=8, max_large=4, max_rows=64)
+    shape = {"page_size": 16, "variant": variant, **dataclasses.asdict(case.heads)}
+    for behind in (np.zeros(4, int), np.array([1, 4, 2, 7]), np.array([650, 8, 5, 130])):
+        plan = dataclasses.replace(case.bare_plan(), work=buffers.fill(case.bare_plan()))
+        lens = (case.kv_lens - behind).astype(np.int32)
+        planned = op.plan(case.q_indptr, lens, case.slots, case.page_table, **shape)
+        lengths = np.diff(case.q_indptr)
+        starts = np.repeat(lens - lengths - case.q_indptr[:-1], lengths)
+        plan.place(torch.from_numpy(starts + np.arange(case.q_indptr[-1]).astype(np.int64)))
+        check_equal(case, variant, plan, planned)
 
 
 def check_equal(case: PagedCase, variant: Variant, plan: AttnPlan, planned: AttnPlan) -> None:
@@ -154,6 +169,6 @@ if __name__ == "__main__":
         check_many_parts()
         check_planned_work()
         check_buffers()
-        check_advancing()
+        check_placing()
         check_variants()
     print("fine")

@@ -1,0 +1,95 @@
+"""Rows of a captured step that tokens are chosen of: the memory through which they are reached, and the choice.
+
+Owns its sections of the step's staging, the logits and what was chosen. Does not own when a choice is captured
+(`graphs.py`) nor what it does (`runner/tail`). Invariant: padding is greedy, and writes to the spare slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+import torch
+
+from quire.compute.device.cuda import CudaDevice, Staging
+from quire.compute.forward.buckets import decode_sizes
+from quire.compute.models.decoder import Decoder
+from quire.compute.runner import standing
+from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.tail import Tail
+from quire.core.plan import MASK_WORD_BITS
+from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
+
+N_LINES: Final = 3
+"""Of a row: which of the step's it is, slot and position of its token."""
+
+
+class SampledRows:
+    """Up to `max_sampled` of them."""
+
+    def __init__(
+        self, device: CudaDevice, staging: Staging, model: Decoder, tables: SlotTables, tail: Tail, max_sampled: int
+    ) -> None:
+        self._device, self._staging, self._tables, self._tail = device, staging, tables, tail
+        self.sizes = decode_sizes(max_sampled)
+        self._rows = staging.section((N_LINES, max_sampled), torch.int64)
+        self._controls = staging.section((N_CONTROLS, max_sampled), torch.float64)
+        self._keys = staging.section((max_sampled,), torch.int64)
+        self._mask_lines = staging.section((max_sampled,), torch.int32)
+        # One for all buckets: a graph's own output would be kept for each of them.
+        self._logits = device.zeros((max_sampled, model.arch.vocab_size), model.dtype)
+        self._mask_bits = device.zeros((max_sampled, -(-model.arch.vocab_size // MASK_WORD_BITS)), torch.int32)
+        self._choice = Choice(device.zeros((max_sampled,), torch.int32), device.zeros((max_sampled,), torch.uint8))
+
+    def bucket(self, n_sampled: int) -> int:
+        """The smallest size that holds so many."""
+        return next(size for size in self.sizes if size >= n_sampled)
+
+    def fill(self, batch: FlatBatch, controls: np.ndarray) -> None:
+        """Those of a step, between `begin` and `send` of the staging."""
+        n_sampled, lines = len(batch.sampled_rows), self._rows.host
+        for line, values in enumerate((batch.sampled_rows, batch.sampled_slots, batch.sampled_positions)):
+            lines[line, :n_sampled] = values
+        self._controls.host[:, :n_sampled] = controls
+        self._keys.host[:n_sampled] = self._tail.keys(batch.sampled_slots)
+        self._mask_lines.host[:n_sampled] = batch.mask_lines
+        self._pad(n_sampled, self.bucket(n_sampled))
+
+    def move(self, n_sampled: int) -> None:
+        """What was sent was planned for the latest positions; see `standing`."""
+        controls = self._controls.device[:, :n_sampled]
+        standing.move_sampled(
+            self._tables, self._rows.device[1:, :n_sampled], controls, self._keys.device[:n_sampled]
+        )  # fmt: skip
+
+    def choose(self, n_sampled: int, replay: Callable[[], None] | None, bits: np.ndarray | None) -> Choice:
+        """By a captured choice, under masks: see `States.choose`."""
+        if bits is not None:
+            n_words = min(bits.shape[1], self._mask_bits.shape[1])  # the others stay zero: not allowed
+            self._device.send(bits[:, :n_words], self._mask_bits[: len(bits), :n_words])
+        if replay is not None:
+            replay()
+        return Choice(self._choice.token_ids[:n_sampled], self._choice.status[:n_sampled])
+
+    def capture(self, hidden: torch.Tensor, size: int, *, truncates: bool) -> Callable[[], None]:
+        """The choice for so many rows of `hidden`; truncates: from a part of the vocabulary."""
+        self._staging.begin()
+        self._pad(0, size)
+        self._mask_lines.filled(size)  # the last of these sections: a step's rows must not be there while it runs once
+        self._staging.send()
+        rows, *at = self._rows.device[:, :size]
+        controls, logits = self._controls.device[:, :size], self._logits[:size]
+        choice = Choice(self._choice.token_ids[:size], self._choice.status[:size])
+        masks = TokenMasks(self._mask_lines.device[:size], self._mask_bits)
+
+        def choose() -> None:
+            self._tail.plain(hidden, rows, (at[0], at[1]), controls, masks, logits, choice, truncates=truncates)
+
+        return self._device.capture(choose)
+
+    def _pad(self, n_sampled: int, size: int) -> None:
+        self._rows.host[:, n_sampled:size] = np.array([0, self._tables.spare_slot, 0])[:, None]
+        self._controls.host[:, n_sampled:size] = 0  # greedy
+        self._mask_lines.host[n_sampled:size] = -1
