@@ -46,7 +46,8 @@ def _of_chosen_groups(choice: torch.Tensor, routing: RoutingSpec) -> torch.Tenso
     groups = choice.unflatten(1, (routing.n_groups, -1))  # type: ignore[no-untyped-call]
     best = groups.topk(min(routing.n_group_best, groups.shape[2]), dim=-1).values.sum(dim=-1)
     is_chosen = torch.zeros_like(best, dtype=torch.bool).scatter(1, _largest(best, routing.n_chosen_groups), True)
-    return groups.masked_fill(~is_chosen.unsqueeze(2), -torch.inf).flatten(1)
+    left: torch.Tensor = groups.masked_fill(~is_chosen.unsqueeze(2), -torch.inf)
+    return left.flatten(1)
 
 
 def _mix_sparsely(logits: torch.Tensor, routing: RoutingSpec) -> tuple[torch.Tensor, torch.Tensor]:
