@@ -189,6 +189,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("act", "silu_mul"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
+    _triton("moe", "route", "experts"),
     _reference("moe", "route", "experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(
