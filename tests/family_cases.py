@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 
+from quire.config.experts import CORRECTION
 from quire.config.model_fields import FULL, SLIDING
 
 TINY = {
@@ -56,6 +57,9 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 5e4, "original_max_position_embeddings": 128,
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0], "long_factor": [4.0] * 8,
 }  # fmt: skip
+MOE = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
+QWEN2_MOE = {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}
+QWEN3_MOE = {**MOE, "head_dim": 32}
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 32}),
@@ -137,6 +141,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Nemotron",
         {"mlp_bias": True, "hidden_act": "gelu", "head_dim": 32, "num_key_value_heads": 4},
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "qwen2_moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen3_moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3_moe-dense-layers": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2, "attention_bias": True}),
     "nemotron-partial": ("Nemotron", {"rope_parameters": {"partial_rotary_factor": 0.25}, "norm_eps": 0.01}),
 }
 
@@ -159,6 +167,9 @@ def random_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name or ".ln_" in name else 0.0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith(CORRECTION):
+                buffer.normal_(0.0, 0.15)
     model = model.to(dtype)
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=shard)

@@ -1,14 +1,23 @@
 """A feed-forward of experts, as data: how many there are, which of them a token goes through, and what one computes.
 
-Owns the vocabulary of routing and of experts. Does not own names of parameters (`expert_parameters`) nor how any of it
-is computed (`kernels/moe`). Invariant: `n_chosen` distinct experts are chosen for each token, out of the groups chosen.
+Owns the vocabulary of routing and of experts, and what they store. Does not own how any of it is computed
+(`kernels/moe`, `compute/layers/experts`), nor how checkpoints hold it. Torch-free.
+Invariant: `n_chosen` distinct experts are chosen for each token, out of the groups chosen.
 """
 
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
+
+from quire.config.feed_forward import FeedForwardSpec
+from quire.config.parameters import FfnParameters, Kept, Matrix, Tensor
+from quire.config.shares import part_of
+
+CORRECTION: Final = "e_score_correction_bias"
+"""What the name of the correction of scores ends in."""
 
 
 @enum.unique
@@ -65,7 +74,8 @@ class SharedExpert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A feed-forward that is the sum over the chosen experts e of w_e * down_e(gating(gate_e(x), up_e(x)))."""
+    """A feed-forward that is the sum over the chosen experts e of w_e * down_e(gating(gate_e(x), up_e(x))). See
+    `FfnSpec`. Several ranks divide the inner vector of every expert."""
 
     n_experts: int
     size: int
@@ -83,6 +93,61 @@ class ExpertsSpec(msgspec.Struct, frozen=True, kw_only=True):
     shared: SharedExpert | None = None
 
     @property
-    def n_chosen(self) -> int:
-        """Of each token."""
-        return self.routing.n_chosen
+    def is_plain(self) -> bool:
+        """See `FfnSpec`."""
+        return False
+
+    @property
+    def words(self) -> str:
+        """See `FfnSpec`."""
+        routing = self.routing
+        found = [f"{routing.n_chosen} of {self.n_experts} experts, {self.size:,} wide"]
+        found += [f"chosen by {routing.scores.value.replace('_', ' ')}" + ", renormalised" * routing.renormalise]
+        found += ["with a correction"] if self.correction_bias else []
+        if routing.n_groups > 1:
+            found.append(f"out of {routing.n_chosen_groups} of {routing.n_groups} groups")
+        found += [f"weights times {routing.scale:g}"] if routing.scale != 1.0 else []
+        found += [f"cut at {self.gating.limit:g}"] if self.gating.limit else []
+        found += ["bias"] if self.bias else []
+        if self.shared is not None:
+            found.append(f"{'a gated' if self.shared.gated else 'a'} shared one, {self.shared.size:,} wide")
+        return ", ".join(found)
+
+    def n_row_numbers(self, hidden_size: int) -> int:
+        """See `FfnSpec`: the normed input, logits and scores in float32, inner vectors and outputs of the experts."""
+        shared = 0 if self.shared is None else 3 * self.shared.size
+        return hidden_size + 4 * self.n_experts + self.routing.n_chosen * (self.size + hidden_size + 6) + shared
+
+    def n_idle_weights(self, hidden_size: int, n_tokens: int) -> float:
+        """See `FfnSpec`."""
+        unread = (1 - self.routing.n_chosen / self.n_experts) ** n_tokens
+        return unread * self.n_experts * 3 * self.size * hidden_size
+
+    def parameters(self, at: str, hidden_size: int) -> FfnParameters:
+        """See `FfnSpec`: 'router', 'up.0', 'down.0' and so on, 'shared_up', 'shared_down' and 'shared_gate'."""
+        router = Matrix(
+            n_in=hidden_size, parts=((at + "mlp.gate", self.n_experts),), bias=self.router_bias,
+            kept=Kept.FLOAT32 if self.router_float32 else Kept.FLOATING,
+        )  # fmt: skip
+        matrices = {"router": router}
+        one = FeedForwardSpec(size=self.size, bias=self.bias)
+        for expert in range(self.n_experts):
+            for place, matrix in one.matrices(f"{at}mlp.experts.{expert}.", hidden_size).items():
+                matrices[f"{place}.{expert}"] = matrix
+        if self.shared is not None:
+            shared = FeedForwardSpec(size=self.shared.size).matrices(at + "mlp.shared_expert.", hidden_size)
+            matrices |= {f"shared_{place}": matrix for place, matrix in shared.items()}
+            if self.shared.gated:
+                gate = ((at + "mlp.shared_expert_gate", 1),)
+                matrices["shared_gate"] = Matrix(n_in=hidden_size, parts=gate, kept=Kept.FLOATING)
+        correction = Tensor(name=at + "mlp.gate", shape=(self.n_experts,), kind=CORRECTION, is_float32=True)
+        return FfnParameters(matrices=matrices, tensors={"correction": correction} if self.correction_bias else {})
+
+    def share(self, rank: int, n_ranks: int) -> ExpertsSpec:
+        """See `FfnSpec`."""
+        size = part_of(f"an expert is {self.size} wide", self.size, n_ranks)
+        shared = self.shared
+        if shared is not None:
+            own = part_of(f"the shared expert is {shared.size} wide", shared.size, n_ranks)
+            shared = msgspec.structs.replace(shared, size=own)
+        return msgspec.structs.replace(self, size=size, shared=shared)

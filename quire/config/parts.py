@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.layers import AttentionSpec, FeedForwardSpec, NormKind, NormSpec, Placement, QKNormScope
+from quire.config.layers import AttentionSpec, NormKind, NormSpec, Placement, QKNormScope
 from quire.config.rope import Rope
 from quire.core.units import format_bytes
 
@@ -37,7 +37,7 @@ def parts(arch: ModelArch) -> Iterator[tuple[str, str]]:
     yield from _by_layer("attention", (_mixer(layer.mixer) for layer in layers))
     yield from _by_layer("positions", (_positions(arch, layer.mixer) for layer in layers))
     yield from _by_layer("norms", (f"{_norm(layer.norm)}, {PLACEMENTS[layer.placement]}" for layer in layers))
-    yield from _by_layer("feed-forward", (_feed_forward(layer.ffn) for layer in layers))
+    yield from _by_layer("feed-forward", (layer.ffn.words for layer in layers))
     yield "final norm", _norm(arch.norm)
     yield "head", ("the embedding" if arch.tie_embeddings else "of its own") + (", bias" if arch.head_bias else "")
     yield "multipliers", _multipliers(arch)
@@ -94,10 +94,6 @@ def _norm(norm: NormSpec) -> str:
     found = ["RMS" if norm.kind is NormKind.RMS else "LayerNorm"] + (["1 + w"] if norm.offset else [])
     found += ([] if norm.weight else ["no weight"]) + (["bias"] if norm.bias else [])
     return f"{' with '.join((found[0], ' and '.join(found[1:]))) if found[1:] else found[0]}, epsilon {norm.eps:g}"
-
-
-def _feed_forward(ffn: FeedForwardSpec) -> str:
-    return f"{'gated' if ffn.gated else 'plain'} {ffn.activation.value}, {ffn.size:,} wide" + (", bias" * ffn.bias)
 
 
 def _multipliers(arch: ModelArch) -> str:

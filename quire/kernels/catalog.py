@@ -190,6 +190,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU without biases"),
+    _triton("moe", "route", "experts"),
     _reference("moe", "route", "experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(

@@ -54,10 +54,10 @@ class Attention:
 
     def __call__(self, qkv: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """qkv: [n, (n_heads + 2 n_kv_heads) * head_dim], what the projection gave → [n, q_size], to go into `out`."""
-        if self.spec.qkv_clip:
-            qkv.clamp_(-self.spec.qkv_clip, self.spec.qkv_clip)
         if not self.is_plain:
             self._norm(qkv)
+        if self.spec.qkv_clip:
+            qkv.clamp_(-self.spec.qkv_clip, self.spec.qkv_clip)
         q = context.store(self.layer, qkv, *self.stored_norms, positions, self.cos_sin)
         return context.attend(self.layer, q, self.variant).flatten(1)
 

@@ -7,22 +7,30 @@ step. Does not own pages nor positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 
 from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
+from quire.compute.layers.experts import Experts
+from quire.compute.layers.feed_forward import FeedForward, Ffn
 from quire.compute.layers.linear import Linear, Make
-from quire.compute.layers.norm import Norm
+from quire.compute.layers.norm import Norm, project
+from quire.compute.layers.parameter import Parameter
 from quire.compute.layers.residual import ResidualProduct
 from quire.compute.schemes.choice import Schemes
-from quire.config.layers import Activation, LayerSpec, Placement
+from quire.config.experts import ExpertsSpec
+from quire.config.feed_forward import FeedForwardSpec
+from quire.config.layers import FfnSpec, LayerSpec, Placement
 from quire.config.parameters import LayerParameters
 from quire.kernels import gemm
-from quire.kernels.act import activate
 from quire.kernels.fused_step import FusedStep
-from quire.kernels.qgemm.cpu import ADD, SILU_MUL
+from quire.kernels.qgemm.cpu import ADD
+
+FFNS: Final[Mapping[type[FfnSpec], Callable[..., Ffn]]] = {FeedForwardSpec: FeedForward, ExpertsSpec: Experts}
+"""Kind of feed-forward → its layer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,8 +62,6 @@ class DecoderLayer:
     ) -> None:
         self.spec = spec
         self.attention = Attention(spec.mixer, parameters, layer, make, schemes, cos_sin)
-        self.up = Linear(make, parameters.up, schemes.of(parameters.up))
-        self.down = Linear(make, parameters.down, schemes.of(parameters.down))
         self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm = (
             None if table is None else Norm(make, table)
             for table in (
@@ -64,7 +70,9 @@ class DecoderLayer:
             )
         )
         self.attention_sum = ResidualProduct(self.attention.out, self.attention_post_norm, spec.residual_scale)
-        self.ffn_sum = ResidualProduct(self.down, self.ffn_post_norm, spec.residual_scale)
+        self.ffn = FFNS[type(spec.ffn)](
+            spec.ffn, parameters.ffn, make, schemes, self.ffn_post_norm, spec.residual_scale
+        )
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, context: Context, wanted: torch.Tensor | None = None
@@ -80,9 +88,9 @@ class DecoderLayer:
             y = attention(attention.qkv(normed), positions, context)
             if wanted is not None:
                 x, y, normed = x[wanted], y[wanted], normed[wanted]
-            inner = self._inner(normed, None)
-            return self.ffn_sum(inner, self.attention_sum(y, x))
-        return self.behind(_project(attention.qkv, x, self.attention_norm), x, positions, context, wanted)
+            taken = self.ffn.take(normed, None)
+            return self.ffn.add(taken, self.attention_sum(y, x))
+        return self.behind(project(attention.qkv, x, self.attention_norm), x, positions, context, wanted)
 
     def behind(
         self,
@@ -97,17 +105,10 @@ class DecoderLayer:
         if wanted is not None:
             x, y = x[wanted], y[wanted]
         if self.spec.placement is Placement.PARALLEL:
-            inner = self._inner(x, self.ffn_norm)
-            return self.ffn_sum(inner, self.attention_sum(y, x))
+            taken = self.ffn.take(x, self.ffn_norm)
+            return self.ffn.add(taken, self.attention_sum(y, x))
         x = self.attention_sum(y, x)
-        return self.ffn_sum(self._inner(x, self.ffn_norm), x)
-
-    def _inner(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        """What the feed-forward's last matrix takes [n, ffn size]."""
-        ffn = self.spec.ffn
-        if ffn.gated and ffn.activation is Activation.SILU:
-            return _project(self.up, x, norm, silu_mul=True)
-        return activate(_project(self.up, x, norm), ffn.activation.value, gated=ffn.gated)
+        return self.ffn.add(self.ffn.take(x, self.ffn_norm), x)
 
     def record(self, fused: FusedStep, rows: LayerRows, *, is_last: bool) -> None:
         """As operations of `fused`; the layer is plain. is_last: what follows attention is for the rows wanted."""
@@ -130,18 +131,30 @@ class DecoderLayer:
             fused.take(rows.x)
             fused.take(rows.y)
         attention.out.record(fused, rows.y, rows.x, then=ADD)
-        self.up.record(fused, rows.x, rows.inner, norm=self.ffn_norm.pair, then=SILU_MUL)
-        self.down.record(fused, rows.inner, rows.x, then=ADD)
+        assert isinstance(self.ffn, FeedForward)
+        self.ffn.record(fused, rows.x, rows.inner, self.ffn_norm)
 
     @property
     def is_plain(self) -> bool:
         """Whether the layer is norm, attention, norm and feed-forward, each product with what it takes in, no more."""
-        return self.spec.is_plain and self.attention.is_plain and self.attention_sum.adds and self.ffn_sum.adds
+        return self.spec.is_plain and self.attention.is_plain and self.attention_sum.adds and self.ffn.is_plain
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All that have a matrix, in the order of computing."""
-        return self.attention.qkv, self.attention.out, self.up, self.down
+        return self.attention.qkv, self.attention.out, *self.ffn.linears
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Those that are neither of a matrix nor of a norm."""
+        return self.ffn.parameters
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that it keeps, norms left out."""
+        yield from self.attention.qkv.tensors()
+        yield from self.attention.out.tensors()
+        yield from self.ffn.tensors()
+        yield from self.attention.variant.tensors.values()
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -154,7 +167,6 @@ class DecoderLayer:
 
     def kernels(self) -> list[gemm.LinearShape]:
         """The products as they are called, for `gemm.build`."""
-        fused = self.spec.ffn.gated and self.spec.ffn.activation is Activation.SILU
         is_shared = self.spec.placement is Placement.SHARED
 
         def takes(norm: Norm | None) -> bool:
@@ -163,15 +175,5 @@ class DecoderLayer:
         return [
             self.attention.qkv.kernel(norm=takes(self.attention_norm)),
             self.attention.out.kernel(residual=self.attention_sum.adds),
-            self.up.kernel(norm=takes(self.ffn_norm), silu_mul=fused),
-            self.down.kernel(residual=self.ffn_sum.adds),
+            *self.ffn.kernels(norm=takes(self.ffn_norm)),
         ]
-
-
-def _project(linear: Linear, x: torch.Tensor, norm: Norm | None, *, silu_mul: bool = False) -> torch.Tensor:
-    """The product of the normed rows; the norm is part of it where it can be."""
-    if norm is None:
-        return linear(x, silu_mul=silu_mul)
-    if norm.pair is None:
-        return linear(norm(x), silu_mul=silu_mul)
-    return linear(x, norm=norm.pair, silu_mul=silu_mul)

@@ -17,7 +17,7 @@ from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, emb
 from quire.config.shares import Region, Share, share, share_arch, share_norm
 
 NORMS: Final = ("attention_norm", "attention_post_norm", "ffn_norm", "ffn_post_norm", "q_norm", "k_norm")
-MATRICES: Final = ("qkv", "out", "up", "down")
+MATRICES: Final = ("qkv", "out")
 
 
 class RankParts:
@@ -40,10 +40,11 @@ class RankParts:
     def _layer(self, whole: LayerParameters) -> LayerParameters:
         if self._n_ranks == 1:
             return whole
-        own: dict[str, Matrix | NormTable | None] = {}
+        own: dict[str, object] = {}
         for name in MATRICES:
-            matrix: Matrix = getattr(whole, name)
-            own[name] = self._cut(matrix, self._schemes.of(matrix).cut(matrix, self._rank, self._n_ranks)).matrix
+            own[name] = self._cut_matrix(getattr(whole, name))
+        ffn = {place: self._cut_matrix(matrix) for place, matrix in whole.ffn.matrices.items()}
+        own["ffn"] = msgspec.structs.replace(whole.ffn, matrices=ffn)
         for name in NORMS:
             table: NormTable | None = getattr(whole, name)
             if table is not None and table.cut is not Cut.REPLICATED:
@@ -51,8 +52,11 @@ class RankParts:
                 self._norms.append((table, mine))
         return msgspec.structs.replace(whole, **own)
 
+    def _cut_matrix(self, matrix: Matrix) -> Matrix:
+        return self._cut(matrix, self._schemes.of(matrix).cut(matrix, self._rank, self._n_ranks)).matrix
+
     def _cut(self, whole: Matrix, mine: Share) -> Share:
-        if self._n_ranks > 1:
+        if self._n_ranks > 1 and whole.cut is not Cut.REPLICATED:
             self._cuts.append((whole, mine))
         return mine
 

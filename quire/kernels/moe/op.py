@@ -106,3 +106,12 @@ def _check_weights(
             raise ValueError(
                 f"{name} {tuple(bias.shape)} {bias.dtype} must be [{n_experts}, {width}] of {x.dtype}, contiguous"
             )
+
+
+def gate(both: torch.Tensor, gating: Gating) -> torch.Tensor:
+    """What `gating` makes of [n, 2 * inner], gates first → [n, inner] of its dtype, on any device. For experts that are
+    multiplied by one after another."""
+    gates, ups = both.float().chunk(2, dim=-1)
+    if gating.limit:
+        gates, ups = gates.clamp(max=gating.limit), ups.clamp(-gating.limit, gating.limit)
+    return ((ups + gating.offset) * gates * torch.sigmoid(gating.slope * gates)).to(both.dtype)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -128,6 +132,14 @@ def test_experts_match_one_token_after_another(dtype: torch.dtype, gating: Gatin
 def close(got: torch.Tensor, expected: torch.Tensor) -> None:
     error = float(((got.double() - expected).abs() / (1 + expected.abs())).max())
     assert error <= reference.TOLERANCE[got.dtype], error
+
+
+def test_kernels_of_cuda_match_the_reference_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    script = pathlib.Path(__file__).with_name("interpreted_moe.py")
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(script.parents[4])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "fine", done.stderr[-3000:]
 
 
 def test_what_does_not_fit_is_refused() -> None:
