@@ -16,69 +16,9 @@
 // All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 64 columns, in a stage), QUIRE_LONE.
-#include "gemm.h"
-
-struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
-    const void* x;
-    const void* up;
-    const void* down;
-    const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
-    const float* weights;       // of the pairs; QUIRE_LONE only
-    const void* residual;       // QUIRE_LONE: added to the sum; null: 0
-    void* h;                    // [n_pairs, inner]
-    void* y;                    // [n_pairs, hidden]; QUIRE_LONE: [hidden]
-    int64_t x_row;              // elements
-    int32_t n_pairs, n_chosen, n_experts, hidden, inner, n_stages, n_blocks;
-};
+#include "moe/few_lists.h"
 
 namespace quire {
-
-constexpr int TOKENS = QUIRE_TOKENS, EIGHTS = TOKENS / 8;
-constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS = THREADS / 32;
-
-template <bool FIRST> struct Kind {  // of the two products
-    static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
-    static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // in a stage
-    static constexpr int BLOCKS = IS_UP || QUIRE_LONE ? 1 : 2;                  // of 16 rows of w in an item
-    static constexpr int CHUNK_BYTES = BLOCKS * 16 * 128, BYTES = CHUNKS * CHUNK_BYTES;
-    static constexpr int STEPS = CHUNKS * 4 / WARPS;  // of 16 columns, of a warp in a stage
-    static constexpr int OUT_ROWS = IS_UP ? 8 : BLOCKS * 16;
-    static constexpr int QUADS = BLOCKS * EIGHTS;     // sums of a thread come in fours
-    static_assert(CHUNKS * 4 % WARPS == 0);
-};
-using Up = Kind<true>;
-using Down = Kind<false>;
-
-constexpr int STAGE_BYTES = Up::BYTES > Down::BYTES ? Up::BYTES : Down::BYTES;
-constexpr int SUMS_BYTES = WARPS * (Down::QUADS > Up::QUADS ? Down::QUADS : Up::QUADS) * 32 * 16;  // two in turn
-constexpr int MAX_STAGES = 32, WORKERS_BARRIER = 1, LIST_BARRIER = 2;
-
-struct Tile {  // of pairs of one expert: those of slots first .. first + n
-    int expert, first, n;
-};
-
-struct Barriers {
-    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
-};
-
-// Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
-struct Layout {
-    int x, sums, barriers, starts, counts, tiles, pairs, end;
-    static __host__ __device__ int row_bytes(int columns) { return columns * 2 + 16; }  // rows in different banks
-    __host__ __device__ explicit Layout(const QuireMoeFewArgs& a) {
-        const int x_row = row_bytes(a.hidden), h_row = row_bytes(QUIRE_LONE ? a.n_pairs * a.inner : a.inner);
-        const int most = a.n_experts + a.n_pairs / TOKENS;
-        const int n_tiles = QUIRE_LONE || a.n_pairs < most ? a.n_pairs : most;
-        x = a.n_stages * STAGE_BYTES;
-        sums = x + (QUIRE_LONE ? 1 : TOKENS) * (x_row > h_row ? x_row : h_row);
-        barriers = sums + 2 * SUMS_BYTES;
-        starts = barriers + int(sizeof(Barriers));
-        counts = starts + (a.n_experts + 1) * 4;
-        tiles = counts + (QUIRE_LONE ? 0 : SORTERS * a.n_experts * 4);
-        pairs = tiles + n_tiles * int(sizeof(Tile));
-        end = pairs + a.n_pairs * 4;
-    }
-};
 
 // How often blocks have finished the first product: n_blocks times in a launch, so never reset.
 __device__ unsigned long long n_finished;
@@ -99,31 +39,8 @@ struct Ring {  // where a warp stands in it
     }
 };
 
-struct FewBlock {
-    const QuireMoeFewArgs& a;
-    const Layout at;
-    char* memory;
-    uint32_t base;
-
-    __device__ FewBlock(const QuireMoeFewArgs& args, char* shared)
-        : a(args), at(args), memory(shared), base(shared_address(shared)) {}
-    __device__ int* starts() const { return reinterpret_cast<int*>(memory + at.starts); }
-    __device__ int* counts(int warp) const { return reinterpret_cast<int*>(memory + at.counts) + warp * a.n_experts; }
-    __device__ int& n_tiles() const { return starts()[a.n_experts]; }
-    __device__ Tile* tiles() const { return reinterpret_cast<Tile*>(memory + at.tiles); }
-    __device__ int* pairs() const { return reinterpret_cast<int*>(memory + at.pairs); }
-    __device__ uint32_t full(int stage) const { return base + at.barriers + stage * 8; }
-    __device__ uint32_t empty(int stage) const { return base + at.barriers + (MAX_STAGES + stage) * 8; }
-    __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
-
-    template <class K> __device__ int columns() const { return K::IS_UP ? a.hidden : a.inner; }
-    template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
-    template <class K> __device__ int n_units() const { return (columns<K>() / CHUNK + K::CHUNKS - 1) / K::CHUNKS; }
-    template <class K> __device__ int n_parts() const { return K::IN_PARTS ? n_tiles() : 1; }
-    template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
-    template <class K> __device__ int first_item(int block) const {
-        return int(int64_t(K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() * block / a.n_blocks);
-    }
+struct FewBlock : FewLists {
+    using FewLists::FewLists;
 
     __device__ void init() const {
         for (int i = 0; i < a.n_stages; i++) {
@@ -133,104 +50,42 @@ struct FewBlock {
         barrier_init_fence();
     }
 
-    // ---- which pairs belong together ----
-
-    // Volatile: read where it stands, and from the L2 cache, which all grids share.
-    __device__ int expert_of(int pair) const {
-        const int expert = pair < a.n_pairs ? static_cast<const volatile int32_t*>(a.expert_ids)[pair] : -1;
-        return expert < a.n_experts ? expert : -1;
-    }
-    // One warp: each pair of the lone token is a tile, and a part of the second product.
-    __device__ void list_lone() const {
-        const int lane = threadIdx.x % 32, own = expert_of(lane);
-        const unsigned all = __ballot_sync(~0u, own >= 0), before = all & ((1u << lane) - 1);
-        if (own >= 0) {
-            tiles()[__popc(before)] = {own, __popc(before), 1};
-            pairs()[__popc(before)] = lane;
-        }
-        if (lane == 0) n_tiles() = __popc(all);
-        __syncwarp();
-    }
-    // Each warp takes a run of pairs, 32 at a time: pairs of an expert keep their order, so that all blocks have the same
-    // tiles. `place` false: counts them; true: counts are where the warp's next pair of the expert goes.
-    __device__ void walk(int first_experts, bool place) const {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = (a.n_pairs + 31) / 32;
-        const int first = n * warp / SORTERS, end = n * (warp + 1) / SORTERS;
-        for (int i = first; i < end; i++) {
-            const int expert = i == first ? first_experts : expert_of(i * 32 + lane);
-            const unsigned same = __match_any_sync(~0u, expert), before = same & ((1u << lane) - 1);
-            if (expert >= 0) {
-                int* count = counts(warp) + expert;
-                const int start = *count;
-                if (place) pairs()[starts()[expert] + start + __popc(before)] = i * 32 + lane;
-                __syncwarp(same);
-                if (before == 0) *count = start + __popc(same);
-            }
-            __syncwarp();
-        }
-    }
-    __device__ void sort() const {
-        const int warp = threadIdx.x / 32, n = (a.n_pairs + 31) / 32;
-        const int first_experts = expert_of((n * warp / SORTERS) * 32 + threadIdx.x % 32);
-        for (int i = threadIdx.x; i < SORTERS * a.n_experts; i += THREADS) counts(0)[i] = 0;
-        __syncthreads();
-        walk(first_experts, false);
-        __syncthreads();
-        for (int expert = threadIdx.x; expert < a.n_experts; expert += THREADS) {
-            int sum = 0;
-#pragma unroll
-            for (int from = 0; from < SORTERS; from++) {
-                const int own = counts(from)[expert];
-                counts(from)[expert] = sum;
-                sum += own;
-            }
-            starts()[expert] = sum;
-        }
-        __syncthreads();
-        if (threadIdx.x < 32) list_tiles();
-        __syncthreads();
-        walk(first_experts, true);
-        __syncthreads();
-    }
-    __device__ void list_tiles() const {  // numbers of pairs become starts
-        const int lane = threadIdx.x;
-        int n_slots = 0, n_listed = 0;
-        for (int first = 0; first < a.n_experts; first += 32) {
-            const int expert = first + lane, n = expert < a.n_experts ? starts()[expert] : 0;
-            const int own = (n + TOKENS - 1) / TOKENS;
-            int both = n << 16 | own;  // at most 4,096 pairs
-            for (int step = 1; step < 32; step *= 2) {
-                const int more = __shfl_up_sync(~0u, both, step);
-                if (lane >= step) both += more;
-            }
-            const int start = n_slots + (both >> 16) - n, place = n_listed + (both & 0xffff) - own;
-            if (expert < a.n_experts) starts()[expert] = start;
-            for (int i = 0; i < own; i++)
-                tiles()[place + i] = {expert, start + i * TOKENS, min(TOKENS, n - i * TOKENS)};
-            const int all = __shfl_sync(~0u, both, 31);
-            n_slots += all >> 16, n_listed += all & 0xffff;
-        }
-        if (lane == 0) n_tiles() = n_listed;
-    }
-
     // ---- the warp that loads ----
 
+    template <class K> __device__ void load(const CUtensorMap* map, int slot, int expert, int row, int unit) const {
+        barrier_expect(full(slot), K::BYTES);
+        if (K::IS_UP) {
+            load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
+        } else {
+            load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, expert * a.hidden + row, unit * K::CHUNKS);
+        }
+    }
     template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring) const {
         const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
         for (int item = first_item<K>(blockIdx.x); item < end; item++) {
-            const int row = item % n_row_tiles<K>() * K::OUT_ROWS;
-            for (int part = 0; part < n_parts<K>(); part++) {
-                const int expert = tiles()[K::IN_PARTS ? part : item / n_row_tiles<K>()].expert;
-                for (int unit = 0; unit < n; unit++) {
-                    const uint32_t barrier = full(ring.stage), to = stage(ring.stage);
-                    if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
-                    barrier_expect(barrier, K::BYTES);
-                    if (K::IS_UP) {
-                        load_box(to, map, barrier, L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
-                    } else {
-                        load_box(to, map, barrier, L2_EVICT_FIRST, 0, expert * a.hidden + row, unit * K::CHUNKS);
-                    }
-                    ring.advance(a.n_stages);
+            const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
+            for (int unit = 0; unit < n; unit++) {
+                if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
+                load<K>(map, ring.stage, expert, row, unit);
+                ring.advance(a.n_stages);
+            }
+        }
+    }
+    // QUIRE_LONE, second product: warps take units in turn, and each has stages of its own, where nobody waits for
+    // another. They follow the filling of all stages that came before: `ring`.
+    __device__ int stage_of(int index) const { return index % WARPS + index / WARPS % (a.n_stages / WARPS) * WARPS; }
+    __device__ int fillings_before(const Ring& ring, int index) const {
+        return ring.turn + (stage_of(index) < ring.stage) + index / WARPS / (a.n_stages / WARPS);
+    }
+    __device__ void feed_parts(const CUtensorMap* map, const Ring& ring) const {
+        const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
+        int index = 0;
+        for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
+            for (int part = 0; part < n_tiles(); part++) {
+                for (int unit = 0; unit < n; unit++, index++) {
+                    const int slot = stage_of(index), fillings = fillings_before(ring, index);
+                    if (fillings > 0) barrier_wait(empty(slot), (fillings - 1) & 1);
+                    load<Down>(map, slot, tiles()[part].expert, item * Down::OUT_ROWS, unit);
                 }
             }
         }
@@ -257,14 +112,14 @@ struct FewBlock {
 
     // x_at: where the lane's row of the fragments of x starts (of 16 pairs: lanes 16 .. have the last eight).
     template <class K>
-    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, uint32_t x_at, int unit, int part) const {
+    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, uint32_t x_at, int unit) const {
         const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * K::STEPS;
         const int row = lane % 16, cell = lane / 16, k = columns<K>();
 #pragma unroll
         for (int i = 0; i < K::STEPS; i++) {
             const int step = first + i, chunk = step / 4, column = (unit * K::CHUNKS + chunk) * CHUNK + step % 4 * 16;
             if (column >= k) break;
-            const uint32_t from = x_at + (part * k + column) * 2;
+            const uint32_t from = x_at + column * 2;
             uint32_t left[4], right[4];
             if (EIGHTS == 2) {
                 load_matrices(right, from);
@@ -278,6 +133,23 @@ struct FewBlock {
 #pragma unroll
                 for (int v = 0; v < EIGHTS; v++)
                     multiply_add(d[b * EIGHTS + v], left, right[2 * v], right[2 * v + 1]);
+            }
+        }
+    }
+
+    // A whole stage of one part by one warp.
+    __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part) const {
+        const int lane = threadIdx.x % 32, row = lane % 16, cell = lane / 16;
+        const int n = min(Down::CHUNKS, a.inner / CHUNK - unit * Down::CHUNKS);
+        const uint32_t from = x_at + (part * a.inner + unit * Down::CHUNKS * CHUNK) * 2;
+#pragma unroll 2
+        for (int chunk = 0; chunk < n; chunk++) {
+#pragma unroll
+            for (int step = 0; step < 4; step++) {
+                uint32_t left[4], right[2];
+                load_two_matrices(right[0], right[1], from + chunk * 128 + step * 32);
+                load_matrices(left, w + chunk * 2048 + row * 128 + (((step * 2 + cell) ^ (row & 7)) << 4));
+                multiply_add(d[step % 2], left, right[0], right[1]);
             }
         }
     }
@@ -350,24 +222,46 @@ struct FewBlock {
             if (index != before) {
                 if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
                 before = index;
-                tile = K::IN_PARTS ? Tile{0, 0, 1} : tiles()[index];
+                tile = tiles()[index];
                 stage_rows<K>(tile);
                 const int row = min((EIGHTS == 2 ? lane / 16 * 8 : 0) + lane % 8, tile.n - 1);
                 x_at = base + at.x + row * Layout::row_bytes(columns<K>()) + lane / 8 % 2 * 16;
             }
             float d[K::QUADS][4] = {};
-            for (int part = 0; part < n_parts<K>(); part++) {
-                for (int unit = 0; unit < n; unit++) {
-                    barrier_wait(full(ring.stage), ring.turn & 1);
-                    multiply<K>(d, stage(ring.stage), x_at, unit, part);
-                    __syncwarp();
-                    if (lane == 0) barrier_arrive(empty(ring.stage));
-                    ring.advance(a.n_stages);
-                }
+            for (int unit = 0; unit < n; unit++) {
+                barrier_wait(full(ring.stage), ring.turn & 1);
+                multiply<K>(d, stage(ring.stage), x_at, unit);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(empty(ring.stage));
+                ring.advance(a.n_stages);
             }
             finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, item - first);
         }
     }
+
+#if QUIRE_LONE
+    __device__ void work_parts(const Ring& ring) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
+        const int first = first_item<Down>(blockIdx.x), end = first_item<Down>(blockIdx.x + 1);
+        const Tile tile{0, 0, 1};
+        if (first == end) return;
+        stage_rows<Down>(tile);
+        const uint32_t x_at = base + at.x + lane / 8 % 2 * 16;
+        for (int item = first; item < end; item++) {
+            const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
+            float d[2][4] = {};
+            for (int index = before + (warp - before % WARPS + WARPS) % WARPS; index < after; index += WARPS) {
+                const int slot = stage_of(index), unit = (index - before) % n, part = (index - before) / n;
+                barrier_wait(full(slot), fillings_before(ring, index) & 1);
+                multiply_part(d, stage(slot), x_at, unit, part);
+                __syncwarp();
+                if (lane < WARPS) barrier_arrive(empty(slot));
+            }
+            const float sums[1][4] = {{d[0][0] + d[1][0], d[0][1] + d[1][1], d[0][2] + d[1][2], d[0][3] + d[1][3]}};
+            finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
+        }
+    }
+#endif
 
     __device__ void wait_for_all_blocks() const {
         named_sync(WORKERS_BARRIER, WORKERS);
@@ -395,10 +289,10 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CU
     }
     wait_for_previous_grid();
     let_next_grid_start();  // which may read the expert ids at once
-    if (!QUIRE_LONE) {
+    if (!QUIRE_LONE && !block.is_short()) {
         block.sort();
     } else if (loads) {
-        block.list_lone();
+        block.list_short();
         named_arrive(LIST_BARRIER, THREADS);
     } else {
         named_sync(LIST_BARRIER, THREADS);
@@ -407,10 +301,18 @@ __global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CU
     if (!loads) {
         block.work<Up>(ring);
         block.wait_for_all_blocks();
+#if QUIRE_LONE
+        block.work_parts(ring);
+#else
         block.work<Down>(ring);
+#endif
     } else if (threadIdx.x == WORKERS) {
         block.feed<Up>(&up_map, ring);
+#if QUIRE_LONE
+        block.feed_parts(&down_map, ring);
+#else
         block.feed<Down>(&down_map, ring);
+#endif
     }
 }
 

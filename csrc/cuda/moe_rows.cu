@@ -2,7 +2,8 @@
 // brought into that order, and the weighted sums of the results.
 //
 // Only sizes are known on the host, so buffers have room for any routing, and a captured graph stays valid. Which place
-// a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself.
+// a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself. Two
+// launches must not sort at the same time: they count in the same place.
 #include "gemm.h"
 
 struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
@@ -38,24 +39,15 @@ struct QuireMoeSumArgs {  // _SumArgs in quire/kernels/moe/hopper.py
 namespace quire {
 namespace {
 
-constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 1024, MAX_EXPERTS = 1024, MAX_CHOSEN = 32;
+constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024, MAX_CHOSEN = 32;
 
 // From the L2 cache, which all grids share, and where it stands.
 template <class T> __device__ __forceinline__ T load_shared(const T* from) { return *const_cast<const volatile T*>(from); }
 
-__global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constant__ QuireMoeSortArgs args) {
-    __shared__ int counts[MAX_EXPERTS];
-    wait_for_previous_grid();
-    let_next_grid_start();
-    for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) counts[i] = 0;
-    __syncthreads();
-#pragma unroll 4
-    for (int i = threadIdx.x; i < args.n_pairs; i += SORT_THREADS) {
-        const int expert = load_shared(args.expert_ids + i);
-        if (expert >= 0 && expert < args.n_experts) args.ranks[i] = atomicAdd(&counts[expert], 1);
-    }
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
+// Pairs of each expert so far, and blocks that have counted theirs; the last block of a launch leaves zeros.
+__device__ int n_of_expert[MAX_EXPERTS], n_blocks_done;
+
+__device__ void list_tiles(const QuireMoeSortArgs& args, const int* counts) {  // one warp
     const int lane = threadIdx.x, step_slots = args.tile_slots;
     int n_slots = 0, n_tiles = 0;
     for (int first = 0; first < args.n_experts; first += 32) {
@@ -73,6 +65,44 @@ __global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constan
         n_slots += __shfl_sync(~0u, slots, 31), n_tiles += __shfl_sync(~0u, tiles, 31);
     }
     if (lane == 0) *args.n_tiles = n_tiles;
+}
+
+__global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constant__ QuireMoeSortArgs args) {
+    __shared__ int counts[MAX_EXPERTS];
+    __shared__ bool is_last;
+    int experts[SORT_PAIRS], ranks[SORT_PAIRS];
+    const int first = blockIdx.x * SORT_PAIRS * SORT_THREADS + threadIdx.x;
+    for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) counts[i] = 0;
+    wait_for_previous_grid();
+    let_next_grid_start();
+#pragma unroll
+    for (int i = 0; i < SORT_PAIRS; i++) {
+        const int pair = first + i * SORT_THREADS, expert = pair < args.n_pairs ? load_shared(args.expert_ids + pair) : -1;
+        experts[i] = expert < args.n_experts ? expert : -1;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < SORT_PAIRS; i++) ranks[i] = experts[i] >= 0 ? atomicAdd(&counts[experts[i]], 1) : 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) {
+        if (counts[i] > 0) counts[i] = atomicAdd(&n_of_expert[i], counts[i]);
+    }
+    __threadfence();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < SORT_PAIRS; i++)
+        if (experts[i] >= 0) args.ranks[first + i * SORT_THREADS] = counts[experts[i]] + ranks[i];
+    if (threadIdx.x == 0) is_last = atomicAdd(&n_blocks_done, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) {
+        counts[i] = load_shared(&n_of_expert[i]);
+        n_of_expert[i] = 0;
+    }
+    if (threadIdx.x == 0) n_blocks_done = 0;
+    __syncthreads();
+    if (threadIdx.x < 32) list_tiles(args, counts);
 }
 
 // One block a token: its row is read once and written for each expert.
@@ -159,7 +189,8 @@ cudaError_t launch(void (*kernel)(Arguments), dim3 grid, int n_threads, void* st
 extern "C" int quire_moe_sort(const QuireMoeSortArgs* args, void* stream) {
     using namespace quire;
     if (args->n_experts > MAX_EXPERTS) return cudaErrorInvalidValue;
-    return launch(sort_kernel, dim3(1), SORT_THREADS, stream, *args);
+    const int n_blocks = (args->n_pairs + SORT_THREADS * SORT_PAIRS - 1) / (SORT_THREADS * SORT_PAIRS);
+    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, stream, *args);
 }
 
 extern "C" int quire_moe_spread(const QuireMoeSpreadArgs* args, void* stream) {

@@ -4,8 +4,8 @@
 // As in gemm_wide.cu rows of w are the 64-row operand of wgmma and the tokens its columns. A tile is 256 rows of w by
 // up to TOKENS rows of x of one expert, from a list made on the device; two warpgroups multiply its halves, one warp
 // keeps a ring of shared memory filled (TMA). Blocks take tiles in turn, all rows of w for a tile of x first, so that
-// tiles that run together share what they read. A tile with few rows uses the narrow instruction; rows of the next
-// expert that it meets are multiplied, too, and not stored.
+// tiles that run together share what they read. A tile with fewer rows uses a narrower instruction; what it meets beyond
+// them, rows of the next expert or of an earlier tile, is multiplied, too, and not stored.
 //
 // Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows).
 #include "gemm.h"
@@ -22,7 +22,7 @@ struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
 
 namespace quire {
 
-constexpr int TOKENS = QUIRE_TOKENS, NARROW = 64;
+constexpr int TOKENS = QUIRE_TOKENS, BOX_TOKENS = 32;
 constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
 constexpr int ROWS = 256, HALVES = 2;                           // of w in a tile; products of a warpgroup
 constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
@@ -93,17 +93,18 @@ struct MoeBlock {
 
     // ---- the warp that loads ----
 
-    __device__ static bool is_narrow(const Place& at) { return TOKENS == NARROW || at.n <= NARROW; }
+    __device__ static int n_loaded(const Place& at) { return (at.n + BOX_TOKENS - 1) / BOX_TOKENS * BOX_TOKENS; }
     __device__ void load_w(const CUtensorMap* map, const Place& at, int unit, int i) const {
-        barrier_expect(full(i), W_BYTES + (is_narrow(at) ? NARROW : TOKENS) * 128);
+        const uint64_t hint = 2 * a.n_slots <= a.n_experts * TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
+        barrier_expect(full(i), W_BYTES + n_loaded(at) * 128);
         if (QUIRE_SILU) {
-            load_box(stage(i), map, full(i), L2_EVICT_NORMAL, unit * CHUNK, 0, 0, at.row / 8, at.expert);
+            load_box(stage(i), map, full(i), hint, unit * CHUNK, 0, 0, at.row / 8, at.expert);
         } else {
-            load_box(stage(i), map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.row, at.expert);
+            load_box(stage(i), map, full(i), hint, unit * CHUNK, at.row, at.expert);
         }
     }
     __device__ void load_x(const CUtensorMap* map, const Place& at, int unit, int i) const {
-        for (int first = 0; first < (is_narrow(at) ? NARROW : TOKENS); first += NARROW)
+        for (int first = 0; first < at.n; first += BOX_TOKENS)
             load_box(stage(i) + W_BYTES + first * 128, map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
     }
     __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
@@ -221,8 +222,10 @@ struct MoeBlock {
         for (int pass = 0; at.n > 0; pass++) {
             const Place next = place(item(pass + 1));
             float d[HALVES][TOKENS / 2];
-            if (TOKENS > NARROW && at.n <= NARROW) {
-                multiply<NARROW>(d, pass * n_units);
+            if (TOKENS > 64 && at.n <= 64) {
+                multiply<64>(d, pass * n_units);
+            } else if (TOKENS > 96 && at.n <= 96) {
+                multiply<96>(d, pass * n_units);
             } else {
                 multiply<TOKENS>(d, pass * n_units);
             }
@@ -269,7 +272,7 @@ int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
     cudaError_t error = encode_experts(&w_map, a);
     if (error != cudaSuccess) return error;
     const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.n_slots)}, x_strides[] = {uint64_t(a.k) * 2};
-    const uint32_t x_box[] = {CHUNK, NARROW};
+    const uint32_t x_box[] = {CHUNK, BOX_TOKENS};
     error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box);
     if (error != cudaSuccess) return error;
     const uint64_t y_sizes[] = {uint64_t(a.n_rows), uint64_t(a.n_slots)}, y_strides[] = {uint64_t(a.n_rows) * 2};

@@ -7,6 +7,7 @@ be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import functools
@@ -24,9 +25,12 @@ from quire.kernels.moe.plan import (
     CHUNK,
     MAX_CHOSEN,
     MAX_EXPERTS,
+    MAX_FEW_PAIRS,
+    WIDE_TOKENS,
     ExpertsShape,
     FewPlan,
     WidePlan,
+    few_plan,
     plan,
 )  # fmt: skip
 
@@ -74,10 +78,10 @@ class Launch:
         up: torch.Tensor,
         down: torch.Tensor,
         gating: Gating,
-        up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
-        residual: torch.Tensor | None,
-        out: torch.Tensor | None,
+        up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See op.py; for the arguments that it was prepared for."""
         y = out if residual is None else residual
@@ -170,10 +174,10 @@ def prepare(
     up: torch.Tensor,
     down: torch.Tensor,
     gating: Gating,
-    up_bias: torch.Tensor | None,
-    down_bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    out: torch.Tensor | None,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> Launch | str:
     """`experts` ready for these arguments, or why it is not for these kernels. Compiles what is new (seconds)."""
     if gating != SWIGLU or up_bias is not None or down_bias is not None:
@@ -212,9 +216,23 @@ def _prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> 
     if found:
         return found
     try:
+        _build(shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, dtype)
         return load(plan(shape), dtype, device)
     except jit.BuildError as error:
         return str(error)
+
+
+@functools.cache
+def _build(n_chosen: int, n_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
+    """Compile what any number of tokens will want, in parallel, so that later numbers need not wait."""
+    shapes = (ExpertsShape(n, n_chosen, n_experts, hidden, inner) for n in range(1, MAX_FEW_PAIRS // n_chosen + 2))
+    cuts = {
+        *(dataclasses.replace(cut, n_stages=0) for cut in map(few_plan, shapes) if cut),
+        *map(WidePlan, WIDE_TOKENS),
+    }
+    wanted = {("moe_rows.cu", _definitions(dtype)), *(one for cut in cuts for one in variants(cut, dtype))}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: compile_variant(*one), sorted(wanted)))
 
 
 def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device) -> Launch:

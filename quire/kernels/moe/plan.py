@@ -18,12 +18,14 @@ MAX_FEW_PAIRS = 4096
 """Each block of the kernel for few rows sorts all pairs for itself."""
 MAX_LONE = 32
 """Experts of a lone token, which one warp lists."""
+LONE_CHUNKS = 4
+"""In a stage, for a lone token: each of the warps has several stages of its own."""
 CHUNKS = (8, 6, 4, 2)
 WARPS, SORTERS, MAX_STAGES = 8, 9, 32
-CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 48 << 10
+CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
 """Shared memory of a Hopper block."""
-WIDE_TOKENS, WIDE_MEAN = (64, 128), 96
+WIDE_TOKENS, WIDE_MEAN = (64, 128), 40
 """Rows of x in a tile of the kernel for many rows; the larger one from so many pairs an expert on."""
 MAX_EXPERTS, MAX_CHOSEN = 1024, 32
 
@@ -89,7 +91,7 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     if tokens is None or shape.n_pairs > MAX_FEW_PAIRS:
         return None
     lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
-    up, down = _chunks(shape.hidden, 1), _chunks(shape.inner, 1 if lone else 2)
+    up, down = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
     made = FewPlan(tokens, lone, up, down, 0)
     rest = MAX_BYTES - shared_bytes(shape, made)
     if rest < MIN_RING_BYTES:
