@@ -7,11 +7,7 @@
 // tiles that run together share what they read. A tile with fewer rows uses a narrower instruction; what it meets beyond
 // them, rows of the next expert or of an earlier tile, is multiplied, too, and not stored.
 //
-// QUIRE_PAIR: clusters of two blocks take neighbouring rows of w for the same rows of x, and each loads every other box
-// of x into both.
-//
-// Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows), QUIRE_PAIR
-// (only for an even number of tiles over the rows of w).
+// Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows).
 #include "gemm.h"
 
 struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
@@ -26,7 +22,7 @@ struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
 
 namespace quire {
 
-constexpr int TOKENS = QUIRE_TOKENS, BOX_TOKENS = 32, PAIR = QUIRE_PAIR ? 2 : 1;
+constexpr int TOKENS = QUIRE_TOKENS, BOX_TOKENS = 32;
 constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
 constexpr int ROWS = 256, HALVES = 2;                           // of w in a tile; products of a warpgroup
 constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
@@ -60,16 +56,6 @@ __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, u
                  : "memory");
 }
 
-// Into both blocks of a pair, at the same place, and each one's barrier is told.
-__device__ __forceinline__ void load_box_twice(uint32_t to, const CUtensorMap* map, uint32_t barrier, uint64_t hint,
-                                               int c0, int c1) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
-        " [%0], [%1, {%4, %5}], [%2], %6, %3;" ::"r"(to), "l"(map), "r"(barrier), "l"(hint), "r"(c0), "r"(c1),
-        "h"(uint16_t(3))
-        : "memory");
-}
-
 struct Place {  // of a tile
     int expert, slot, n, row;  // first of x, how many; first of y
 };
@@ -86,9 +72,7 @@ struct MoeBlock {
     __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
     __device__ uint32_t full(int i) const { return base + BARRIERS_AT + i * 8; }
     __device__ uint32_t empty(int i) const { return base + BARRIERS_AT + (N_STAGES + i) * 8; }
-    __device__ static int rank() { return blockIdx.x % PAIR; }
-    // Of this block: those of a pair lie side by side.
-    __device__ int item(int pass) const { return int(blockIdx.x / PAIR + pass * (a.n_blocks / PAIR)) * PAIR + rank(); }
+    __device__ int item(int pass) const { return blockIdx.x + pass * a.n_blocks; }
     // From the L2 cache, which all grids share. Beyond the last there is nothing.
     __device__ Place place(int item) const {
         if (item >= n_items) return {0, 0, 0, 0};
@@ -99,12 +83,11 @@ struct MoeBlock {
         if (threadIdx.x == 0) {
             for (int i = 0; i < N_STAGES; i++) {
                 barrier_init(full(i), 1);
-                barrier_init(empty(i), PAIR * WORKERS / 32);
+                barrier_init(empty(i), WORKERS / 32);
             }
             barrier_init_fence();
         }
         __syncthreads();
-        if (PAIR == 2) cluster_arrive(), cluster_wait();
     }
     __device__ void count() { n_items = *const_cast<const volatile int*>(a.n_tiles) * n_row_tiles; }
 
@@ -121,14 +104,8 @@ struct MoeBlock {
         }
     }
     __device__ void load_x(const CUtensorMap* map, const Place& at, int unit, int i) const {
-        for (int first = rank() * BOX_TOKENS; first < at.n; first += PAIR * BOX_TOKENS) {
-            const uint32_t to = stage(i) + W_BYTES + first * 128;
-            if (PAIR == 2) {
-                load_box_twice(to, map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
-            } else {
-                load_box(to, map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
-            }
-        }
+        for (int first = 0; first < at.n; first += BOX_TOKENS)
+            load_box(stage(i) + W_BYTES + first * 128, map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
     }
     __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
         Place at = place(item(0)), next = place(item(1));
@@ -156,9 +133,7 @@ struct MoeBlock {
 
     __device__ int group() const { return threadIdx.x / GROUP; }
     __device__ void release(int i) const {
-        const int lane = threadIdx.x & 31;
-        if (PAIR == 2 && lane < 2) arrive_there(address_in(empty(i), lane));
-        if (PAIR == 1 && lane == 0) barrier_arrive(empty(i));
+        if ((threadIdx.x & 31) == 0) barrier_arrive(empty(i));
     }
     template <int N> __device__ void multiply(float (&d)[HALVES][TOKENS / 2], int first) const {
         int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
@@ -280,7 +255,6 @@ __global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ C
         registers_down<40>();
         if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
     }
-    if (PAIR == 2) cluster_arrive(), cluster_wait();  // nothing comes for this block any more
 }
 
 inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
@@ -312,19 +286,16 @@ int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
         if (error != cudaSuccess) return error;
         allowed = true;
     }
-    cudaLaunchAttribute attributes[2] = {};
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = PAIR;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(a.n_blocks / PAIR * PAIR);
+    config.gridDim = dim3(a.n_blocks);
     config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = END;
     config.stream = stream;
-    config.attrs = attributes;
-    config.numAttrs = 2;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, moe_wide, w_map, x_map, y_map, a);
 }
 

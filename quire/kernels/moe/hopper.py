@@ -32,7 +32,6 @@ from quire.kernels.moe.plan import (
     WidePlan,
     few_plan,
     plan,
-    wide_plan,
 )  # fmt: skip
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -227,7 +226,7 @@ def _prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> 
 def _build(n_chosen: int, n_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
     """Compile what any number of tokens will want, in parallel, so that later numbers need not wait."""
     shapes = [ExpertsShape(n, n_chosen, n_experts, hidden, inner) for n in range(1, MAX_FEW_PAIRS // n_chosen + 2)]
-    cuts: set[FewPlan | WidePlan] = {wide_plan(shapes[0], tokens) for tokens in WIDE_TOKENS}
+    cuts: set[FewPlan | WidePlan] = {WidePlan(tokens) for tokens in WIDE_TOKENS}
     cuts |= {dataclasses.replace(cut, n_stages=0) for cut in map(few_plan, shapes) if cut is not None}
     wanted = {("moe_rows.cu", _definitions(dtype)), *(one for cut in cuts for one in variants(cut, dtype))}
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -247,11 +246,7 @@ def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device) -> L
 def variants(cut: FewPlan | WidePlan, dtype: torch.dtype) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
     if isinstance(cut, WidePlan):
-        pairs = {1: cut.up_pair, 0: cut.down_pair}
-        return tuple(
-            ("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu, PAIR=int(pair)))
-            for silu, pair in pairs.items()
-        )
+        return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu)) for silu in (1, 0))
     macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
     return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros)),)
 

@@ -25,8 +25,8 @@ WARPS, SORTERS, MAX_STAGES = 8, 9, 32
 CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
 MAX_BYTES = 232_448
 """Shared memory of a Hopper block."""
-WIDE_TOKENS, WIDE_MEAN, WIDE_ROWS = (64, 128), 40, 256
-"""Rows of x in a tile of the kernel for many rows; the larger one from so many pairs an expert on; rows of w."""
+WIDE_TOKENS, WIDE_MEAN = (64, 128), 40
+"""Rows of x in a tile of the kernel for many rows; the larger one from so many pairs an expert on."""
 MAX_EXPERTS, MAX_CHOSEN = 1024, 32
 
 
@@ -71,9 +71,6 @@ class WidePlan:
 
     tokens: int
     """Rows of x in a tile, at most."""
-    up_pair: bool
-    """Two blocks share what they read of x; here and in the second product."""
-    down_pair: bool
 
     def n_tiles(self, shape: ExpertsShape) -> int:
         """At most, whatever the routing."""
@@ -102,14 +99,9 @@ def few_plan(shape: ExpertsShape) -> FewPlan | None:
     return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
 
 
-def wide_plan(shape: ExpertsShape, tokens: int = 0) -> WidePlan:
-    """For any number of pairs. tokens: of a tile, if not the best."""
-    tokens = tokens or WIDE_TOKENS[shape.n_pairs >= WIDE_MEAN * shape.n_experts]
-    # Pairs take neighbouring tiles over the rows of w, and are worth it where much of x is read.
-    up, down = (
-        math.ceil(n / WIDE_ROWS) % 2 == 0 and tokens == WIDE_TOKENS[-1] for n in (2 * shape.inner, shape.hidden)
-    )
-    return WidePlan(tokens, up, down)
+def wide_plan(shape: ExpertsShape) -> WidePlan:
+    """For any number of pairs."""
+    return WidePlan(WIDE_TOKENS[shape.n_pairs >= WIDE_MEAN * shape.n_experts])
 
 
 def _chunks(k: int, blocks: int) -> int:

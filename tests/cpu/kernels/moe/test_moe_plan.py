@@ -16,6 +16,7 @@ from quire.kernels.moe.plan import (
     WARPS,
     ExpertsShape,
     FewPlan,
+    WidePlan,
     few_plan,
     plan,
     shared_bytes,
@@ -56,8 +57,9 @@ def test_there_is_room_for_the_tiles_of_any_routing(seed: int) -> None:
         scores = torch.rand(n, n_experts) * torch.rand(n_experts) ** 4
         counts = scores.argsort(1)[:, :4].flatten().bincount()
         for tokens in (64, 128):
-            cut = wide_plan(shape, tokens)
-            assert int((counts + tokens - 1).div(tokens, rounding_mode="floor").sum()) <= cut.n_tiles(shape)
+            assert int((counts + tokens - 1).div(tokens, rounding_mode="floor").sum()) <= WidePlan(tokens).n_tiles(
+                shape
+            )
 
 
 def test_what_is_not_for_these_kernels_says_why() -> None:

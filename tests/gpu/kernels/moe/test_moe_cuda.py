@@ -8,7 +8,7 @@ import torch
 from quire.config.experts import Gating
 from quire.kernels import catalog, moe
 from quire.kernels.moe import hopper, reference
-from quire.kernels.moe.plan import WIDE_TOKENS, ExpertsShape, FewPlan, WidePlan, few_plan, plan, wide_plan
+from quire.kernels.moe.plan import WIDE_TOKENS, ExpertsShape, FewPlan, WidePlan, few_plan, plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -79,7 +79,7 @@ def poison() -> None:
 def plans(shape: tuple[int, ...]) -> list[FewPlan | WidePlan]:
     """The one that is taken, and all others that can be."""
     cut = ExpertsShape(*shape)
-    found = {plan(cut), few_plan(cut), *(wide_plan(cut, tokens) for tokens in WIDE_TOKENS)}
+    found = {plan(cut), few_plan(cut), *map(WidePlan, WIDE_TOKENS)}
     return [one for one in found if one is not None]
 
 
