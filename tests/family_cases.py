@@ -58,6 +58,12 @@ LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0], "long_factor": [4.0] * 8,
 }  # fmt: skip
 MOE = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
+MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
+OLMOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
+GLM_MOE = {
+    "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+    "num_mtp_layers": 0,
+}  # fmt: skip
 QWEN2_MOE = {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}
 QWEN3_MOE = {**MOE, "head_dim": 32}
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
@@ -141,10 +147,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Nemotron",
         {"mlp_bias": True, "hidden_act": "gelu", "head_dim": 32, "num_key_value_heads": 4},
     ),
-    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral": ("Mixtral", MIXTRAL),
     "qwen2_moe": ("Qwen2Moe", QWEN2_MOE),
     "qwen3_moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True}),
     "qwen3_moe-dense-layers": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2, "attention_bias": True}),
+    "mixtral-window": ("Mixtral", {**MIXTRAL, "sliding_window": 9}),
+    "olmoe": ("Olmoe", OLMOE),
+    "olmoe-clip": ("Olmoe", {**OLMOE, "clip_qkv": 0.8, "norm_topk_prob": True}),
+    "granitemoe": ("GraniteMoe", {**GRANITE, **MIXTRAL}),
+    "phimoe": ("Phimoe", {**MIXTRAL, "attention_bias": True, "lm_head_bias": True}),
+    "phimoe-longrope": (
+        "Phimoe",
+        {**MIXTRAL, "rope_parameters": {**LONGROPE, "short_mscale": 1.2, "long_mscale": 1.3}},
+    ),
+    "glm4_moe": ("Glm4Moe", {**GLM_MOE, "use_qk_norm": True}),
+    "glm4_moe-groups": (
+        "Glm4Moe",
+        {**GLM_MOE, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": False},
+    ),
+    "minimax_m2": ("MiniMaxM2", {**MIXTRAL, "head_dim": 32, "rope_parameters": {"partial_rotary_factor": 0.5}}),
     "nemotron-partial": ("Nemotron", {"rope_parameters": {"partial_rotary_factor": 0.25}, "norm_eps": 0.01}),
 }
 
