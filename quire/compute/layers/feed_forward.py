@@ -10,9 +10,8 @@ from typing import Protocol
 
 import torch
 
-from quire.compute.layers.linear import Linear, Make
+from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm, project
-from quire.compute.layers.parameter import Parameter
 from quire.compute.layers.residual import ResidualProduct, ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.config.feed_forward import FeedForwardSpec
@@ -45,8 +44,8 @@ class Ffn(Protocol):
         ...
 
     @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Those that are neither of a matrix nor of a norm."""
+    def tables(self) -> tuple[Table, ...]:
+        """Its other parameters."""
         ...
 
     @property
@@ -79,7 +78,7 @@ class FeedForward:
         up, down = parameters.matrices["up"], parameters.matrices["down"]
         self.up, self.down = Linear(make, up, schemes.of(up)), Linear(make, down, schemes.of(down))
         self.sum = ResidualProduct(self.down, post_norm, scale)
-        self.parameters: tuple[Parameter, ...] = ()
+        self.tables: tuple[Table, ...] = ()
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the last matrix takes [n, size]."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from quire.config.arch import MAX_HEAD_DIM, ModelArch
+from quire.config.attention import AttentionSpec
 from quire.config.expert_fields import experts
 from quire.config.experts import Scores
 from quire.config.families.family import Family
-from quire.config.layers import AttentionSpec, FfnSpec, LayerSpec, NormSpec, QKNorm, QKNormScope
+from quire.config.layers import FfnSpec, LayerSpec, NormSpec, QKNorm, QKNormScope
 from quire.config.model_fields import ModelFields
 
 AT: Final = "model.layers.{}.block_sparse_moe"
