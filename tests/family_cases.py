@@ -64,6 +64,10 @@ GLM_MOE = {
     "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
     "num_mtp_layers": 0,
 }  # fmt: skip
+GPT_OSS = {
+    **MIXTRAL, "intermediate_size": 32, "head_dim": 32, "sliding_window": 9,
+    "rope_parameters": {**YARN, "truncate": False},
+}  # fmt: skip
 QWEN2_MOE = {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}
 QWEN3_MOE = {**MOE, "head_dim": 32}
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
@@ -166,6 +170,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**GLM_MOE, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": False},
     ),
     "minimax_m2": ("MiniMaxM2", {**MIXTRAL, "head_dim": 32, "rope_parameters": {"partial_rotary_factor": 0.5}}),
+    "gpt_oss": ("GptOss", {**GPT_OSS, "swiglu_limit": 0.7}),
+    "gpt_oss-full": ("GptOss", {**GPT_OSS, "layer_types": [FULL] * 3, "attention_bias": False}),
     "nemotron-partial": ("Nemotron", {"rope_parameters": {"partial_rotary_factor": 0.25}, "norm_eps": 0.01}),
 }
 

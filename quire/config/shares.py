@@ -91,7 +91,7 @@ def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
 
 def share_layer(spec: LayerSpec, rank: int, n_ranks: int) -> LayerSpec:
     """What a rank computes of a layer. Raises ConfigError where it cannot be divided."""
-    mixer, ffn = spec.mixer.share(rank, n_ranks), spec.ffn.share(rank, n_ranks)
+    ffn, mixer = spec.ffn.share(rank, n_ranks), spec.mixer.share(rank, n_ranks)
     return msgspec.structs.replace(spec, mixer=mixer, ffn=ffn)
 
 
