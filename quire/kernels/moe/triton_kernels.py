@@ -12,12 +12,17 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 def route(  # type: ignore[no-untyped-def]
     logits, stride, correction, expert_ids, weights, scale, margin,
     E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, SIGMOID: tl.constexpr,
-    MIXER: tl.constexpr, RENORMALISE: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, G_CHOSEN: tl.constexpr,
-    G_BEST: tl.constexpr,
+    MIXER: tl.constexpr, EVEN: tl.constexpr, RENORMALISE: tl.constexpr, G: tl.constexpr,
+    G_PAD: tl.constexpr, G_CHOSEN: tl.constexpr, G_BEST: tl.constexpr,
 ):  # fmt: skip
     """One program a token."""
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, E_PAD)
+    place = tl.arange(0, K_PAD)
+    if EVEN:
+        tl.store(expert_ids + row * K + place, ((row * K + place) % E).to(tl.int32), mask=place < K)
+        tl.store(weights + row * K + place, tl.full([K_PAD], 1.0 / K, tl.float32) * scale, mask=place < K)
+        return
     x = tl.load(logits + row * stride + e, mask=e < E, other=0.0)
     x = tl.where(x == x, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), -LARGEST)
     x = tl.where(e < E, x, float("-inf"))
@@ -34,7 +39,6 @@ def route(  # type: ignore[no-untyped-def]
     choice = tl.where(e < E, choice, float("-inf"))
     if G > 1:
         choice = _of_best_groups(choice, e, E, G, G_PAD, G_CHOSEN, G_BEST)
-    place = tl.arange(0, K_PAD)
     ids, found = tl.zeros([K_PAD], tl.int32), tl.zeros([K_PAD], tl.float32)
     for j in range(K):
         best = tl.argmax(choice, 0)

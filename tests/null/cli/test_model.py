@@ -54,7 +54,8 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
     c = json.loads((FOLDER / name / "config.json").read_text())
-    heads, kv, dim, hidden = c["num_attention_heads"], c["num_key_value_heads"], c.get("head_dim", 128), c["hidden_size"]
+    heads, kv, hidden, dim = *(c[f"num_{kind}_heads"] for kind in ("attention", "key_value")), c["hidden_size"], 128
+    dim = c.get("head_dim", dim)
     n_norms = 4 if c["model_type"] == "gemma3_text" else 2
     inner, n_experts = c.get("moe_intermediate_size", c["intermediate_size"]), c.get("num_experts", 1)
     layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * inner * n_experts + n_norms * hidden

@@ -19,6 +19,7 @@ from quire.compute.layers.experts import Experts, Stack
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.weights.footprint import Weights
 from quire.compute.weights.loader import load_model
+from quire.config.experts import RoutingSpec, Scores
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, LoadError
 
@@ -159,3 +160,8 @@ def test_many_experts_are_described_quickly() -> None:
     footprint = Weights(FOLDER / "qwen3-30b-a3b", arch, torch.device("cuda"), "dummy").footprint(torch.bfloat16, "none")
     assert footprint.held_bytes == model.n_bytes
     assert time.process_time() - start_s < 30
+
+
+def test_a_benchmark_can_put_the_choice_out_of_action(made: tuple[pathlib.Path, Any]) -> None:
+    arch = read_arch(made[0], {"even_routing": True})
+    assert all(layer.ffn.routing == RoutingSpec(n_chosen=3, scores=Scores.EVEN) for layer in arch.layers)
