@@ -17,7 +17,10 @@ ROUTE_TOLERANCE = 2e-6
 
 
 def route(
-    logits: torch.Tensor, routing: RoutingSpec, correction: torch.Tensor | None
+    logits: torch.Tensor,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None,
+    load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See op.py; for float64 logits the weights are float64."""
     logits = logits.nan_to_num(nan=-torch.finfo(logits.dtype).max)
@@ -30,6 +33,8 @@ def route(
         choice = scores if correction is None else scores + correction
         expert_ids = _largest(_of_chosen_groups(choice, routing), routing.n_chosen)
         weights = scores.gather(1, expert_ids)
+    if load is not None:
+        load.add_(torch.bincount(expert_ids.flatten(), minlength=len(load)))
     if routing.renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny)
     return expert_ids.int(), weights * routing.scale

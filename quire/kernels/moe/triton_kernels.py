@@ -10,7 +10,7 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route(  # type: ignore[no-untyped-def]
-    logits, stride, correction, expert_ids, weights, scale, margin,
+    logits, stride, correction, load, expert_ids, weights, scale, margin,
     E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, SIGMOID: tl.constexpr,
     MIXER: tl.constexpr, EVEN: tl.constexpr, RENORMALISE: tl.constexpr, G: tl.constexpr,
     G_PAD: tl.constexpr, G_CHOSEN: tl.constexpr, G_BEST: tl.constexpr,
@@ -20,7 +20,10 @@ def route(  # type: ignore[no-untyped-def]
     e = tl.arange(0, E_PAD)
     place = tl.arange(0, K_PAD)
     if EVEN:
-        tl.store(expert_ids + row * K + place, ((row * K + place) % E).to(tl.int32), mask=place < K)
+        taken = (row * K + place) % E
+        tl.store(expert_ids + row * K + place, taken.to(tl.int32), mask=place < K)
+        if load is not None:
+            tl.atomic_add(load + taken, 1, mask=place < K, sem="relaxed")
         tl.store(weights + row * K + place, tl.full([K_PAD], 1.0 / K, tl.float32) * scale, mask=place < K)
         return
     x = tl.load(logits + row * stride + e, mask=e < E, other=0.0)
@@ -51,6 +54,8 @@ def route(  # type: ignore[no-untyped-def]
         ids = tl.where(place == j, best, ids)
         found = tl.where(place == j, weight, found)
         choice = tl.where(e == best, float("-inf"), choice)
+    if load is not None:
+        tl.atomic_add(load + ids, 1, mask=place < K, sem="relaxed")
     if RENORMALISE:
         found = found / (tl.sum(found, 0) + 1.1754943508222875e-38)
     tl.store(expert_ids + row * K + place, ids, mask=place < K)

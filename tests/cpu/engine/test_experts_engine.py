@@ -9,6 +9,7 @@ import torch
 from family_cases import checkpoint_of
 
 from quire.core.sampling import SamplingParams
+from quire.engine.expert_load import imbalance
 from quire.engine.llm import LLM
 
 SIZE = {"device": "cpu", "dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 48, "max_model_len": 128}
@@ -24,10 +25,15 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.P
     found = []
     for n_pages in (200, 20):
         llm = LLM(str(tmp_path), **SIZE, block_size=8, num_gpu_blocks_override=n_pages, skip_tokenizer_init=True)
+        before = llm.expert_loads()
         texts = [one.outputs[0].token_ids for one in llm.generate(batch, greedy, use_tqdm=False)]
         texts += [one.outputs[0].token_ids for one in llm.generate(batch, seeded, use_tqdm=False)]
         assert (llm.stats().preemptions > 0) == (n_pages == 20)
         assert llm.stats().prefix_hits > 0
+        loads = llm.expert_loads()
+        first, last = (sum(now) - sum(then) for now, then in zip(loads, before, strict=True))
+        assert first == 3 * llm.stats().computed_tokens > last, "the last layer has the rows that are wanted"
+        assert 1 <= llm.stats().expert_imbalance <= 8 and 1 <= imbalance(loads) <= 8
         found.append(texts)
         llm.shutdown()
     assert found[0] == found[1]

@@ -37,8 +37,10 @@ def check_route() -> None:
             logits[1] = 0.0
             is_possible = corrected and routing.scores is not Scores.SPARSE_MIXER
             correction = torch.randn(n_experts) if is_possible else None
-            ids, weights = moe.route(logits, routing, correction)
-            expected_ids, _ = reference.route(logits, routing, correction)
+            load, expected_load = (torch.ones(n_experts, dtype=torch.int64) for _ in range(2))
+            ids, weights = moe.route(logits, routing, correction, load)
+            expected_ids, _ = reference.route(logits, routing, correction, expected_load)
+            assert torch.equal(load, expected_load) and int(load.sum()) == ids.numel() + n_experts
             assert torch.equal(ids, expected_ids), (routing, ids, expected_ids)
             error = (weights - reference.route(logits.double(), routing, correction)[1]).abs().max()
             assert float(error) <= reference.ROUTE_TOLERANCE * routing.scale, (routing, error)
