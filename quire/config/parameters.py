@@ -89,13 +89,17 @@ class NormTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that are neither multiplied by nor a norm's; every rank has all."""
+    """Numbers of the model's dtype that no scheme stores in another way: the layer reads them as they are."""
 
     name: str
     """Without its kind."""
     shape: tuple[int, ...]
     kind: str = "weight"
     """What its name ends in."""
+    cut: Cut = Cut.REPLICATED
+    """COLUMN: rows are divided."""
+    unit: int = 1
+    """Rows that stay together then."""
 
 
 class MixerParameters(msgspec.Struct, frozen=True, kw_only=True):
