@@ -129,6 +129,7 @@ OPS = {
     "qkv": "qk-norm, rotary embedding, and keys and values into pages",
     "mla": "lines of latent attention into pages",
     "act": "activations of the feed-forward, gated and plain",
+    "moe": "mixtures of experts: the choice of experts, and their products",
     "kvstore": "copies pages",
     "sample": "one token from each row of logits",
 }
@@ -165,6 +166,7 @@ _NORMS = ("rms_norm", "add_rms_norm")
 CATALOGUE: tuple[Implementation, ...] = (
     _hopper("attention", "run", place="hopper.launcher"),
     _triton("attention", "run", place="triton.launcher"),
+    Implementation("attention", "latent", ("run",), ("cuda",), _TRITON, triton_obstacle, place="triton.latent"),
     Implementation("attention", "cpu", ("run",), ("cpu",), _NATIVE, native_obstacle, missed=True, place="cpu.launcher"),
     _reference("attention", "run"),
     _triton("flash", "forward", "backward"),
@@ -191,6 +193,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("act", "silu_mul"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
+    _triton("moe", "route", "experts"),
+    _reference("moe", "route", "experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(
         "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"

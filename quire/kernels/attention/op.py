@@ -180,8 +180,9 @@ def run(
     k, v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows [n_keys, n_kv_heads, head_dim], any strides
     with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored. On CPU
     also int8 entries, then with a last dimension of head_dim + 4 (kernels.kvstore.entry).
-    v may be a view of k's memory, with value_dim numbers. out: like q, of value_dim numbers, contiguous, or None. lse: float32 [n, n_q_heads], contiguous, receives the natural
-    logarithm of each row's sum of weights (-inf where nothing is seen), or None.
+    v may be a view of k's memory, with value_dim numbers. out: like q with value_dim numbers, contiguous, or None to
+    allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural logarithm of each row's sum of weights (-inf
+    where nothing is seen), or None.
     Returns out; its padding rows hold anything. Row i of span s stands at position kv_lens[s] - (q_indptr[s + 1] - i).
     Runs of one plan share its memory for partial results: keep them on one stream, on CUDA the current device's.
     Raises ValueError on a mismatch, ConfigError when no implementation can run it.
@@ -351,8 +352,8 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
     of_values = (*k.shape[:-1], entry.entry_size(heads.out_dim, v.dtype))
     if tuple(k.shape[1:]) != wanted or v.shape != of_values:
         raise ValueError(
-            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [{axes}] ending in {wanted}, values in {of_values[-1]}, as planned: "
-            "transpose other orders (views will do)"
+            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [{axes}] ending in {wanted}, values in "
+            f"{of_values[-1]}, as planned: transpose other orders (views will do)"
         )
     if q.shape[1:] != (heads.n_q_heads, heads.head_dim) or q.shape[0] < plan.n_rows:
         raise ValueError(f"q {tuple(q.shape)} does not fit a plan of {plan.n_rows} rows, {heads}")

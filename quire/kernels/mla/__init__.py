@@ -1,4 +1,4 @@
-"""From the projections of latent attention to attention's inputs: the norm and rotation of lines, and these into pages."""
+"""From the projections of latent attention to its inputs: lines normed, rotated and stored, queries rotated."""
 
 from quire.kernels.mla.op import store
 

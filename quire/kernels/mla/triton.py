@@ -46,7 +46,8 @@ def _store(  # type: ignore[no-untyped-def]
     sin = tl.load(table + HALF + at, mask=at < HALF, other=0.0)[None, :]
     if part == 0:
         entry = pages + tl.load(cache_locs + i) * (RANK + 2 * HALF)
-        line, dtype = lines + i * line_stride, pages.dtype.element_ty
+        line = lines + i * line_stride
+        dtype = pages.dtype.element_ty
         dims = tl.arange(0, BLOCK_RANK)
         x = tl.load(line + dims, mask=dims < RANK, other=0.0).to(tl.float32)
         weight = tl.load(norm + dims, mask=dims < RANK, other=0.0).to(tl.float32)
