@@ -16,6 +16,8 @@ from quire.config.model_fields import ModelFields
 
 MAX_EXPERTS: Final = 4096
 MAX_CHOSEN: Final = 64
+EVEN: Final = "even_routing"
+"""Key that no checkpoint has: with `hf_overrides` it puts the choice of every layer out of action (`Scores.EVEN`)."""
 NAMES: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys that have the number of experts; transformers takes one for another."""
 
@@ -40,6 +42,8 @@ def experts(
     if renormalise is None:
         renormalise = config.flag("norm_topk_prob", False)
     said: dict[str, Any] = {"n_chosen": chosen, "scores": scores, "renormalise": renormalise} | (routing or {})
+    if config.flag(EVEN, False):
+        said = {"n_chosen": chosen, "scores": Scores.EVEN}
     return ExpertsSpec(
         n_experts=number, size=config.integer(size_key, 1, MAX_WIDTH, size), routing=RoutingSpec(**said), **more
     )
