@@ -54,7 +54,7 @@ def _n_experts(config: ModelFields, default: int) -> int:
     return config.integer(name, 1, MAX_EXPERTS, default)
 
 
-def deepseek_v2(config: ModelFields) -> list[FfnSpec]:
+def softmax_layers(config: ModelFields) -> list[FfnSpec]:
     """Feed-forwards of each layer of a DeepSeek-V2: softmax, and groups by their best expert if topk_method says so."""
     config.only("norm_topk_prob", False)
     method = config.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
@@ -63,7 +63,7 @@ def deepseek_v2(config: ModelFields) -> list[FfnSpec]:
     return _behind_dense(config, _with_shared(config, sparse, 2), 0)
 
 
-def deepseek_v3(
+def sigmoid_layers(
     config: ModelFields,
     *,
     n_experts: int = 256,

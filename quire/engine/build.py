@@ -85,7 +85,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     captured = worker.captured
     case = FitCase(
         config, limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
-        rounds=platform.rounds, rounds_kv=platform.rounds_kv,
+        rounds=platform.rounds, rounds_kv=platform.rounds_kv and not arch.keeps_lines,
     )  # fmt: skip
     check_fit(case)
     facts, layout = worker.load(), layout_of(config, limits, worker.arch)

@@ -25,11 +25,7 @@ def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constan
     names = [name for name in kernel.arg_names if name not in constants]
     signature = dict(zip(names, types.split(), strict=True)) | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = [
-        name
-        for name in names
-        if signature[name].startswith("*") or name in ("q_row_stride", "q_head_stride", "qkv_stride")
-    ]
+    aligned = [name for name in names if signature[name].startswith("*") or name.endswith("_stride")]
     hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
     options = {"num_warps": warps, "num_stages": stages}
