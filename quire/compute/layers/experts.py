@@ -54,6 +54,8 @@ class Experts:
         """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
         self.is_plain = False
+        is_wide = self.router.matrix.kept is Kept.FLOAT32
+        self.not_alone = "its routers multiply in float32, with torch" if is_wide else ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the router and the experts read [n, hidden]."""
