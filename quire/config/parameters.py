@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from quire.config.layers import AttentionSpec, LayerSpec, NormSpec, Placement, QKNormScope
+from quire.config.layers import LayerSpec, NormSpec, Placement
 
 if TYPE_CHECKING:
     from quire.config.arch import ModelArch
@@ -102,7 +102,7 @@ class NormTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that are neither multiplied by nor a norm's; every rank has all."""
+    """Numbers of the model's dtype that no scheme stores in another way: the layer reads them as they are."""
 
     name: str
     """Without its kind."""
@@ -111,6 +111,19 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     """What its name ends in."""
     is_float32: bool = False
     """Whatever the model's dtype is."""
+    cut: Cut = Cut.REPLICATED
+    """COLUMN: rows are divided."""
+    unit: int = 1
+    """Rows that stay together then."""
+
+
+class MixerParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a mixer stores, by the place that it has there (`MixerSpec.parameters`)."""
+
+    matrices: Mapping[str, Matrix]
+    """In the order of computing; 'out' is the last."""
+    norms: Mapping[str, NormTable] = {}
+    tensors: Mapping[str, Tensor] = {}
 
 
 class FfnParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,35 +137,29 @@ class FfnParameters(msgspec.Struct, frozen=True, kw_only=True):
 class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
     """What a layer stores, by the place that it has there. Norms that do not exist, or store nothing, are None."""
 
-    qkv: Matrix
-    out: Matrix
+    mixer: MixerParameters
     ffn: FfnParameters
     attention_norm: NormTable | None
     attention_post_norm: NormTable | None
     ffn_norm: NormTable | None
     ffn_post_norm: NormTable | None
-    q_norm: NormTable | None
-    k_norm: NormTable | None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         """In the order of computing."""
-        return self.qkv, self.out, *self.ffn.matrices.values()
+        return *self.mixer.matrices.values(), *self.ffn.matrices.values()
 
     @property
     def norms(self) -> tuple[NormTable, ...]:
         """Those that exist."""
-        all_norms = (
-            *(self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm),
-            *(self.q_norm, self.k_norm),
-        )
-        return tuple(norm for norm in all_norms if norm is not None)
+        around = (self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm)
+        return *(norm for norm in around if norm is not None), *self.mixer.norms.values()
 
 
 def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerParameters:
     """The parameters of layer number `layer`."""
     at = LAYER.format(layer)
-    mixer, placement = spec.mixer, spec.placement
+    placement = spec.placement
 
     def norm(name: str) -> NormTable:
         return NormTable(name=at + name, shape=(hidden_size,), spec=spec.norm)
@@ -160,42 +167,13 @@ def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerPara
     before = placement is not Placement.AFTER
     after = placement in (Placement.AFTER, Placement.BOTH)
     own_ffn_norm = placement in (Placement.BEFORE, Placement.BOTH, Placement.PARALLEL)
-    q_rows, kv_rows = mixer.q_size, mixer.kv_size
-    qkv = tuple((f"{at}self_attn.{name}_proj", rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)))
     return LayerParameters(
-        qkv=Matrix(
-            n_in=hidden_size, parts=qkv, bias=mixer.qkv_bias, whole=at + "self_attn.qkv_proj", cut=Cut.COLUMN,
-            unit=mixer.head_dim, n_repeated=2,
-        ),
-        out=Matrix(
-            n_in=q_rows, parts=((at + "self_attn.o_proj", hidden_size),), bias=mixer.o_bias, cut=Cut.ROW,
-            unit=mixer.head_dim,
-        ),
+        mixer=spec.mixer.parameters(at, hidden_size),
         ffn=spec.ffn.parameters(at, hidden_size),
         attention_norm=norm("input_layernorm") if before else None,
         attention_post_norm=norm("attention_post_norm") if after else None,
         ffn_norm=norm("post_attention_layernorm") if own_ffn_norm else None,
         ffn_post_norm=norm("ffn_post_norm") if after else None,
-        q_norm=_qk_norm(mixer, at, "q"),
-        k_norm=_qk_norm(mixer, at, "k"),
-    )  # fmt: skip
-
-
-def _qk_norm(mixer: AttentionSpec, at: str, which: str) -> NormTable | None:
-    if mixer.qk_norm is None:
-        return None
-    n_heads = mixer.n_heads if which == "q" else mixer.n_kv_heads
-    shapes = {
-        QKNormScope.HEAD: (mixer.head_dim,),
-        QKNormScope.HEADS: (n_heads, mixer.head_dim),
-        QKNormScope.APART: (n_heads, mixer.head_dim),
-        QKNormScope.ALL: (n_heads * mixer.head_dim,),
-    }
-    scope = mixer.qk_norm.scope
-    return NormTable(
-        name=f"{at}self_attn.{which}_norm", shape=shapes[scope], spec=mixer.qk_norm.norm,
-        is_apart=scope is QKNormScope.APART, cut=Cut.COLUMN if len(shapes[scope]) == 2 else Cut.REPLICATED,
-        is_repeated=which == "k",
     )  # fmt: skip
 
 
@@ -232,7 +210,7 @@ def shapes(arch: ModelArch) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from _of_matrix(matrix)
         for norm in parameters.norms:
             yield from _of_norm(norm)
-        for tensor in parameters.ffn.tensors.values():
+        for tensor in (*parameters.mixer.tensors.values(), *parameters.ffn.tensors.values()):
             yield f"{tensor.name}.{tensor.kind}", tensor.shape
     yield from _of_norm(final_norm(arch))
     if not arch.tie_embeddings:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quire.config.arch import ModelArch
 from quire.core.plan import Spans
 from quire.planner.hardware import Hardware
-from quire.planner.shape import head_weights, kv_numbers_per_token, read_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, pair_flops, read_weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class CostModel:
         read = arch.n_layers * read_weights(arch, n_tokens)
         weights_bytes = read * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
         kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(arch) * self.kv_itemsize
-        attention = 4 * arch.n_layers * arch.n_heads * arch.head_dim * n_pairs
+        attention = pair_flops(arch) * n_pairs
         return StepWork(weights_bytes + kv_bytes, 2 * body * n_tokens + 2 * head * n_wants + attention)
 
     def limit_s(self, work: StepWork) -> float:

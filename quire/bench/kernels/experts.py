@@ -122,10 +122,7 @@ def _error(shape: Shape, gating: Gating, n: int, setting: Setting, implementatio
     """Largest |got - reference| / (1 + |reference|)."""
     arguments = _products(shape, gating, n, setting)
     arguments[1][0, 0] = -1
-    wide: list[Any] = [
-        one.double() if isinstance(one, torch.Tensor) and one.dtype == setting.dtype else one for one in arguments
-    ]
-    wide[1:3] = arguments[1:3]
-    expected = reference.experts(*wide)
+    x, expert_ids, weights, up, down, _ = arguments
+    expected = reference.experts(x.double(), expert_ids, weights, up.double(), down.double(), gating)
     got = _function(implementation, "experts", arguments)(*arguments).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())

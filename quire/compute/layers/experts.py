@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
-from quire.compute.layers.linear import Linear, Make
+from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
-from quire.compute.layers.parameter import Parameter
 from quire.compute.layers.residual import ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.compute.schemes.plain import Plain
@@ -50,9 +49,13 @@ class Experts:
             for place in ("up", "down")
         )
         correction = parameters.tensors.get("correction")
-        self.correction = None if correction is None else Parameter(make, correction)
+        self.correction = None if correction is None else Table(make, correction)
+        self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=make(1).device)
+        """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
         self.is_plain = False
+        is_wide = self.router.matrix.kept is Kept.FLOAT32
+        self.not_alone = "its routers multiply in float32, with torch" if is_wide else ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the router and the experts read [n, hidden]."""
@@ -83,7 +86,8 @@ class Experts:
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
-        return moe.route(logits, self.spec.routing, None if self.correction is None else self.correction.value)
+        correction = None if self.correction is None else self.correction.values
+        return moe.route(logits, self.spec.routing, correction, self.load)
 
     def _add_shared(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         assert self.shared_up is not None and self.shared_down is not None
@@ -120,7 +124,7 @@ class Experts:
         return self.router, *(linear for pair in both for linear in pair), *shared
 
     @property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def tables(self) -> tuple[Table, ...]:
         """See `Ffn`."""
         return () if self.correction is None else (self.correction,)
 

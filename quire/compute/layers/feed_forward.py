@@ -10,9 +10,8 @@ from typing import Protocol
 
 import torch
 
-from quire.compute.layers.linear import Linear, Make
+from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm, project
-from quire.compute.layers.parameter import Parameter
 from quire.compute.layers.residual import ResidualProduct, ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.config.feed_forward import FeedForwardSpec
@@ -45,8 +44,8 @@ class Ffn(Protocol):
         ...
 
     @property
-    def parameters(self) -> tuple[Parameter, ...]:
-        """Those that are neither of a matrix nor of a norm."""
+    def tables(self) -> tuple[Table, ...]:
+        """Its other parameters."""
         ...
 
     @property
@@ -54,8 +53,14 @@ class Ffn(Protocol):
         """Whether it is SwiGLU that its last product adds to the stream."""
         ...
 
+    @property
+    def not_alone(self) -> str:
+        """Why a row's bits depend on other rows where all `kernels` have a form in which they do not; empty: they do
+        not either."""
+        ...
+
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All that it keeps, where they live."""
+        """All that it keeps, tables left out."""
         ...
 
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
@@ -79,7 +84,8 @@ class FeedForward:
         up, down = parameters.matrices["up"], parameters.matrices["down"]
         self.up, self.down = Linear(make, up, schemes.of(up)), Linear(make, down, schemes.of(down))
         self.sum = ResidualProduct(self.down, post_norm, scale)
-        self.parameters: tuple[Parameter, ...] = ()
+        self.tables: tuple[Table, ...] = ()
+        self.not_alone = ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the last matrix takes [n, size]."""

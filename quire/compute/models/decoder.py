@@ -13,9 +13,9 @@ import torch
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
-from quire.compute.layers.linear import Embedding, Linear, Make
+from quire.compute.layers.experts import Experts
+from quire.compute.layers.linear import Embedding, Linear, Make, Table
 from quire.compute.layers.norm import Norm
-from quire.compute.layers.parameter import Parameter
 from quire.compute.layers.rotary import rotary_tables
 from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
 from quire.compute.models.rank_parts import RankParts
@@ -26,7 +26,7 @@ from quire.config.rope import Rope
 from quire.config.shares import Region
 from quire.kernels import gemm
 
-Part = Embedding | Linear | Norm | Parameter
+Part = Embedding | Linear | Norm | Table
 """A layer with parameters of its own: `part(index)` gives them."""
 
 
@@ -174,6 +174,10 @@ class Decoder:
         tables = [norm.table for norm in self.norms() if norm.table.spec.offset]
         return {f"{name}.weight": table.spec.offset for table in tables for name in table.parts}
 
+    def expert_loads(self) -> list[list[int]]:
+        """Of each layer with experts, how many tokens chose each of them since it was made; waits for the device."""
+        return [layer.ffn.load.tolist() for layer in self.layers if isinstance(layer.ffn, Experts)]
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the residual stream."""
@@ -191,8 +195,8 @@ class Decoder:
             for norm in layer.norms:
                 for part, name in enumerate(norm.table.parts):
                     yield name, norm, part
-            for parameter in layer.parameters:
-                yield parameter.name, parameter, 0
+            for own in layer.tables:
+                yield own.table.name, own, 0
         yield self.norm.table.name, self.norm, 0
         if not self.arch.tie_embeddings:
             yield self.head.matrix.parts[0][0], self.head, 0
@@ -212,8 +216,8 @@ class Decoder:
     def _tables(self) -> list[torch.Tensor]:
         """Parameters that no matrix product takes."""
         embeddings = [table.weight for table in (self.embed, self.positions) if table is not None]
-        others = [parameter.value for layer in self.layers for parameter in layer.parameters]
-        return embeddings + others + [tensor for norm in self.norms() for tensor in norm.tensors]
+        own = [table.values for layer in self.layers for table in layer.tables]
+        return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors] + own
 
     @property
     def n_bytes(self) -> int:

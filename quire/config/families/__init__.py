@@ -6,11 +6,13 @@ from typing import Final
 
 from quire.config.families import (
     cohere,
+    deepseek,
     exaone,
     falcon,
     gemma,
     glm,
     gpt,
+    gpt_oss,
     granite,
     llama,
     minicpm,
@@ -26,7 +28,7 @@ from quire.config.families.family import STACKS, Family, Order, Stored
 
 MODULES: Final = (
     llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
-    mixtral, qwen_moe,
+    mixtral, qwen_moe, gpt_oss, deepseek,
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}
 """Architecture name in config.json → family."""

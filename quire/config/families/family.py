@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -41,11 +42,17 @@ for an expert. A name that is not here is a parameter's name already."""
 Stacks = Mapping[str, Stored]
 """Name in a checkpoint of a tensor with a parameter of each expert, `{}` for a layer's number → their names, likewise,
 with `{}` for the expert's number. Both with what they end in."""
-STACKS: Stacks = {
+STACKS: Final[Stacks] = {
     "model.layers.{}.mlp.experts.gate_up_proj": Stored("mlp.experts.{}.gate_up_proj.weight"),
     "model.layers.{}.mlp.experts.down_proj": Stored("mlp.experts.{}.down_proj.weight"),
 }
 """As transformers 5 has them in memory."""
+
+SHARED_NAMES: Final = {
+    f"model.layers.{{}}.mlp.shared_experts.{name}": f"mlp.shared_expert.{name}"
+    for name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+}
+"""As DeepSeek and its kin have them."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from quire.config.arch import MAX_WIDTH, ModelArch
+from quire.config.attention import AttentionSpec
 from quire.config.expert_fields import every_step, experts
 from quire.config.experts import SharedExpert
 from quire.config.families.family import Family
-from quire.config.layers import AttentionSpec, FfnSpec, LayerSpec, QKNorm
+from quire.config.layers import FfnSpec, LayerSpec, QKNorm
 from quire.config.model_fields import SLIDING, ModelFields
 
 
