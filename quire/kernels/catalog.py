@@ -195,7 +195,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU without biases"),
     _triton("moe", "route", "experts"),
-    _reference("moe", "route", "experts"),
+    _native("moe", "packed_experts"),
+    _reference("moe", "route", "experts", "packed_experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(
         "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"

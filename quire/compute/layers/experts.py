@@ -2,7 +2,8 @@
 
 Owns the parameters and the data flow. Does not own the choice and the products of experts (`kernels/moe`).
 Invariant: where matrices are floating as they are, those of all experts lie in one tensor, expert after expert, and one
-call multiplies by them; where a scheme lays each out by itself, experts take turns, each with all of its tokens.
+call multiplies by them; where a scheme lays each out by itself, so does one call if they are alike and packed for the
+CPU kernels; else experts take turns, each with all of its tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualSum
 from quire.compute.schemes.choice import Schemes
+from quire.compute.schemes.packed import PackedProduct
 from quire.compute.schemes.plain import Plain
 from quire.config.experts import ExpertsSpec
 from quire.config.parameters import FfnParameters, Kept, Matrix
@@ -53,6 +55,7 @@ class Experts:
         self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=make(1).device)
         """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
+        self.packed: moe.PackedExperts | None = None
         self.is_plain = False
         is_wide = self.router.matrix.kept is Kept.FLOAT32
         self.not_alone = "its routers multiply in float32, with torch" if is_wide else ""
@@ -75,6 +78,8 @@ class Experts:
                 x, expert_ids, weights, self.up.weight, self.down.weight, gating=self.spec.gating,
                 up_bias=self.up.bias, down_bias=self.down.bias, residual=residual,
             )  # fmt: skip
+        elif (matrices := self._all_packed()) is not None:
+            y = moe.packed_experts(x, expert_ids, weights, matrices, residual=residual)
         else:
             y = self._in_turn(x, expert_ids, weights, residual)
         return y if self.shared_up is None else self._add_shared(x, y)
@@ -95,6 +100,15 @@ class Experts:
         if self.shared_gate is not None:
             inner.mul_(self.shared_gate(x).sigmoid_())
         return self.shared_down(inner, residual=y)
+
+    def _all_packed(self) -> moe.PackedExperts | None:
+        """All experts for the CPU kernels, where they are packed alike and gated by SwiGLU."""
+        first = self.up.linears[0].product
+        if self.spec.gating != moe.SWIGLU or not isinstance(first, PackedProduct):
+            return None
+        if self.packed is None or self.packed.up[0] is not first.packed:  # the weights are new
+            self.packed = _packed(self.up, self.down)
+        return self.packed
 
     def _in_turn(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
@@ -141,6 +155,20 @@ class Experts:
         if self.shared_up is not None and self.shared_down is not None:
             found += [self.shared_up.kernel(silu_mul=True), self.shared_down.kernel(residual=True)]
         return found + ([] if self.shared_gate is None else [self.shared_gate.kernel()])
+
+
+def _packed(up: Bank, down: Bank) -> moe.PackedExperts | None:
+    """None if the matrices of a product are of several kinds."""
+    both = [
+        [linear.product.packed for linear in bank.linears if isinstance(linear.product, PackedProduct)]
+        for bank in (up, down)
+    ]
+    if any(len({(one.scheme, one.n, one.k) for one in product}) > 1 for product in both):
+        return None
+    up_biases, down_biases = (
+        [linear.bias for linear in bank.linears if linear.bias is not None] or None for bank in (up, down)
+    )
+    return moe.PackedExperts(both[0], both[1], up_biases, down_biases)
 
 
 class Bank:

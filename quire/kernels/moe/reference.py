@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from quire.config.experts import Gating, RoutingSpec, Scores
+from quire.kernels.moe.packed import PackedExperts
+from quire.kernels.qgemm.reference import linear
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
 """dtype → largest |kernel - float64 reference| / (1 + |reference|) of `experts`, for results of about 1."""
@@ -98,6 +100,27 @@ def experts(
         total.index_add_(0, rows, y * weights[rows, places, None].to(wide))
     target = out if residual is None else residual
     return total.to(x.dtype) if target is None else target.copy_(total)
+
+
+def packed_experts(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    matrices: PackedExperts,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See packed.py: each expert's linear layers, for its own tokens."""
+    total = torch.zeros(x.shape) if residual is None else residual.float()
+    none: list[torch.Tensor | None] = [None] * len(matrices.up)
+    biases = [each or none for each in (matrices.up_biases, matrices.down_biases)]
+    for place in range(expert_ids.shape[1]):
+        for expert, (up, down) in enumerate(zip(matrices.up, matrices.down, strict=True)):
+            rows = torch.where(expert_ids[:, place] == expert)[0]
+            if len(rows):
+                inner = linear(x[rows], up, biases[0][expert], silu_mul=True)
+                y = linear(inner, down, biases[1][expert])
+                total[rows] += y.float() * weights[rows, place, None]
+    return total.to(x.dtype) if residual is None else residual.copy_(total)
 
 
 def gate(both: torch.Tensor, gating: Gating) -> torch.Tensor:
