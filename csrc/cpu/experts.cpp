@@ -31,19 +31,18 @@ void sort(const QuireExperts& e, int64_t* starts, int32_t* slot_of_pair, int32_t
 }
 
 template <class T> void run_experts(const QuireExperts& e) {
-    const int64_t hidden = e.up->k, inner = e.down->k, n_pairs = e.n * e.n_chosen, wide = hidden * (int64_t)sizeof(T);
+    const int64_t hidden = e.up->k, inner = e.down->k, n_pairs = e.n * e.n_chosen;
     const int64_t n_int = n_pairs * (int64_t)sizeof(int32_t);
     const Scratch scratch(
-        {(e.n_experts + 1) * (int64_t)sizeof(int64_t), n_int, n_int, n_pairs * wide,
-         n_pairs * inner * (int64_t)sizeof(T), n_pairs * wide, e.n_experts * (int64_t)sizeof(QuireLinear)},
+        {(e.n_experts + 1) * (int64_t)sizeof(int64_t), n_int, n_int, e.n_experts * (int64_t)sizeof(QuireLinear)},
         Use::EXPERTS);
     int64_t* starts = (int64_t*)scratch.piece(0);
     int32_t *slots = (int32_t*)scratch.piece(1), *tokens = (int32_t*)scratch.piece(2);
-    T *sorted = (T*)scratch.piece(3), *between = (T*)scratch.piece(4), *each = (T*)scratch.piece(5);
-    QuireLinear* products = (QuireLinear*)scratch.piece(6);
+    QuireLinear* products = (QuireLinear*)scratch.piece(3);
+    T *sorted = (T*)e.scratch, *each = sorted + n_pairs * hidden, *between = each + n_pairs * hidden;
     sort(e, starts, slots, tokens);
     parallel_for(starts[e.n_experts], rows_a_chunk(hidden), e.n_threads, [&](int64_t slot) {
-        memcpy(sorted + slot * hidden, (const T*)e.x + tokens[slot] * e.x_row, wide);
+        memcpy(sorted + slot * hidden, (const T*)e.x + tokens[slot] * e.x_row, hidden * sizeof(T));
     });
     const auto multiply = [&](const QuireMatrix* w, const T* from, int64_t from_row, T* to, int64_t to_row, int then) {
         int64_t n = 0;

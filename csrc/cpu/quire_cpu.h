@@ -121,7 +121,7 @@ struct QuireExperts {
     const void* x;
     const int32_t* expert_ids;     // [n, n_chosen]
     const float* weights;          // [n, n_chosen]
-    void* out;
+    void *out, *scratch;           // scratch: n * n_chosen * (2 * hidden + inner) numbers
     int64_t n, n_chosen, n_experts, x_row, out_row;
     int32_t dtype, adds, n_threads;
 };
