@@ -16,11 +16,13 @@ from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
 from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
 from quire.config.experts import Gating, RoutingSpec
-from quire.kernels import catalog
-from quire.kernels.moe import SWIGLU, reference
+from quire.kernels import catalog, qgemm
+from quire.kernels.moe import SWIGLU, PackedExperts, reference
 
 CHOICES = 256
 """Tokens of the cases of the choice."""
+PACKED = "int4"
+"""How matrices are packed for the CPU."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,15 +69,23 @@ def cases(op: str, setting: Setting) -> Iterator[Case]:
             make = functools.partial(_products, shape, SWIGLU, n, setting)
             contenders = functools.partial(_contenders, "experts", make, w_bytes, setting)
             yield Case(op, f"{name}, {n} rows", work, contenders, in_flops=n > 1000, quick=f"{name}, {n} rows" in QUICK)
+            if setting.device.type == "cpu":
+                pack = functools.partial(_contenders, "packed_experts", functools.partial(_packed, make), 0.0, setting)
+                n_bytes = w_bytes / setting.element_bytes * qgemm.SCHEMES[PACKED].bytes_per_weight
+                work = Work(n_bytes + x_bytes, x_bytes, work.flops)
+                yield Case(op, f"{name} {PACKED}, {n} rows", work, pack)
 
 
 def checks(op: str, setting: Setting) -> Iterator[Check]:
     """The products at small sizes, an assignment that is none among them."""
     for name, (shape, gating, n) in SMALL.items():
         for implementation in catalog.runnable(op, setting.device.type):
-            if implementation.name != "reference":
+            if implementation.name != "reference" and "experts" in implementation.functions:
                 error = functools.partial(_error, shape, gating, n, setting, implementation)
                 yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
+            elif implementation.name != "reference" and gating == SWIGLU:
+                error = functools.partial(_packed_error, shape, n, setting, implementation)
+                yield Check(op, f"{name} {PACKED}", implementation.name, error, reference.TOLERANCE[setting.dtype])
 
 
 def _choice(shape: Shape, setting: Setting) -> Arguments:
@@ -93,11 +103,20 @@ def _products(shape: Shape, gating: Gating, n: int, setting: Setting) -> Argumen
     return setting.randn(n, shape.hidden), expert_ids, weights, up, down, gating
 
 
+def _packed(make: Callable[[], Arguments]) -> Arguments:
+    """x, expert_ids, weights, and the same matrices packed."""
+    x, expert_ids, weights, up, down, _ = make()
+    packed_up, packed_down = ([qgemm.pack(one, PACKED) for one in stack] for stack in (up, down))
+    return x, expert_ids, weights, PackedExperts(packed_up, packed_down)
+
+
 def _contenders(function: str, make: Callable[[], Arguments], w_bytes: float, setting: Setting) -> Iterable[Contender]:
     copies = [make() for _ in range(setting.timer.n_copies(w_bytes) if w_bytes else 1)]
     for implementation in catalog.runnable("moe", setting.device.type):
         if function in implementation.functions:
             is_peer = implementation.name == "reference"
+            if is_peer and function == "packed_experts":
+                continue  # it would take minutes
             calls = functools.partial(_calls, implementation, function, copies)
             yield Contender("torch" if is_peer else implementation.name, calls, is_peer, capture=not is_peer)
 
@@ -125,4 +144,12 @@ def _error(shape: Shape, gating: Gating, n: int, setting: Setting, implementatio
     x, expert_ids, weights, up, down, _ = arguments
     expected = reference.experts(x.double(), expert_ids, weights, up.double(), down.double(), gating)
     got = _function(implementation, "experts", arguments)(*arguments).double()
+    return float(((got - expected).abs() / (1 + expected.abs())).max())
+
+
+def _packed_error(shape: Shape, n: int, setting: Setting, implementation: catalog.Implementation) -> float:
+    """Largest |got - reference| / (1 + |reference|), of the same packed matrices."""
+    arguments = _packed(functools.partial(_products, shape, SWIGLU, n, setting))
+    expected = reference.packed_experts(*arguments).double()
+    got = _function(implementation, "packed_experts", arguments)(*arguments).double()
     return float(((got - expected).abs() / (1 + expected.abs())).max())
