@@ -68,6 +68,8 @@ def experts(
     A row's bits may depend on the other rows only through kernel choice by n; in determinism mode they do not.
     The bits of a call are the same at every call: no atomic additions of floating numbers.
     Nothing is read by the host and launches depend on shapes alone: it may be captured, and replayed with other ids.
+    Two streams must not run experts at the same time: on Hopper the blocks of a launch wait for each other and count in
+    one place. The first call for experts of a size compiles their kernels (seconds).
     Memory of scratch is allocated by torch: at most n * k * (hidden + inner) numbers of x's dtype, or of float32 where
     outputs are not rounded, and integers of the order of n * k + E. An expert without tokens costs no read of its
     weights. Raises ValueError on a mismatch.
