@@ -3,9 +3,12 @@
 // The rows are normed and brought into the format of the product once; then tiles of output channels are computed by
 // whoever comes. Layouts: quire/kernels/qgemm/weight.py; meaning of the numbers: reference.py there. Invariant: a row's
 // result depends on that row alone, bit for bit, whatever the other rows, their number and the threads.
+#include <algorithm>
+
 #include "amx_groups.h"
 #include "groups.h"
 #include "interleave.h"
+#include "linears.h"
 #include "lines.h"
 #include "outputs.h"
 #include "quantise.h"
@@ -279,6 +282,51 @@ template <class T> void run(const QuireLinear& a) {
     });
 }
 
+// Several products at once, of matrices of one format and size, each with few rows of its own: one loop over the tiles of
+// all of them.
+template <class T> void run_together(const QuireLinear* all, int64_t n) {
+    const QuireMatrix& w = *all->matrix;
+    const int64_t stride = x_stride(w), n_groups = groups_of(w);
+    int64_t m = 0, most_rows = 0;
+    for (int64_t i = 0; i < n; i++) {
+        m += all[i].m;
+        most_rows = all[i].m > most_rows ? all[i].m : most_rows;
+    }
+    const int64_t per_group = m * n_groups * (int64_t)sizeof(float);
+    const Scratch scratch({m * stride, per_group, per_group, n * (int64_t)sizeof(Activations)}, Use::LOOP);
+    Activations* x = (Activations*)scratch.piece(3);
+    for (int64_t i = 0, row = 0; i < n; row += all[i++].m) {
+        const int64_t at = row * n_groups;
+        x[i] = {
+            (char*)scratch.piece(0) + row * stride, (float*)scratch.piece(1) + at, (int32_t*)scratch.piece(2) + at,
+            all[i].m, stride, n_groups};
+    }
+    const int64_t n_blocks = n_row_blocks(most_rows);
+    parallel_for(n * n_blocks, 1 + 16384 / (w.k * TILE_ROWS), all->n_threads, [&](int64_t task) {
+        const QuireLinear& a = all[task / n_blocks];
+        const int64_t b = task % n_blocks;
+        if (b >= n_row_blocks(a.m)) return;
+        const int64_t begin = block_begin(a.m, b), end = block_begin(a.m, b + 1);
+#if QUIRE_AMX
+        if (on_amx(w, a.m)) return place_rows<T>(a, x[task / n_blocks], 0, a.m, begin, end);
+#endif
+        prepare_block<T>(a, x[task / n_blocks], begin, end);
+    });
+    const int64_t paired = all->then == QUIRE_SILU_MUL ? 2 : 1, n_tiles = (w.n / paired + TILE - 1) / TILE;
+    const Scratch bounds_memory({(n * n_tiles + 1) * (int64_t)sizeof(int32_t)}, Use::BOUNDS);
+    int32_t* bounds = (int32_t*)bounds_memory.piece(0);
+    const int64_t n_ranges = cut(n * n_tiles, paired * tile_bytes(w), m / n, all->n_threads, bounds);
+    parallel_for(n_ranges, 1, all->n_threads, [&](int64_t range) {
+        for (int64_t task = bounds[range]; task < bounds[range + 1]; task++) {
+            const int64_t i = task / n_tiles, tile = task % n_tiles;
+            const bool follows = task + 1 < bounds[range + 1] && tile + 1 < n_tiles;
+            run_tile<T>(all[i], x[i], tile, 0, all[i].m, follows ? tile + 1 : NONE);
+        }
+    });
+}
+
+bool is_apart(const QuireLinear& a) { return a.then == QUIRE_SILU_MUL && a.matrix->n % (2 * TILE) != 0; }
+
 // An activation whose gates and ups do not lie in whole tiles of their own: after the product, row by row.
 template <class T> void run_apart(const QuireLinear& a) {
     const QuireMatrix& w = *a.matrix;
@@ -297,9 +345,16 @@ template <class T> void run_apart(const QuireLinear& a) {
 void quire_linear(const QuireLinear* args) {
     using namespace quire;
     if (args->m == 0) return;
-    const bool apart = args->then == QUIRE_SILU_MUL && args->matrix->n % (2 * TILE) != 0;
     by_dtype(args->dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        apart ? run_apart<T>(*args) : run<T>(*args);
+        is_apart(*args) ? run_apart<T>(*args) : run<T>(*args);
     });
+}
+
+void quire::run_linears(QuireLinear* all, int64_t n) {
+    const auto has_few = [](const QuireLinear& a) { return a.m <= LEAST_ROWS_AT_ONCE && !is_apart(a); };
+    const int64_t n_few = std::partition(all, all + n, has_few) - all;
+    for (int64_t i = n_few; i < n; i++) quire_linear(all + i);
+    if (n_few == 0) return;
+    by_dtype(all->dtype, [&](auto* type) { run_together<std::remove_pointer_t<decltype(type)>>(all, n_few); });
 }

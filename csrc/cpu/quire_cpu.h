@@ -114,6 +114,20 @@ struct QuireLinear {
 
 QUIRE_API void quire_linear(const QuireLinear* args);
 
+// out [n, hidden] = sum over j of weights[t, j] * down_e(silu(gate_e x[t]) * up_e x[t]), e = expert_ids[t, j], or this
+// added to what out holds. Ids below 0 add nothing. Matrices of a product are of one format and size.
+struct QuireExperts {
+    const QuireMatrix *up, *down;  // [n_experts]; up: gates, then as many ups
+    const void* x;
+    const int32_t* expert_ids;     // [n, n_chosen]
+    const float* weights;          // [n, n_chosen]
+    void *out, *scratch;           // scratch: n * n_chosen * (2 * hidden + inner) numbers
+    int64_t n, n_chosen, n_experts, x_row, out_row;
+    int32_t dtype, adds, n_threads;
+};
+
+QUIRE_API void quire_experts(const QuireExperts* args);
+
 // Rounds a matrix [n, k] of rows `row` apart into groups: codes and scales in units of `unit`. bits 8: integers in
 // -127..127; 4: indices into `table`, ascending, whose ends are the largest magnitudes below and above zero.
 struct QuirePack {

@@ -5,8 +5,8 @@
 
 namespace quire {
 
-// Who uses it: a task of a parallel loop, what surrounds the loop, or several of them, or a step.
-enum class Use { TASK, LOOP, BOUNDS, APART, STEP, LOOKED_UP };
+// Who uses it: a task of a parallel loop, what surrounds the loop, or several of them, or a step, or experts.
+enum class Use { TASK, LOOP, BOUNDS, APART, STEP, LOOKED_UP, EXPERTS };
 
 class Scratch {
   public:
@@ -34,7 +34,7 @@ class Scratch {
             int64_t size = 0;
             ~Buffer() { free(raw); }
         };
-        static thread_local Buffer buffers[6];
+        static thread_local Buffer buffers[7];
         Buffer& one = buffers[use];
         if (one.size < bytes) {
             free(one.raw);

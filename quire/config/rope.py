@@ -23,6 +23,7 @@ _KNOWN: Final = (
     *("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate"),
     *("attention_factor", "mscale", "mscale_all_dim", "finetuned", "short_factor", "long_factor"),
+    *("short_mscale", "long_mscale"),
 )
 MAX_DIVISORS: Final = 256
 
@@ -54,14 +55,25 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """yarn: round the correction range to whole dimensions."""
     attention_factor: float = 1.0
     """yarn, longrope: factor on cos and sin."""
+    softmax_factor: float = 1.0
+    """yarn of DeepSeek: factor on the scale of q·k, which only its families apply."""
     divisors: tuple[float, ...] = ()
     """divided, and longrope within the original context: one for each of the rotary_dim / 2 frequencies."""
     long_divisors: tuple[float, ...] = ()
     """longrope: beyond the original context."""
+    long_attention_factor: float = 0.0
+    """longrope: as attention_factor, beyond it; 0: the same (Phi-3.5-MoE)."""
 
     def rotary_dim(self, head_dim: int) -> int:
         """How many dimensions of a head are rotated; even."""
         return int(head_dim * self.partial)
+
+    def words(self, head_dim: int) -> str:
+        """What it is, for people."""
+        factor = f" by {self.factor:g}" if self.factor != 1 else ""
+        rotary_dim = self.rotary_dim(head_dim)
+        share = f", {rotary_dim} of {head_dim} dimensions" if rotary_dim != head_dim else ""
+        return f"rope of theta {self.theta:,g}, type {self.type}{factor}{share}"
 
 
 def parse_rope(
@@ -152,6 +164,7 @@ def _yarn(config: Fields, fields: Fields, max_position: int) -> dict[str, Any]:
         "beta_slow": fields.number("beta_slow", 0.0, 1e6) if fields.values.get("beta_slow") else 1.0,
         "truncate": fields.flag("truncate", True),
         "attention_factor": _attention_factor(fields, factor),
+        "softmax_factor": (0.1 * fields.number("mscale_all_dim", 0.0, 1e6, 0.0) * math.log(factor) + 1.0) ** 2,
     }
 
 
@@ -176,7 +189,10 @@ def _longrope(config: Fields, fields: Fields, max_position: int) -> dict[str, An
         "original_max_position": original,
         "divisors": _divisors(fields, "short_factor"),
         "long_divisors": _divisors(fields, "long_factor"),
-        "attention_factor": fields.number("attention_factor", 1e-6, 1e6, default),
+        "attention_factor": fields.number(
+            "short_mscale", 1e-6, 1e6, fields.number("attention_factor", 1e-6, 1e6, default)
+        ),
+        "long_attention_factor": fields.number("long_mscale", 0.0, 1e6, 0.0),
     }
 
 

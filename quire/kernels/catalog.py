@@ -127,7 +127,9 @@ OPS = {
     "qgemm": "linear layer with packed weights: floating, or of 8 or 4 bits",
     "norm": "RMS norm, with and without a residual, and LayerNorm",
     "qkv": "qk-norm, rotary embedding, and keys and values into pages",
+    "mla": "lines of latent attention into pages",
     "act": "activations of the feed-forward, gated and plain",
+    "moe": "mixtures of experts: the choice of experts, and their products",
     "kvstore": "copies pages",
     "sample": "one token from each row of logits",
 }
@@ -164,6 +166,7 @@ _NORMS = ("rms_norm", "add_rms_norm")
 CATALOGUE: tuple[Implementation, ...] = (
     _hopper("attention", "run", place="hopper.launcher"),
     _triton("attention", "run", place="triton.launcher"),
+    Implementation("attention", "latent", ("run",), ("cuda",), _TRITON, triton_obstacle, place="triton.latent"),
     Implementation("attention", "cpu", ("run",), ("cpu",), _NATIVE, native_obstacle, missed=True, place="cpu.launcher"),
     _reference("attention", "run"),
     _triton("flash", "forward", "backward"),
@@ -183,11 +186,17 @@ CATALOGUE: tuple[Implementation, ...] = (
     _triton("qkv", "rotate_and_store"),
     _native("qkv", "rotate_and_store"),
     _reference("qkv", "rotate_and_store"),
+    _triton("mla", "store"),
+    _reference("mla", "store"),
     _hopper("act", "silu_mul"),
     _triton("act", "silu_mul", "activate"),
     _native("act", "silu_mul"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
+    _hopper("moe", "experts", more="; SwiGLU without biases"),
+    _triton("moe", "route", "experts"),
+    _native("moe", "packed_experts"),
+    _reference("moe", "route", "experts", "packed_experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(
         "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"

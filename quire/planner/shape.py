@@ -6,6 +6,7 @@ Biases, norm weights and rotary tables are left out of FLOPs; all are below 0.1 
 from __future__ import annotations
 
 import functools
+import math
 
 from quire.config.arch import ModelArch
 from quire.config.parameters import layer_parameters
@@ -17,6 +18,13 @@ def layer_weights(arch: ModelArch) -> float:
     return sum(_matrix_weights(arch, layer) for layer in range(arch.n_layers)) / arch.n_layers
 
 
+@functools.lru_cache(maxsize=4096)
+def read_weights(arch: ModelArch, n_tokens: int) -> float:
+    """Of these, those that a step of so many tokens reads, the mean of all layers, where experts are chosen evenly."""
+    idle = sum(spec.ffn.n_idle_weights(arch.hidden_size, n_tokens) for spec in arch.layers)
+    return layer_weights(arch) - idle / arch.n_layers
+
+
 def head_weights(arch: ModelArch) -> int:
     """Weights of the output head (or of the embedding, which has the same size)."""
     return arch.vocab_size * arch.hidden_size
@@ -24,9 +32,15 @@ def head_weights(arch: ModelArch) -> int:
 
 def kv_numbers_per_token(arch: ModelArch) -> int:
     """Numbers in the K/V of one token, all layers."""
-    return sum(2 * layer.mixer.kv_size for layer in arch.layers)
+    return sum(spec.numbers for spec in arch.kv_specs.values())
+
+
+def pair_flops(arch: ModelArch) -> int:
+    """FLOPs of a token and one that it sees, all layers."""
+    return sum(layer.mixer.n_pair_flops for layer in arch.layers)
 
 
 def _matrix_weights(arch: ModelArch, layer: int) -> int:
-    matrices = layer_parameters(arch.layers[layer], arch.hidden_size, layer).matrices
-    return sum(matrix.n_in * matrix.n_out for matrix in matrices)
+    parameters = layer_parameters(arch.layers[layer], arch.hidden_size, layer)
+    tensors = sum(math.prod(tensor.shape) for tensor in parameters.mixer.tensors.values())
+    return sum(matrix.n_in * matrix.n_out for matrix in parameters.matrices) + tensors

@@ -20,11 +20,14 @@ IDENTITY_DIM: Final = 16
 
 def rotary_tables(arch: ModelArch, max_model_len: int) -> dict[Rope | None, torch.Tensor]:
     """The table of each rotary embedding that a layer of `arch` has, on the CPU; None: of layers without one."""
+    mixers = [layer.mixer for layer in arch.layers]
+    widths = {mixer.rope: mixer.rope_head_dim for mixer in mixers if mixer.rope is not None}
     found: dict[Rope | None, torch.Tensor] = {
-        rope: rope_table(rope, arch.head_dim, max_model_len) for rope in arch.ropes
+        rope: rope_table(rope, width, max_model_len) for rope, width in widths.items()
     }
-    if any(layer.mixer.rope is None for layer in arch.layers):
-        half = min(IDENTITY_DIM, arch.head_dim) // 2
+    unrotated = next((mixer for mixer in mixers if mixer.rope is None), None)
+    if unrotated is not None:
+        half = min(IDENTITY_DIM, unrotated.rope_head_dim) // 2
         found[None] = torch.cat((torch.ones(max_model_len, half), torch.zeros(max_model_len, half)), dim=-1)
     return found
 
@@ -40,7 +43,10 @@ def rope_table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
     """
     frequencies = _FREQUENCIES[rope.type](rope, rope.rotary_dim(head_dim), max_model_len)
     angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat((angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor), dim=-1)
+    factor = rope.attention_factor
+    if rope.long_attention_factor and max_model_len > rope.original_max_position:
+        factor = rope.long_attention_factor
+    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
 
 
 def _powers(theta: float, dim: int) -> torch.Tensor:

@@ -13,19 +13,20 @@ import torch
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
-from quire.compute.layers.linear import Embedding, Linear, Make
+from quire.compute.layers.experts import Experts
+from quire.compute.layers.linear import Embedding, Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
 from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
 from quire.compute.models.rank_parts import RankParts
-from quire.compute.schemes.choice import Schemes, floating
+from quire.compute.schemes.choice import Schemes, schemes_on
 from quire.config.arch import ModelArch
 from quire.config.parameters import POSITIONS, final_norm
 from quire.config.rope import Rope
 from quire.config.shares import Region
 from quire.kernels import gemm
 
-Part = Embedding | Linear | Norm
+Part = Embedding | Linear | Norm | Table
 """A layer with parameters of its own: `part(index)` gives them."""
 
 
@@ -62,7 +63,7 @@ class Decoder:
         if comm.size > 1:
             self._project = DividedHead(self.head, arch.vocab_size, comm)
             for layer in self.layers:
-                for point in (layer.attention_sum, layer.ffn_sum):
+                for point in (layer.attention_sum, layer.ffn.sum):
                     point.between = lambda y, z: comm.all_reduce(z)
 
     def _embedding(self, make: Make, comm: Comm) -> Embedding:
@@ -173,6 +174,10 @@ class Decoder:
         tables = [norm.table for norm in self.norms() if norm.table.spec.offset]
         return {f"{name}.weight": table.spec.offset for table in tables for name in table.parts}
 
+    def expert_loads(self) -> list[list[int]]:
+        """Of each layer with experts, how many tokens chose each of them since it was made; waits for the device."""
+        return [layer.ffn.load.tolist() for layer in self.layers if isinstance(layer.ffn, Experts)]
+
     @property
     def dtype(self) -> torch.dtype:
         """Of the residual stream."""
@@ -190,6 +195,8 @@ class Decoder:
             for norm in layer.norms:
                 for part, name in enumerate(norm.table.parts):
                     yield name, norm, part
+            for own in layer.tables:
+                yield own.table.name, own, 0
         yield self.norm.table.name, self.norm, 0
         if not self.arch.tie_embeddings:
             yield self.head.matrix.parts[0][0], self.head, 0
@@ -209,7 +216,8 @@ class Decoder:
     def _tables(self) -> list[torch.Tensor]:
         """Parameters that no matrix product takes."""
         embeddings = [table.weight for table in (self.embed, self.positions) if table is not None]
-        return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors]
+        own = [table.values for layer in self.layers for table in layer.tables]
+        return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors] + own
 
     @property
     def n_bytes(self) -> int:
@@ -226,11 +234,9 @@ class Decoder:
 
     def _move(self, device: torch.device) -> None:
         """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
-        tensors = [*self.tables.values(), *self._tables()]
-        for linear in self.linears():
-            tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
+        tensors = [*self.tables.values(), *self._tables(), *self.head.tensors()]
         for layer in self.layers:
-            tensors += layer.attention.variant.tensors.values()
+            tensors += layer.tensors()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
@@ -258,4 +264,4 @@ def decoder_on(
         return torch.empty(shape, dtype=dtype, device=device)
 
     tables = {rope: table.to(device) for rope, table in rotary_tables(arch, max_model_len).items()}
-    return Decoder(arch, make, tables, Schemes(floating(device, dtype)) if schemes is None else schemes, comm)
+    return Decoder(arch, make, tables, schemes_on(device, dtype) if schemes is None else schemes, comm)

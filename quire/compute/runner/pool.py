@@ -18,6 +18,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
 from quire.core.plan import PageCopy
+from quire.kernels import mla
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix, Trees
 from quire.kernels.attention.variant import Variant
@@ -44,19 +45,20 @@ class KVPool:
         self.layout = kv_layout(arch, hybrid=False) if layout is None else layout
         spec = self.layout.groups[0].spec  # windows apart, that of every group
         shape = (self.layout.n_lanes, n_pages, spec.n_kv_heads, page_size, entry.entry_size(spec.head_dim, dtype))
-        self.n_heads, self.head_dim = arch.n_heads, spec.head_dim
+        self.n_heads, self.head_dim, self.value_dim = arch.n_heads, spec.head_dim, spec.value_in_key
         self.k = device.zeros(shape, dtype)
-        self.v = device.zeros(shape, dtype)
+        self.v = self.k[..., : spec.value_in_key] if spec.value_in_key else device.zeros(shape, dtype)
+        self._stored = (self.k,) if spec.value_in_key else (self.k, self.v)
         self.features: Features | None = None
         """What a drafting head reads; to be set before there is a forward strategy."""
         self.windows = list(dict.fromkeys(self.layout.windows))
         """Each kind of window once: what the work of attention differs by."""
         self.kind_of = [self.windows.index(window) for window in self.layout.windows]
         """Of each group, its place among them."""
-        self.group_of = [group for group, _ in self.layout.places]
-        """Of each layer."""
-        self.pages_of = [(self.k[lane], self.v[lane]) for _, lane in self.layout.places]
-        """Of each layer: all pages of its keys, and of its values, [n_pages, n_kv_heads, page_size, entry]."""
+        self.group_of = {layer: group for layer, (group, _) in self.layout.places.items()}
+        """Of each layer that keeps keys."""
+        self.pages_of = {layer: (self.k[lane], self.v[lane]) for layer, (_, lane) in self.layout.places.items()}
+        """Of each: all pages of its keys, and of its values, [n_pages, n_kv_heads, page_size, entry]."""
 
     @property
     def group(self) -> int:
@@ -67,7 +69,7 @@ class KVPool:
     def bytes_per_token(self) -> int:
         """K and V of one token in all lanes of a page."""
         n_lanes, _, n_kv_heads, _, size = self.k.shape
-        return 2 * n_lanes * n_kv_heads * size * self.k.element_size()
+        return len(self._stored) * n_lanes * n_kv_heads * size * self.k.element_size()
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy on write, in every lane."""
@@ -75,7 +77,7 @@ class KVPool:
             return
         sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
         for lane in range(self.k.shape[0]):
-            kvstore.copy_pages(self.k[lane], self.v[lane], sources, targets, counts)
+            kvstore.copy_pages(self._stored[0][lane], self._stored[-1][lane], sources, targets, counts)
         if self.features is not None:
             self.features.copy(copies)
 
@@ -84,7 +86,7 @@ class KVPool:
         offset; all are read before one is written."""
         size = self.k.shape[3]
         for of_group, to in zip(sources, targets, strict=True):
-            for pages in (self.k, self.v):
+            for pages in self._stored:
                 pages[:, to // size, :, to % size] = pages[:, of_group // size, :, of_group % size]
         if self.features is not None:
             self.features.move(sources[0], targets[0])
@@ -115,6 +117,21 @@ class PagedContext:
         return rotate_and_store(
             qkv, q_norm, k_norm, eps, positions, cos_sin, *self.pool.pages_of[layer], cache_locs
         )  # fmt: skip
+
+    def store_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        rotated: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        """See `Context`."""
+        pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
+        mla.store(lines, norm, eps, q, rotated, positions, cos_sin, pages, cache_locs)
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""
@@ -155,6 +172,7 @@ def plan_attention(
             n_q_heads=pool.n_heads,
             n_kv_heads=pool.k.shape[2],
             head_dim=pool.head_dim,
+            value_dim=pool.value_dim,
             variant=Variant(1.0, window=window),
             buffers=buffers[kind] if buffers else None,
             shared=() if window else shared,

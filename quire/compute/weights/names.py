@@ -13,14 +13,13 @@ import msgspec
 import torch
 
 from quire.config.arch import ModelArch
-from quire.config.families import Order, Stored, family_named
-from quire.config.layers import AttentionSpec, QKNormScope
+from quire.config.experts import ExpertsSpec
+from quire.config.families import STACKS, Order, Stored, family_named
 from quire.config.mtp import mtp_prefix
 from quire.config.parameters import LAYER
 
-_NUMBER: Final = re.compile(r"\.(0|[1-9]\d{0,5})\.")
-_ROTATED: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.")
-_QKV: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.")
+_NUMBER: Final = re.compile(r"(?<=\.)(0|[1-9]\d{0,5})(?=\.|$)")
+_MIXER: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(\w+)\.")
 COMPUTED: Final = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
 """Buffers that old checkpoints carry and every model computes from config.json."""
 
@@ -32,7 +31,9 @@ class Rows(msgspec.Struct, frozen=True):
     n_interleaved: int = 0
     """Heads in which rows alternate between the halves; 0: they do not."""
     rotary_dim: int = 0
-    """Leading rows of each such head that do so; 0: all."""
+    """Rows of each such head that do so; 0: all."""
+    first_rotated: int = 0
+    """The first of them in a head."""
     n_groups: int = 0
     """`Order.GROUPED`: key heads."""
     head_dim: int = 0
@@ -54,6 +55,7 @@ class Names:
         family = family_named(arch.family)
         self._arch = arch
         self._table = {} if in_gguf else family.names
+        self._stacks = {} if in_gguf else {**STACKS, **family.stacks}
         self._computed = frozenset((*COMPUTED, *family.computed))
         self._apart = tuple(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules))
         self._in_halves = in_gguf and family.gguf_interleaved
@@ -63,9 +65,9 @@ class Names:
         stem, _, kind = name.rpartition(".")
         template, number = _template(stem)
         found = self._table.get(template)
-        if found is None and stem.rpartition(".")[2].isdecimal():
-            template, _, row = template.rpartition(".")
-            found = self._table.get(template + ".{}")
+        if found is None and number is not None:
+            template, row = _template(template)
+            found = self._table.get(template) if row is not None else None
             found = found.format(row) if isinstance(found, str) else None
         stored = found if isinstance(found, Stored) else Stored(found or stem)
         if found is not None and number is not None:
@@ -73,31 +75,34 @@ class Names:
         target = f"{stored.name}.{kind}"
         return target, self._rows(target, stored.order)
 
+    def of_experts(self, name: str) -> tuple[list[str], Rows] | None:
+        """(name of each expert's parameter, how its rows differ) for the name of a tensor with one of each; None for
+        another tensor."""
+        template, number = _template(name)
+        stored = self._stacks.get(template)
+        if stored is None or number is None or number >= self._arch.n_layers:
+            return None
+        ffn = self._arch.layers[number].ffn
+        n_experts = ffn.n_experts if isinstance(ffn, ExpertsSpec) else 0
+        names = [LAYER.format(number) + stored.name.format(expert) for expert in range(n_experts)]
+        return names, Rows(stored.order, n_interleaved=int(stored.alternates))
+
     def is_left_out(self, name: str) -> bool:
         """Whether the model makes this tensor itself, or it is one of an MTP module, which is no part of it."""
         return _template(name)[0] in self._computed or name.startswith(self._apart)
 
     def _rows(self, target: str, order: Order) -> Rows:
-        rotated, qkv = _ROTATED.match(target), _QKV.match(target)
-        if rotated is not None and int(rotated[1]) < self._arch.n_layers:
-            mixer = self._arch.layers[int(rotated[1])].mixer
-            n_interleaved = self._n_interleaved(mixer, rotated[2], rotated[3])
-            if n_interleaved:
-                assert mixer.rope is not None
-                return Rows(order, n_interleaved, mixer.rope.rotary_dim(mixer.head_dim), 0, mixer.head_dim)
-        if order is Order.GROUPED and qkv is not None and int(qkv[1]) < self._arch.n_layers:
-            mixer = self._arch.layers[int(qkv[1])].mixer
-            return Rows(order, n_groups=mixer.n_kv_heads, head_dim=mixer.head_dim)
+        inside = _MIXER.match(target)
+        if inside is None or int(inside[1]) >= self._arch.n_layers:
+            return Rows(order)
+        mixer = self._arch.layers[int(inside[1])].mixer
+        if mixer.rope is not None and (mixer.rope.interleaved or self._in_halves):
+            rotated = mixer.rotated(inside[2])
+            if rotated is not None:
+                return Rows(order, rotated.n_heads, rotated.number, rotated.first)
+        if order is Order.GROUPED and mixer.kv_spec is not None:
+            return Rows(order, n_groups=mixer.kv_spec.n_kv_heads, head_dim=mixer.kv_spec.head_dim)
         return Rows(order)
-
-    def _n_interleaved(self, mixer: AttentionSpec, which: str, what: str) -> int:
-        if mixer.rope is None or not (mixer.rope.interleaved or self._in_halves):
-            return 0
-        n_heads = mixer.n_heads if which == "q" else mixer.n_kv_heads
-        if what == "proj":
-            return n_heads
-        norm = mixer.qk_norm
-        return 0 if norm is None else (1 if norm.scope in (QKNormScope.HEAD, QKNormScope.APART) else n_heads)
 
 
 def _template(stem: str) -> tuple[str, int | None]:
@@ -105,7 +110,7 @@ def _template(stem: str) -> tuple[str, int | None]:
     match = _NUMBER.search(stem)
     if match is None:
         return stem, None
-    return f"{stem[: match.start()]}.{{}}.{stem[match.end() :]}", int(match[1])
+    return f"{stem[: match.start()]}{{}}{stem[match.end() :]}", int(match[1])
 
 
 def stored_shape(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
@@ -123,16 +128,16 @@ def rearrange(tensor: torch.Tensor, rows: Rows) -> None:
         parts = [part.reshape(-1, *tensor.shape[1:]) for part in heads.split((group, 1, 1), dim=1)]  # type: ignore[no-untyped-call]
         tensor.copy_(torch.cat(parts))
     if rows.n_interleaved:
-        separate_halves(tensor, rows.n_interleaved, rows.rotary_dim)
+        separate_halves(tensor, rows.n_interleaved, rows.rotary_dim, rows.first_rotated)
 
 
-def separate_halves(weight: torch.Tensor, n_heads: int, rotary_dim: int = 0) -> None:
-    """Undo the interleaving of the first rotary_dim (0: all) rows of each head, in place.
+def separate_halves(weight: torch.Tensor, n_heads: int, rotary_dim: int = 0, first: int = 0) -> None:
+    """Undo the interleaving of rotary_dim (0: all) rows of each head from row `first` on, in place.
 
     weight: [n_heads * head_dim], [n_heads, head_dim] or [n_heads * head_dim, k], contiguous.
     """
     flat = weight.view(-1) if weight.shape[0] == n_heads else weight
     heads = flat.view(n_heads, -1, *flat.shape[1:])
-    rotated = heads[:, : rotary_dim or heads.shape[1]]
+    rotated = heads[:, first : first + (rotary_dim or heads.shape[1])]
     pairs = rotated.unflatten(1, (-1, 2))  # type: ignore[no-untyped-call]
     rotated.copy_(pairs.transpose(1, 2).flatten(1, 2).clone())

@@ -15,7 +15,7 @@ from quire.compute.models.decoder import Decoder
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
-from quire.kernels import attention
+from quire.kernels import attention, mla
 from quire.kernels.qkv import rotate_and_store
 
 PAGE = 4
@@ -39,6 +39,9 @@ class PagedContext:
         self.table = order.view(n_slots, -1)
         shape = (arch.n_layers, n_pages, arch.n_kv_heads, PAGE, arch.head_dim)
         self.k_pages, self.v_pages = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.value_dim = next(iter(arch.kv_specs.values())).value_in_key
+        if self.value_dim:
+            self.v_pages = self.k_pages[..., : self.value_dim]
         self.arch = arch
 
     def begin(self, spans: list[tuple[int, int, int]]) -> torch.Tensor:
@@ -53,6 +56,7 @@ class PagedContext:
             n_q_heads=self.arch.n_heads,
             n_kv_heads=self.arch.n_kv_heads,
             head_dim=self.arch.head_dim,
+            value_dim=self.value_dim,
         )
         positions = torch.cat([torch.arange(start, start + length) for _, start, length in spans])
         rows = torch.repeat_interleave(torch.from_numpy(slots).long(), torch.from_numpy(lengths).long())
@@ -61,6 +65,9 @@ class PagedContext:
 
     def store(self, layer: int, *given: Any) -> torch.Tensor:
         return rotate_and_store(*given, self.k_pages[layer], self.v_pages[layer], self.cache_locs)
+
+    def store_lines(self, layer: int, *given: Any) -> None:
+        mla.store(*given, self.k_pages[layer], self.cache_locs)
 
     def attend(self, layer: int, q: torch.Tensor, variant: attention.Variant) -> torch.Tensor:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)

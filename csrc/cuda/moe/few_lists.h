@@ -1,0 +1,180 @@
+// One block of moe_few.cu: sizes, what its shared memory holds, and the tiles of pairs that all blocks find the same.
+#pragma once
+#include "gemm.h"
+
+struct QuireMoeFewArgs {  // _FewArgs in quire/kernels/moe/hopper.py
+    const void* x;
+    const void* up;
+    const void* down;
+    const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
+    const float* weights;       // of the pairs; QUIRE_LONE only
+    const void* residual;       // QUIRE_LONE: added to the sum; null: 0
+    void* h;                    // [n_pairs, inner]
+    void* y;                    // [n_pairs, hidden]; QUIRE_LONE: [hidden]
+    int64_t x_row;              // elements
+    int32_t n_pairs, n_chosen, n_experts, hidden, inner, n_stages, n_blocks;
+};
+
+namespace quire {
+
+constexpr int TOKENS = QUIRE_TOKENS, EIGHTS = TOKENS / 8;
+constexpr int WARPS = 8, WORKERS = WARPS * 32, THREADS = WORKERS + 32, SORTERS = THREADS / 32;
+
+template <bool FIRST> struct Kind {  // of the two products
+    static constexpr bool IS_UP = FIRST, IN_PARTS = QUIRE_LONE && !IS_UP;  // parts: the experts that are summed
+    static constexpr int CHUNKS = IS_UP ? QUIRE_UP_CHUNKS : QUIRE_DOWN_CHUNKS;  // in a stage
+    static constexpr int BLOCKS = IS_UP || QUIRE_LONE ? 1 : 2;                  // of 16 rows of w in an item
+    static constexpr int CHUNK_BYTES = BLOCKS * 16 * 128, BYTES = CHUNKS * CHUNK_BYTES;
+    static constexpr int STEPS = CHUNKS * 4 / WARPS;  // of 16 columns, of a warp in a stage
+    static constexpr int OUT_ROWS = IS_UP ? 8 : BLOCKS * 16;
+    static constexpr int QUADS = BLOCKS * EIGHTS;     // sums of a thread come in fours
+    static_assert(CHUNKS * 4 % WARPS == 0);
+};
+using Up = Kind<true>;
+using Down = Kind<false>;
+
+constexpr int STAGE_BYTES = Up::BYTES > Down::BYTES ? Up::BYTES : Down::BYTES;
+constexpr int SUMS_BYTES = WARPS * (Down::QUADS > Up::QUADS ? Down::QUADS : Up::QUADS) * 32 * 16;  // two in turn
+constexpr int MAX_STAGES = 32, WORKERS_BARRIER = 1, LIST_BARRIER = 2;
+
+struct Tile {  // of pairs of one expert: those of slots first .. first + n
+    int expert, first, n;
+};
+
+struct Barriers {
+    uint64_t full[MAX_STAGES], empty[MAX_STAGES];
+};
+
+// Where things lie in shared memory. Bytes from a base that is a multiple of 1,024.
+struct Layout {
+    int x, sums, barriers, starts, counts, tiles, pairs, end;
+    static __host__ __device__ int row_bytes(int columns) { return columns * 2 + 16; }  // rows in different banks
+    __host__ __device__ explicit Layout(const QuireMoeFewArgs& a) {
+        const int x_row = row_bytes(a.hidden), h_row = row_bytes(QUIRE_LONE ? a.n_pairs * a.inner : a.inner);
+        const int most = a.n_experts + a.n_pairs / TOKENS;
+        const int n_tiles = QUIRE_LONE || a.n_pairs < most ? a.n_pairs : most;
+        x = a.n_stages * STAGE_BYTES;
+        sums = x + (QUIRE_LONE ? 1 : TOKENS) * (x_row > h_row ? x_row : h_row);
+        barriers = sums + 2 * SUMS_BYTES;
+        starts = barriers + int(sizeof(Barriers));
+        counts = starts + (a.n_experts + 1) * 4;
+        tiles = counts + (QUIRE_LONE ? 0 : SORTERS * a.n_experts * 4);
+        pairs = tiles + n_tiles * int(sizeof(Tile));
+        end = pairs + a.n_pairs * 4;
+    }
+};
+
+struct FewLists {
+    const QuireMoeFewArgs& a;
+    const Layout at;
+    char* memory;
+    uint32_t base;
+
+    __device__ FewLists(const QuireMoeFewArgs& args, char* shared)
+        : a(args), at(args), memory(shared), base(shared_address(shared)) {}
+    __device__ int* starts() const { return reinterpret_cast<int*>(memory + at.starts); }
+    __device__ int* counts(int warp) const { return reinterpret_cast<int*>(memory + at.counts) + warp * a.n_experts; }
+    __device__ int& n_tiles() const { return starts()[a.n_experts]; }
+    __device__ Tile* tiles() const { return reinterpret_cast<Tile*>(memory + at.tiles); }
+    __device__ int* pairs() const { return reinterpret_cast<int*>(memory + at.pairs); }
+    __device__ uint32_t full(int stage) const { return base + at.barriers + stage * 8; }
+    __device__ uint32_t empty(int stage) const { return base + at.barriers + (MAX_STAGES + stage) * 8; }
+    __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
+
+    template <class K> __device__ int columns() const { return K::IS_UP ? a.hidden : a.inner; }
+    template <class K> __device__ int rows() const { return K::IS_UP ? a.inner : a.hidden; }
+    template <class K> __device__ int n_units() const { return (columns<K>() / CHUNK + K::CHUNKS - 1) / K::CHUNKS; }
+    template <class K> __device__ int n_row_tiles() const { return rows<K>() / K::OUT_ROWS; }
+    template <class K> __device__ int first_item(int block) const {
+        return int(int64_t(K::IN_PARTS ? 1 : n_tiles()) * n_row_tiles<K>() * block / a.n_blocks);
+    }
+
+    // ---- which pairs belong together ----
+
+    // Volatile: read where it stands, and from the L2 cache, which all grids share.
+    __device__ int expert_of(int pair) const {
+        const int expert = pair < a.n_pairs ? static_cast<const volatile int32_t*>(a.expert_ids)[pair] : -1;
+        return expert < a.n_experts ? expert : -1;
+    }
+    // One warp lists what fits it: at most 32 pairs, of so few tokens that an expert's are one tile.
+    __device__ bool is_short() const { return a.n_pairs <= 32 && a.n_pairs / a.n_chosen <= TOKENS; }
+    __device__ void list_short() const {
+        const int lane = threadIdx.x % 32, own = expert_of(lane);
+        const unsigned same = __match_any_sync(~0u, own), before = (1u << lane) - 1;
+        const bool is_first = own >= 0 && (same & before) == 0;
+        const unsigned firsts = __ballot_sync(~0u, is_first);
+        int slots = is_first ? __popc(same) : 0;
+        for (int step = 1; step < 32; step *= 2) {
+            const int more = __shfl_up_sync(~0u, slots, step);
+            if (lane >= step) slots += more;
+        }
+        const int start = __shfl_sync(~0u, slots, __ffs(same) - 1) - __popc(same);
+        if (is_first) tiles()[__popc(firsts & before)] = {own, start, __popc(same)};
+        if (own >= 0) pairs()[start + __popc(same & before)] = lane;
+        if (lane == 0) n_tiles() = __popc(firsts);
+        __syncwarp();
+    }
+    // Each warp takes a run of pairs, 32 at a time: pairs of an expert keep their order, so that all blocks have the same
+    // tiles. `place` false: counts them; true: counts are where the warp's next pair of the expert goes.
+    __device__ void walk(int first_experts, bool place) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = (a.n_pairs + 31) / 32;
+        const int first = n * warp / SORTERS, end = n * (warp + 1) / SORTERS;
+        for (int i = first; i < end; i++) {
+            const int expert = i == first ? first_experts : expert_of(i * 32 + lane);
+            const unsigned same = __match_any_sync(~0u, expert), before = same & ((1u << lane) - 1);
+            if (expert >= 0) {
+                int* count = counts(warp) + expert;
+                const int start = *count;
+                if (place) pairs()[starts()[expert] + start + __popc(before)] = i * 32 + lane;
+                __syncwarp(same);
+                if (before == 0) *count = start + __popc(same);
+            }
+            __syncwarp();
+        }
+    }
+    __device__ void sort() const {
+        const int warp = threadIdx.x / 32, n = (a.n_pairs + 31) / 32;
+        const int first_experts = expert_of((n * warp / SORTERS) * 32 + threadIdx.x % 32);
+        for (int i = threadIdx.x; i < SORTERS * a.n_experts; i += THREADS) counts(0)[i] = 0;
+        __syncthreads();
+        walk(first_experts, false);
+        __syncthreads();
+        for (int expert = threadIdx.x; expert < a.n_experts; expert += THREADS) {
+            int sum = 0;
+#pragma unroll
+            for (int from = 0; from < SORTERS; from++) {
+                const int own = counts(from)[expert];
+                counts(from)[expert] = sum;
+                sum += own;
+            }
+            starts()[expert] = sum;
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) list_tiles();
+        __syncthreads();
+        walk(first_experts, true);
+        __syncthreads();
+    }
+    __device__ void list_tiles() const {  // numbers of pairs become starts
+        const int lane = threadIdx.x;
+        int n_slots = 0, n_listed = 0;
+        for (int first = 0; first < a.n_experts; first += 32) {
+            const int expert = first + lane, n = expert < a.n_experts ? starts()[expert] : 0;
+            const int own = (n + TOKENS - 1) / TOKENS;
+            int both = n << 16 | own;  // at most 4,096 pairs
+            for (int step = 1; step < 32; step *= 2) {
+                const int more = __shfl_up_sync(~0u, both, step);
+                if (lane >= step) both += more;
+            }
+            const int start = n_slots + (both >> 16) - n, place = n_listed + (both & 0xffff) - own;
+            if (expert < a.n_experts) starts()[expert] = start;
+            for (int i = 0; i < own; i++)
+                tiles()[place + i] = {expert, start + i * TOKENS, min(TOKENS, n - i * TOKENS)};
+            const int all = __shfl_sync(~0u, both, 31);
+            n_slots += all >> 16, n_listed += all & 0xffff;
+        }
+        if (lane == 0) n_tiles() = n_listed;
+    }
+};
+
+}  // namespace quire

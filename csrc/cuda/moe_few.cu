@@ -1,0 +1,362 @@
+// A mixture of experts for few tokens, both products in one launch: for each pair p of a token t and an expert e that it
+// chose, h[p] = silu(gate_e x[t]) * up_e x[t] and y[p] = down_e h[p]. up [experts, 2 inner, hidden] (gate rows first),
+// down [experts, hidden, inner], as nn.Linear stores each.
+//
+// Reading the weights of each chosen expert once at the speed of memory is all that counts. Every block sorts the pairs
+// by expert for itself, the same way, so nothing waits for another launch. An item is 8 rows of gate and their 8 of up,
+// or 32 of down, of one expert for up to TOKENS of its pairs; blocks take equal runs of items, first of the one product,
+// then of the other. One warp keeps a ring of shared memory filled with weights (TMA), without a pause between the
+// products: there the others wait for h of all blocks, which count themselves in global memory. They multiply, each a
+// part of the columns of a stage (mma.m16n8k16, rows of weights are the 16), then add their sums in the order of the
+// warps: results depend on no timing. x, or h, of the pairs of a tile stays in shared memory.
+//
+// QUIRE_LONE: there is one token, and y is the sum over its pairs: the second product's items are 16 rows of each chosen
+// expert, and h is weighted.
+//
+// All blocks must run at the same time, one on each multiprocessor: two such launches at once may wait for each other.
+//
+// Macros: QUIRE_BF16, QUIRE_TOKENS (8, 16), QUIRE_UP_CHUNKS, QUIRE_DOWN_CHUNKS (of 64 columns, in a stage), QUIRE_LONE.
+#include "moe/few_lists.h"
+
+namespace quire {
+
+// How often blocks have finished the first product: n_blocks times in a launch, so never reset.
+__device__ unsigned long long n_finished;
+
+__device__ __forceinline__ unsigned long long load_acquire(const unsigned long long* from) {
+    unsigned long long x;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(from) : "memory");
+    return x;
+}
+__device__ __forceinline__ void load_two_matrices(uint32_t& a, uint32_t& b, uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+}
+
+struct Ring {  // where a warp stands in it
+    int stage = 0, turn = 0;
+    __device__ void advance(int n_stages) {
+        if (++stage == n_stages) stage = 0, turn++;
+    }
+};
+
+struct FewBlock : FewLists {
+    using FewLists::FewLists;
+
+    __device__ void init() const {
+        for (int i = 0; i < a.n_stages; i++) {
+            barrier_init(full(i), 1);
+            barrier_init(empty(i), WARPS);
+        }
+        barrier_init_fence();
+    }
+
+    // ---- the warp that loads ----
+
+    template <class K> __device__ void load(const CUtensorMap* map, int slot, int expert, int row, int unit) const {
+        barrier_expect(full(slot), K::BYTES);
+        if (K::IS_UP) {
+            load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, row, 2 * expert, unit * K::CHUNKS);
+        } else {
+            load_box(stage(slot), map, full(slot), L2_EVICT_FIRST, 0, expert * a.hidden + row, unit * K::CHUNKS);
+        }
+    }
+    template <class K> __device__ void feed(const CUtensorMap* map, Ring& ring) const {
+        const int end = first_item<K>(blockIdx.x + 1), n = n_units<K>();
+        for (int item = first_item<K>(blockIdx.x); item < end; item++) {
+            const int row = item % n_row_tiles<K>() * K::OUT_ROWS, expert = tiles()[item / n_row_tiles<K>()].expert;
+            for (int unit = 0; unit < n; unit++) {
+                if (ring.turn > 0) barrier_wait(empty(ring.stage), (ring.turn - 1) & 1);
+                load<K>(map, ring.stage, expert, row, unit);
+                ring.advance(a.n_stages);
+            }
+        }
+    }
+    // QUIRE_LONE, second product: warps take units in turn, and each has stages of its own, where nobody waits for
+    // another. They follow the filling of all stages that came before: `ring`.
+    __device__ int stage_of(int index) const { return index % WARPS + index / WARPS % (a.n_stages / WARPS) * WARPS; }
+    __device__ int fillings_before(const Ring& ring, int index) const {
+        return ring.turn + (stage_of(index) < ring.stage) + index / WARPS / (a.n_stages / WARPS);
+    }
+    __device__ void feed_parts(const CUtensorMap* map, const Ring& ring) const {
+        const int end = first_item<Down>(blockIdx.x + 1), n = n_units<Down>();
+        int index = 0;
+        for (int item = first_item<Down>(blockIdx.x); item < end; item++) {
+            for (int part = 0; part < n_tiles(); part++) {
+                for (int unit = 0; unit < n; unit++, index++) {
+                    const int slot = stage_of(index), fillings = fillings_before(ring, index);
+                    if (fillings > 0) barrier_wait(empty(slot), (fillings - 1) & 1);
+                    load<Down>(map, slot, tiles()[part].expert, item * Down::OUT_ROWS, unit);
+                }
+            }
+        }
+    }
+
+    // ---- the warps that multiply ----
+
+    template <class K> __device__ void stage_rows(const Tile& tile) const {
+        const int n_cells = columns<K>() / 8, n_rows = K::IN_PARTS ? n_tiles() : tile.n;
+        const int row_bytes = K::IN_PARTS ? a.inner * 2 : Layout::row_bytes(columns<K>());
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int warps_a_row = n_rows > 4 ? 1 : n_rows > 2 ? 2 : n_rows > 1 ? 4 : 8;
+        for (int i = warp / warps_a_row; i < n_rows; i += WARPS / warps_a_row) {
+            const int64_t pair = pairs()[tile.first + i];
+            const Element* from = K::IS_UP ? static_cast<const Element*>(a.x) + pair / a.n_chosen * a.x_row
+                                             : static_cast<const Element*>(a.h) + pair * a.inner;
+#pragma unroll 4
+            for (int c = warp % warps_a_row * 32 + lane; c < n_cells; c += warps_a_row * 32)
+                copy_16_bytes(base + at.x + i * row_bytes + c * 16, from + c * 8, true);
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        named_sync(WORKERS_BARRIER, WORKERS);
+    }
+
+    // x_at: where the lane's row of the fragments of x starts (of 16 pairs: lanes 16 .. have the last eight).
+    template <class K>
+    __device__ void multiply(float (&d)[K::QUADS][4], uint32_t w, uint32_t x_at, int unit) const {
+        const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * K::STEPS;
+        const int row = lane % 16, cell = lane / 16, k = columns<K>();
+#pragma unroll
+        for (int i = 0; i < K::STEPS; i++) {
+            const int step = first + i, chunk = step / 4, column = (unit * K::CHUNKS + chunk) * CHUNK + step % 4 * 16;
+            if (column >= k) break;
+            const uint32_t from = x_at + column * 2;
+            uint32_t left[4], right[4];
+            if (EIGHTS == 2) {
+                load_matrices(right, from);
+            } else {
+                load_two_matrices(right[0], right[1], from);
+            }
+#pragma unroll
+            for (int b = 0; b < K::BLOCKS; b++) {
+                load_matrices(left, w + chunk * K::CHUNK_BYTES + b * 2048 + row * 128 +
+                                        (((step % 4 * 2 + cell) ^ (row & 7)) << 4));
+#pragma unroll
+                for (int v = 0; v < EIGHTS; v++)
+                    multiply_add(d[b * EIGHTS + v], left, right[2 * v], right[2 * v + 1]);
+            }
+        }
+    }
+
+    // A whole stage of one part by one warp.
+    __device__ void multiply_part(float (&d)[2][4], uint32_t w, uint32_t x_at, int unit, int part) const {
+        const int lane = threadIdx.x % 32, row = lane % 16, cell = lane / 16;
+        const int n = min(Down::CHUNKS, a.inner / CHUNK - unit * Down::CHUNKS);
+        const uint32_t from = x_at + (part * a.inner + unit * Down::CHUNKS * CHUNK) * 2;
+#pragma unroll 2
+        for (int chunk = 0; chunk < n; chunk++) {
+#pragma unroll
+            for (int step = 0; step < 4; step++) {
+                uint32_t left[4], right[2];
+                load_two_matrices(right[0], right[1], from + chunk * 128 + step * 32);
+                load_matrices(left, w + chunk * 2048 + row * 128 + (((step * 2 + cell) ^ (row & 7)) << 4));
+                multiply_add(d[step % 2], left, right[0], right[1]);
+            }
+        }
+    }
+
+    __device__ float weight_of(const Tile& tile, int i) const {
+        return QUIRE_LONE ? __ldcg(a.weights + pairs()[tile.first + min(i, tile.n - 1)]) : 1.0f;
+    }
+    template <class K> __device__ void store_pairs(float4 sum, const Tile& tile, int eight, int row) const {
+        const int lane = threadIdx.x % 32, i = eight * 8 + lane / 4;  // once transposed
+        Element* to = static_cast<Element*>(K::IS_UP ? a.h : a.y);
+        uint32_t upper = pack(sum.x, sum.y), lower = 0;
+        if (K::IS_UP) {
+            const int token = eight * 8 + lane % 4 * 2;
+            const float one = silu(sum.x) * sum.z * weight_of(tile, token);
+            upper = pack(one, silu(sum.y) * sum.w * weight_of(tile, token + 1));
+        } else {
+            lower = transpose_matrix(pack(sum.z, sum.w));
+        }
+        upper = transpose_matrix(upper);
+        if (i >= tile.n) return;
+        to += int64_t(pairs()[tile.first + i]) * rows<K>() + row + lane % 4 * 2;
+        *reinterpret_cast<uint32_t*>(to) = upper;
+        if (!K::IS_UP) *reinterpret_cast<uint32_t*>(to + 8) = lower;
+    }
+    __device__ void store_lone(float4 sum, int row) const {
+        const int lane = threadIdx.x % 32;
+        if (lane % 4) return;
+        const Element* residual = static_cast<const Element*>(a.residual);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int to = row + lane / 4 + i * 8;
+            const float added = residual == nullptr ? 0.0f : widen(residual[to]);
+            static_cast<Element*>(a.y)[to] = Element((i ? sum.z : sum.x) + added);
+        }
+    }
+    template <class K> __device__ void finish(const float (&d)[K::QUADS][4], const Tile& tile, int row, int turn) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const uint32_t sums = base + at.sums + (turn & 1) * SUMS_BYTES + lane * 16;
+#pragma unroll
+        for (int v = 0; v < K::QUADS; v++) {
+            const uint4 bits = make_uint4(__float_as_uint(d[v][0]), __float_as_uint(d[v][1]), __float_as_uint(d[v][2]),
+                                          __float_as_uint(d[v][3]));
+            write16(sums + (warp * K::QUADS + v) * 512, bits);
+        }
+        named_sync(WORKERS_BARRIER, WORKERS);
+        const int quad = (warp + turn * K::QUADS) % WARPS;  // finished by this warp
+        if (quad >= K::QUADS || quad % EIGHTS * 8 >= tile.n) return;
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int from = 0; from < WARPS; from++) {
+            const uint4 q = read16(sums + (from * K::QUADS + quad) * 512);
+            sum.x += __uint_as_float(q.x), sum.y += __uint_as_float(q.y);
+            sum.z += __uint_as_float(q.z), sum.w += __uint_as_float(q.w);
+        }
+        if (K::IN_PARTS) {
+            store_lone(sum, row);
+        } else {
+            store_pairs<K>(sum, tile, quad % EIGHTS, row + quad / EIGHTS * 16);
+        }
+    }
+
+    template <class K> __device__ void work(Ring& ring) const {
+        const int lane = threadIdx.x % 32, first = first_item<K>(blockIdx.x), end = first_item<K>(blockIdx.x + 1);
+        const int n = n_units<K>();
+        int before = -1;
+        uint32_t x_at = 0;
+        Tile tile;
+        for (int item = first; item < end; item++) {
+            const int index = item / n_row_tiles<K>();
+            if (index != before) {
+                if (before >= 0) named_sync(WORKERS_BARRIER, WORKERS);  // everybody has read x
+                before = index;
+                tile = tiles()[index];
+                stage_rows<K>(tile);
+                const int row = min((EIGHTS == 2 ? lane / 16 * 8 : 0) + lane % 8, tile.n - 1);
+                x_at = base + at.x + row * Layout::row_bytes(columns<K>()) + lane / 8 % 2 * 16;
+            }
+            float d[K::QUADS][4] = {};
+            for (int unit = 0; unit < n; unit++) {
+                barrier_wait(full(ring.stage), ring.turn & 1);
+                multiply<K>(d, stage(ring.stage), x_at, unit);
+                __syncwarp();
+                if (lane == 0) barrier_arrive(empty(ring.stage));
+                ring.advance(a.n_stages);
+            }
+            finish<K>(d, tile, item % n_row_tiles<K>() * K::OUT_ROWS, item - first);
+        }
+    }
+
+#if QUIRE_LONE
+    __device__ void work_parts(const Ring& ring) const {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, n = n_units<Down>();
+        const int first = first_item<Down>(blockIdx.x), end = first_item<Down>(blockIdx.x + 1);
+        const Tile tile{0, 0, 1};
+        if (first == end) return;
+        stage_rows<Down>(tile);
+        const uint32_t x_at = base + at.x + lane / 8 % 2 * 16;
+        for (int item = first; item < end; item++) {
+            const int before = (item - first) * n_tiles() * n, after = before + n_tiles() * n;
+            float d[2][4] = {};
+            for (int index = before + (warp - before % WARPS + WARPS) % WARPS; index < after; index += WARPS) {
+                const int slot = stage_of(index), unit = (index - before) % n, part = (index - before) / n;
+                barrier_wait(full(slot), fillings_before(ring, index) & 1);
+                multiply_part(d, stage(slot), x_at, unit, part);
+                __syncwarp();
+                if (lane < WARPS) barrier_arrive(empty(slot));
+            }
+            const float sums[1][4] = {{d[0][0] + d[1][0], d[0][1] + d[1][1], d[0][2] + d[1][2], d[0][3] + d[1][3]}};
+            finish<Down>(sums, tile, item * Down::OUT_ROWS, item - first);
+        }
+    }
+#endif
+
+    __device__ void wait_for_all_blocks() const {
+        named_sync(WORKERS_BARRIER, WORKERS);
+        if (threadIdx.x == 0) {
+            __threadfence();
+            const unsigned long long before = atomicAdd(&n_finished, 1ull), end = (before / a.n_blocks + 1) * a.n_blocks;
+            const long long start = clock64();
+            while (load_acquire(&n_finished) < end) {
+                if (clock64() - start > 4000000000ll) __trap();
+            }
+        }
+        named_sync(WORKERS_BARRIER, WORKERS);
+    }
+};
+
+__global__ void __launch_bounds__(THREADS, 1) moe_few(const __grid_constant__ CUtensorMap up_map,
+                                                      const __grid_constant__ CUtensorMap down_map,
+                                                      const __grid_constant__ QuireMoeFewArgs args) {
+    extern __shared__ __align__(1024) char shared[];
+    const FewBlock block(args, shared);
+    const bool loads = threadIdx.x >= WORKERS;
+    if (threadIdx.x == WORKERS) {
+        prefetch_map(&up_map), prefetch_map(&down_map);
+        block.init();
+    }
+    wait_for_previous_grid();
+    let_next_grid_start();  // which may read the expert ids at once
+    if (!QUIRE_LONE && !block.is_short()) {
+        block.sort();
+    } else if (loads) {
+        block.list_short();
+        named_arrive(LIST_BARRIER, THREADS);
+    } else {
+        named_sync(LIST_BARRIER, THREADS);
+    }
+    Ring ring;
+    if (!loads) {
+        block.work<Up>(ring);
+        block.wait_for_all_blocks();
+#if QUIRE_LONE
+        block.work_parts(ring);
+#else
+        block.work<Down>(ring);
+#endif
+    } else if (threadIdx.x == WORKERS) {
+        block.feed<Up>(&up_map, ring);
+#if QUIRE_LONE
+        block.feed_parts(&down_map, ring);
+#else
+        block.feed<Down>(&down_map, ring);
+#endif
+    }
+}
+
+inline cudaError_t encode_up(CUtensorMap* map, const QuireMoeFewArgs& a) {
+    const uint64_t row = uint64_t(a.hidden) * 2, inner = a.inner, n_experts = a.n_experts;
+    const uint64_t sizes[] = {CHUNK, inner, 2 * n_experts, uint64_t(a.hidden / CHUNK)};
+    const uint64_t strides[] = {row, inner * row, CHUNK * 2};
+    const uint32_t box[] = {CHUNK, 8, 2, Up::CHUNKS};
+    return encode_map(map, a.up, 4, sizes, strides, box);
+}
+inline cudaError_t encode_down(CUtensorMap* map, const QuireMoeFewArgs& a) {
+    const uint64_t sizes[] = {CHUNK, uint64_t(a.n_experts) * a.hidden, uint64_t(a.inner / CHUNK)};
+    const uint64_t strides[] = {uint64_t(a.inner) * 2, CHUNK * 2};
+    const uint32_t box[] = {CHUNK, Down::BLOCKS * 16, Down::CHUNKS};
+    return encode_map(map, a.down, 3, sizes, strides, box);
+}
+
+int launch(const QuireMoeFewArgs& a, cudaStream_t stream) {
+    CUtensorMap up_map, down_map;
+    cudaError_t error = encode_up(&up_map, a);
+    if (error == cudaSuccess) error = encode_down(&down_map, a);
+    if (error != cudaSuccess) return error;
+    static int allowed = 0;
+    const int n_bytes = Layout(a).end;
+    if (n_bytes > allowed) {
+        error = cudaFuncSetAttribute(moe_few, cudaFuncAttributeMaxDynamicSharedMemorySize, n_bytes);
+        if (error != cudaSuccess) return error;
+        allowed = n_bytes;
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(a.n_blocks);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = n_bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, moe_few, up_map, down_map, a);
+}
+
+}  // namespace quire
+
+extern "C" __attribute__((visibility("default"))) int quire_moe_few(const QuireMoeFewArgs* args, void* stream) {
+    return quire::launch(*args, static_cast<cudaStream_t>(stream));
+}

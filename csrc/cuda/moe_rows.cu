@@ -1,0 +1,207 @@
+// What stands around the products of a mixture of experts: pairs of a token and an expert sorted by expert, rows of x
+// brought into that order, and the weighted sums of the results.
+//
+// Only sizes are known on the host, so buffers have room for any routing, and a captured graph stays valid. Which place
+// a pair has among those of its expert depends on timing; no result does, as each pair is computed for itself. Two
+// launches must not sort at the same time: they count in the same place.
+#include "gemm.h"
+
+struct QuireMoeSortArgs {  // _SortArgs in quire/kernels/moe/hopper.py
+    const int32_t* expert_ids;  // of the pairs; others than 0 .. n_experts are left out
+    int32_t* ranks;             // of the pairs, among those of their expert
+    int32_t* starts;            // of the experts: their first slot
+    int4* tiles;                // (expert, first slot, slots, 0)
+    int32_t* n_tiles;
+    int32_t n_pairs, n_experts, tile_slots;  // tile_slots: of a tile, at most
+};
+
+struct QuireMoeSpreadArgs {  // _SpreadArgs in quire/kernels/moe/hopper.py
+    const void* x;
+    const int32_t* expert_ids;
+    const int32_t* starts;
+    int32_t* slots;  // holds ranks, then slots
+    void* sorted;    // [n_pairs, h]
+    int64_t x_row;   // elements
+    int32_t n_tokens, n_chosen, n_experts, h;
+};
+
+struct QuireMoeSumArgs {  // _SumArgs in quire/kernels/moe/hopper.py
+    const void* x;              // [n_pairs, h]
+    const int32_t* expert_ids;
+    const float* weights;       // of the pairs
+    const int32_t* slots;       // of the pairs: their rows of x; null: each its own
+    const void* residual;       // null: 0
+    void* y;
+    int64_t residual_row, y_row;
+    int32_t n_tokens, n_chosen, n_experts, h;
+};
+
+namespace quire {
+namespace {
+
+constexpr int WIDTH = 8, THREADS = 128, SORT_THREADS = 512, SORT_PAIRS = 4, MAX_EXPERTS = 1024, MAX_CHOSEN = 32;
+
+// From the L2 cache, which all grids share, and where it stands.
+template <class T> __device__ __forceinline__ T load_shared(const T* from) { return *const_cast<const volatile T*>(from); }
+
+// Pairs of each expert so far, and blocks that have counted theirs; the last block of a launch leaves zeros.
+__device__ int n_of_expert[MAX_EXPERTS], n_blocks_done;
+
+__device__ void list_tiles(const QuireMoeSortArgs& args, const int* counts) {  // one warp
+    const int lane = threadIdx.x, step_slots = args.tile_slots;
+    int n_slots = 0, n_tiles = 0;
+    for (int first = 0; first < args.n_experts; first += 32) {
+        const int expert = first + lane, n = expert < args.n_experts ? counts[expert] : 0;
+        const int own = (n + step_slots - 1) / step_slots;
+        int slots = n, tiles = own;
+        for (int step = 1; step < 32; step *= 2) {
+            const int more_slots = __shfl_up_sync(~0u, slots, step), more = __shfl_up_sync(~0u, tiles, step);
+            if (lane >= step) slots += more_slots, tiles += more;
+        }
+        const int start = n_slots + slots - n, at = n_tiles + tiles - own;
+        if (expert < args.n_experts) args.starts[expert] = start;
+        for (int i = 0; i < own; i++)
+            args.tiles[at + i] = make_int4(expert, start + i * step_slots, min(step_slots, n - i * step_slots), 0);
+        n_slots += __shfl_sync(~0u, slots, 31), n_tiles += __shfl_sync(~0u, tiles, 31);
+    }
+    if (lane == 0) *args.n_tiles = n_tiles;
+}
+
+__global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const __grid_constant__ QuireMoeSortArgs args) {
+    __shared__ int counts[MAX_EXPERTS];
+    __shared__ bool is_last;
+    int experts[SORT_PAIRS], ranks[SORT_PAIRS];
+    const int first = blockIdx.x * SORT_PAIRS * SORT_THREADS + threadIdx.x;
+    for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) counts[i] = 0;
+    wait_for_previous_grid();
+    let_next_grid_start();
+#pragma unroll
+    for (int i = 0; i < SORT_PAIRS; i++) {
+        const int pair = first + i * SORT_THREADS, expert = pair < args.n_pairs ? load_shared(args.expert_ids + pair) : -1;
+        experts[i] = expert < args.n_experts ? expert : -1;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < SORT_PAIRS; i++) ranks[i] = experts[i] >= 0 ? atomicAdd(&counts[experts[i]], 1) : 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) {
+        if (counts[i] > 0) counts[i] = atomicAdd(&n_of_expert[i], counts[i]);
+    }
+    __threadfence();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < SORT_PAIRS; i++)
+        if (experts[i] >= 0) args.ranks[first + i * SORT_THREADS] = counts[experts[i]] + ranks[i];
+    if (threadIdx.x == 0) is_last = atomicAdd(&n_blocks_done, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!is_last) return;
+    __threadfence();
+    for (int i = threadIdx.x; i < args.n_experts; i += SORT_THREADS) {
+        counts[i] = load_shared(&n_of_expert[i]);
+        n_of_expert[i] = 0;
+    }
+    if (threadIdx.x == 0) n_blocks_done = 0;
+    __syncthreads();
+    if (threadIdx.x < 32) list_tiles(args, counts);
+}
+
+// One block a token: its row is read once and written for each expert.
+__global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__ QuireMoeSpreadArgs args) {
+    __shared__ int slots[MAX_CHOSEN];
+    const int token = blockIdx.x;
+    const int4* from = reinterpret_cast<const int4*>(static_cast<const Element*>(args.x) + token * args.x_row);
+    wait_for_previous_grid();
+    let_next_grid_start();
+    if (threadIdx.x < args.n_chosen) {
+        const int pair = token * args.n_chosen + threadIdx.x, expert = load_shared(args.expert_ids + pair);
+        int slot = -1;
+        if (expert >= 0 && expert < args.n_experts) {
+            slot = load_shared(args.starts + expert) + load_shared(args.slots + pair);
+            args.slots[pair] = slot;
+        }
+        slots[threadIdx.x] = slot;
+    }
+    __syncthreads();
+    const int n_cells = args.h / WIDTH;
+    for (int i = threadIdx.x; i < n_cells; i += THREADS) {
+        const int4 cell = load_here(from + i);
+        for (int j = 0; j < args.n_chosen; j++) {
+            if (slots[j] >= 0) static_cast<int4*>(args.sorted)[int64_t(slots[j]) * n_cells + i] = cell;
+        }
+    }
+}
+
+__device__ __forceinline__ void widen_cell(float (&to)[WIDTH], const int4& cell) {
+    const int words[] = {cell.x, cell.y, cell.z, cell.w};
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += 2) to[i] = low(words[i / 2]), to[i + 1] = high(words[i / 2]);
+}
+
+// One block a token and THREADS cells; experts in the order in which they were chosen. The grid before this one started
+// when ids, weights and slots were there.
+__global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ QuireMoeSumArgs args) {
+    __shared__ int rows[MAX_CHOSEN];
+    __shared__ float factors[MAX_CHOSEN];
+    const int token = blockIdx.x, n_cells = args.h / WIDTH, at = blockIdx.y * THREADS + threadIdx.x;
+    let_next_grid_start();
+    if (threadIdx.x < args.n_chosen) {
+        const int pair = token * args.n_chosen + threadIdx.x, expert = load_shared(args.expert_ids + pair);
+        const bool is_real = expert >= 0 && expert < args.n_experts;
+        rows[threadIdx.x] = !is_real ? -1 : args.slots ? load_shared(args.slots + pair) : pair;
+        factors[threadIdx.x] = load_shared(args.weights + pair);
+    }
+    __syncthreads();
+    wait_for_previous_grid();
+    if (at >= n_cells) return;
+    float sum[WIDTH] = {}, x[WIDTH];
+    if (args.residual) {
+        const Element* from = static_cast<const Element*>(args.residual) + token * args.residual_row;
+        widen_cell(sum, load_here(reinterpret_cast<const int4*>(from) + at));
+    }
+#pragma unroll 8
+    for (int j = 0; j < args.n_chosen; j++) {
+        if (rows[j] < 0) continue;
+        widen_cell(x, load_here(static_cast<const int4*>(args.x) + int64_t(rows[j]) * n_cells + at));
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) sum[i] += factors[j] * x[i];
+    }
+    int4* to = reinterpret_cast<int4*>(static_cast<Element*>(args.y) + token * args.y_row) + at;
+    *to = make_int4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
+}
+
+template <class Arguments>
+cudaError_t launch(void (*kernel)(Arguments), dim3 grid, int n_threads, void* stream, const Arguments& arguments) {
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(n_threads);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments);
+}
+
+}  // namespace
+}  // namespace quire
+
+extern "C" int quire_moe_sort(const QuireMoeSortArgs* args, void* stream) {
+    using namespace quire;
+    if (args->n_experts > MAX_EXPERTS) return cudaErrorInvalidValue;
+    const int n_blocks = (args->n_pairs + SORT_THREADS * SORT_PAIRS - 1) / (SORT_THREADS * SORT_PAIRS);
+    return launch(sort_kernel, dim3(n_blocks), SORT_THREADS, stream, *args);
+}
+
+extern "C" int quire_moe_spread(const QuireMoeSpreadArgs* args, void* stream) {
+    using namespace quire;
+    if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
+    return launch(spread_kernel, dim3(args->n_tokens), THREADS, stream, *args);
+}
+
+extern "C" int quire_moe_sum(const QuireMoeSumArgs* args, void* stream) {
+    using namespace quire;
+    if (args->n_chosen > MAX_CHOSEN || args->h % WIDTH) return cudaErrorInvalidValue;
+    const int n_groups = (args->h / WIDTH + THREADS - 1) / THREADS;
+    return launch(sum_kernel, dim3(args->n_tokens, n_groups), THREADS, stream, *args);
+}

@@ -1,0 +1,306 @@
+// One product of a mixture of experts of many rows: y[s] = f(x[s] w[e]^T) for the rows s of each expert e, which lie
+// together (moe_rows.cu). x [slots, K], w [experts, N, K] as nn.Linear stores each.
+//
+// As in gemm_wide.cu rows of w are the 64-row operand of wgmma and the tokens its columns. A tile is 256 rows of w by
+// up to TOKENS rows of x of one expert, from a list made on the device; two warpgroups multiply its halves, one warp
+// keeps a ring of shared memory filled (TMA). Blocks take tiles in turn, all rows of w for a tile of x first, so that
+// tiles that run together share what they read. A tile with fewer rows uses a narrower instruction; what it meets beyond
+// them, rows of the next expert or of an earlier tile, is multiplied, too, and not stored.
+//
+// Macros: QUIRE_BF16, QUIRE_TOKENS (64, 128), QUIRE_SILU (the first product: gate rows of w above up rows).
+#include "gemm.h"
+
+struct QuireMoeWideArgs {  // _WideArgs in quire/kernels/moe/hopper.py
+    const void* x;
+    const void* w;
+    const int4* tiles;  // (expert, first slot, slots, 0)
+    const int32_t* n_tiles;
+    void* y;            // [n_slots, n_rows]
+    int32_t n_slots, n_experts, n_rows, k;  // n_rows: of y for an expert; SiLU: w has twice as many
+    int32_t n_blocks;
+};
+
+namespace quire {
+
+constexpr int TOKENS = QUIRE_TOKENS, BOX_TOKENS = 32;
+constexpr int GROUP = 128, WORKERS = 2 * GROUP, THREADS = WORKERS + GROUP;
+constexpr int ROWS = 256, HALVES = 2;                           // of w in a tile; products of a warpgroup
+constexpr int OUT_ROWS = QUIRE_SILU ? 32 : 64;                  // of y in a product; SiLU: 8 of gate, then 8 of up
+constexpr int TILE_ROWS = 4 * OUT_ROWS;                         // of y
+constexpr int W_BYTES = ROWS * 128, X_BYTES = TOKENS * 128, STAGE_BYTES = W_BYTES + X_BYTES;
+constexpr int ROUND_TOKENS = 64;                                // whose results pass through shared memory at a time
+constexpr int CELLS = OUT_ROWS / 8;                             // of 16 bytes, of a token in a product
+constexpr int OUT_BYTES = ROUND_TOKENS * CELLS * 16;
+constexpr int N_OUT = 2;                                        // buffers of a warpgroup for results on their way out
+constexpr int RING_BYTES = 232448 - 1024;
+constexpr int N_STAGES = (RING_BYTES - 2 * N_OUT * OUT_BYTES) / STAGE_BYTES;
+constexpr int OUT_AT = N_STAGES * STAGE_BYTES, BARRIERS_AT = OUT_AT + 2 * N_OUT * OUT_BYTES;
+constexpr int END = BARRIERS_AT + 2 * N_STAGES * 8;
+static_assert(N_STAGES >= 3);
+
+__device__ __forceinline__ void store_box(const CUtensorMap* map, uint32_t from, int c0, int c1) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(from), "r"(c0), "r"(c1)
+                 : "memory");
+}
+__device__ __forceinline__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void stores_have_read() {  // until at most N stores still read
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(address), "r"(a) : "memory");
+}
+__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b)
+                 : "memory");
+}
+
+struct Place {  // of a tile
+    int expert, slot, n, row;  // first of x, how many; first of y
+};
+
+struct MoeBlock {
+    const QuireMoeWideArgs& a;
+    uint32_t base;
+    int n_row_tiles, n_items, n_units;
+
+    __device__ MoeBlock(const QuireMoeWideArgs& args, char* shared) : a(args), base(shared_address(shared)) {
+        n_row_tiles = (a.n_rows + TILE_ROWS - 1) / TILE_ROWS;
+        n_units = a.k / CHUNK;
+    }
+    __device__ uint32_t stage(int i) const { return base + i * STAGE_BYTES; }
+    __device__ uint32_t full(int i) const { return base + BARRIERS_AT + i * 8; }
+    __device__ uint32_t empty(int i) const { return base + BARRIERS_AT + (N_STAGES + i) * 8; }
+    __device__ int item(int pass) const { return blockIdx.x + pass * a.n_blocks; }
+    // From the L2 cache, which all grids share. Beyond the last there is nothing.
+    __device__ Place place(int item) const {
+        if (item >= n_items) return {0, 0, 0, 0};
+        const volatile int* tile = reinterpret_cast<const volatile int*>(a.tiles + item / n_row_tiles);
+        return {tile[0], tile[1], tile[2], item % n_row_tiles * TILE_ROWS};
+    }
+    __device__ void init() const {
+        if (threadIdx.x == 0) {
+            for (int i = 0; i < N_STAGES; i++) {
+                barrier_init(full(i), 1);
+                barrier_init(empty(i), WORKERS / 32);
+            }
+            barrier_init_fence();
+        }
+        __syncthreads();
+    }
+    __device__ void count() { n_items = *const_cast<const volatile int*>(a.n_tiles) * n_row_tiles; }
+
+    // ---- the warp that loads ----
+
+    __device__ static int n_loaded(const Place& at) { return (at.n + BOX_TOKENS - 1) / BOX_TOKENS * BOX_TOKENS; }
+    __device__ void load_w(const CUtensorMap* map, const Place& at, int unit, int i) const {
+        const uint64_t hint = 2 * a.n_slots <= a.n_experts * TOKENS ? L2_EVICT_FIRST : L2_EVICT_NORMAL;
+        barrier_expect(full(i), W_BYTES + n_loaded(at) * 128);
+        if (QUIRE_SILU) {
+            load_box(stage(i), map, full(i), hint, unit * CHUNK, 0, 0, at.row / 8, at.expert);
+        } else {
+            load_box(stage(i), map, full(i), hint, unit * CHUNK, at.row, at.expert);
+        }
+    }
+    __device__ void load_x(const CUtensorMap* map, const Place& at, int unit, int i) const {
+        for (int first = 0; first < at.n; first += BOX_TOKENS)
+            load_box(stage(i) + W_BYTES + first * 128, map, full(i), L2_EVICT_NORMAL, unit * CHUNK, at.slot + first);
+    }
+    __device__ void feed(const CUtensorMap* w_map, const CUtensorMap* x_map) const {
+        Place at = place(item(0)), next = place(item(1));
+        const int n_first = at.n ? min(n_units, N_STAGES) : 0;
+        if (!QUIRE_SILU) {
+            for (int i = 0; i < n_first; i++) load_w(w_map, at, i, i);
+            wait_for_previous_grid();
+            for (int i = 0; i < n_first; i++) load_x(x_map, at, i, i);
+        }
+        int unit = QUIRE_SILU ? 0 : n_first, at_stage = unit % N_STAGES, turn = unit / N_STAGES;
+        for (int pass = 0; at.n > 0; pass++) {
+            for (; unit < n_units; unit++) {
+                if (turn > 0) await(empty(at_stage), (turn - 1) & 1);
+                load_w(w_map, at, unit, at_stage);
+                load_x(x_map, at, unit, at_stage);
+                if (++at_stage == N_STAGES) at_stage = 0, turn++;
+            }
+            unit = 0;
+            at = next;
+            next = place(item(pass + 2));
+        }
+    }
+
+    // ---- the warpgroups that multiply ----
+
+    __device__ int group() const { return threadIdx.x / GROUP; }
+    __device__ void release(int i) const {
+        if ((threadIdx.x & 31) == 0) barrier_arrive(empty(i));
+    }
+    template <int N> __device__ void multiply(float (&d)[HALVES][TOKENS / 2], int first) const {
+        int at_stage = first % N_STAGES, turn = first / N_STAGES, before = at_stage;
+        for (int unit = 0; unit < n_units; unit++) {
+            await(full(at_stage), turn & 1);
+            const Operand x = rows_operand(stage(at_stage) + W_BYTES);
+            products_begin();
+#pragma unroll
+            for (int half = 0; half < HALVES; half++) {
+                const Operand w = rows_operand(stage(at_stage) + (uniform(group()) * HALVES + half) * 8192);
+                float(&sums)[N / 2] = reinterpret_cast<float(&)[N / 2]>(d[half]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) Product<N>::rows(sums, w.further(32 * i), x.further(32 * i), unit + i > 0);
+            }
+            products_commit();
+            products_wait<1>();
+            if (unit > 0) release(before);
+            before = at_stage;
+            if (++at_stage == N_STAGES) at_stage = 0, turn++;
+        }
+        products_wait<0>();
+        pin(d[0]), pin(d[1]);
+        release(before);
+    }
+
+    // ---- results: through shared memory, where a slot's rows of y come to lie side by side ----
+
+    __device__ uint32_t out_at(int buffer) const { return base + OUT_AT + (group() * N_OUT + buffer) * OUT_BYTES; }
+    __device__ static uint32_t out_cell(uint32_t out, int token, int cell) {  // swizzled as the tensor map has it
+        return out + (token * CELLS + (CELLS == 8 ? cell ^ (token & 7) : cell ^ (token >> 1 & 3))) * 16;
+    }
+    __device__ static void stage_round(const float* d, uint32_t out) {
+        const int lane = threadIdx.x & 31, warp = threadIdx.x % GROUP / 32;
+#pragma unroll
+        for (int v = 0; v < ROUND_TOKENS / 8; v++) {
+            const float x = d[4 * v], y = d[4 * v + 1], z = d[4 * v + 2], w = d[4 * v + 3];
+            const int token = v * 8 + (lane & 7);
+            if (QUIRE_SILU) {
+                store_transposed(out_cell(out, token, warp), pack(silu(x) * z, silu(y) * w));
+            } else {
+                store_transposed(out_cell(out, token, warp * 2 + (lane >> 3 & 1)), pack(x, y), pack(z, w));
+            }
+        }
+    }
+    // A whole round by the copy engine; the last of an expert by threads, as what follows is another expert's.
+    __device__ void store_round(const CUtensorMap* map, uint32_t out, int row, int slot, int n) const {
+        const int thread = threadIdx.x % GROUP;
+        if (n >= ROUND_TOKENS) {
+            if (thread == 0) store_box(map, out, row, slot);
+        } else {
+            for (int i = thread; i < n * CELLS; i += GROUP) {
+                const int to_row = row + i % CELLS * 8;
+                if (to_row >= a.n_rows) continue;
+                Element* to = static_cast<Element*>(a.y) + int64_t(slot + i / CELLS) * a.n_rows + to_row;
+                *reinterpret_cast<uint4*>(to) = read16(out_cell(out, i / CELLS, i % CELLS));
+            }
+            named_sync(1 + group(), GROUP);
+        }
+        if (thread == 0) stores_commit();
+    }
+    // n_rounds: of this warpgroup so far; buffers take turns.
+    __device__ void store(const CUtensorMap* map, const float (&d)[HALVES][TOKENS / 2], const Place& at, int& n_rounds) const {
+        constexpr int N_ROUNDS = TOKENS / ROUND_TOKENS;
+        const int barrier = 1 + group();
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            const int row = at.row + (group() * HALVES + half) * OUT_ROWS;
+#pragma unroll
+            for (int i = 0; i < N_ROUNDS; i++) {
+                const int first = i * ROUND_TOKENS;
+                if (first >= at.n || row >= a.n_rows) continue;
+                const uint32_t out = out_at(n_rounds++ % N_OUT);
+                if (threadIdx.x % GROUP == 0) stores_have_read<N_OUT - 1>();
+                named_sync(barrier, GROUP);
+                stage_round(&d[half][first / 2], out);
+                async_fence();
+                named_sync(barrier, GROUP);
+                store_round(map, out, row, at.slot + first, at.n - first);
+            }
+        }
+    }
+    __device__ void work(const CUtensorMap* y_map) const {
+        if (!QUIRE_SILU) wait_for_previous_grid();
+        int n_rounds = 0;
+        Place at = place(item(0));
+        for (int pass = 0; at.n > 0; pass++) {
+            const Place next = place(item(pass + 1));
+            float d[HALVES][TOKENS / 2];
+            if (TOKENS > 64 && at.n <= 64) {
+                multiply<64>(d, pass * n_units);
+            } else if (TOKENS > 96 && at.n <= 96) {
+                multiply<96>(d, pass * n_units);
+            } else {
+                multiply<TOKENS>(d, pass * n_units);
+            }
+            store(y_map, d, at, n_rounds);
+            at = next;
+        }
+        if (threadIdx.x % GROUP == 0) stores_wait();
+    }
+};
+
+__global__ void __launch_bounds__(THREADS, 1) moe_wide(const __grid_constant__ CUtensorMap w_map,
+                                                       const __grid_constant__ CUtensorMap x_map,
+                                                       const __grid_constant__ CUtensorMap y_map,
+                                                       const __grid_constant__ QuireMoeWideArgs args) {
+    extern __shared__ __align__(1024) char shared[];
+    MoeBlock block(args, shared);
+    if (threadIdx.x == WORKERS) prefetch_map(&w_map), prefetch_map(&x_map);
+    block.init();
+    // The list of tiles is made before the first product, which lets the second start when it is there.
+    if (QUIRE_SILU) wait_for_previous_grid();
+    let_next_grid_start();
+    block.count();
+    if (threadIdx.x < WORKERS) {
+        registers_up<232>();
+        block.work(&y_map);
+    } else {
+        registers_down<40>();
+        if (threadIdx.x == WORKERS) block.feed(&w_map, &x_map);
+    }
+}
+
+inline cudaError_t encode_experts(CUtensorMap* map, const QuireMoeWideArgs& a) {
+    const uint64_t k = a.k, row = k * 2, n = a.n_rows, n_experts = a.n_experts;
+    const uint64_t sizes[] = {k, n, n_experts}, strides[] = {row, n * row};
+    const uint32_t box[] = {CHUNK, ROWS, 1};
+    const uint64_t pair_sizes[] = {k, 8, 2, n / 8, n_experts}, pair_strides[] = {row, n * row, 8 * row, 2 * n * row};
+    const uint32_t pair_box[] = {CHUNK, 8, 2, ROWS / 16, 1};
+    return QUIRE_SILU ? encode_map(map, a.w, 5, pair_sizes, pair_strides, pair_box)
+                      : encode_map(map, a.w, 3, sizes, strides, box);
+}
+
+int launch(const QuireMoeWideArgs& a, cudaStream_t stream) {
+    CUtensorMap w_map, x_map, y_map;
+    cudaError_t error = encode_experts(&w_map, a);
+    if (error != cudaSuccess) return error;
+    const uint64_t x_sizes[] = {uint64_t(a.k), uint64_t(a.n_slots)}, x_strides[] = {uint64_t(a.k) * 2};
+    const uint32_t x_box[] = {CHUNK, BOX_TOKENS};
+    error = encode_map(&x_map, a.x, 2, x_sizes, x_strides, x_box);
+    if (error != cudaSuccess) return error;
+    const uint64_t y_sizes[] = {uint64_t(a.n_rows), uint64_t(a.n_slots)}, y_strides[] = {uint64_t(a.n_rows) * 2};
+    const uint32_t y_box[] = {OUT_ROWS, ROUND_TOKENS};
+    error = encode_map(&y_map, a.y, 2, y_sizes, y_strides, y_box, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                       QUIRE_SILU ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B);
+    if (error != cudaSuccess) return error;
+    static bool allowed = false;
+    if (!allowed) {
+        error = cudaFuncSetAttribute(moe_wide, cudaFuncAttributeMaxDynamicSharedMemorySize, END);
+        if (error != cudaSuccess) return error;
+        allowed = true;
+    }
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(a.n_blocks);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = END;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, moe_wide, w_map, x_map, y_map, a);
+}
+
+}  // namespace quire
+
+extern "C" __attribute__((visibility("default"))) int quire_moe_wide(const QuireMoeWideArgs* args, void* stream) {
+    return quire::launch(*args, static_cast<cudaStream_t>(stream));
+}

@@ -1,0 +1,14 @@
+"""The layer of each kind of token mixer: a new kind is a file beside `attention` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from quire.compute.layers.attention import Attention
+from quire.compute.layers.latent import LatentAttention
+from quire.config.attention import AttentionSpec
+from quire.config.latent import LatentAttentionSpec
+
+MIXERS: Final[Mapping[type, Any]] = {AttentionSpec: Attention, LatentAttentionSpec: LatentAttention}
+"""Type of a `MixerSpec` → what makes its `Mixer`, of (spec, parameters, layer, make, schemes, cos_sin)."""

@@ -1,0 +1,289 @@
+"""Experts in CUDA C++ for Hopper (csrc/cuda/moe_few.cu, moe_wide.cu, moe_rows.cu), built by the JIT.
+
+Owns which builds there are, their arguments and their launches. Does not own the kernels nor how experts are cut
+(plan.py). Invariant: a call launches by shapes alone, allocates only its result and scratch, and never waits, so it can
+be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+
+import torch
+
+from quire.config.experts import Gating
+from quire.kernels import jit
+from quire.kernels.catalog import Slower
+from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.invariance import are_rows_alone
+from quire.kernels.moe.plan import (
+    CHUNK,
+    MAX_CHOSEN,
+    MAX_EXPERTS,
+    MAX_FEW_PAIRS,
+    WIDE_TOKENS,
+    ExpertsShape,
+    FewPlan,
+    WidePlan,
+    few_plan,
+    plan,
+)  # fmt: skip
+
+DTYPES = (torch.bfloat16, torch.float16)
+ALIGNMENT_BYTES = 16
+ROW_STEP = 8
+"""As many elements of `DTYPES` take `ALIGNMENT_BYTES`."""
+MAX_PAIRS = 1 << 24
+SWIGLU = Gating()
+
+
+def _structure(pointers: str, strides: str, counts: str) -> type[ctypes.Structure]:
+    """Arguments of a kernel: pointers, then strides in elements, then counts."""
+    kinds = ((pointers, ctypes.c_void_p), (strides, ctypes.c_int64), (counts, ctypes.c_int32))
+    fields = [(name, kind) for names, kind in kinds for name in names.split()]
+    return type("Args", (ctypes.Structure,), {"_fields_": fields})
+
+
+_FewArgs = _structure(
+    "x up down expert_ids weights residual h y", "x_row", "n_pairs n_chosen n_experts hidden inner n_stages n_blocks"
+)
+_WideArgs = _structure("x w tiles n_tiles y", "", "n_slots n_experts n_rows k n_blocks")
+_SortArgs = _structure("expert_ids ranks starts tiles n_tiles", "", "n_pairs n_experts tile_slots")
+_SpreadArgs = _structure("x expert_ids starts slots sorted", "x_row", "n_tokens n_chosen n_experts h")
+_SumArgs = _structure("x expert_ids weights slots residual y", "residual_row y_row", "n_tokens n_chosen n_experts h")
+
+Kernel = Callable[..., int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Launch:
+    """Compiled kernels and how to cut their products."""
+
+    products: tuple[Kernel, ...]
+    """Both in one, or the first and the second."""
+    rows: ctypes.CDLL
+    plan: FewPlan | WidePlan
+    n_blocks: int
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        gating: Gating,
+        up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See op.py; for the arguments that it was prepared for."""
+        y = out if residual is None else residual
+        if y is None:
+            y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        call = _Call(self, x, expert_ids, weights, up, down, residual, y)
+        if isinstance(self.plan, FewPlan):
+            call.run_few(self.plan)
+        else:
+            call.run_wide(self.plan)
+        return y
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """One call: its launches, in order."""
+
+    launch: Launch
+    x: torch.Tensor
+    expert_ids: torch.Tensor
+    weights: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+    residual: torch.Tensor | None
+    y: torch.Tensor
+
+    @property
+    def shape(self) -> ExpertsShape:
+        return _shape(self.x, self.expert_ids, self.down)
+
+    def run_few(self, cut: FewPlan) -> None:
+        shape, residual = self.shape, self.residual
+        inner = self._scratch(shape.n_pairs, shape.inner)
+        each = self.y if cut.lone else self._scratch(shape.n_pairs, shape.hidden)
+        added = residual.data_ptr() if cut.lone and residual is not None else None
+        self._start(self.launch.products[0], _FewArgs(
+            self.x.data_ptr(), self.up.data_ptr(), self.down.data_ptr(), self.expert_ids.data_ptr(),
+            self.weights.data_ptr(), added, inner.data_ptr(), each.data_ptr(), self.x.stride(0),
+            shape.n_pairs, shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, cut.n_stages,
+            self.launch.n_blocks,
+        ))  # fmt: skip
+        if not cut.lone:
+            self._sum(each, None)
+
+    def run_wide(self, cut: WidePlan) -> None:
+        shape = self.shape
+        pairs, n_experts, hidden = shape.n_pairs, shape.n_experts, shape.hidden
+        numbers = torch.empty(4 * cut.n_tiles(shape) + pairs + n_experts + 1, dtype=torch.int32, device=self.x.device)
+        tiles = numbers.data_ptr()
+        slots = tiles + 16 * cut.n_tiles(shape)
+        starts, n_tiles = slots + 4 * pairs, slots + 4 * (pairs + n_experts)
+        ids, rows = self.expert_ids.data_ptr(), self.launch.rows
+        self._start(rows.quire_moe_sort, _SortArgs(ids, slots, starts, tiles, n_tiles, pairs, n_experts, cut.tokens))
+        # Of x in the order of the experts, and later of the results: the first product is then done.
+        ordered, inner = self._scratch(pairs, hidden), self._scratch(pairs, shape.inner)
+        self._start(rows.quire_moe_spread, _SpreadArgs(
+            self.x.data_ptr(), ids, starts, slots, ordered.data_ptr(), self.x.stride(0),
+            shape.n, shape.n_chosen, n_experts, hidden,
+        ))  # fmt: skip
+        products = ((ordered, self.up, inner), (inner, self.down, ordered))
+        for kernel, (x, w, y) in zip(self.launch.products, products, strict=True):
+            self._start(kernel, _WideArgs(
+                x.data_ptr(), w.data_ptr(), tiles, n_tiles, y.data_ptr(),
+                pairs, n_experts, y.shape[1], x.shape[1], self.launch.n_blocks,
+            ))  # fmt: skip
+        self._sum(ordered, slots)
+
+    def _sum(self, each: torch.Tensor, slots: int | None) -> None:
+        shape, residual = self.shape, self.residual
+        self._start(self.launch.rows.quire_moe_sum, _SumArgs(
+            each.data_ptr(), self.expert_ids.data_ptr(), self.weights.data_ptr(), slots,
+            None if residual is None else residual.data_ptr(), self.y.data_ptr(),
+            0 if residual is None else residual.stride(0), self.y.stride(0),
+            shape.n, shape.n_chosen, shape.n_experts, shape.hidden,
+        ))  # fmt: skip
+
+    def _scratch(self, n_rows: int, width: int) -> torch.Tensor:
+        return torch.empty(n_rows, width, dtype=self.x.dtype, device=self.x.device)
+
+    def _start(self, kernel: Kernel, args: ctypes.Structure) -> None:
+        code = kernel(ctypes.byref(args), torch.cuda.current_stream(self.x.device).cuda_stream)
+        if code:
+            raise RuntimeError(f"experts for {self.shape} could not be launched: CUDA error {code}")
+
+
+def prepare(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    gating: Gating,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> Launch | str:
+    """`experts` ready for these arguments, or why it is not for these kernels. Compiles what is new (seconds)."""
+    if gating != SWIGLU or up_bias is not None or down_bias is not None:
+        return Slower("these kernels have SwiGLU without biases")
+    if are_rows_alone():
+        return Slower("these kernels sum in an order that depends on the number of rows")
+    target = out if residual is None else residual
+    for name, tensor in (("x", x), ("up", up), ("down", down), ("the result", target)):
+        if tensor is not None and tensor.data_ptr() % ALIGNMENT_BYTES:
+            return f"the address of {name} is not a multiple of {ALIGNMENT_BYTES} bytes"
+        if tensor is not None and tensor.stride(0) % ROW_STEP:
+            return f"rows of {name} are {tensor.stride(0)} elements apart, not a multiple of {ALIGNMENT_BYTES} bytes"
+    return _prepared(_shape(x, expert_ids, down), x.dtype, x.device)
+
+
+def static_obstacle(shape: ExpertsShape, dtype: torch.dtype) -> str | None:
+    """Why no machine could run this with these kernels, or None."""
+    if dtype not in DTYPES:
+        return f"x is {dtype}: it must be bfloat16 or float16"
+    if shape.hidden % CHUNK or shape.inner % CHUNK:
+        return f"experts are {shape.hidden} x {shape.inner}: both must be multiples of {CHUNK}"
+    if shape.n_experts > MAX_EXPERTS or shape.n_chosen > MAX_CHOSEN:
+        return f"{shape.n_chosen} of {shape.n_experts} experts: at most {MAX_CHOSEN} of {MAX_EXPERTS}"
+    if not 1 <= shape.n_pairs <= MAX_PAIRS:
+        return f"{shape.n_pairs} pairs of a token and an expert are not within 1..{MAX_PAIRS}"
+    return None
+
+
+def _shape(x: torch.Tensor, expert_ids: torch.Tensor, down: torch.Tensor) -> ExpertsShape:
+    return ExpertsShape(*expert_ids.shape, *down.shape)
+
+
+@functools.cache
+def _prepared(shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Launch | str:
+    found = static_obstacle(shape, dtype) or machine_obstacle()
+    if found:
+        return found
+    try:
+        _build(shape.n_chosen, shape.n_experts, shape.hidden, shape.inner, dtype)
+        return load(plan(shape), dtype, device)
+    except jit.BuildError as error:
+        return str(error)
+
+
+@functools.cache
+def _build(n_chosen: int, n_experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
+    """Compile what any number of tokens will want, in parallel, so that later numbers need not wait."""
+    shapes = [ExpertsShape(n, n_chosen, n_experts, hidden, inner) for n in range(1, MAX_FEW_PAIRS // n_chosen + 2)]
+    cuts: set[FewPlan | WidePlan] = {WidePlan(tokens) for tokens in WIDE_TOKENS}
+    cuts |= {dataclasses.replace(cut, n_stages=0) for cut in map(few_plan, shapes) if cut is not None}
+    wanted = {("moe_rows.cu", _definitions(dtype)), *(one for cut in cuts for one in variants(cut, dtype))}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: compile_variant(*one), sorted(wanted)))
+
+
+def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device) -> Launch:
+    """The kernels of a plan, compiled if they are new. Raises BuildError."""
+    products = tuple(_function(*one) for one in variants(cut, dtype))
+    rows = ctypes.CDLL(str(compile_variant("moe_rows.cu", _definitions(dtype))))
+    for name in ("quire_moe_sort", "quire_moe_spread", "quire_moe_sum"):
+        getattr(rows, name).argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    n_blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    return Launch(products, rows, cut, n_blocks)
+
+
+def variants(cut: FewPlan | WidePlan, dtype: torch.dtype) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """(source in csrc/cuda, definitions) of both products in one, or of the first and the second."""
+    if isinstance(cut, WidePlan):
+        return tuple(("moe_wide.cu", _definitions(dtype, TOKENS=cut.tokens, SILU=silu)) for silu in (1, 0))
+    macros = {"UP_CHUNKS": cut.up_chunks, "DOWN_CHUNKS": cut.down_chunks, "LONE": int(cut.lone)}
+    return (("moe_few.cu", _definitions(dtype, TOKENS=cut.tokens, **macros)),)
+
+
+def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:
+    macros["BF16"] = int(dtype is torch.bfloat16)
+    return tuple(f"-DQUIRE_{name}={value}" for name, value in macros.items())
+
+
+def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
+    """The library of a variant, compiled if it is new. Raises BuildError."""
+    sources = [jit.sources_folder() / "cuda" / source]
+    return jit.shared_library(source.removesuffix(".cu"), sources, [*FLAGS, *definitions], "", "nvcc")
+
+
+def _function(source: str, definitions: tuple[str, ...]) -> Kernel:
+    library = ctypes.CDLL(str(compile_variant(source, definitions)))
+    function = getattr(library, f"quire_{source.removesuffix('.cu')}")
+    function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int
+    return function  # type: ignore[no-any-return]
+
+
+def experts(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    gating: Gating,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See op.py. Raises ValueError where these kernels do not take the arguments."""
+    arguments = (x, expert_ids, weights, up, down, gating, up_bias, down_bias, residual, out)
+    launch = prepare(*arguments)
+    if isinstance(launch, str):
+        raise ValueError(f"these experts are not for the Hopper kernels: {launch}")
+    return launch(*arguments)

@@ -1,0 +1,123 @@
+"""How experts are cut for the kernels of csrc/cuda/moe_few.cu and moe_wide.cu. Plain arithmetic, no torch.
+
+Invariant: a plan depends on shapes only, never on the routing, so that a captured graph stays valid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+CHUNK = 64
+"""Columns of w that one 128-byte row of shared memory holds."""
+FEW_TOKENS = (8, 16)
+FEW_SPREAD = 2.0
+"""Pairs of an expert beyond the mean that a tile is for, in standard deviations of uniform routing."""
+MAX_FEW_PAIRS = 4096
+"""Each block of the kernel for few rows sorts all pairs for itself."""
+MAX_LONE = 32
+"""Experts of a lone token, which one warp lists."""
+LONE_CHUNKS = 4
+"""In a stage, for a lone token: each of the warps has several stages of its own."""
+CHUNKS = (8, 6, 4, 2)
+WARPS, SORTERS, MAX_STAGES = 8, 9, 32
+CHUNK_BYTES, MAX_STAGE_BYTES, MIN_RING_BYTES = 16 * 128, 16 << 10, 64 << 10
+MAX_BYTES = 232_448
+"""Shared memory of a Hopper block."""
+WIDE_TOKENS, WIDE_MEAN = (64, 128), 40
+"""Rows of x in a tile of the kernel for many rows; the larger one from so many pairs an expert on."""
+MAX_EXPERTS, MAX_CHOSEN = 1024, 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExpertsShape:
+    """The shape of one call of `experts`."""
+
+    n: int
+    """Tokens."""
+    n_chosen: int
+    n_experts: int
+    hidden: int
+    inner: int
+
+    @property
+    def n_pairs(self) -> int:
+        """Of a token and an expert that it chose."""
+        return self.n * self.n_chosen
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FewPlan:
+    """The kernel for few rows: what it is compiled for, and the stages of its ring."""
+
+    tokens: int
+    """Pairs of a tile."""
+    lone: bool
+    """There is one token, and the sum over its experts is part of the second product."""
+    up_chunks: int
+    """Of 64 columns, in a stage; here and for the second product."""
+    down_chunks: int
+    n_stages: int
+
+    @property
+    def stage_bytes(self) -> int:
+        return max(self.up_chunks, self.down_chunks * (1 if self.lone else 2)) * CHUNK_BYTES
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WidePlan:
+    """Both products by the kernel for many rows."""
+
+    tokens: int
+    """Rows of x in a tile, at most."""
+
+    def n_tiles(self, shape: ExpertsShape) -> int:
+        """At most, whatever the routing."""
+        return min(shape.n_pairs, shape.n_experts + shape.n_pairs // self.tokens)
+
+
+@functools.cache
+def plan(shape: ExpertsShape) -> FewPlan | WidePlan:
+    """The kernel for few rows while tiles of an expert's pairs fit beside a ring, then the one for many."""
+    return few_plan(shape) or wide_plan(shape)
+
+
+def few_plan(shape: ExpertsShape) -> FewPlan | None:
+    """None: too many pairs, or the rows of x of a tile leave no room for a ring."""
+    mean = shape.n_pairs / shape.n_experts
+    wanted = min(shape.n, mean + FEW_SPREAD * math.sqrt(mean))
+    tokens = next((each for each in FEW_TOKENS if each >= wanted), None)
+    if tokens is None or shape.n_pairs > MAX_FEW_PAIRS:
+        return None
+    lone = shape.n == 1 and shape.n_chosen <= MAX_LONE
+    up, down = (LONE_CHUNKS, LONE_CHUNKS) if lone else (_chunks(shape.hidden, 1), _chunks(shape.inner, 2))
+    made = FewPlan(tokens, lone, up, down, 0)
+    rest = MAX_BYTES - shared_bytes(shape, made)
+    if rest < MIN_RING_BYTES:
+        return None
+    return dataclasses.replace(made, n_stages=min(MAX_STAGES, rest // made.stage_bytes))
+
+
+def wide_plan(shape: ExpertsShape) -> WidePlan:
+    """For any number of pairs."""
+    return WidePlan(WIDE_TOKENS[shape.n_pairs >= WIDE_MEAN * shape.n_experts])
+
+
+def _chunks(k: int, blocks: int) -> int:
+    """In a stage, for items of so many blocks of 16 rows: of the fewest stages for an item those with the least room
+    left empty."""
+    n = k // CHUNK
+    fitting = [each for each in CHUNKS if each * blocks * CHUNK_BYTES <= MAX_STAGE_BYTES]
+    return min(fitting, key=lambda each: (math.ceil(n / each), each))
+
+
+def shared_bytes(shape: ExpertsShape, made: FewPlan) -> int:
+    """Shared memory of a block: `Layout` in csrc/cuda/moe_few.cu."""
+    n_tiles = min(shape.n_pairs, shape.n_experts + shape.n_pairs // made.tokens)
+    rows, inner, counts = made.tokens, shape.inner, SORTERS * shape.n_experts * 4
+    if made.lone:
+        n_tiles, rows, inner, counts = shape.n_pairs, 1, shape.inner * shape.n_pairs, 0
+    total = made.n_stages * made.stage_bytes + rows * (max(shape.hidden, inner) * 2 + 16)
+    total += 2 * WARPS * made.tokens * 64 * (1 if made.lone else 2) + 2 * MAX_STAGES * 8
+    return total + (shape.n_experts + 1) * 4 + counts + n_tiles * 12 + shape.n_pairs * 4

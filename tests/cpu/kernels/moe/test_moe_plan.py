@@ -1,0 +1,76 @@
+"""How experts are cut for the Hopper kernels, without a GPU: what a block holds, how many tiles there are, refusals."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from quire.config.experts import Gating
+from quire.kernels.invariance import rows_alone
+from quire.kernels.moe import hopper
+from quire.kernels.moe.plan import (
+    MAX_BYTES,
+    MIN_RING_BYTES,
+    WARPS,
+    ExpertsShape,
+    FewPlan,
+    WidePlan,
+    few_plan,
+    plan,
+    shared_bytes,
+    wide_plan,
+)
+
+QWEN3_30B = (8, 128, 2048, 768)
+
+
+def test_few_tokens_stream_and_many_are_grouped() -> None:
+    for n, expected in ((1, 8), (32, 8), (64, 8), (128, 16)):
+        cut = plan(ExpertsShape(n, *QWEN3_30B))
+        assert isinstance(cut, FewPlan) and (cut.tokens, cut.lone) == (expected, n == 1)
+    assert [wide_plan(ExpertsShape(n, *QWEN3_30B)).tokens for n in (256, 512, 1024, 8192)] == [64, 64, 128, 128]
+    assert few_plan(ExpertsShape(256, *QWEN3_30B)) is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_block_has_room_and_each_warp_a_stage(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(300):
+        n_experts = draw.choice([1, 8, 60, 128, 512, 1024])
+        sizes = (64 * draw.randint(1, 120), 64 * draw.randint(1, 240))
+        shape = ExpertsShape(draw.choice([1, 2, 7, 64, 300]), draw.randint(1, min(32, n_experts)), n_experts, *sizes)
+        cut = few_plan(shape)
+        if cut is not None:
+            assert shared_bytes(shape, cut) <= MAX_BYTES
+            assert cut.n_stages >= WARPS or cut.n_stages * cut.stage_bytes > MIN_RING_BYTES - cut.stage_bytes
+            assert not cut.lone or cut.n_stages >= WARPS
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_there_is_room_for_the_tiles_of_any_routing(seed: int) -> None:
+    torch.manual_seed(seed)
+    for _ in range(50):
+        n, n_experts = int(torch.randint(1, 400, ())), int(torch.randint(4, 40, ()))
+        shape = ExpertsShape(n, 4, n_experts, 64, 64)
+        scores = torch.rand(n, n_experts) * torch.rand(n_experts) ** 4
+        counts = scores.argsort(1)[:, :4].flatten().bincount()
+        for tokens in (64, 128):
+            assert int((counts + tokens - 1).div(tokens, rounding_mode="floor").sum()) <= WidePlan(tokens).n_tiles(
+                shape
+            )
+
+
+def test_what_is_not_for_these_kernels_says_why() -> None:
+    shape = ExpertsShape(4, 2, 8, 128, 64)
+    assert hopper.static_obstacle(shape, torch.bfloat16) is None
+    assert "bfloat16 or float16" in str(hopper.static_obstacle(shape, torch.float32))
+    assert "multiples of 64" in str(hopper.static_obstacle(ExpertsShape(4, 2, 8, 128, 96), torch.bfloat16))
+    assert "at most 32 of 1024" in str(hopper.static_obstacle(ExpertsShape(4, 40, 64, 128, 64), torch.bfloat16))
+    x, ids, weights = torch.zeros(4, 128), torch.zeros(4, 2, dtype=torch.int32), torch.zeros(4, 2)
+    up, down = torch.zeros(8, 128, 128), torch.zeros(8, 128, 64)
+    assert "SwiGLU" in str(hopper.prepare(x, ids, weights, up, down, Gating(limit=7.0)))
+    with rows_alone():
+        assert "number of rows" in str(hopper.prepare(x, ids, weights, up, down, Gating()))
+    assert "elements apart" in str(hopper.prepare(torch.zeros(4, 132)[:, :128], ids, weights, up, down, Gating()))
