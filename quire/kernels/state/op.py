@@ -1,0 +1,87 @@
+"""Public recurrent mixers. Checks shapes and picks the implementation.
+
+Each takes the rows of many spans in one flat batch; a span goes on from its line of the state and leaves there what is
+behind its last row. Lines that two spans of a batch share are nobody's (padding).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels.selector import select
+from quire.kernels.state.spans import StateSpans
+
+
+def convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    spans: StateSpans,
+    *,
+    silu: bool,
+) -> torch.Tensor:
+    """A causal convolution of each column, then SiLU if asked: y_t = act(sum_j w_j x_(t-k+1+j) + bias).
+
+    x: [n, c], rows contiguous; weight: [c, k]; bias: [c]; state: [n_lines, k - 1, c] of x's dtype, the last inputs of
+    each line. Returns a new [n, c]. Raises ValueError for other shapes.
+    """
+    n_columns, k = weight.shape
+    if x.dim() != 2 or x.shape[1] != n_columns or x.stride(1) != 1 or state.shape[1:] != (k - 1, n_columns):
+        raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and state {tuple(state.shape)} do not fit")
+    y: torch.Tensor = select("state", "convolve", x)(x, weight, bias, state, spans, silu)
+    return y
+
+
+def scan_ssm(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a_log: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    spans: StateSpans,
+    *,
+    dt_limit: tuple[float, float] = (0.0, float("inf")),
+) -> torch.Tensor:
+    """The recurrence of Mamba-2 (Dao and Gu 2024): h = exp(t a) h + t x b^T, y = h c + d x, where a = -exp(a_log) and
+    t = softplus(dt + dt_bias), cut to dt_limit.
+
+    x: [n, heads, p]; dt: [n, heads]; b, c: [n, groups, s], each for heads / groups heads; a_log, d, dt_bias: [heads];
+    state: [n_lines, heads, p, s], float32 or float64. Returns a new [n, heads, p] of x's dtype. Raises ValueError for
+    other shapes.
+    """
+    n, heads, p = x.shape
+    fits = b.shape == c.shape and heads % b.shape[1] == 0 and state.shape[1:] == (heads, p, b.shape[2])
+    if not fits or dt.shape != (n, heads):
+        raise ValueError(f"x {tuple(x.shape)}, b {tuple(b.shape)} and state {tuple(state.shape)} do not fit")
+    y: torch.Tensor = select("state", "scan_ssm", x)(x, dt, b, c, a_log, d, dt_bias, state, spans, dt_limit)
+    return y
+
+
+def scan_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    spans: StateSpans,
+) -> torch.Tensor:
+    """The gated delta rule (Yang et al. 2024) of unit keys and queries: S = alpha S; S += beta k (v - S^T k)^T; y =
+    S^T q / sqrt(d), where alpha = exp(-exp(a_log) softplus(a + dt_bias)) and beta = sigmoid(b).
+
+    q, k: [n, key heads, d]; v: [n, heads, e], heads / key heads of them for each key head; a, b: [n, heads]; a_log,
+    dt_bias: [heads]; state: [n_lines, heads, d, e], float32 or float64. Returns a new [n, heads, e] of v's dtype.
+    Raises ValueError for other shapes.
+    """
+    heads, e = v.shape[1:]
+    fits = q.shape == k.shape and heads % k.shape[1] == 0 and state.shape[1:] == (heads, k.shape[2], e)
+    if not fits or a.shape != b.shape or a.shape != v.shape[:2]:
+        raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} and state {tuple(state.shape)} do not fit")
+    y: torch.Tensor = select("state", "scan_delta", q)(q, k, v, a, b, a_log, dt_bias, state, spans)
+    return y
