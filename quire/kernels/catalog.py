@@ -161,7 +161,7 @@ def _reference(op: str, *functions: str, devices: tuple[str, ...] = _BOTH) -> Im
 
 
 _NORMS = ("rms_norm", "add_rms_norm")
-_SCANS = ("convolve", "scan_ssm", "scan_delta")
+_SCANS = ("convolve", "scan_ssm", "scan_delta", "norm_gated")
 
 CATALOGUE: tuple[Implementation, ...] = (
     _hopper("attention", "run", place="hopper.launcher"),

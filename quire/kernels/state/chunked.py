@@ -10,8 +10,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.state.reference import unit
+from quire.kernels.state.reference import norm_gated, unit
 from quire.kernels.state.spans import NOWHERE, StateSpans
+
+__all__ = ["convolve", "norm_gated", "scan_delta", "scan_ssm"]
 
 
 def convolve(

@@ -85,3 +85,19 @@ def scan_delta(
         raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} and state {tuple(state.shape)} do not fit")
     y: torch.Tensor = select("state", "scan_delta", q)(q, k, v, a, b, a_log, dt_bias, state, spans)
     return y
+
+
+def norm_gated(
+    y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, *, size: int, gate_first: bool
+) -> torch.Tensor:
+    """RMS norm of each `size` columns, and SiLU of the gate: norm(y silu(gate)) where gate_first (Mamba-2), else
+    norm(y) silu(gate) (gated DeltaNet).
+
+    y, gate: [n, c], rows contiguous; weight: [c], or [size] for all groups of columns. Returns a new [n, c]. Raises
+    ValueError for other shapes.
+    """
+    fits = y.dim() == 2 and y.shape == gate.shape and y.shape[1] % size == 0 and len(weight) in (size, y.shape[1])
+    if not fits or y.stride(1) != 1 or gate.stride(1) != 1:
+        raise ValueError(f"y {tuple(y.shape)}, gate {tuple(gate.shape)} and weight {tuple(weight.shape)} do not fit")
+    out: torch.Tensor = select("state", "norm_gated", y)(y, gate, weight, eps, size, gate_first)
+    return out

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 
 from quire.kernels.state.spans import NOWHERE, StateSpans
 
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""dtype → largest |kernel - float64 reference| / (1 + |largest of the reference|)."""
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""dtype → largest |kernel - float64 reference| / (1 + |largest of the reference|); decays are
+differences of sums of logarithms, which lose digits where these are large."""
 L2_EPS = 1e-6
 
 
@@ -103,6 +104,19 @@ def scan_delta(
                 state[keep] = s
         state[line] = s
     return out
+
+
+def norm_gated(
+    y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, size: int, gate_first: bool
+) -> torch.Tensor:
+    """See op.py."""
+    wide = torch.promote_types(y.dtype, torch.float32)
+    acted = F.silu(gate.to(wide))
+    x = y.to(wide) * acted if gate_first else y.to(wide)
+    groups = x.unflatten(1, (-1, size))  # type: ignore[no-untyped-call]
+    normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).flatten(1)
+    scaled = normed * weight.to(wide).repeat(y.shape[1] // len(weight))
+    return (scaled if gate_first else scaled * acted).to(y.dtype)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:

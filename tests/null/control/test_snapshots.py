@@ -113,12 +113,12 @@ def test_a_prompt_goes_on_from_the_longest_prefix_that_has_a_state() -> None:
         plan = rig.turn()
         assert plan.spans.starts == [cached] and len(plan.restores) == 1
         rig.run()
-    rig.submit("branch", prompt(14) + [1, 2, 3, 4])
+    rig.submit("branch", [*prompt(14), 1, 2, 3, 4])
     plan = rig.turn()
     assert plan.spans.starts == [8]  # every 8 tokens there is one; the tree has 12 in common with it
     assert {one.n_tokens for one in plan.saves} == {12, 16}
     rig.run()
-    rig.submit("again", prompt(14) + [4, 3, 2, 1])
+    rig.submit("again", [*prompt(14), 4, 3, 2, 1])
     assert rig.turn().spans.starts == [12]
     rig.run()
     rig.check_places()
@@ -127,7 +127,7 @@ def test_a_prompt_goes_on_from_the_longest_prefix_that_has_a_state() -> None:
 def test_who_comes_in_the_step_that_takes_a_snapshot_waits_for_it() -> None:
     rig = StateRig()
     for name in "abc":
-        rig.submit(name, prompt(20) + [ord(name) % 7])
+        rig.submit(name, [*prompt(20), ord(name) % 7])
     assert rig.turn().spans.starts == [0]
     plan = rig.turn()
     assert sorted(plan.spans.starts) == [20, 20, 21] and len(plan.restores) == 2

@@ -7,6 +7,7 @@ import triton
 
 from quire.kernels.state.spans import PIECE, StateSpans
 from quire.kernels.state.triton import conv, delta, ssm
+from quire.kernels.state.triton import gate as gated
 
 CONV_COLUMNS = 128
 LEAST = 16
@@ -114,6 +115,19 @@ def scan_delta(
         q, q.stride(0), k, k.stride(0), a, a.stride(0), a_log, dt_bias, new, known, state, out,
         spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep, scale,
         **shape, L=PIECE, BLOCK_E=block_e, PRECISION=precision, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def norm_gated(
+    y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, size: int, gate_first: bool
+) -> torch.Tensor:
+    """See op.py."""
+    n, columns = y.shape
+    out = torch.empty(n, columns, dtype=y.dtype, device=y.device)
+    gated.norm_rows[(n, columns // size)](
+        y, y.stride(0), gate, gate.stride(0), weight, out, columns, len(weight), eps,
+        SIZE=size, GATE_FIRST=gate_first, BLOCK=triton.next_power_of_2(size), num_warps=min(8, max(1, size // 256)),
     )  # fmt: skip
     return out
 

@@ -28,10 +28,22 @@ def check(name: str, **shape: int) -> None:
             assert max(errors) <= reference.TOLERANCE[dtype], (name, single, dtype, errors)
 
 
+def check_gate() -> None:
+    wide = torch.randn(5, 2 * 60, dtype=torch.float64) * 2
+    for n_weights, first in ((60, True), (20, False)):
+        weight = torch.randn(n_weights, dtype=torch.float64)
+        expected = reference.norm_gated(wide[:, :60], wide[:, 60:], weight, 1e-5, 20, first)
+        for dtype in (torch.float32, torch.float16):
+            y, gate = wide.to(dtype).split([60, 60], dim=1)
+            got = launcher.norm_gated(y, gate, weight.to(dtype), 1e-5, 20, first)
+            assert state_case.error(got, expected) <= reference.TOLERANCE[dtype]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with np.errstate(all="ignore"):
+        check_gate()
         check("convolve")
         check("convolve", columns=130, k=3, silu=False, bias=False)
         check("scan_ssm", heads=2, groups=1, p=12, s=20)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import state_case
 
-from quire.kernels.state import chunked, convolve, plan_spans, reference, scan_delta, scan_ssm
+from quire.kernels.state import chunked, convolve, norm_gated, plan_spans, reference, scan_delta, scan_ssm
 from quire.kernels.state.spans import PIECE, StateSpans
 
 
@@ -85,3 +85,19 @@ def test_the_ops_run_what_the_catalogue_says() -> None:
         y = function(*case.before, state, case.spans, **keywords)
         expected, left = dataclasses.replace(case).run(getattr(chunked, name))
         assert torch.equal(y, expected) and torch.equal(state, left)
+
+
+def test_the_gate_and_its_norm_are_those_of_transformers() -> None:
+    torch.manual_seed(3)
+    y, gate, weight = torch.randn(5, 48), torch.randn(5, 48), torch.randn(48)
+    mamba = pytest.importorskip("transformers.models.mamba2.modeling_mamba2").MambaRMSNormGated(48, 16, 1e-5)
+    mamba.weight.data.copy_(weight)
+    with torch.no_grad():
+        torch.testing.assert_close(norm_gated(y, gate, weight, 1e-5, size=16, gate_first=True), mamba(y, gate))
+    qwen = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next").Qwen3NextRMSNormGated(16, 1e-5)
+    qwen.weight.data.copy_(weight[:16])
+    with torch.no_grad():
+        expected = qwen(y.view(-1, 16), gate.view(-1, 16)).view(5, 48)
+    torch.testing.assert_close(norm_gated(y, gate, weight[:16], 1e-5, size=16, gate_first=False), expected)
+    with pytest.raises(ValueError, match="do not fit"):
+        norm_gated(y, gate, weight, 1e-5, size=20, gate_first=True)
