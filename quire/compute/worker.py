@@ -307,8 +307,8 @@ class Worker:
         forwards = self.platform.forwards(model, pool, tables, tail, limits)
         if self._small is not None:
             self._drafter = self._small.drafter(tables, pool, limits, allocation.vocab_limit)
-        variants = [layer.attention.variant for layer in model.layers]
-        may_branch = not any(trees.obstacle(one, device.torch_device) for one in variants)
+        variants = [layer.mixer.variant for layer in model.layers]
+        may_branch = not any(one is None or trees.obstacle(one, device.torch_device) for one in variants)
         branching = Branching(pool, tables, tail) if may_branch else None
         lengths = None if self._drafter is None else SlotLengths(tables, self._drafter, branching)
         alone = self.platform.rows_alone

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from quire.config.layers import LayerSpec, NormSpec
+from quire.config.layers import KVSpec, LayerSpec, NormSpec
 from quire.config.parameters import n_parameters
 from quire.config.rope import Rope
 
@@ -25,7 +25,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 
 
 class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder: token embedding, layers, final norm, head. All layers have heads of one shape."""
+    """A decoder: token embedding, layers, final norm, head. All layers that keep keys have heads of one shape."""
 
     family: str
     layers: tuple[LayerSpec, ...]
@@ -63,19 +63,25 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.layers)
 
     @property
+    def kv_specs(self) -> dict[int, KVSpec]:
+        """Layer → what it keeps of every token; without the layers that keep nothing."""
+        specs = {layer: spec.mixer.kv_spec for layer, spec in enumerate(self.layers)}
+        return {layer: spec for layer, spec in specs.items() if spec is not None}
+
+    @property
     def n_heads(self) -> int:
-        """Query heads of every layer."""
-        return self.layers[0].mixer.n_heads
+        """Query heads of every layer that keeps keys."""
+        return self.layers[next(iter(self.kv_specs))].mixer.n_heads
 
     @property
     def n_kv_heads(self) -> int:
-        """Key heads of every layer."""
-        return self.layers[0].mixer.n_kv_heads
+        """Key heads of every layer that keeps keys."""
+        return next(iter(self.kv_specs.values())).n_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Width of a head in every layer."""
-        return self.layers[0].mixer.head_dim
+        """Width of a key in every layer that keeps keys."""
+        return next(iter(self.kv_specs.values())).head_dim
 
     @property
     def ffn_size(self) -> int:
@@ -84,8 +90,8 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of each layer, see `AttentionSpec.window`."""
-        return tuple(layer.mixer.window for layer in self.layers)
+        """Of each layer that keeps keys, see `KVSpec.window`."""
+        return tuple(spec.window for spec in self.kv_specs.values())
 
     @property
     def ropes(self) -> tuple[Rope, ...]:

@@ -4,13 +4,14 @@ Owns the grouping of layers and the counting of pages over groups. Does not own 
 (`planner/memory`) nor tensors (`compute`). Torch-free.
 Layers that keep keys equally long make groups of equally many layers. A page holds `page_size` tokens of the layers of
 one group, one layer a *lane*; so all pages have the same bytes, and one pool serves every group.
-Invariants: each layer is in one group; groups that keep everything come first; one kind of layer is one group.
+Invariants: each layer that keeps keys is in one group, another in none; groups that keep everything come first; one
+kind of layer is one group.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -57,10 +58,10 @@ class KVLayout(msgspec.Struct, frozen=True):
         return self.n_lanes * self.groups[0].spec.numbers
 
     @property
-    def places(self) -> tuple[tuple[int, int], ...]:
-        """(group, lane) of each layer."""
+    def places(self) -> dict[int, tuple[int, int]]:
+        """(group, lane) of each layer that keeps keys, in their order."""
         found = {layer: (g, i) for g, group in enumerate(self.groups) for i, layer in enumerate(group.layers)}
-        return tuple(found[layer] for layer in range(len(found)))
+        return dict(sorted(found.items()))
 
     def pages_of(self, n_tokens: int, page_size: int, in_flight: int) -> list[int]:
         """Pages that each group needs at once for a sequence of `n_tokens` that goes on alone to its end.
@@ -122,13 +123,15 @@ def kv_layout(arch: ModelArch, max_model_len: int = 0, *, hybrid: bool = True) -
     full layers has pages of 4 lanes, one full group and six of windows, the last of which has 2 layers: 2 of 28 lanes
     are empty. Where nothing is within the limits there is one group. ConfigError where layers store other numbers.
     """
-    specs = [layer.mixer.kv_spec for layer in arch.layers]
-    _check_alike(specs)
+    _check_alike(arch.kv_specs)
     longest = max_model_len or ENDLESS
-    specs = [spec if hybrid and spec.window < longest else msgspec.structs.replace(spec, window=0) for spec in specs]
-    if len(set(specs)) == 1:
-        return one_group(specs[0], len(specs))
-    layers = {spec: [i for i, own in enumerate(specs) if own == spec] for spec in specs}
+    specs = {
+        layer: spec if hybrid and spec.window < longest else msgspec.structs.replace(spec, window=0)
+        for layer, spec in arch.kv_specs.items()
+    }
+    layers = {spec: [layer for layer, own in specs.items() if own == spec] for spec in specs.values()}
+    if len(layers) == 1:
+        return KVLayout(tuple(KVGroup(spec, tuple(own)) for spec, own in layers.items()), len(specs))
     n_lanes = _lanes({spec: len(own) for spec, own in layers.items()})
     if n_lanes is None:
         return kv_layout(arch, hybrid=False)
@@ -136,16 +139,16 @@ def kv_layout(arch: ModelArch, max_model_len: int = 0, *, hybrid: bool = True) -
     return KVLayout(tuple(sorted(groups, key=lambda group: (group.spec.window > 0, group.layers))), n_lanes)
 
 
-def _check_alike(specs: Sequence[KVSpec]) -> None:
+def _check_alike(specs: Mapping[int, KVSpec]) -> None:
     """A page serves any group, so a token must leave the same in a lane of each."""
-    layers: dict[tuple[int, int], list[int]] = {}
-    for i, spec in enumerate(specs):
-        layers.setdefault((spec.n_kv_heads, spec.head_dim), []).append(i)
+    layers: dict[KVSpec, list[int]] = {}
+    for layer, spec in specs.items():
+        layers.setdefault(msgspec.structs.replace(spec, window=0), []).append(layer)
     if len(layers) > 1:
         kinds = "; ".join([
-            f"{n_heads} KV heads of {head_dim} ({n_heads * head_dim * 2} numbers a token) in layers "
+            f"{spec.n_kv_heads} KV heads of {spec.head_dim} ({spec.numbers} numbers a token) in layers "
             f"{', '.join(map(str, own[:8]))}{' ...' if len(own) > 8 else ''}"
-            for (n_heads, head_dim), own in layers.items()
+            for spec, own in layers.items()
         ])  # fmt: skip
         raise ConfigError(f"layers leave different keys and values: {kinds}; pages of the KV cache hold one kind only")
 

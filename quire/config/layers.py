@@ -7,10 +7,14 @@ how anything is computed. Invariant: a description holds plain values only, so i
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from quire.config.rope import Rope
+
+if TYPE_CHECKING:
+    from quire.config.parameters import MixerParameters
 
 
 @enum.unique
@@ -74,6 +78,13 @@ class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
     offset: float = 0.0
     """Added to the stored weight (1 in Gemma)."""
 
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        found = ["RMS" if self.kind is NormKind.RMS else "LayerNorm"] + (["1 + w"] if self.offset else [])
+        found += ([] if self.weight else ["no weight"]) + (["bias"] if self.bias else [])
+        return f"{' with '.join((found[0], ' and '.join(found[1:]))) if found[1:] else found[0]}, epsilon {self.eps:g}"
+
 
 class QKNorm(msgspec.Struct, frozen=True, kw_only=True):
     """A norm of queries and keys, before their rotation."""
@@ -87,58 +98,83 @@ class KVSpec(msgspec.Struct, frozen=True):
 
     n_kv_heads: int
     head_dim: int
-    """A token leaves a key and a value of [n_kv_heads, head_dim]."""
+    """A token leaves a key of [n_kv_heads, head_dim], and beside it a value like it."""
     window: int = 0
     """w > 0: a token is seen by itself and by the w - 1 after it; 0: by all after it."""
+    value_in_key: int = 0
+    """v > 0: the value is the first v numbers of the key, and lies nowhere else."""
 
     @property
     def numbers(self) -> int:
         """Numbers that a token leaves in one layer."""
-        return 2 * self.n_kv_heads * self.head_dim
+        return (1 if self.value_in_key else 2) * self.n_kv_heads * self.head_dim
 
 
-class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Grouped-query attention."""
+class Rotated(msgspec.Struct, frozen=True):
+    """Rows of a parameter that are rotated, and so may be stored as pairs of neighbours."""
 
     n_heads: int
-    n_kv_heads: int
-    """Divides n_heads; head h of q reads head h // (n_heads / n_kv_heads) of k and v."""
-    head_dim: int
-    """Even; need not be hidden_size / n_heads."""
-    scale: float
-    """Factor on q·k."""
-    rope: Rope | None
-    """None: positions are not rotated in."""
-    window: int = 0
-    """w > 0 sees the last w tokens, itself included; 0 sees all."""
-    soft_cap: float = 0.0
-    """c > 0: logits become c * tanh(logit / c)."""
-    alibi: float = 0.0
-    """a > 0: logits fall with distance, by a times the slope of each head (Press et al. 2022)."""
-    qkv_bias: bool = False
-    o_bias: bool = False
-    qk_norm: QKNorm | None = None
-    qkv_clip: float = 0.0
-    """c > 0: queries, keys and values are cut to [-c, c]."""
-    first_head: int = 0
-    """Number of the first of these heads in the whole model, of which a rank has a part (`config.shares`)."""
-    n_heads_of_all: int = 0
-    """Query heads of the whole model; 0: these are all."""
+    """Equal parts of its rows, each with rows that are rotated."""
+    first: int
+    """Of these rows in a head."""
+    number: int
+
+
+class MixerSpec(Protocol):
+    """What mixes the tokens of a sequence: the only part of a layer that sees more than one. Each kind is a file
+    (`attention`), and has a layer in `compute/layers/mixers`."""
 
     @property
-    def q_size(self) -> int:
-        """Columns of all query heads."""
-        return self.n_heads * self.head_dim
+    def n_heads(self) -> int:
+        """That read what tokens leave; a rank's own, where it has a part."""
+        ...
 
     @property
-    def kv_size(self) -> int:
-        """Columns of all key heads (or value heads)."""
-        return self.n_kv_heads * self.head_dim
+    def rope(self) -> Rope | None:
+        """None: positions are not rotated in."""
+        ...
 
     @property
-    def kv_spec(self) -> KVSpec:
-        """What it keeps."""
-        return KVSpec(self.n_kv_heads, self.head_dim, self.window)
+    def rope_head_dim(self) -> int:
+        """Dimensions of a head of which `rope` rotates its share."""
+        ...
+
+    @property
+    def kv_spec(self) -> KVSpec | None:
+        """What it keeps of every token; None: nothing."""
+        ...
+
+    @property
+    def n_row_numbers(self) -> int:
+        """Numbers of a token that are there at once while it is computed, its input and result left out."""
+        ...
+
+    @property
+    def n_pair_flops(self) -> int:
+        """Operations of all heads for one token and one that it sees."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """What it is, for people; `position_words` left out."""
+        ...
+
+    @property
+    def position_words(self) -> tuple[str, ...]:
+        """How it tells positions apart."""
+        ...
+
+    def parameters(self, at: str, hidden_size: int) -> MixerParameters:
+        """What it stores, in the layer whose names begin with `at`; the last product's place is 'out'."""
+        ...
+
+    def rotated(self, name: str) -> Rotated | None:
+        """Of the parameter `name` behind its module, as 'q_proj'; None: no row of it is rotated."""
+        ...
+
+    def share(self, rank: int, n_ranks: int) -> MixerSpec:
+        """What rank `rank` of several computes. Raises ConfigError where it cannot be divided."""
+        ...
 
 
 class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +189,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One layer of a decoder."""
 
-    mixer: AttentionSpec
+    mixer: MixerSpec
     ffn: FeedForwardSpec
     norm: NormSpec
     """Of every norm around mixer and feed-forward."""

@@ -18,6 +18,7 @@ import msgspec
 
 from quire.config.advice import no_model, not_supported, quantised_with
 from quire.config.arch import ModelArch
+from quire.config.attention import AttentionSpec
 from quire.config.families import FAMILIES, Family
 from quire.config.fields import Fields, Watched, read_object
 from quire.config.gguf import Header, is_gguf, read_header
@@ -133,7 +134,7 @@ def _with_divisors(arch: ModelArch, divisors: tuple[float, ...], header: Header)
         rope = layer.mixer.rope
         if rope is not None and rope.type != "default":
             raise LoadError(f"{header.path} has both rope_freqs.weight and rope scaling of type {rope.type}")
-        if rope is not None:
+        if rope is not None and isinstance(layer.mixer, AttentionSpec):
             mixer = replace(layer.mixer, rope=replace(rope, type=DIVIDED, divisors=divisors))
             layers.append(replace(layer, mixer=mixer))
     return replace(arch, layers=tuple(layers))

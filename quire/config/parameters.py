@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from quire.config.layers import AttentionSpec, LayerSpec, NormSpec, Placement, QKNormScope
+from quire.config.layers import LayerSpec, NormSpec, Placement
 
 if TYPE_CHECKING:
     from quire.config.arch import ModelArch
@@ -88,11 +88,29 @@ class NormTable(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"{self.name}.{row}" for row in rows) if self.is_apart else (self.name,)
 
 
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers that are neither multiplied by nor a norm's; every rank has all."""
+
+    name: str
+    """Without its kind."""
+    shape: tuple[int, ...]
+    kind: str = "weight"
+    """What its name ends in."""
+
+
+class MixerParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a mixer stores, by the place that it has there (`MixerSpec.parameters`)."""
+
+    matrices: Mapping[str, Matrix]
+    """In the order of computing; 'out' is the last."""
+    norms: Mapping[str, NormTable] = {}
+    tensors: Mapping[str, Tensor] = {}
+
+
 class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
     """What a layer stores, by the place that it has there. Norms that do not exist, or store nothing, are None."""
 
-    qkv: Matrix
-    out: Matrix
+    mixer: MixerParameters
     up: Matrix
     """gate and up of a gated feed-forward."""
     down: Matrix
@@ -100,28 +118,23 @@ class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
     attention_post_norm: NormTable | None
     ffn_norm: NormTable | None
     ffn_post_norm: NormTable | None
-    q_norm: NormTable | None
-    k_norm: NormTable | None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         """In the order of computing."""
-        return self.qkv, self.out, self.up, self.down
+        return *self.mixer.matrices.values(), self.up, self.down
 
     @property
     def norms(self) -> tuple[NormTable, ...]:
         """Those that exist."""
-        all_norms = (
-            *(self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm),
-            *(self.q_norm, self.k_norm),
-        )
-        return tuple(norm for norm in all_norms if norm is not None)
+        around = (self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm)
+        return *(norm for norm in around if norm is not None), *self.mixer.norms.values()
 
 
 def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerParameters:
     """The parameters of layer number `layer`."""
     at = LAYER.format(layer)
-    mixer, ffn, placement = spec.mixer, spec.ffn, spec.placement
+    ffn, placement = spec.ffn, spec.placement
 
     def norm(name: str) -> NormTable:
         return NormTable(name=at + name, shape=(hidden_size,), spec=spec.norm)
@@ -129,18 +142,9 @@ def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerPara
     before = placement is not Placement.AFTER
     after = placement in (Placement.AFTER, Placement.BOTH)
     own_ffn_norm = placement in (Placement.BEFORE, Placement.BOTH, Placement.PARALLEL)
-    q_rows, kv_rows = mixer.q_size, mixer.kv_size
-    qkv = tuple((f"{at}self_attn.{name}_proj", rows) for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)))
     ups = ("gate", "up") if ffn.gated else ("up",)
     return LayerParameters(
-        qkv=Matrix(
-            n_in=hidden_size, parts=qkv, bias=mixer.qkv_bias, whole=at + "self_attn.qkv_proj", cut=Cut.COLUMN,
-            unit=mixer.head_dim, n_repeated=2,
-        ),
-        out=Matrix(
-            n_in=q_rows, parts=((at + "self_attn.o_proj", hidden_size),), bias=mixer.o_bias, cut=Cut.ROW,
-            unit=mixer.head_dim,
-        ),
+        mixer=spec.mixer.parameters(at, hidden_size),
         up=Matrix(
             n_in=hidden_size, parts=tuple((f"{at}mlp.{name}_proj", ffn.size) for name in ups), bias=ffn.bias,
             whole=at + "mlp.gate_up_proj" if ffn.gated else "", cut=Cut.COLUMN,
@@ -150,26 +154,6 @@ def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerPara
         attention_post_norm=norm("attention_post_norm") if after else None,
         ffn_norm=norm("post_attention_layernorm") if own_ffn_norm else None,
         ffn_post_norm=norm("ffn_post_norm") if after else None,
-        q_norm=_qk_norm(mixer, at, "q"),
-        k_norm=_qk_norm(mixer, at, "k"),
-    )  # fmt: skip
-
-
-def _qk_norm(mixer: AttentionSpec, at: str, which: str) -> NormTable | None:
-    if mixer.qk_norm is None:
-        return None
-    n_heads = mixer.n_heads if which == "q" else mixer.n_kv_heads
-    shapes = {
-        QKNormScope.HEAD: (mixer.head_dim,),
-        QKNormScope.HEADS: (n_heads, mixer.head_dim),
-        QKNormScope.APART: (n_heads, mixer.head_dim),
-        QKNormScope.ALL: (n_heads * mixer.head_dim,),
-    }
-    scope = mixer.qk_norm.scope
-    return NormTable(
-        name=f"{at}self_attn.{which}_norm", shape=shapes[scope], spec=mixer.qk_norm.norm,
-        is_apart=scope is QKNormScope.APART, cut=Cut.COLUMN if len(shapes[scope]) == 2 else Cut.REPLICATED,
-        is_repeated=which == "k",
     )  # fmt: skip
 
 
@@ -206,6 +190,8 @@ def shapes(arch: ModelArch) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from _of_matrix(matrix)
         for norm in parameters.norms:
             yield from _of_norm(norm)
+        for tensor in parameters.mixer.tensors.values():
+            yield f"{tensor.name}.{tensor.kind}", tensor.shape
     yield from _of_norm(final_norm(arch))
     if not arch.tie_embeddings:
         yield from _of_matrix(head(arch))

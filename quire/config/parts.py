@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.layers import AttentionSpec, FeedForwardSpec, NormKind, NormSpec, Placement, QKNormScope
-from quire.config.rope import Rope
+from quire.config.layers import FeedForwardSpec, MixerSpec, Placement
 from quire.core.units import format_bytes
 
 BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -21,12 +20,6 @@ PLACEMENTS: Final = {
     Placement.PARALLEL: "before attention and before the feed-forward, which stand side by side",
     Placement.SHARED: "one before attention and the feed-forward, which stand side by side",
 }
-SCOPES: Final = {
-    QKNormScope.HEAD: "each head with the same weights",
-    QKNormScope.HEADS: "each head with its own weights",
-    QKNormScope.APART: "each head with its own weights",
-    QKNormScope.ALL: "all heads together",
-}
 
 
 def parts(arch: ModelArch) -> Iterator[tuple[str, str]]:
@@ -34,15 +27,15 @@ def parts(arch: ModelArch) -> Iterator[tuple[str, str]]:
     layers, n_bytes = arch.layers, BYTES[arch.dtype]
     sizes = f"hidden size {arch.hidden_size:,}, vocabulary {arch.vocab_size:,}, context {arch.max_position:,}"
     yield "family", f"{arch.family}: {arch.n_layers} layers, {sizes}"
-    yield from _by_layer("attention", (_mixer(layer.mixer) for layer in layers))
+    yield from _by_layer("attention", (layer.mixer.words for layer in layers))
     yield from _by_layer("positions", (_positions(arch, layer.mixer) for layer in layers))
-    yield from _by_layer("norms", (f"{_norm(layer.norm)}, {PLACEMENTS[layer.placement]}" for layer in layers))
+    yield from _by_layer("norms", (f"{layer.norm.words}, {PLACEMENTS[layer.placement]}" for layer in layers))
     yield from _by_layer("feed-forward", (_feed_forward(layer.ffn) for layer in layers))
-    yield "final norm", _norm(arch.norm)
+    yield "final norm", arch.norm.words
     yield "head", ("the embedding" if arch.tie_embeddings else "of its own") + (", bias" if arch.head_bias else "")
     yield "multipliers", _multipliers(arch)
     yield "parameters", f"{arch.n_parameters:,}, {format_bytes(arch.n_parameters * n_bytes)} as {arch.dtype}"
-    kv = sum(2 * layer.mixer.kv_size for layer in layers) * n_bytes
+    kv = sum(spec.numbers for spec in arch.kv_specs.values()) * n_bytes
     yield "keys and values", f"{format_bytes(kv)} a token as {arch.dtype}, over all layers"
 
 
@@ -65,35 +58,9 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def _mixer(mixer: AttentionSpec) -> str:
-    found = [f"{mixer.n_heads} heads of {mixer.head_dim}", f"{mixer.n_kv_heads} of keys and values"]
-    found += [f"window of {mixer.window:,} tokens" if mixer.window else "no window", f"scale {mixer.scale:.6g}"]
-    biases = [name for name, there in (("q, k, v", mixer.qkv_bias), ("output", mixer.o_bias)) if there]
-    found += [f"bias on {' and '.join(biases)}"] if biases else []
-    if mixer.qk_norm is not None:
-        found.append(f"q and k normed ({_norm(mixer.qk_norm.norm)}, {SCOPES[mixer.qk_norm.scope]})")
-    found += [f"soft cap {mixer.soft_cap:g}"] if mixer.soft_cap else []
-    found += [f"q, k, v cut to ±{mixer.qkv_clip:g}"] if mixer.qkv_clip else []
-    return ", ".join(found)
-
-
-def _positions(arch: ModelArch, mixer: AttentionSpec) -> str:
+def _positions(arch: ModelArch, mixer: MixerSpec) -> str:
     found = [f"learned, {arch.n_positions:,} rows"] if arch.n_positions else []
-    found += [_rope(mixer.rope, mixer.head_dim)] if mixer.rope is not None else []
-    found += [f"ALiBi, slopes times {mixer.alibi:g}"] if mixer.alibi else []
-    return ", ".join(found) or "none"
-
-
-def _rope(rope: Rope, head_dim: int) -> str:
-    found = f"rope of theta {rope.theta:,g}, type {rope.type}" + (f" by {rope.factor:g}" if rope.factor != 1 else "")
-    rotary_dim = rope.rotary_dim(head_dim)
-    return found + (f", {rotary_dim} of {head_dim} dimensions" if rotary_dim != head_dim else "")
-
-
-def _norm(norm: NormSpec) -> str:
-    found = ["RMS" if norm.kind is NormKind.RMS else "LayerNorm"] + (["1 + w"] if norm.offset else [])
-    found += ([] if norm.weight else ["no weight"]) + (["bias"] if norm.bias else [])
-    return f"{' with '.join((found[0], ' and '.join(found[1:]))) if found[1:] else found[0]}, epsilon {norm.eps:g}"
+    return ", ".join([*found, *mixer.position_words]) or "none"
 
 
 def _feed_forward(ffn: FeedForwardSpec) -> str:

@@ -63,6 +63,13 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
         """How many dimensions of a head are rotated; even."""
         return int(head_dim * self.partial)
 
+    def words(self, head_dim: int) -> str:
+        """What it is, for people."""
+        factor = f" by {self.factor:g}" if self.factor != 1 else ""
+        rotary_dim = self.rotary_dim(head_dim)
+        share = f", {rotary_dim} of {head_dim} dimensions" if rotary_dim != head_dim else ""
+        return f"rope of theta {self.theta:,g}, type {self.type}{factor}{share}"
+
 
 def parse_rope(
     config: Fields,

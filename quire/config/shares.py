@@ -12,7 +12,7 @@ import functools
 import msgspec
 
 from quire.config.arch import ModelArch
-from quire.config.layers import AttentionSpec, LayerSpec, QKNormScope
+from quire.config.layers import LayerSpec
 from quire.config.parameters import Cut, Matrix, NormTable
 from quire.core.errors import ConfigError
 
@@ -50,7 +50,7 @@ def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_
     if n_ranks == 1 or matrix.cut is Cut.REPLICATED:
         return Share(matrix=matrix, first_rows=(0,) * len(matrix.parts))
     if matrix.cut is Cut.ROW:
-        n_in = _part(f"{matrix.name} has {matrix.n_in} inputs", matrix.n_in, n_ranks, matrix.unit, column_step)
+        n_in = part_of(f"{matrix.name} has {matrix.n_in} inputs", matrix.n_in, n_ranks, matrix.unit, column_step)
         bias = matrix.bias and rank == 0  # it is added once
         mine = msgspec.structs.replace(matrix, n_in=n_in, bias=bias, cut=Cut.REPLICATED)
         return Share(matrix=mine, first_rows=(0,), first_column=rank * n_in)
@@ -60,8 +60,8 @@ def share(matrix: Matrix, rank: int, n_ranks: int, *, row_step: int = 1, column_
             first, own = _vocabulary(name, rows, rank, n_ranks)
         else:
             step = 1 if number == len(matrix.parts) - 1 else row_step
-            n_times = _times(rows // matrix.unit, n_ranks, number >= len(matrix.parts) - matrix.n_repeated)
-            own = _part(f"{name} has {rows} outputs", rows, n_ranks // n_times, matrix.unit, step)
+            n_times = times_of(rows // matrix.unit, n_ranks, number >= len(matrix.parts) - matrix.n_repeated)
+            own = part_of(f"{name} has {rows} outputs", rows, n_ranks // n_times, matrix.unit, step)
             first = rank // n_times * own
         parts.append((name, own))
         first_rows.append(first)
@@ -73,8 +73,8 @@ def share_norm(table: NormTable, rank: int, n_ranks: int) -> NormTable:
     """A rank's part of the table of a norm, `first_row` of it being where it begins. Raises ConfigError."""
     if n_ranks == 1 or table.cut is Cut.REPLICATED:
         return table
-    n_times = _times(table.shape[0], n_ranks, table.is_repeated)
-    own = _part(f"{table.name} has {table.shape[0]} heads", table.shape[0], n_ranks // n_times, 1, 1)
+    n_times = times_of(table.shape[0], n_ranks, table.is_repeated)
+    own = part_of(f"{table.name} has {table.shape[0]} heads", table.shape[0], n_ranks // n_times, 1, 1)
     return msgspec.structs.replace(
         table, shape=(own, *table.shape[1:]), first_row=rank // n_times * own, cut=Cut.REPLICATED
     )
@@ -91,27 +91,13 @@ def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
 
 def share_layer(spec: LayerSpec, rank: int, n_ranks: int) -> LayerSpec:
     """What a rank computes of a layer. Raises ConfigError where it cannot be divided."""
-    mixer, size = spec.mixer, _part(f"a feed-forward is {spec.ffn.size} wide", spec.ffn.size, n_ranks)
+    size = part_of(f"a feed-forward is {spec.ffn.size} wide", spec.ffn.size, n_ranks)
     return msgspec.structs.replace(
-        spec, mixer=_share_attention(mixer, rank, n_ranks), ffn=msgspec.structs.replace(spec.ffn, size=size)
+        spec, mixer=spec.mixer.share(rank, n_ranks), ffn=msgspec.structs.replace(spec.ffn, size=size)
     )
 
 
-def _share_attention(mixer: AttentionSpec, rank: int, n_ranks: int) -> AttentionSpec:
-    if mixer.qk_norm is not None and mixer.qk_norm.scope is QKNormScope.ALL:
-        raise ConfigError(
-            f"this model norms the queries of all {mixer.n_heads} heads as one vector, of which each of {n_ranks} ranks"
-            " has a part: take one rank"
-        )
-    n_heads = _part(f"attention has {mixer.n_heads} query heads", mixer.n_heads, n_ranks)
-    n_times = _times(mixer.n_kv_heads, n_ranks, True)
-    n_kv_heads = _part(f"attention has {mixer.n_kv_heads} KV heads", mixer.n_kv_heads, n_ranks // n_times)
-    return msgspec.structs.replace(
-        mixer, n_heads=n_heads, n_kv_heads=n_kv_heads, first_head=rank * n_heads, n_heads_of_all=mixer.n_heads
-    )
-
-
-def _times(n_units: int, n_ranks: int, is_repeated: bool) -> int:
+def times_of(n_units: int, n_ranks: int, is_repeated: bool) -> int:
     """Ranks that have the same units; 1 where each has its own."""
     return n_ranks // n_units if is_repeated and n_units < n_ranks and n_ranks % n_units == 0 else 1
 
@@ -124,7 +110,7 @@ def _vocabulary(name: str, n_rows: int, rank: int, n_ranks: int) -> tuple[int, i
     return rank * most, min(most, n_rows - rank * most)
 
 
-def _part(what: str, size: int, n_ranks: int, unit: int = 1, step: int = 1) -> int:
+def part_of(what: str, size: int, n_ranks: int, unit: int = 1, step: int = 1) -> int:
     """Of one rank, whole units and whole steps."""
     together = f" in units of {unit}" if unit > 1 else ""
     if size % (unit * n_ranks):

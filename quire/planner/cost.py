@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quire.config.arch import ModelArch
 from quire.core.plan import Spans
 from quire.planner.hardware import Hardware
-from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, pair_flops
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class CostModel:
         body, head = arch.n_layers * layer_weights(arch), head_weights(arch)
         weights_bytes = body * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
         kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(arch) * self.kv_itemsize
-        attention = 4 * arch.n_layers * arch.n_heads * arch.head_dim * n_pairs
+        attention = pair_flops(arch) * n_pairs
         return StepWork(weights_bytes + kv_bytes, 2 * body * n_tokens + 2 * head * n_wants + attention)
 
     def limit_s(self, work: StepWork) -> float:

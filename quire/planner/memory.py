@@ -98,8 +98,7 @@ class MemoryEquation:
     def workspace_bytes(self) -> int:
         """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
         arch = self.arch
-        attention = (2 * arch.n_heads + 2 * arch.n_kv_heads) * arch.head_dim
-        widest = max(attention, 3 * arch.ffn_size)
+        widest = max(3 * arch.ffn_size, *(layer.mixer.n_row_numbers for layer in arch.layers))
         return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.itemsize
 
     @property

@@ -24,7 +24,12 @@ def head_weights(arch: ModelArch) -> int:
 
 def kv_numbers_per_token(arch: ModelArch) -> int:
     """Numbers in the K/V of one token, all layers."""
-    return sum(2 * layer.mixer.kv_size for layer in arch.layers)
+    return sum(spec.numbers for spec in arch.kv_specs.values())
+
+
+def pair_flops(arch: ModelArch) -> int:
+    """FLOPs of a token and one that it sees, all layers."""
+    return sum(layer.mixer.n_pair_flops for layer in arch.layers)
 
 
 def _matrix_weights(arch: ModelArch, layer: int) -> int:

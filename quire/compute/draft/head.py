@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
+from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.linear import Embedding, Linear, Make
@@ -63,7 +64,8 @@ class Head:
         if self.makes_input:
             self.embedded, self.feature = (linear(hidden, (layout.join, hidden)) for _ in range(2))
         else:
-            self.embedded, self.feature = self.layer.attention.qkv, linear(hidden, *parameters.qkv.parts)
+            assert isinstance(self.layer.mixer, Attention), "config/eagle takes no other"
+            self.embedded, self.feature = self.layer.mixer.qkv, linear(hidden, *self.layer.mixer.qkv.matrix.parts)
         """The columns of a matrix for the embedding, and for the feature."""
         self.embedded_norm = norm(layout.embedded_norm) if layout.embedded_norm or first is None else first
         self.feature_norm, self.norm = norm(layout.feature_norm), norm(layout.norm, own.norm)
@@ -78,7 +80,7 @@ class Head:
     def reach(self, max_model_len: int) -> None:
         """Make the rotary table for so many positions."""
         tables = rotary_tables(self.arch.arch, max_model_len)
-        self.layer.attention.cos_sin = tables[self.layer.spec.mixer.rope].to(self._device)
+        self.layer.mixer.cos_sin = tables[self.layer.spec.mixer.rope].to(self._device)
 
     def forward(
         self,
@@ -96,7 +98,8 @@ class Head:
         if self.makes_input:
             x = self.layer(joined, positions, context, wanted)
         else:
-            x = self.layer.behind(joined, features, positions, context, wanted)
+            assert isinstance(self.layer.mixer, Attention)
+            x = self.layer.behind(self.layer.mixer.mix(joined, positions, context), features, wanted)
         if out is None:
             out = torch.empty((len(x), len(self.token_ids)), dtype=torch.float32, device=x.device)
         return x, self.head(x, norm=self.norm.pair, out=out)
@@ -137,7 +140,7 @@ class Head:
 
     def leave_device(self) -> None:
         """Into the host's memory, as `Decoder`; but for the rotary table, which `reach` makes anew."""
-        self.layer.attention.cos_sin = torch.empty(0, device=self._device)
+        self.layer.mixer.cos_sin = torch.empty(0, device=self._device)
         self._move(torch.device("cpu"))
 
     def enter_device(self) -> None:
@@ -147,7 +150,8 @@ class Head:
     def _move(self, device: torch.device) -> None:
         """Tensors stay the same objects."""
         tensors = [tensor for norm in self.norms for tensor in norm.tensors]
-        tensors += self.layer.attention.variant.tensors.values()
+        variant = self.layer.mixer.variant
+        tensors += variant.tensors.values() if variant is not None else ()
         for linear in self.linears:
             tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
         if self.has_embedding:
@@ -256,7 +260,7 @@ def load_head(folder: pathlib.Path, arch: HeadArch, model: Decoder, device: torc
 
     A model that is rounded has a rounded head; one of a file's blocks, a floating one.
     """
-    scheme, dtype = model.layers[0].attention.qkv.scheme, model.dtype
+    scheme, dtype = model.layers[0].linears[0].scheme, model.dtype
     if isinstance(scheme, Blocks):
         scheme = floating(device, dtype)
 

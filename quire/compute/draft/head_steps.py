@@ -24,6 +24,7 @@ from quire.compute.runner.features import Features
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.tables import SlotTables
 from quire.compute.schemes.packed import PackedProduct
+from quire.config.attention import AttentionSpec
 from quire.kernels import fused_step
 from quire.kernels.fused_step import TreeRows
 from quire.kernels.qgemm.cpu import ADD, WIDEN
@@ -216,7 +217,8 @@ def obstacle(head: Head) -> str | None:
         return "its matrices are not packed for the native kernels"
     if head.model_norm is not None and head.model_norm.pair is None:
         return "the states that it reads are not RMS normed"
-    if not head.layer.is_plain or not head.layer.attention.variant.built_in or head.embedded_norm.pair is None:
+    variant = head.layer.mixer.variant
+    if not head.layer.is_plain or variant is None or not variant.built_in or head.embedded_norm.pair is None:
         return "its layer is not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
     return fused_step.obstacle(head.dtype, head.arch.arch.head_dim)
 
@@ -238,6 +240,7 @@ class NativeSteps:
         self.most_each = max_rows
         arch, layer = head.arch.arch, head.layer
         mixer = layer.spec.mixer
+        assert isinstance(mixer, AttentionSpec), "a plain layer has no other mixer"
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), head.dtype)
@@ -245,7 +248,7 @@ class NativeSteps:
         states, embedded = rows(arch.hidden_size), rows(arch.hidden_size)
         memory = LayerRows(
             rows(arch.hidden_size) if head.makes_input else states, rows(mixer.q_size + 2 * mixer.kv_size),
-            rows(mixer.q_size), rows(arch.ffn_size), [(pool.pages_of[0], 0)],
+            rows(mixer.q_size), rows(arch.ffn_size), {0: (pool.pages_of[0], 0)},
         )  # fmt: skip
         self._ids, self._tokens, self._states = head.token_ids, tables.tokens.numpy(), states
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)

@@ -119,7 +119,10 @@ class HeadModel:
     def _growth(self, steps: HeadSteps) -> TreeGrowth | None:
         if self._tree is None:
             return None
-        reason = trees.obstacle(self.head.layer.attention.variant, self._platform.device.torch_device)
+        variant = self.head.layer.mixer.variant
+        reason = (
+            "mixer is no attention" if variant is None else trees.obstacle(variant, self._platform.device.torch_device)
+        )
         if reason:
             logger.warning("drafts are chains, not trees: the head's %s", reason.removeprefix("its "))
             return None

@@ -27,7 +27,9 @@ def obstacle(model: Decoder, pool: KVPool) -> str:
         if found:
             return found
     for layer in model.layers:
-        variant = layer.attention.variant
+        variant = layer.mixer.variant
+        if variant is None:
+            return "its layers have other mixers than attention"
         found = attention.shape_obstacle(pool.head_dim, pool.k.shape[3], variant, model.dtype)
         if found:
             return f"attention: {found}"

@@ -23,6 +23,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import split_faults
 from quire.compute.schemes.packed import PackedProduct
+from quire.config.attention import AttentionSpec
 from quire.core.plan import Spans, StepMasks, StepPlan
 from quire.core.result import StepResult, StepTimings
 from quire.kernels import fused_step
@@ -37,7 +38,7 @@ def obstacle(model: Decoder) -> str | None:
         return "its matrices are not packed for the native kernels"
     if not model.is_plain:
         return "its layers are not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
-    if not all(layer.attention.variant.built_in for layer in model.layers):
+    if not all(layer.mixer.variant is not None and layer.mixer.variant.built_in for layer in model.layers):
         return "its attention has hooks"
     return fused_step.obstacle(model.dtype, model.arch.head_dim)
 
@@ -59,6 +60,7 @@ class FusedForward:
     ) -> None:
         arch, self._tail = model.arch, tail
         first = arch.layers[0].mixer
+        assert isinstance(first, AttentionSpec), "a plain layer has no other mixer"
 
         def rows(width: int) -> torch.Tensor:
             return device.zeros((max_rows, width), model.dtype)
@@ -66,7 +68,7 @@ class FusedForward:
         self._x = rows(arch.hidden_size)
         memory = LayerRows(
             self._x, rows(first.q_size + 2 * first.kv_size), rows(first.q_size), rows(arch.ffn_size),
-            list(zip(pool.pages_of, pool.group_of, strict=True)),
+            {layer: (pages, pool.group_of[layer]) for layer, pages in pool.pages_of.items()},
         )  # fmt: skip
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, : tail.vocab_limit]

@@ -10,11 +10,13 @@ import math
 import torch
 
 from quire.compute.layers.context import Context
-from quire.compute.layers.linear import Linear, Make
-from quire.compute.layers.norm import Norm
+from quire.compute.layers.linear import Linear, Make, Table
+from quire.compute.layers.norm import Norm, project
 from quire.compute.schemes.choice import Schemes
-from quire.config.layers import AttentionSpec, NormKind, QKNormScope
-from quire.config.parameters import LayerParameters
+from quire.config.attention import AttentionSpec
+from quire.config.layers import NormKind, QKNormScope
+from quire.config.parameters import MixerParameters
+from quire.kernels import gemm
 from quire.kernels.attention.variant import Variant, variants
 
 
@@ -24,7 +26,7 @@ class Attention:
     def __init__(
         self,
         spec: AttentionSpec,
-        parameters: LayerParameters,
+        parameters: MixerParameters,
         layer: int,
         make: Make,
         schemes: Schemes,
@@ -32,10 +34,11 @@ class Attention:
     ) -> None:
         self.spec, self.layer, self.cos_sin = spec, layer, cos_sin
         self.variant = variant_of(spec, cos_sin.device)
-        self.qkv = Linear(make, parameters.qkv, schemes.of(parameters.qkv))
-        self.out = Linear(make, parameters.out, schemes.of(parameters.out))
+        self.qkv, self.out = (
+            Linear(make, matrix, schemes.of(matrix)) for matrix in (parameters.matrices[one] for one in ("qkv", "out"))
+        )
         self.q_norm, self.k_norm = (
-            None if table is None else Norm(make, table) for table in (parameters.q_norm, parameters.k_norm)
+            Norm(make, parameters.norms[which]) if which in parameters.norms else None for which in ("q", "k")
         )
         self.stored_norms = self._stored_norms()
         """(weight of q, weight of k, eps) of the norms that go together with rotation and storing."""
@@ -52,7 +55,11 @@ class Attention:
         norm = self.spec.qk_norm
         return norm is not None and norm.scope is QKNormScope.HEAD and norm.norm.kind is NormKind.RMS
 
-    def __call__(self, qkv: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, norm: Norm | None, positions: torch.Tensor, context: Context) -> torch.Tensor:
+        """See `Mixer`."""
+        return self.mix(project(self.qkv, x, norm), positions, context)
+
+    def mix(self, qkv: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """qkv: [n, (n_heads + 2 n_kv_heads) * head_dim], what the projection gave → [n, q_size], to go into `out`."""
         if self.spec.qkv_clip:
             qkv.clamp_(-self.spec.qkv_clip, self.spec.qkv_clip)
@@ -60,6 +67,25 @@ class Attention:
             self._norm(qkv)
         q = context.store(self.layer, qkv, *self.stored_norms, positions, self.cos_sin)
         return context.attend(self.layer, q, self.variant).flatten(1)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """See `Mixer`."""
+        return self.qkv, self.out
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """See `Mixer`."""
+        return tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """None."""
+        return ()
+
+    def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
+        """See `Mixer`."""
+        return [self.qkv.kernel(norm=norm)]
 
     def _norm(self, qkv: torch.Tensor) -> None:
         """Norms over all heads, or with weights for each: in place, before the rotation."""

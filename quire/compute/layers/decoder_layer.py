@@ -7,14 +7,16 @@ step. Does not own pages nor positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 
 from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
 from quire.compute.layers.linear import Linear, Make
-from quire.compute.layers.norm import Norm
+from quire.compute.layers.mixer import Mixer
+from quire.compute.layers.mixers import MIXERS
+from quire.compute.layers.norm import Norm, project
 from quire.compute.layers.residual import ResidualProduct
 from quire.compute.schemes.choice import Schemes
 from quire.config.layers import Activation, LayerSpec, Placement
@@ -36,12 +38,12 @@ class LayerRows:
     """[.., q size]: what attention gives."""
     inner: torch.Tensor
     """[.., ffn size]."""
-    pages: Sequence[tuple[tuple[torch.Tensor, torch.Tensor], int]]
+    pages: Mapping[int, tuple[tuple[torch.Tensor, torch.Tensor], int]]
     """Of each layer its pages of keys and of values, and their group."""
 
 
 class DecoderLayer:
-    """Adds what attention and feed-forward make of the residual stream to it."""
+    """Adds what mixer and feed-forward make of the residual stream to it."""
 
     def __init__(
         self,
@@ -53,7 +55,8 @@ class DecoderLayer:
         cos_sin: torch.Tensor,
     ) -> None:
         self.spec = spec
-        self.attention = Attention(spec.mixer, parameters, layer, make, schemes, cos_sin)
+        self.layer = layer
+        self.mixer: Mixer = MIXERS[type(spec.mixer)](spec.mixer, parameters.mixer, layer, make, schemes, cos_sin)
         self.up = Linear(make, parameters.up, schemes.of(parameters.up))
         self.down = Linear(make, parameters.down, schemes.of(parameters.down))
         self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm = (
@@ -63,7 +66,7 @@ class DecoderLayer:
                 *(parameters.ffn_norm, parameters.ffn_post_norm),
             )
         )
-        self.attention_sum = ResidualProduct(self.attention.out, self.attention_post_norm, spec.residual_scale)
+        self.attention_sum = ResidualProduct(self.mixer.out, self.attention_post_norm, spec.residual_scale)
         self.ffn_sum = ResidualProduct(self.down, self.ffn_post_norm, spec.residual_scale)
 
     def __call__(
@@ -71,29 +74,20 @@ class DecoderLayer:
     ) -> torch.Tensor:
         """x: the residual stream [n, hidden], overwritten → the stream after the layer, or the rows `wanted` of it.
 
-        Keys and values of all rows are stored; what follows attention is computed for the rows wanted.
+        What the mixer keeps is kept of all rows; what follows it is computed for the rows wanted.
         """
-        attention, placement = self.attention, self.spec.placement
-        if placement is Placement.SHARED:
+        if self.spec.placement is Placement.SHARED:
             assert self.attention_norm is not None
             normed = self.attention_norm(x)
-            y = attention(attention.qkv(normed), positions, context)
+            y = self.mixer(normed, None, positions, context)
             if wanted is not None:
                 x, y, normed = x[wanted], y[wanted], normed[wanted]
             inner = self._inner(normed, None)
             return self.ffn_sum(inner, self.attention_sum(y, x))
-        return self.behind(_project(attention.qkv, x, self.attention_norm), x, positions, context, wanted)
+        return self.behind(self.mixer(x, self.attention_norm, positions, context), x, wanted)
 
-    def behind(
-        self,
-        qkv: torch.Tensor,
-        x: torch.Tensor,
-        positions: torch.Tensor,
-        context: Context,
-        wanted: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """What follows the projection, x being the residual stream; not of `Placement.SHARED`."""
-        y = self.attention(qkv, positions, context)
+    def behind(self, y: torch.Tensor, x: torch.Tensor, wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """What follows the mixer, which gave y, x being the residual stream; not of `Placement.SHARED`."""
         if wanted is not None:
             x, y = x[wanted], y[wanted]
         if self.spec.placement is Placement.PARALLEL:
@@ -106,25 +100,22 @@ class DecoderLayer:
         """What the feed-forward's last matrix takes [n, ffn size]."""
         ffn = self.spec.ffn
         if ffn.gated and ffn.activation is Activation.SILU:
-            return _project(self.up, x, norm, silu_mul=True)
-        return activate(_project(self.up, x, norm), ffn.activation.value, gated=ffn.gated)
+            return project(self.up, x, norm, silu_mul=True)
+        return activate(project(self.up, x, norm), ffn.activation.value, gated=ffn.gated)
 
     def record(self, fused: FusedStep, rows: LayerRows, *, is_last: bool) -> None:
         """As operations of `fused`; the layer is plain. is_last: what follows attention is for the rows wanted."""
-        assert self.attention_norm is not None
-        self.attention.qkv.record(fused, rows.x, rows.qkv, norm=self.attention_norm.pair)
+        assert self.attention_norm is not None and isinstance(self.mixer, Attention)
+        self.mixer.qkv.record(fused, rows.x, rows.qkv, norm=self.attention_norm.pair)
         self.record_behind(fused, rows, is_last=is_last)
 
     def record_behind(self, fused: FusedStep, rows: LayerRows, *, is_last: bool) -> None:
-        """`behind`, as `record`."""
-        attention, spec = self.attention, self.spec.mixer
-        (k, v), group = rows.pages[attention.layer]
-        assert self.ffn_norm is not None
+        """What follows the projection, as `record`."""
+        attention = self.mixer
+        assert self.ffn_norm is not None and isinstance(attention, Attention)
+        spec, ((k, v), group) = attention.spec, rows.pages[self.layer]
         fused.rotate_and_store(rows.qkv, *attention.stored_norms, attention.cos_sin, k, v, group)
-        q, out = (
-            x[:, : spec.q_size].unflatten(1, (-1, spec.head_dim))  # type: ignore[no-untyped-call]
-            for x in (rows.qkv, rows.y)
-        )
+        q, out = (x[:, : spec.q_size].unflatten(1, (-1, spec.head_dim)) for x in (rows.qkv, rows.y))
         fused.attend(q, k, v, attention.variant, out, group)
         if is_last:
             fused.take(rows.x)
@@ -136,21 +127,18 @@ class DecoderLayer:
     @property
     def is_plain(self) -> bool:
         """Whether the layer is norm, attention, norm and feed-forward, each product with what it takes in, no more."""
-        return self.spec.is_plain and self.attention.is_plain and self.attention_sum.adds and self.ffn_sum.adds
+        return self.spec.is_plain and self.mixer.is_plain and self.attention_sum.adds and self.ffn_sum.adds
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All that have a matrix, in the order of computing."""
-        return self.attention.qkv, self.attention.out, self.up, self.down
+        return *self.mixer.linears, self.up, self.down
 
     @property
     def norms(self) -> tuple[Norm, ...]:
         """Those that exist."""
-        found = (
-            *(self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm),
-            *(self.attention.q_norm, self.attention.k_norm),
-        )
-        return tuple(norm for norm in found if norm is not None)
+        around = (self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm)
+        return *(norm for norm in around if norm is not None), *self.mixer.norms
 
     def kernels(self) -> list[gemm.LinearShape]:
         """The products as they are called, for `gemm.build`."""
@@ -161,17 +149,8 @@ class DecoderLayer:
             return norm is not None and norm.pair is not None and not is_shared
 
         return [
-            self.attention.qkv.kernel(norm=takes(self.attention_norm)),
-            self.attention.out.kernel(residual=self.attention_sum.adds),
+            *self.mixer.kernels(norm=takes(self.attention_norm)),
+            self.mixer.out.kernel(residual=self.attention_sum.adds),
             self.up.kernel(norm=takes(self.ffn_norm), silu_mul=fused),
             self.down.kernel(residual=self.ffn_sum.adds),
         ]
-
-
-def _project(linear: Linear, x: torch.Tensor, norm: Norm | None, *, silu_mul: bool = False) -> torch.Tensor:
-    """The product of the normed rows; the norm is part of it where it can be."""
-    if norm is None:
-        return linear(x, silu_mul=silu_mul)
-    if norm.pair is None:
-        return linear(norm(x), silu_mul=silu_mul)
-    return linear(x, norm=norm.pair, silu_mul=silu_mul)

@@ -13,7 +13,7 @@ import torch
 from quire.compute.schemes.packed import Blocks, PackedProduct, Scheme
 from quire.compute.schemes.plain import PlainProduct
 from quire.compute.schemes.scheme import Product
-from quire.config.parameters import Matrix
+from quire.config.parameters import Matrix, Tensor
 from quire.kernels import gemm
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm
@@ -118,3 +118,15 @@ class Embedding:
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """See `Linear.part`; a table has one part."""
         return {"weight": self.weight}
+
+
+class Table:
+    """Numbers that a layer reads as they are."""
+
+    def __init__(self, make: Make, table: Tensor) -> None:
+        self.table = table
+        self.values = make(*table.shape)
+
+    def part(self, index: int) -> dict[str, torch.Tensor]:
+        """See `Linear.part`; it has one part."""
+        return {self.table.kind: self.values}

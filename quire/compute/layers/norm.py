@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire.compute.layers.linear import Make
+from quire.compute.layers.linear import Linear, Make
 from quire.config.layers import NormKind
 from quire.config.parameters import NormTable
 from quire.kernels import gemm
@@ -44,3 +44,12 @@ class Norm:
         kinds = {"weight": self.weight, "bias": self.bias}
         found = {kind: tensor for kind, tensor in kinds.items() if tensor is not None}
         return {kind: tensor[index] for kind, tensor in found.items()} if self.table.is_apart else found
+
+
+def project(linear: Linear, x: torch.Tensor, norm: Norm | None, *, silu_mul: bool = False) -> torch.Tensor:
+    """The product of the normed rows; the norm is part of it where it can be."""
+    if norm is None:
+        return linear(x, silu_mul=silu_mul)
+    if norm.pair is None:
+        return linear(norm(x), silu_mul=silu_mul)
+    return linear(x, norm=norm.pair, silu_mul=silu_mul)

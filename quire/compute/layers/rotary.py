@@ -20,11 +20,14 @@ IDENTITY_DIM: Final = 16
 
 def rotary_tables(arch: ModelArch, max_model_len: int) -> dict[Rope | None, torch.Tensor]:
     """The table of each rotary embedding that a layer of `arch` has, on the CPU; None: of layers without one."""
+    mixers = [layer.mixer for layer in arch.layers]
+    widths = {mixer.rope: mixer.rope_head_dim for mixer in mixers if mixer.rope is not None}
     found: dict[Rope | None, torch.Tensor] = {
-        rope: rope_table(rope, arch.head_dim, max_model_len) for rope in arch.ropes
+        rope: rope_table(rope, width, max_model_len) for rope, width in widths.items()
     }
-    if any(layer.mixer.rope is None for layer in arch.layers):
-        half = min(IDENTITY_DIM, arch.head_dim) // 2
+    unrotated = next((mixer for mixer in mixers if mixer.rope is None), None)
+    if unrotated is not None:
+        half = min(IDENTITY_DIM, unrotated.rope_head_dim) // 2
         found[None] = torch.cat((torch.ones(max_model_len, half), torch.zeros(max_model_len, half)), dim=-1)
     return found
 

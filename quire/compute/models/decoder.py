@@ -13,7 +13,7 @@ import torch
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
-from quire.compute.layers.linear import Embedding, Linear, Make
+from quire.compute.layers.linear import Embedding, Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
 from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
@@ -25,7 +25,7 @@ from quire.config.rope import Rope
 from quire.config.shares import Region
 from quire.kernels import gemm
 
-Part = Embedding | Linear | Norm
+Part = Embedding | Linear | Norm | Table
 """A layer with parameters of its own: `part(index)` gives them."""
 
 
@@ -190,6 +190,8 @@ class Decoder:
             for norm in layer.norms:
                 for part, name in enumerate(norm.table.parts):
                     yield name, norm, part
+            for own in layer.mixer.tables:
+                yield own.table.name, own, 0
         yield self.norm.table.name, self.norm, 0
         if not self.arch.tie_embeddings:
             yield self.head.matrix.parts[0][0], self.head, 0
@@ -209,7 +211,8 @@ class Decoder:
     def _tables(self) -> list[torch.Tensor]:
         """Parameters that no matrix product takes."""
         embeddings = [table.weight for table in (self.embed, self.positions) if table is not None]
-        return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors]
+        own = [table.values for layer in self.layers for table in layer.mixer.tables]
+        return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors] + own
 
     @property
     def n_bytes(self) -> int:
@@ -230,7 +233,7 @@ class Decoder:
         for linear in self.linears():
             tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
         for layer in self.layers:
-            tensors += layer.attention.variant.tensors.values()
+            tensors += layer.mixer.variant.tensors.values() if layer.mixer.variant is not None else ()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)

@@ -16,8 +16,7 @@ from quire.config.arch import ModelArch
 from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, embedding, head, layer_parameters
 from quire.config.shares import Region, Share, share, share_arch, share_norm
 
-NORMS: Final = ("attention_norm", "attention_post_norm", "ffn_norm", "ffn_post_norm", "q_norm", "k_norm")
-MATRICES: Final = ("qkv", "out", "up", "down")
+MATRICES: Final = ("up", "down")
 
 
 class RankParts:
@@ -40,16 +39,22 @@ class RankParts:
     def _layer(self, whole: LayerParameters) -> LayerParameters:
         if self._n_ranks == 1:
             return whole
-        own: dict[str, Matrix | NormTable | None] = {}
-        for name in MATRICES:
-            matrix: Matrix = getattr(whole, name)
-            own[name] = self._cut(matrix, self._schemes.of(matrix).cut(matrix, self._rank, self._n_ranks)).matrix
-        for name in NORMS:
-            table: NormTable | None = getattr(whole, name)
-            if table is not None and table.cut is not Cut.REPLICATED:
-                own[name] = mine = share_norm(table, self._rank, self._n_ranks)
-                self._norms.append((table, mine))
-        return msgspec.structs.replace(whole, **own)
+        mixer = msgspec.structs.replace(
+            whole.mixer,
+            matrices={place: self._matrix(matrix) for place, matrix in whole.mixer.matrices.items()},
+            norms={place: self._norm(table) for place, table in whole.mixer.norms.items()},
+        )
+        own = {name: self._matrix(getattr(whole, name)) for name in MATRICES}
+        return msgspec.structs.replace(whole, mixer=mixer, **own)
+
+    def _matrix(self, whole: Matrix) -> Matrix:
+        return self._cut(whole, self._schemes.of(whole).cut(whole, self._rank, self._n_ranks)).matrix
+
+    def _norm(self, whole: NormTable) -> NormTable:
+        mine = share_norm(whole, self._rank, self._n_ranks)
+        if whole.cut is not Cut.REPLICATED:
+            self._norms.append((whole, mine))
+        return mine
 
     def _cut(self, whole: Matrix, mine: Share) -> Share:
         if self._n_ranks > 1:

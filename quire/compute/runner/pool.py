@@ -46,17 +46,18 @@ class KVPool:
         shape = (self.layout.n_lanes, n_pages, spec.n_kv_heads, page_size, entry.entry_size(spec.head_dim, dtype))
         self.n_heads, self.head_dim = arch.n_heads, spec.head_dim
         self.k = device.zeros(shape, dtype)
-        self.v = device.zeros(shape, dtype)
+        self.v = self.k[..., : spec.value_in_key] if spec.value_in_key else device.zeros(shape, dtype)
+        self._stored = (self.k,) if spec.value_in_key else (self.k, self.v)
         self.features: Features | None = None
         """What a drafting head reads; to be set before there is a forward strategy."""
         self.windows = list(dict.fromkeys(self.layout.windows))
         """Each kind of window once: what the work of attention differs by."""
         self.kind_of = [self.windows.index(window) for window in self.layout.windows]
         """Of each group, its place among them."""
-        self.group_of = [group for group, _ in self.layout.places]
-        """Of each layer."""
-        self.pages_of = [(self.k[lane], self.v[lane]) for _, lane in self.layout.places]
-        """Of each layer: all pages of its keys, and of its values, [n_pages, n_kv_heads, page_size, entry]."""
+        self.group_of = {layer: group for layer, (group, _) in self.layout.places.items()}
+        """Of each layer that keeps keys."""
+        self.pages_of = {layer: (self.k[lane], self.v[lane]) for layer, (_, lane) in self.layout.places.items()}
+        """Of each: all pages of its keys, and of its values, [n_pages, n_kv_heads, page_size, entry]."""
 
     @property
     def group(self) -> int:
@@ -67,7 +68,7 @@ class KVPool:
     def bytes_per_token(self) -> int:
         """K and V of one token in all lanes of a page."""
         n_lanes, _, n_kv_heads, _, size = self.k.shape
-        return 2 * n_lanes * n_kv_heads * size * self.k.element_size()
+        return len(self._stored) * n_lanes * n_kv_heads * size * self.k.element_size()
 
     def copy(self, copies: list[PageCopy]) -> None:
         """Copy on write, in every lane."""
@@ -84,7 +85,7 @@ class KVPool:
         offset; all are read before one is written."""
         size = self.k.shape[3]
         for of_group, to in zip(sources, targets, strict=True):
-            for pages in (self.k, self.v):
+            for pages in self._stored:
                 pages[:, to // size, :, to % size] = pages[:, of_group // size, :, of_group % size]
         if self.features is not None:
             self.features.move(sources[0], targets[0])

@@ -14,13 +14,11 @@ import torch
 
 from quire.config.arch import ModelArch
 from quire.config.families import Order, Stored, family_named
-from quire.config.layers import AttentionSpec, QKNormScope
 from quire.config.mtp import mtp_prefix
 from quire.config.parameters import LAYER
 
 _NUMBER: Final = re.compile(r"\.(0|[1-9]\d{0,5})\.")
-_ROTATED: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.([qk])_(proj|norm)\.")
-_QKV: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.")
+_MIXER: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(\w+)\.")
 COMPUTED: Final = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
 """Buffers that old checkpoints carry and every model computes from config.json."""
 
@@ -32,7 +30,9 @@ class Rows(msgspec.Struct, frozen=True):
     n_interleaved: int = 0
     """Heads in which rows alternate between the halves; 0: they do not."""
     rotary_dim: int = 0
-    """Leading rows of each such head that do so; 0: all."""
+    """Rows of each such head that do so; 0: all."""
+    first_rotated: int = 0
+    """The first of them in a head."""
     n_groups: int = 0
     """`Order.GROUPED`: key heads."""
     head_dim: int = 0
@@ -78,26 +78,17 @@ class Names:
         return _template(name)[0] in self._computed or name.startswith(self._apart)
 
     def _rows(self, target: str, order: Order) -> Rows:
-        rotated, qkv = _ROTATED.match(target), _QKV.match(target)
-        if rotated is not None and int(rotated[1]) < self._arch.n_layers:
-            mixer = self._arch.layers[int(rotated[1])].mixer
-            n_interleaved = self._n_interleaved(mixer, rotated[2], rotated[3])
-            if n_interleaved:
-                assert mixer.rope is not None
-                return Rows(order, n_interleaved, mixer.rope.rotary_dim(mixer.head_dim), 0, mixer.head_dim)
-        if order is Order.GROUPED and qkv is not None and int(qkv[1]) < self._arch.n_layers:
-            mixer = self._arch.layers[int(qkv[1])].mixer
-            return Rows(order, n_groups=mixer.n_kv_heads, head_dim=mixer.head_dim)
+        inside = _MIXER.match(target)
+        if inside is None or int(inside[1]) >= self._arch.n_layers:
+            return Rows(order)
+        mixer = self._arch.layers[int(inside[1])].mixer
+        if mixer.rope is not None and (mixer.rope.interleaved or self._in_halves):
+            rotated = mixer.rotated(inside[2])
+            if rotated is not None:
+                return Rows(order, rotated.n_heads, rotated.number, rotated.first)
+        if order is Order.GROUPED and mixer.kv_spec is not None:
+            return Rows(order, n_groups=mixer.kv_spec.n_kv_heads, head_dim=mixer.kv_spec.head_dim)
         return Rows(order)
-
-    def _n_interleaved(self, mixer: AttentionSpec, which: str, what: str) -> int:
-        if mixer.rope is None or not (mixer.rope.interleaved or self._in_halves):
-            return 0
-        n_heads = mixer.n_heads if which == "q" else mixer.n_kv_heads
-        if what == "proj":
-            return n_heads
-        norm = mixer.qk_norm
-        return 0 if norm is None else (1 if norm.scope in (QKNormScope.HEAD, QKNormScope.APART) else n_heads)
 
 
 def _template(stem: str) -> tuple[str, int | None]:
@@ -123,16 +114,16 @@ def rearrange(tensor: torch.Tensor, rows: Rows) -> None:
         parts = [part.reshape(-1, *tensor.shape[1:]) for part in heads.split((group, 1, 1), dim=1)]  # type: ignore[no-untyped-call]
         tensor.copy_(torch.cat(parts))
     if rows.n_interleaved:
-        separate_halves(tensor, rows.n_interleaved, rows.rotary_dim)
+        separate_halves(tensor, rows.n_interleaved, rows.rotary_dim, rows.first_rotated)
 
 
-def separate_halves(weight: torch.Tensor, n_heads: int, rotary_dim: int = 0) -> None:
-    """Undo the interleaving of the first rotary_dim (0: all) rows of each head, in place.
+def separate_halves(weight: torch.Tensor, n_heads: int, rotary_dim: int = 0, first: int = 0) -> None:
+    """Undo the interleaving of rotary_dim (0: all) rows of each head from row `first` on, in place.
 
     weight: [n_heads * head_dim], [n_heads, head_dim] or [n_heads * head_dim, k], contiguous.
     """
     flat = weight.view(-1) if weight.shape[0] == n_heads else weight
     heads = flat.view(n_heads, -1, *flat.shape[1:])
-    rotated = heads[:, : rotary_dim or heads.shape[1]]
+    rotated = heads[:, first : first + (rotary_dim or heads.shape[1])]
     pairs = rotated.unflatten(1, (-1, 2))  # type: ignore[no-untyped-call]
     rotated.copy_(pairs.transpose(1, 2).flatten(1, 2).clone())

@@ -183,7 +183,7 @@ def test_auto_keeps_blocks_and_rounds_nothing(
     plain, model = (tools["load"](path, torch.bfloat16, quantization=one) for one in ("none", "auto"))
     exact = tools["load"](path)
     block, held = model.layers[0], {"qkv": "int8-g32", "out": "int4-g32", "up": "bfloat16", "down": "int8-g32"}
-    layers = {"qkv": block.attention.qkv, "out": block.attention.out, "up": block.up, "down": block.down}
+    layers = {"qkv": block.mixer.qkv, "out": block.mixer.out, "up": block.up, "down": block.down}
     assert {name: layer.product.packed.scheme for name, layer in layers.items()} == held
     assert model.head.product.packed.scheme == "int4-g32"
     for ours, theirs in zip(model.linears(), exact.linears(), strict=True):

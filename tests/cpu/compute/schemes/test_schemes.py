@@ -132,7 +132,7 @@ def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_
             "down": stored[f"{at}mlp.down_proj.weight"],
         }
         for key, weight in expected.items():
-            layer = getattr(block.attention if key in ("qkv", "out") else block, key)
+            layer = getattr(block.mixer if key in ("qkv", "out") else block, key)
             assert torch.equal(packed(layer).dequantized(), qgemm.pack(weight, name).dequantized()), f"{i} {key}"
     head = stored["model.embed_tokens.weight" if tied else "lm_head.weight"]
     assert packed(model.head).scheme == name

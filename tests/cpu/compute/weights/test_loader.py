@@ -90,7 +90,7 @@ def test_every_tensor_lands_in_its_place(
         assert torch.equal(tensor, stored.pop(name)), name
     assert not stored
     block, weights = model.layers[1], dict(model.weights())
-    assert torch.equal(block.attention.qkv.weight[16:24], weights["model.layers.1.self_attn.k_proj.weight"])
+    assert torch.equal(block.mixer.qkv.weight[16:24], weights["model.layers.1.self_attn.k_proj.weight"])
     assert torch.equal(block.up.weight[24:], weights["model.layers.1.mlp.up_proj.weight"])
 
 
