@@ -14,6 +14,7 @@ import msgspec
 from quire.config.layers import KVSpec, LayerSpec, NormSpec
 from quire.config.parameters import n_parameters
 from quire.config.rope import Rope
+from quire.config.states import StateSpec
 
 MAX_VOCAB: Final = 2**22
 MAX_LAYERS: Final = 1024
@@ -66,6 +67,12 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
     def kv_specs(self) -> dict[int, KVSpec]:
         """Layer → what it keeps of every token; without the layers that keep nothing."""
         specs = {layer: spec.mixer.kv_spec for layer, spec in enumerate(self.layers)}
+        return {layer: spec for layer, spec in specs.items() if spec is not None}
+
+    @property
+    def state_specs(self) -> dict[int, StateSpec]:
+        """Layer → what it keeps of every sequence; without the layers that keep nothing."""
+        specs = {layer: spec.mixer.state_spec for layer, spec in enumerate(self.layers)}
         return {layer: spec for layer, spec in specs.items() if spec is not None}
 
     @property

@@ -65,6 +65,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return KVSpec(self.n_kv_heads, self.head_dim, self.window)
 
     @property
+    def state_spec(self) -> None:
+        return None
+
+    @property
     def rope_head_dim(self) -> int:
         return self.head_dim
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from quire.config.rope import Rope
+from quire.config.states import StateSpec
 
 if TYPE_CHECKING:
     from quire.config.parameters import MixerParameters
@@ -142,6 +143,11 @@ class MixerSpec(Protocol):
     @property
     def kv_spec(self) -> KVSpec | None:
         """What it keeps of every token; None: nothing."""
+        ...
+
+    @property
+    def state_spec(self) -> StateSpec | None:
+        """What it keeps of a sequence, whatever its length; None: nothing."""
         ...
 
     @property

@@ -33,7 +33,10 @@ class EagerForward:
         token_ids = self._tables.tokens[slots, places]
         n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
         sampled = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
-        context = PagedContext(self._pool, attn_plans, locs)
+        states = self._pool.states
+        context = PagedContext(
+            self._pool, attn_plans, locs, None if states is None else states.spans(batch, step.plan.saves)
+        )
         wanted = None if n_sampled == 0 or step.wants_all else sampled
         features = self._pool.features
         visit = None if features is None else features.visit(locs[0])

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from quire.kernels.attention.variant import Variant
+from quire.kernels.state import StateSpans
 
 
 class Context(Protocol):
@@ -31,4 +32,9 @@ class Context(Protocol):
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """Attention to the pages of `layer`, after `store`. q: [n, n_heads, head_dim]; returns the same, contiguous."""
+        ...
+
+    def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
+        """What the recurrent mixer of `layer` keeps (`StateSpec`), a line for each sequence, and which spans go on from
+        which lines."""
         ...

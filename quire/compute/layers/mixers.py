@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from quire.compute.layers.attention import Attention
+from quire.compute.layers.delta import Delta
+from quire.compute.layers.mamba import Mamba
+from quire.compute.layers.short_conv import ShortConv
 from quire.config.attention import AttentionSpec
+from quire.config.delta import DeltaSpec
+from quire.config.mamba import MambaSpec
+from quire.config.short_conv import ShortConvSpec
 
-MIXERS: Final[Mapping[type, Any]] = {AttentionSpec: Attention}
+MIXERS: Final[Mapping[type, Any]] = {
+    AttentionSpec: Attention,
+    DeltaSpec: Delta,
+    MambaSpec: Mamba,
+    ShortConvSpec: ShortConv,
+}
 """Type of a `MixerSpec` → what makes its `Mixer`, of (spec, parameters, layer, make, schemes, cos_sin)."""

@@ -14,6 +14,7 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.runner.features import Features
 from quire.compute.runner.spans_apart import apart
+from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
@@ -25,6 +26,7 @@ from quire.kernels.invariance import are_rows_alone
 from quire.kernels.kvstore import entry
 from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qkv import rotate_and_store
+from quire.kernels.state import StateSpans
 
 
 class KVPool:
@@ -50,6 +52,8 @@ class KVPool:
         self._stored = (self.k,) if spec.value_in_key else (self.k, self.v)
         self.features: Features | None = None
         """What a drafting head reads; to be set before there is a forward strategy."""
+        self.states: StatePool | None = None
+        """Of recurrent layers; likewise."""
         self.windows = list(dict.fromkeys(self.layout.windows))
         """Each kind of window once: what the work of attention differs by."""
         self.kind_of = [self.windows.index(window) for window in self.layout.windows]
@@ -100,6 +104,8 @@ class PagedContext:
     """Of each group."""
     cache_locs: Sequence[torch.Tensor]
     """Of each group int64 [n_rows]: where each row's K and V are written, page * page_size + offset."""
+    spans: StateSpans | None = None
+    """Of recurrent layers."""
 
     def store(
         self,
@@ -120,6 +126,11 @@ class PagedContext:
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""
         return attention.run(q, *self.pool.pages_of[layer], self.plans[self.pool.group_of[layer]], variant)
+
+    def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
+        """See `Context`."""
+        assert self.pool.states is not None and self.spans is not None
+        return self.pool.states.of[layer], self.spans
 
 
 def plan_attention(

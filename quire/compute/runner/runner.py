@@ -255,6 +255,8 @@ class Runner:
                 self._lengths.open(opened)
         self.tables.open(plan.opened)
         self.pool.copy(plan.copies)
+        if self.pool.states is not None:
+            self.pool.states.restore(plan.restores)
         return self.tables.append(plan.pages)
 
     def close(self, slot: int, n_tokens: int = 0) -> None:
