@@ -12,6 +12,7 @@ from quire.config.families import (
     glm,
     gpt,
     granite,
+    lfm2,
     llama,
     minicpm,
     nemotron,
@@ -23,7 +24,8 @@ from quire.config.families import (
 from quire.config.families.family import Family, Order, Stored
 
 MODULES: Final = (
-    llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron
+    llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
+    lfm2,
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}
 """Architecture name in config.json → family."""
