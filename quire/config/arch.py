@@ -77,18 +77,18 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_heads(self) -> int:
-        """Query heads of every layer that keeps keys."""
-        return self.layers[next(iter(self.kv_specs))].mixer.n_heads
+        """Query heads of every layer that keeps keys; 1 where none does."""
+        return next((self.layers[layer].mixer.n_heads for layer in self.kv_specs), 1)
 
     @property
     def n_kv_heads(self) -> int:
-        """Key heads of every layer that keeps keys."""
-        return next(iter(self.kv_specs.values())).n_kv_heads
+        """Key heads of every layer that keeps keys; 1 where none does."""
+        return next((spec.n_kv_heads for spec in self.kv_specs.values()), 1)
 
     @property
     def head_dim(self) -> int:
-        """Width of a key in every layer that keeps keys."""
-        return next(iter(self.kv_specs.values())).head_dim
+        """Width of a key in every layer that keeps keys; 1 where none does."""
+        return next((spec.head_dim for spec in self.kv_specs.values()), 1)
 
     @property
     def ffn_size(self) -> int:

@@ -41,6 +41,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedP
 from quire.kernels.attention.schedule.tiles import large_tokens_of, small_rows_of
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
+from quire.kernels.state import single_rows
 
 logger = logging.getLogger("quire.engine")
 
@@ -121,6 +122,8 @@ class GraphForward:
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
         """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
         one of both, so they have one memory; in it kinds of windows lie one behind the other."""
+        if not self._pool.layout.n_lanes:
+            return []
         like, found, n_ints = plan_attention(self._pool, self._tables, *self._idle(1))[0], list[PlanBuffers](), 0
         for _ in self._pool.windows:
             memory = self._staging.rest(torch.int32, n_ints)
@@ -141,7 +144,8 @@ class GraphForward:
         start_s, captures = time.perf_counter(), self._captures_now()
         if captures is None:
             return
-        for forwards in (captures.decode, captures.mixed, captures.verifying):
+        kinds = [captures.decode, captures.mixed, captures.verifying]
+        for forwards in kinds if self._pool.states is None else kinds[:1]:
             for size in reversed(forwards.sizes):
                 self._replay(captures, forwards, size)
         for size in reversed(self._sampling_sizes):
@@ -181,6 +185,8 @@ class GraphForward:
             self._fill_sampled(self._sampling_bucket(n_sampled), batch, controls)
         self._staging.send()
         replay()
+        if self._pool.states is not None:
+            self._pool.states.keep(step.plan.saves)
         return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
     def _captures_now(self) -> Captures | None:
@@ -208,6 +214,8 @@ class GraphForward:
         if step.guesses is not None and self._verifies_apart(captures.verifying, step.batch, n_writes):
             return captures.verifying
         mixed = captures.mixed
+        if self._pool.states is not None:  # where their spans end is the host's to say
+            return None
         if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
             return mixed
         return None
@@ -250,6 +258,7 @@ class GraphForward:
     def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
         rows[:, n_rows:size] = 0
+        rows[0, n_rows:size] = self._tables.spare_slot
         rows[0, :n_rows], rows[1, :n_rows], rows[2:, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
         most = self._n_groups * size
         entries[0, :n_writes], entries[1, :n_writes] = writes.at, writes.values
@@ -324,6 +333,8 @@ class GraphForward:
             if verifies:
                 token_ids = torch.where(guesses == NO_GUESS, token_ids, guesses.to(torch.int32))
                 self._tables.tokens[slots, positions] = token_ids
+            if self._pool.states is not None:
+                context.spans = single_rows(slots, positions)
             self._states(token_ids, positions, context, self._hidden[:size])
 
         return self._device.capture(forward)

@@ -145,13 +145,16 @@ def plan_attention(
     behind: np.ndarray | None = None,
     trees: Trees | None = None,
 ) -> list[AttnPlan]:
-    """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
+    """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group, none where no layer
+    has attention; groups with one
     window share their work, and differ in their page tables. Where rows are to be alone, they are planned so.
 
     q_indptr None: one row a span. buffers: for each of `KVPool.windows`, or none. shared: prefixes, which only layers
     that keep everything read together. settled, behind: see there. trees: spans that are some; no step with them is
     alone.
     """
+    if not pool.layout.n_lanes:
+        return []
     if q_indptr is None:
         q_indptr = np.arange(len(kv_lens) + 1, dtype=np.int32)
     few, alone = None, are_rows_alone()
