@@ -56,6 +56,10 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 5e4, "original_max_position_embeddings": 128,
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0], "long_factor": [4.0] * 8,
 }  # fmt: skip
+QWEN_NEXT = {
+    "layer_types": ["linear_attention", FULL, "linear_attention"], "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+}  # fmt: skip
 LFM2 = {"conv_L_cache": 3, "block_multiple_of": 32}
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -140,6 +144,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("Lfm2", {**LFM2, "layer_types": ["conv", FULL, "conv"]}),
     "lfm2-bias": ("Lfm2", {**LFM2, "full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 16}),
+    "qwen3_next-dense": ("Qwen3Next", {**QWEN_NEXT, "num_experts": 0}),
     "nemotron-partial": ("Nemotron", {"rope_parameters": {"partial_rotary_factor": 0.25}, "norm_eps": 0.01}),
 }
 

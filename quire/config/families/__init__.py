@@ -18,6 +18,7 @@ from quire.config.families import (
     nemotron,
     olmo,
     phi,
+    qwen_next,
     stablelm,
     starcoder,
 )
@@ -25,7 +26,7 @@ from quire.config.families.family import Family, Order, Stored
 
 MODULES: Final = (
     llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
-    lfm2,
+    lfm2, qwen_next,
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}
 """Architecture name in config.json → family."""

@@ -16,7 +16,7 @@ from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
 
-CASES = ("lfm2",)
+CASES = ("lfm2", "qwen3_next-dense")
 N_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, ignore_eos=True)
 PROMPTS = [IDS, IDS[:21], IDS[:30] + [7, 8, 9], IDS, [5], IDS[:17]]
