@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 
+from quire.config.experts import CORRECTION
 from quire.config.model_fields import FULL, SLIDING
 
 TINY = {
@@ -61,6 +62,19 @@ QWEN_NEXT = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
 }  # fmt: skip
 LFM2 = {"conv_L_cache": 3, "block_multiple_of": 32}
+MOE = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
+MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
+OLMOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
+GLM_MOE = {
+    "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+    "num_mtp_layers": 0,
+}  # fmt: skip
+GPT_OSS = {
+    **MIXTRAL, "intermediate_size": 32, "head_dim": 32, "sliding_window": 9,
+    "rope_parameters": {**YARN, "truncate": False},
+}  # fmt: skip
+QWEN2_MOE = {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}
+QWEN3_MOE = {**MOE, "head_dim": 32}
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 32}),
@@ -145,6 +159,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("Lfm2", {**LFM2, "layer_types": ["conv", FULL, "conv"]}),
     "lfm2-bias": ("Lfm2", {**LFM2, "full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 16}),
     "qwen3_next-dense": ("Qwen3Next", {**QWEN_NEXT, "num_experts": 0}),
+    "mixtral": ("Mixtral", MIXTRAL),
+    "qwen2_moe": ("Qwen2Moe", QWEN2_MOE),
+    "qwen3_moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3_moe-dense-layers": ("Qwen3Moe", {**QWEN3_MOE, "decoder_sparse_step": 2, "attention_bias": True}),
+    "mixtral-window": ("Mixtral", {**MIXTRAL, "sliding_window": 9}),
+    "olmoe": ("Olmoe", OLMOE),
+    "olmoe-clip": ("Olmoe", {**OLMOE, "clip_qkv": 0.8, "norm_topk_prob": True}),
+    "granitemoe": ("GraniteMoe", {**GRANITE, **MIXTRAL}),
+    "phimoe": ("Phimoe", {**MIXTRAL, "attention_bias": True, "lm_head_bias": True}),
+    "phimoe-longrope": (
+        "Phimoe",
+        {**MIXTRAL, "rope_parameters": {**LONGROPE, "short_mscale": 1.2, "long_mscale": 1.3}},
+    ),
+    "glm4_moe": ("Glm4Moe", {**GLM_MOE, "use_qk_norm": True}),
+    "glm4_moe-groups": (
+        "Glm4Moe",
+        {**GLM_MOE, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "norm_topk_prob": False},
+    ),
+    "minimax_m2": ("MiniMaxM2", {**MIXTRAL, "head_dim": 32, "rope_parameters": {"partial_rotary_factor": 0.5}}),
+    "gpt_oss": ("GptOss", {**GPT_OSS, "swiglu_limit": 0.7}),
+    "gpt_oss-full": ("GptOss", {**GPT_OSS, "layer_types": [FULL] * 3, "attention_bias": False}),
     "nemotron-partial": ("Nemotron", {"rope_parameters": {"partial_rotary_factor": 0.25}, "norm_eps": 0.01}),
 }
 
@@ -167,6 +202,9 @@ def random_checkpoint(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name or ".ln_" in name else 0.0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith(CORRECTION):
+                buffer.normal_(0.0, 0.15)
     model = model.to(dtype)
     model.config.dtype = dtype
     model.save_pretrained(folder, max_shard_size=shard)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from quire.config.layers import KVSpec, QKNorm, QKNormScope, Rotated
-from quire.config.parameters import Cut, Matrix, MixerParameters, NormTable
+from quire.config.parameters import Cut, Matrix, MixerParameters, NormTable, Tensor
 from quire.config.rope import Rope
 from quire.config.shares import part_of, times_of
 from quire.core.errors import ConfigError
@@ -44,7 +44,9 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     o_bias: bool = False
     qk_norm: QKNorm | None = None
     qkv_clip: float = 0.0
-    """c > 0: queries, keys and values are cut to [-c, c]."""
+    """c > 0: queries, keys and values are cut to [-c, c], behind their norms."""
+    sinks: bool = False
+    """Each head has one more logit, which has no value (gpt-oss)."""
     first_head: int = 0
     """Number of the first of these heads in the whole model, of which a rank has a part."""
     n_heads_of_all: int = 0
@@ -91,6 +93,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"q and k normed ({self.qk_norm.norm.words}, {SCOPES[self.qk_norm.scope]})")
         found += [f"soft cap {self.soft_cap:g}"] if self.soft_cap else []
         found += [f"q, k, v cut to ±{self.qkv_clip:g}"] if self.qkv_clip else []
+        found += ["a sink in each head"] if self.sinks else []
         return ", ".join(found)
 
     @property
@@ -99,7 +102,7 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return (*rope, f"ALiBi, slopes times {self.alibi:g}") if self.alibi else rope
 
     def parameters(self, at: str, hidden_size: int) -> MixerParameters:
-        """Projections 'qkv' and 'out', norms 'q' and 'k'."""
+        """Projections 'qkv' and 'out', norms 'q' and 'k', 'sinks'."""
         rows = (("q", self.q_size), ("k", self.kv_size), ("v", self.kv_size))
         norms = {} if self.qk_norm is None else {which: self._norm(self.qk_norm, at, which) for which in ("q", "k")}
         return MixerParameters(
@@ -115,7 +118,11 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
                 ),
             },
             norms=norms,
+            tensors={"sinks": self._sinks(at)} if self.sinks else {},
         )  # fmt: skip
+
+    def _sinks(self, at: str) -> Tensor:
+        return Tensor(name=at + "self_attn", shape=(self.n_heads,), kind="sinks", is_float32=True)
 
     def _norm(self, norm: QKNorm, at: str, which: str) -> NormTable:
         n_heads = self.n_heads if which == "q" else self.n_kv_heads

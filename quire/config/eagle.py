@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from quire.config.arch import MAX_LAYERS
 from quire.config.attention import AttentionSpec
+from quire.config.feed_forward import FeedForwardSpec
 from quire.config.fields import Fields, read_object
 from quire.config.heads import EAGLE3, N_TAPS, TAPS, HeadArch
 from quire.config.layers import LayerSpec
@@ -58,8 +59,8 @@ def parse_head(config: dict[str, Any], where: str = "config.json") -> HeadArch:
 def _check_layer(layer: LayerSpec, fields: Fields) -> None:
     """ConfigError unless it is that of all known heads: RMS norms, rotated attention and SwiGLU, without bias."""
     mixer = layer.mixer
-    if not isinstance(mixer, AttentionSpec):
-        raise fields.error("model_type", "that of a head with grouped-query attention")
+    if not isinstance(mixer, AttentionSpec) or not isinstance(layer.ffn, FeedForwardSpec):
+        raise fields.error("model_type", "that of a head with grouped-query attention and SwiGLU")
     has_more = mixer.qkv_bias or mixer.o_bias or layer.ffn.bias or mixer.qk_norm or mixer.window or mixer.soft_cap
     if not layer.is_plain or has_more or mixer.rope is None:
         raise fields.error("model_type", "that of a head without bias, windows or norms of queries and keys")

@@ -15,7 +15,7 @@ from quire.config.rope import Rope
 from quire.config.states import StateSpec
 
 if TYPE_CHECKING:
-    from quire.config.parameters import MixerParameters
+    from quire.config.parameters import FfnParameters, MixerParameters
 
 
 @enum.unique
@@ -183,20 +183,47 @@ class MixerSpec(Protocol):
         ...
 
 
-class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Two matrices with an activation between, or three: act(gate(x)) * up(x) goes into down."""
+class FfnSpec(Protocol):
+    """What a layer makes of each token by itself. Each kind is a file (`feed_forward`, `experts`), and has a layer in
+    `compute/layers`."""
 
-    size: int
-    activation: Activation = Activation.SILU
-    gated: bool = True
-    bias: bool = False
+    @property
+    def size(self) -> int:
+        """Of its widest inner vector."""
+        ...
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is SwiGLU."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """What it is, for people."""
+        ...
+
+    def n_row_numbers(self, hidden_size: int) -> int:
+        """Numbers of a token that are there at once while it is computed, its input and result left out."""
+        ...
+
+    def n_idle_weights(self, hidden_size: int, n_tokens: int) -> float:
+        """Weights that a step of so many tokens does not need, in the mean."""
+        ...
+
+    def parameters(self, at: str, hidden_size: int) -> FfnParameters:
+        """What it stores, in the layer whose names begin with `at`."""
+        ...
+
+    def share(self, rank: int, n_ranks: int) -> FfnSpec:
+        """What rank `rank` of several computes. Raises ConfigError where it cannot be divided."""
+        ...
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One layer of a decoder."""
 
     mixer: MixerSpec
-    ffn: FeedForwardSpec
+    ffn: FfnSpec
     norm: NormSpec
     """Of every norm around mixer and feed-forward."""
     placement: Placement = Placement.BEFORE
@@ -210,7 +237,6 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
             self.placement is Placement.BEFORE
             and self.norm.kind is NormKind.RMS
             and self.norm.weight
-            and self.ffn.gated
-            and self.ffn.activation is Activation.SILU
+            and self.ffn.is_plain
             and self.residual_scale == 1.0
         )

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from quire.config.arch import DTYPES, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_VOCAB, MAX_WIDTH, ModelArch
 from quire.config.attention import AttentionSpec
+from quire.config.feed_forward import FeedForwardSpec
 from quire.config.fields import Fields, Watched, is_integer
-from quire.config.layers import Activation, FeedForwardSpec, LayerSpec, NormKind, NormSpec
+from quire.config.layers import Activation, LayerSpec, NormKind, NormSpec
 from quire.config.rope import MAX_POSITIONS, Rope, parse_rope
 from quire.core.errors import ConfigError
 

@@ -40,6 +40,18 @@ class Cut(enum.Enum):
     """Rows are divided as COLUMN, in the order of token ids; the last rank has fewer where they do not divide."""
 
 
+@enum.unique
+class Kept(enum.Enum):
+    """In what numbers a matrix is kept, whatever its scheme could."""
+
+    BY_SCHEME = "by_scheme"
+    """As the scheme says."""
+    FLOATING = "floating"
+    """Never rounded: in the model's dtype."""
+    FLOAT32 = "float32"
+    """And what it multiplies too."""
+
+
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """Projections of one input, under one another in one matrix [n_out, n_in]."""
 
@@ -54,6 +66,7 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """Outputs of a part (`Cut.COLUMN`) or inputs (`Cut.ROW`) that stay together: those of a head."""
     n_repeated: int = 0
     """Last parts of which several ranks have the same unit, where there are fewer units than ranks: keys and values."""
+    kept: Kept = Kept.BY_SCHEME
 
     @property
     def name(self) -> str:
@@ -96,6 +109,8 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
     kind: str = "weight"
     """What its name ends in."""
+    is_float32: bool = False
+    """Whatever the model's dtype is."""
 
 
 class MixerParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,13 +122,19 @@ class MixerParameters(msgspec.Struct, frozen=True, kw_only=True):
     tensors: Mapping[str, Tensor] = {}
 
 
+class FfnParameters(msgspec.Struct, frozen=True, kw_only=True):
+    """What a feed-forward stores, by the place that it has there (`FfnSpec.parameters`)."""
+
+    matrices: Mapping[str, Matrix]
+    """In the order of computing."""
+    tensors: Mapping[str, Tensor] = {}
+
+
 class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
     """What a layer stores, by the place that it has there. Norms that do not exist, or store nothing, are None."""
 
     mixer: MixerParameters
-    up: Matrix
-    """gate and up of a gated feed-forward."""
-    down: Matrix
+    ffn: FfnParameters
     attention_norm: NormTable | None
     attention_post_norm: NormTable | None
     ffn_norm: NormTable | None
@@ -122,7 +143,7 @@ class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         """In the order of computing."""
-        return *self.mixer.matrices.values(), self.up, self.down
+        return *self.mixer.matrices.values(), *self.ffn.matrices.values()
 
     @property
     def norms(self) -> tuple[NormTable, ...]:
@@ -134,7 +155,7 @@ class LayerParameters(msgspec.Struct, frozen=True, kw_only=True):
 def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerParameters:
     """The parameters of layer number `layer`."""
     at = LAYER.format(layer)
-    ffn, placement = spec.ffn, spec.placement
+    placement = spec.placement
 
     def norm(name: str) -> NormTable:
         return NormTable(name=at + name, shape=(hidden_size,), spec=spec.norm)
@@ -142,14 +163,9 @@ def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerPara
     before = placement is not Placement.AFTER
     after = placement in (Placement.AFTER, Placement.BOTH)
     own_ffn_norm = placement in (Placement.BEFORE, Placement.BOTH, Placement.PARALLEL)
-    ups = ("gate", "up") if ffn.gated else ("up",)
     return LayerParameters(
         mixer=spec.mixer.parameters(at, hidden_size),
-        up=Matrix(
-            n_in=hidden_size, parts=tuple((f"{at}mlp.{name}_proj", ffn.size) for name in ups), bias=ffn.bias,
-            whole=at + "mlp.gate_up_proj" if ffn.gated else "", cut=Cut.COLUMN,
-        ),
-        down=Matrix(n_in=ffn.size, parts=((at + "mlp.down_proj", hidden_size),), bias=ffn.bias, cut=Cut.ROW),
+        ffn=spec.ffn.parameters(at, hidden_size),
         attention_norm=norm("input_layernorm") if before else None,
         attention_post_norm=norm("attention_post_norm") if after else None,
         ffn_norm=norm("post_attention_layernorm") if own_ffn_norm else None,
@@ -190,7 +206,7 @@ def shapes(arch: ModelArch) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield from _of_matrix(matrix)
         for norm in parameters.norms:
             yield from _of_norm(norm)
-        for tensor in parameters.mixer.tensors.values():
+        for tensor in (*parameters.mixer.tensors.values(), *parameters.ffn.tensors.values()):
             yield f"{tensor.name}.{tensor.kind}", tensor.shape
     yield from _of_norm(final_norm(arch))
     if not arch.tie_embeddings:

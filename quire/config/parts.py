@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.layers import FeedForwardSpec, MixerSpec, Placement
+from quire.config.layers import MixerSpec, Placement
 from quire.core.units import format_bytes
 
 BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -30,7 +30,7 @@ def parts(arch: ModelArch) -> Iterator[tuple[str, str]]:
     yield from _by_layer("attention", (layer.mixer.words for layer in layers))
     yield from _by_layer("positions", (_positions(arch, layer.mixer) for layer in layers))
     yield from _by_layer("norms", (f"{layer.norm.words}, {PLACEMENTS[layer.placement]}" for layer in layers))
-    yield from _by_layer("feed-forward", (_feed_forward(layer.ffn) for layer in layers))
+    yield from _by_layer("feed-forward", (layer.ffn.words for layer in layers))
     yield "final norm", arch.norm.words
     yield "head", ("the embedding" if arch.tie_embeddings else "of its own") + (", bias" if arch.head_bias else "")
     yield "multipliers", _multipliers(arch)
@@ -61,10 +61,6 @@ def _ranges(numbers: list[int]) -> str:
 def _positions(arch: ModelArch, mixer: MixerSpec) -> str:
     found = [f"learned, {arch.n_positions:,} rows"] if arch.n_positions else []
     return ", ".join([*found, *mixer.position_words]) or "none"
-
-
-def _feed_forward(ffn: FeedForwardSpec) -> str:
-    return f"{'gated' if ffn.gated else 'plain'} {ffn.activation.value}, {ffn.size:,} wide" + (", bias" * ffn.bias)
 
 
 def _multipliers(arch: ModelArch) -> str:

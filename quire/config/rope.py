@@ -23,6 +23,7 @@ _KNOWN: Final = (
     *("rope_theta", "rope_type", "type", "factor", "original_max_position_embeddings", "partial_rotary_factor"),
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate"),
     *("attention_factor", "mscale", "mscale_all_dim", "finetuned", "short_factor", "long_factor"),
+    *("short_mscale", "long_mscale"),
 )
 MAX_DIVISORS: Final = 256
 
@@ -58,6 +59,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """divided, and longrope within the original context: one for each of the rotary_dim / 2 frequencies."""
     long_divisors: tuple[float, ...] = ()
     """longrope: beyond the original context."""
+    long_attention_factor: float = 0.0
+    """longrope: as attention_factor, beyond it; 0: the same (Phi-3.5-MoE)."""
 
     def rotary_dim(self, head_dim: int) -> int:
         """How many dimensions of a head are rotated; even."""
@@ -183,7 +186,10 @@ def _longrope(config: Fields, fields: Fields, max_position: int) -> dict[str, An
         "original_max_position": original,
         "divisors": _divisors(fields, "short_factor"),
         "long_divisors": _divisors(fields, "long_factor"),
-        "attention_factor": fields.number("attention_factor", 1e-6, 1e6, default),
+        "attention_factor": fields.number(
+            "short_mscale", 1e-6, 1e6, fields.number("attention_factor", 1e-6, 1e6, default)
+        ),
+        "long_attention_factor": fields.number("long_mscale", 0.0, 1e6, 0.0),
     }
 
 

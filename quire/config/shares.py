@@ -91,10 +91,8 @@ def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:
 
 def share_layer(spec: LayerSpec, rank: int, n_ranks: int) -> LayerSpec:
     """What a rank computes of a layer. Raises ConfigError where it cannot be divided."""
-    size = part_of(f"a feed-forward is {spec.ffn.size} wide", spec.ffn.size, n_ranks)
-    return msgspec.structs.replace(
-        spec, mixer=spec.mixer.share(rank, n_ranks), ffn=msgspec.structs.replace(spec.ffn, size=size)
-    )
+    ffn, mixer = spec.ffn.share(rank, n_ranks), spec.mixer.share(rank, n_ranks)
+    return msgspec.structs.replace(spec, mixer=mixer, ffn=ffn)
 
 
 def times_of(n_units: int, n_ranks: int, is_repeated: bool) -> int:

@@ -128,6 +128,7 @@ OPS = {
     "norm": "RMS norm, with and without a residual, and LayerNorm",
     "qkv": "qk-norm, rotary embedding, and keys and values into pages",
     "act": "activations of the feed-forward, gated and plain",
+    "moe": "mixtures of experts: the choice of experts, and their products",
     "kvstore": "copies pages",
     "state": "recurrent mixers: short convolution, scan of Mamba-2, gated delta rule",
     "sample": "one token from each row of logits",
@@ -190,6 +191,8 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("act", "silu_mul"),
     Implementation("act", "aten", ("activate",), ("cpu",), "torch; its own activations"),
     _reference("act", "silu_mul", "activate"),
+    _triton("moe", "route", "experts"),
+    _reference("moe", "route", "experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(
         "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"

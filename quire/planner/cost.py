@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quire.config.arch import ModelArch
 from quire.core.plan import Spans
 from quire.planner.hardware import Hardware
-from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, pair_flops
+from quire.planner.shape import head_weights, kv_numbers_per_token, pair_flops, read_weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class CostModel:
     """Tokens a page, for prefixes that are read once."""
 
     def work(self, spans: Spans, shared_prefixes: Sequence[tuple[list[int], int]] = ()) -> StepWork:
-        """Bytes (weights once, K/V read and written) and FLOPs (matrices, attention, head for wanted tokens).
+        """Bytes (weights once, of experts those chosen, K/V read and written) and FLOPs (matrices, attention, head for
+        wanted tokens).
 
         shared_prefixes: (slots, leading pages), as in `StepPlan`; each is read once, in layers without a window.
         """
@@ -55,8 +56,9 @@ class CostModel:
             read, pairs = _seen(spans, n_tokens, window)
             n_read += share * (read - (0 if window else n_shared))
             n_pairs += share * pairs
-        body, head = arch.n_layers * layer_weights(arch), head_weights(arch)
-        weights_bytes = body * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
+        body, head = arch.n_layers * read_weights(arch, 1), head_weights(arch)
+        read = arch.n_layers * read_weights(arch, n_tokens)
+        weights_bytes = read * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
         kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(arch) * self.kv_itemsize
         attention = pair_flops(arch) * n_pairs
         return StepWork(weights_bytes + kv_bytes, 2 * body * n_tokens + 2 * head * n_wants + attention)

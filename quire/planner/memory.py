@@ -101,7 +101,8 @@ class MemoryEquation:
     def workspace_bytes(self) -> int:
         """Activations of the largest step: residual, normed input, and the widest pair of neighbours inside a layer."""
         arch = self.arch
-        widest = max(3 * arch.ffn_size, *(layer.mixer.n_row_numbers for layer in arch.layers))
+        kinds = dict.fromkeys(arch.layers)
+        widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
         return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.itemsize
 
     @property

@@ -11,7 +11,7 @@ import dataclasses
 
 from quire.config.arch import ModelArch
 from quire.planner.hardware import Hardware
-from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, pair_flops
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, pair_flops, read_weights
 
 EFFICIENCY = 0.65
 """Share of the ceiling of arithmetic that products of a few hundred rows and attention of short chunks reach."""
@@ -59,7 +59,7 @@ def pace_for(
     return Pace(
         factor=factor,
         weights_s=(body + head_weights(arch)) * weight_itemsize / hardware.bandwidth_bytes_per_s,
-        token_s=2 * body / flops_per_s,
+        token_s=2 * arch.n_layers * read_weights(arch, 1) / flops_per_s,
         cached_s=kv_numbers_per_token(arch) * kv_itemsize / hardware.bandwidth_bytes_per_s,
         pair_s=pair_flops(arch) / flops_per_s,
     )

@@ -17,6 +17,13 @@ def layer_weights(arch: ModelArch) -> float:
     return sum(_matrix_weights(arch, layer) for layer in range(arch.n_layers)) / arch.n_layers
 
 
+@functools.lru_cache(maxsize=4096)
+def read_weights(arch: ModelArch, n_tokens: int) -> float:
+    """Of these, those that a step of so many tokens reads, the mean of all layers, where experts are chosen evenly."""
+    idle = sum(spec.ffn.n_idle_weights(arch.hidden_size, n_tokens) for spec in arch.layers)
+    return layer_weights(arch) - idle / arch.n_layers
+
+
 def head_weights(arch: ModelArch) -> int:
     """Weights of the output head (or of the embedding, which has the same size)."""
     return arch.vocab_size * arch.hidden_size

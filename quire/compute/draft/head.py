@@ -22,7 +22,7 @@ from quire.compute.layers.linear import Embedding, Linear, Make
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
 from quire.compute.models.decoder import Decoder
-from quire.compute.schemes.choice import Schemes, floating
+from quire.compute.schemes.choice import floating, schemes_on
 from quire.compute.schemes.packed import Blocks
 from quire.compute.schemes.scheme import MatrixScheme
 from quire.compute.weights.checkpoint import Shard, open_checkpoint, open_shard, read_into
@@ -55,7 +55,7 @@ class Head:
             return Norm(make, NormTable(name=name, shape=(hidden,), spec=spec))
 
         parameters, nowhere = layer_parameters(spec, hidden, 0), torch.empty(0, device=device)
-        self.layer = DecoderLayer(spec, parameters, 0, make, Schemes(scheme), nowhere)
+        self.layer = DecoderLayer(spec, parameters, 0, make, schemes_on(device, self.dtype, scheme), nowhere)
         self.joins = [linear(hidden, (layout.taps, hidden)) for _ in range(N_TAPS if layout.taps else 0)]
         """The columns of the matrix that joins states, for each."""
         self.makes_input = bool(layout.join)
@@ -135,6 +135,7 @@ class Head:
     def n_bytes(self) -> int:
         """Of its parameters, the model's left out."""
         tensors = [tensor for norm in self.norms for tensor in norm.tensors]
+        tensors += [table.values for table in self.layer.tables]
         own = sum(linear.n_bytes for linear in self.linears) + sum(tensor.nbytes for tensor in tensors)
         return own + (self.embed.weight.nbytes if self.has_embedding else 0)
 
@@ -150,10 +151,8 @@ class Head:
     def _move(self, device: torch.device) -> None:
         """Tensors stay the same objects."""
         tensors = [tensor for norm in self.norms for tensor in norm.tensors]
-        variant = self.layer.mixer.variant
-        tensors += variant.tensors.values() if variant is not None else ()
-        for linear in self.linears:
-            tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
+        tensors += [*self.layer.tensors(), *(table.values for table in self.layer.tables)]
+        tensors += [tensor for linear in self.linears for tensor in linear.tensors()]
         if self.has_embedding:
             tensors.append(self.embed.weight)
         for tensor in tensors:
@@ -207,6 +206,8 @@ class Head:
         for norm in self.norms:
             for part, name in enumerate(norm.table.parts):
                 found |= {f"{name}.{kind}": [view] for kind, view in norm.part(part).items()}
+        for own in self.layer.tables:
+            found |= {f"{own.table.name}.{kind}": [view] for kind, view in own.part(0).items()}
         return found
 
     def _check(

@@ -12,7 +12,7 @@ from typing import Final
 from quire.compute.runner.spans_apart import Room
 from quire.config.arch import ModelArch
 from quire.kernels.attention.schedule.plan import PlanBuffers
-from quire.planner.shape import layer_weights
+from quire.planner.shape import read_weights
 
 MOST_VERIFYING: Final = 512
 """Rows of the largest step that verifies drafts each as a span of its own."""
@@ -32,7 +32,7 @@ def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
 
     Every decode step fits one: it may share prefixes.
     """
-    flops_per_row = 2.0 * arch.n_layers * layer_weights(arch)
+    flops_per_row = 2.0 * arch.n_layers * read_weights(arch, 1)
     most = min(largest, MAX_MIXED_ROWS, max(max_num_seqs, int(HIDDEN_FLOPS / flops_per_row)))
     sizes = [*range(32, 512, 32), *range(512, 1024, 64), *range(1024, MAX_MIXED_ROWS + 1, 128)]
     return sorted({size for size in sizes if size < most} | {most})

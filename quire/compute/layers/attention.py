@@ -33,7 +33,8 @@ class Attention:
         cos_sin: torch.Tensor,
     ) -> None:
         self.spec, self.layer, self.cos_sin = spec, layer, cos_sin
-        self.variant = variant_of(spec, cos_sin.device)
+        self.sinks = Table(make, parameters.tensors["sinks"]) if spec.sinks else None
+        self.variant = variant_of(spec, cos_sin.device, None if self.sinks is None else self.sinks.values)
         self.qkv, self.out = (
             Linear(make, matrix, schemes.of(matrix)) for matrix in (parameters.matrices[one] for one in ("qkv", "out"))
         )
@@ -61,10 +62,10 @@ class Attention:
 
     def mix(self, qkv: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """qkv: [n, (n_heads + 2 n_kv_heads) * head_dim], what the projection gave → [n, q_size], to go into `out`."""
-        if self.spec.qkv_clip:
-            qkv.clamp_(-self.spec.qkv_clip, self.spec.qkv_clip)
         if not self.is_plain:
             self._norm(qkv)
+        if self.spec.qkv_clip:
+            qkv.clamp_(-self.spec.qkv_clip, self.spec.qkv_clip)
         q = context.store(self.layer, qkv, *self.stored_norms, positions, self.cos_sin)
         return context.attend(self.layer, q, self.variant).flatten(1)
 
@@ -80,8 +81,8 @@ class Attention:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """None."""
-        return ()
+        """See `Mixer`."""
+        return () if self.sinks is None else (self.sinks,)
 
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
         """See `Mixer`."""
@@ -97,11 +98,13 @@ class Attention:
                 rows.copy_(norm(rows))
 
 
-def variant_of(spec: AttentionSpec, device: torch.device) -> Variant:
-    """What the description asks of attention, as a variant of the library."""
+def variant_of(spec: AttentionSpec, device: torch.device, sinks: torch.Tensor | None = None) -> Variant:
+    """What the description asks of attention, as a variant of the library. sinks: of all heads of the model."""
+    own = slice(spec.first_head, spec.first_head + spec.n_heads)
+    if sinks is not None:
+        return variants.learned_sinks(spec.scale, sinks if len(sinks) == spec.n_heads else sinks[own], spec.window)
     if spec.alibi:
-        own = alibi_slopes(spec.n_heads_of_all or spec.n_heads)[spec.first_head : spec.first_head + spec.n_heads]
-        slopes = torch.tensor(own, dtype=torch.float32) * spec.alibi
+        slopes = torch.tensor(alibi_slopes(spec.n_heads_of_all or spec.n_heads)[own], dtype=torch.float32) * spec.alibi
         return variants.alibi(spec.scale, slopes.to(device))
     if spec.soft_cap:
         return variants.soft_cap(spec.scale, spec.soft_cap, spec.window)

@@ -7,24 +7,25 @@ step. Does not own pages nor positions.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
 from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
-from quire.compute.layers.linear import Linear, Make
+from quire.compute.layers.feed_forward import FeedForward, Ffn
+from quire.compute.layers.ffns import FFNS
+from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.mixer import Mixer
 from quire.compute.layers.mixers import MIXERS
-from quire.compute.layers.norm import Norm, project
+from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualProduct
 from quire.compute.schemes.choice import Schemes
-from quire.config.layers import Activation, LayerSpec, Placement
+from quire.config.layers import LayerSpec, Placement
 from quire.config.parameters import LayerParameters
 from quire.kernels import gemm
-from quire.kernels.act import activate
 from quire.kernels.fused_step import FusedStep
-from quire.kernels.qgemm.cpu import ADD, SILU_MUL
+from quire.kernels.qgemm.cpu import ADD
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,8 +58,6 @@ class DecoderLayer:
         self.spec = spec
         self.layer = layer
         self.mixer: Mixer = MIXERS[type(spec.mixer)](spec.mixer, parameters.mixer, layer, make, schemes, cos_sin)
-        self.up = Linear(make, parameters.up, schemes.of(parameters.up))
-        self.down = Linear(make, parameters.down, schemes.of(parameters.down))
         self.attention_norm, self.attention_post_norm, self.ffn_norm, self.ffn_post_norm = (
             None if table is None else Norm(make, table)
             for table in (
@@ -67,7 +66,9 @@ class DecoderLayer:
             )
         )
         self.attention_sum = ResidualProduct(self.mixer.out, self.attention_post_norm, spec.residual_scale)
-        self.ffn_sum = ResidualProduct(self.down, self.ffn_post_norm, spec.residual_scale)
+        self.ffn: Ffn = FFNS[type(spec.ffn)](
+            spec.ffn, parameters.ffn, make, schemes, self.ffn_post_norm, spec.residual_scale
+        )
 
     def __call__(
         self, x: torch.Tensor, positions: torch.Tensor, context: Context, wanted: torch.Tensor | None = None
@@ -82,8 +83,8 @@ class DecoderLayer:
             y = self.mixer(normed, None, positions, context)
             if wanted is not None:
                 x, y, normed = x[wanted], y[wanted], normed[wanted]
-            inner = self._inner(normed, None)
-            return self.ffn_sum(inner, self.attention_sum(y, x))
+            taken = self.ffn.take(normed, None)
+            return self.ffn.add(taken, self.attention_sum(y, x))
         return self.behind(self.mixer(x, self.attention_norm, positions, context), x, wanted)
 
     def behind(self, y: torch.Tensor, x: torch.Tensor, wanted: torch.Tensor | None = None) -> torch.Tensor:
@@ -91,17 +92,10 @@ class DecoderLayer:
         if wanted is not None:
             x, y = x[wanted], y[wanted]
         if self.spec.placement is Placement.PARALLEL:
-            inner = self._inner(x, self.ffn_norm)
-            return self.ffn_sum(inner, self.attention_sum(y, x))
+            taken = self.ffn.take(x, self.ffn_norm)
+            return self.ffn.add(taken, self.attention_sum(y, x))
         x = self.attention_sum(y, x)
-        return self.ffn_sum(self._inner(x, self.ffn_norm), x)
-
-    def _inner(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        """What the feed-forward's last matrix takes [n, ffn size]."""
-        ffn = self.spec.ffn
-        if ffn.gated and ffn.activation is Activation.SILU:
-            return project(self.up, x, norm, silu_mul=True)
-        return activate(project(self.up, x, norm), ffn.activation.value, gated=ffn.gated)
+        return self.ffn.add(self.ffn.take(x, self.ffn_norm), x)
 
     def record(self, fused: FusedStep, rows: LayerRows, *, is_last: bool) -> None:
         """As operations of `fused`; the layer is plain. is_last: what follows attention is for the rows wanted."""
@@ -121,18 +115,31 @@ class DecoderLayer:
             fused.take(rows.x)
             fused.take(rows.y)
         attention.out.record(fused, rows.y, rows.x, then=ADD)
-        self.up.record(fused, rows.x, rows.inner, norm=self.ffn_norm.pair, then=SILU_MUL)
-        self.down.record(fused, rows.inner, rows.x, then=ADD)
+        assert isinstance(self.ffn, FeedForward)
+        self.ffn.record(fused, rows.x, rows.inner, self.ffn_norm)
 
     @property
     def is_plain(self) -> bool:
         """Whether the layer is norm, attention, norm and feed-forward, each product with what it takes in, no more."""
-        return self.spec.is_plain and self.mixer.is_plain and self.attention_sum.adds and self.ffn_sum.adds
+        return self.spec.is_plain and self.mixer.is_plain and self.attention_sum.adds and self.ffn.is_plain
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """All that have a matrix, in the order of computing."""
-        return *self.mixer.linears, self.up, self.down
+        return *self.mixer.linears, *self.ffn.linears
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Parameters that are neither of a matrix nor of a norm."""
+        return *self.mixer.tables, *self.ffn.tables
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that it keeps, norms and tables left out."""
+        for linear in self.mixer.linears:
+            yield from linear.tensors()
+        yield from self.ffn.tensors()
+        if self.mixer.variant is not None:
+            yield from self.mixer.variant.tensors.values()
 
     @property
     def norms(self) -> tuple[Norm, ...]:
@@ -142,7 +149,6 @@ class DecoderLayer:
 
     def kernels(self) -> list[gemm.LinearShape]:
         """The products as they are called, for `gemm.build`."""
-        fused = self.spec.ffn.gated and self.spec.ffn.activation is Activation.SILU
         is_shared = self.spec.placement is Placement.SHARED
 
         def takes(norm: Norm | None) -> bool:
@@ -151,6 +157,5 @@ class DecoderLayer:
         return [
             *self.mixer.kernels(norm=takes(self.attention_norm)),
             self.mixer.out.kernel(residual=self.attention_sum.adds),
-            self.up.kernel(norm=takes(self.ffn_norm), silu_mul=fused),
-            self.down.kernel(residual=self.ffn_sum.adds),
+            *self.ffn.kernels(norm=takes(self.ffn_norm)),
         ]

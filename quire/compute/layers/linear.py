@@ -6,14 +6,14 @@ Owns the parameters, their split into the checkpoint's parts, and when a matrix 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
 from quire.compute.schemes.packed import Blocks, PackedProduct, Scheme
 from quire.compute.schemes.plain import PlainProduct
 from quire.compute.schemes.scheme import Product
-from quire.config.parameters import Matrix, Tensor
+from quire.config.parameters import Kept, Matrix, Tensor
 from quire.kernels import gemm
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm
@@ -40,9 +40,12 @@ class Linear:
         if isinstance(scheme, Blocks):
             self.product = scheme.begin(matrix.n_out, matrix.n_in)
         else:
-            self.weight = make(matrix.n_out, matrix.n_in) if tied is None else tied
+            self.weight = self._made(make, matrix.n_out, matrix.n_in) if tied is None else tied
             self.product = PlainProduct(self.weight)
-        self.bias = make(matrix.n_out) if matrix.bias else None
+        self.bias = self._made(make, matrix.n_out) if matrix.bias else None
+
+    def _made(self, make: Make, *shape: int) -> torch.Tensor:
+        return make(*shape).float() if self.matrix.kept is Kept.FLOAT32 else make(*shape)
 
     def __call__(
         self,
@@ -58,6 +61,12 @@ class Linear:
         x: [n, n_in], n >= 1, x's dtype → [n, n_out], half of that with silu_mul.
         """
         return self.product(x, self.bias, norm=norm, residual=residual, silu_mul=silu_mul, out=out)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """All that it keeps."""
+        yield from self.product.tensors.values()
+        if self.bias is not None:
+            yield self.bias
 
     def record(
         self, fused: FusedStep, x: torch.Tensor, out: torch.Tensor, *, norm: Norm | None = None, then: int = NOTHING
@@ -125,7 +134,7 @@ class Table:
 
     def __init__(self, make: Make, table: Tensor) -> None:
         self.table = table
-        self.values = make(*table.shape)
+        self.values = make(*table.shape).float() if table.is_float32 else make(*table.shape)
 
     def part(self, index: int) -> dict[str, torch.Tensor]:
         """See `Linear.part`; it has one part."""

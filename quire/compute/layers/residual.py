@@ -18,25 +18,34 @@ Between = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 in place of z, which may be overwritten: the sum of z over all ranks, z with an adapter's delta. It may be captured."""
 
 
-class ResidualProduct:
-    """x + scale * norm(between(y, linear(y)))."""
+class ResidualSum:
+    """x + scale * norm(between(y, z)), whatever made z of y."""
 
-    def __init__(self, linear: Linear, post_norm: Norm | None, scale: float) -> None:
-        self.linear = linear
+    def __init__(self, post_norm: Norm | None, scale: float) -> None:
         self._post_norm, self._scale = post_norm, scale
         self.between: Between | None = None
         """To be set before steps are captured or recorded."""
 
-    def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """y: [n, n_in]; x: the residual stream [n, hidden], which takes the sum in place and is returned."""
-        if self.adds:
-            return self.linear(y, residual=x)
-        z = self.linear(y)
+    def add(self, y: torch.Tensor, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """y: [n, n_in]; z: [n, hidden]; x: the residual stream [n, hidden], which takes the sum in place and is
+        returned."""
         if self.between is not None:
             z = self.between(y, z)
         return x.add_(z if self._post_norm is None else self._post_norm(z), alpha=self._scale)
 
     @property
     def adds(self) -> bool:
-        """Whether the product itself adds to the stream, as nothing stands between."""
+        """Whether what makes z adds it to the stream itself, as nothing stands between."""
         return self.between is None and self._post_norm is None and self._scale == 1.0
+
+
+class ResidualProduct(ResidualSum):
+    """x + scale * norm(between(y, linear(y)))."""
+
+    def __init__(self, linear: Linear, post_norm: Norm | None, scale: float) -> None:
+        super().__init__(post_norm, scale)
+        self.linear = linear
+
+    def __call__(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """See `add`."""
+        return self.linear(y, residual=x) if self.adds else self.add(y, self.linear(y), x)

@@ -43,7 +43,10 @@ def rope_table(rope: Rope, head_dim: int, max_model_len: int) -> torch.Tensor:
     """
     frequencies = _FREQUENCIES[rope.type](rope, rope.rotary_dim(head_dim), max_model_len)
     angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
-    return torch.cat((angles.cos() * rope.attention_factor, angles.sin() * rope.attention_factor), dim=-1)
+    factor = rope.attention_factor
+    if rope.long_attention_factor and max_model_len > rope.original_max_position:
+        factor = rope.long_attention_factor
+    return torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
 
 
 def _powers(theta: float, dim: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
 from quire.compute.layers.vocabulary import DividedEmbedding, DividedHead
 from quire.compute.models.rank_parts import RankParts
-from quire.compute.schemes.choice import Schemes, floating
+from quire.compute.schemes.choice import Schemes, schemes_on
 from quire.config.arch import ModelArch
 from quire.config.parameters import POSITIONS, final_norm
 from quire.config.rope import Rope
@@ -62,7 +62,7 @@ class Decoder:
         if comm.size > 1:
             self._project = DividedHead(self.head, arch.vocab_size, comm)
             for layer in self.layers:
-                for point in (layer.attention_sum, layer.ffn_sum):
+                for point in (layer.attention_sum, layer.ffn.sum):
                     point.between = lambda y, z: comm.all_reduce(z)
 
     def _embedding(self, make: Make, comm: Comm) -> Embedding:
@@ -190,7 +190,7 @@ class Decoder:
             for norm in layer.norms:
                 for part, name in enumerate(norm.table.parts):
                     yield name, norm, part
-            for own in layer.mixer.tables:
+            for own in layer.tables:
                 yield own.table.name, own, 0
         yield self.norm.table.name, self.norm, 0
         if not self.arch.tie_embeddings:
@@ -211,7 +211,7 @@ class Decoder:
     def _tables(self) -> list[torch.Tensor]:
         """Parameters that no matrix product takes."""
         embeddings = [table.weight for table in (self.embed, self.positions) if table is not None]
-        own = [table.values for layer in self.layers for table in layer.mixer.tables]
+        own = [table.values for layer in self.layers for table in layer.tables]
         return embeddings + [tensor for norm in self.norms() for tensor in norm.tensors] + own
 
     @property
@@ -229,11 +229,9 @@ class Decoder:
 
     def _move(self, device: torch.device) -> None:
         """Tensors stay the same objects, so that a tied head stays tied. A packed product is on the CPU already."""
-        tensors = [*self.tables.values(), *self._tables()]
-        for linear in self.linears():
-            tensors += [*linear.product.tensors.values(), *([] if linear.bias is None else [linear.bias])]
+        tensors = [*self.tables.values(), *self._tables(), *self.head.tensors()]
         for layer in self.layers:
-            tensors += layer.mixer.variant.tensors.values() if layer.mixer.variant is not None else ()
+            tensors += layer.tensors()
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             if tensor.device != device:
                 tensor.data = tensor.data.to(device)
@@ -261,4 +259,4 @@ def decoder_on(
         return torch.empty(shape, dtype=dtype, device=device)
 
     tables = {rope: table.to(device) for rope, table in rotary_tables(arch, max_model_len).items()}
-    return Decoder(arch, make, tables, Schemes(floating(device, dtype)) if schemes is None else schemes, comm)
+    return Decoder(arch, make, tables, schemes_on(device, dtype) if schemes is None else schemes, comm)

@@ -7,7 +7,6 @@ arithmetic (`config/shares`) nor what schemes say (`compute/schemes`). Invariant
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 import msgspec
 
@@ -15,8 +14,6 @@ from quire.compute.schemes.choice import Schemes
 from quire.config.arch import ModelArch
 from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, embedding, head, layer_parameters
 from quire.config.shares import Region, Share, share, share_arch, share_norm
-
-MATRICES: Final = ("up", "down")
 
 
 class RankParts:
@@ -44,8 +41,8 @@ class RankParts:
             matrices={place: self._matrix(matrix) for place, matrix in whole.mixer.matrices.items()},
             norms={place: self._norm(table) for place, table in whole.mixer.norms.items()},
         )
-        own = {name: self._matrix(getattr(whole, name)) for name in MATRICES}
-        return msgspec.structs.replace(whole, mixer=mixer, **own)
+        ffn = {place: self._matrix(matrix) for place, matrix in whole.ffn.matrices.items()}
+        return msgspec.structs.replace(whole, mixer=mixer, ffn=msgspec.structs.replace(whole.ffn, matrices=ffn))
 
     def _matrix(self, whole: Matrix) -> Matrix:
         return self._cut(whole, self._schemes.of(whole).cut(whole, self._rank, self._n_ranks)).matrix
@@ -57,7 +54,7 @@ class RankParts:
         return mine
 
     def _cut(self, whole: Matrix, mine: Share) -> Share:
-        if self._n_ranks > 1:
+        if self._n_ranks > 1 and whole.cut is not Cut.REPLICATED:
             self._cuts.append((whole, mine))
         return mine
 

@@ -17,7 +17,7 @@ from quire.compute.schemes.plain import OneDnn, Plain, can_reorder
 from quire.compute.schemes.scheme import MatrixScheme
 from quire.compute.weights.header import Entry
 from quire.config.arch import ModelArch
-from quire.config.parameters import EMBEDDING, HEAD, Matrix, matrices
+from quire.config.parameters import EMBEDDING, HEAD, Kept, Matrix, matrices
 from quire.kernels import native, qgemm
 from quire.kernels.qgemm.weight import TILE
 
@@ -38,10 +38,12 @@ class Schemes:
     default: MatrixScheme
     own: Mapping[str, Scheme] = dataclasses.field(default_factory=dict)
     """Name of a matrix (`Matrix.name`) → its own scheme."""
+    exact: Mapping[Kept, MatrixScheme] = dataclasses.field(default_factory=dict)
+    """Of matrices that are not kept by scheme."""
 
     def of(self, matrix: Matrix) -> Scheme:
         """Of one matrix."""
-        return self.own.get(matrix.name, self.default)
+        return self.own.get(matrix.name) or self.exact.get(matrix.kept, self.default)
 
 
 def floating(device: torch.device, dtype: torch.dtype) -> MatrixScheme:
@@ -49,6 +51,17 @@ def floating(device: torch.device, dtype: torch.dtype) -> MatrixScheme:
     if device.type == "cpu" and native.library() is not None and dtype in native.DTYPES:
         return Packed(dtype)
     return OneDnn(dtype) if can_reorder(device.type, dtype) else Plain(dtype)
+
+
+def schemes_on(
+    device: torch.device,
+    dtype: torch.dtype,
+    default: MatrixScheme | None = None,
+    own: Mapping[str, Scheme] | None = None,
+) -> Schemes:
+    """For a model of `dtype`. default: None: nothing is rounded."""
+    exact = {Kept.FLOATING: floating(device, dtype), Kept.FLOAT32: floating(device, torch.float32)}
+    return Schemes(exact[Kept.FLOATING] if default is None else default, own or {}, exact)
 
 
 def choose(
@@ -62,12 +75,13 @@ def choose(
 
     arch, entries: of a GGUF file; entries: name of a parameter with its kind → tensor of the file.
     """
-    default = SCHEMES[quantization] or floating(device, dtype)
+    default = SCHEMES[quantization]
     if arch is None or entries is None:
-        return Schemes(default)
+        return schemes_on(device, dtype, default)
     allowed = _allowed(quantization, device)
     found = {matrix.name: holder(parts_of(matrix, arch, entries).values(), allowed) for matrix in matrices(arch)}
-    return Schemes(default, {name: scheme for name, scheme in found.items() if scheme is not None})
+    own = {name: scheme for name, scheme in found.items() if scheme is not None}
+    return schemes_on(device, dtype, default, own)
 
 
 def parts_of(matrix: Matrix, arch: ModelArch, entries: Mapping[str, Entry]) -> dict[str, Entry]:

@@ -6,6 +6,7 @@ Invariant: `held_bytes` is `Decoder.n_bytes` of the loaded model (tests compare 
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import pathlib
@@ -48,10 +49,10 @@ class _Sizes:
     """What is stored is there from the beginning, to be filled."""
 
 
-def _sizes(linear: Linear, scheme: Scheme, dtype: torch.dtype) -> _Sizes:
+def _sizes(linear: Linear, scheme: Scheme) -> _Sizes:
     n, k = linear.matrix.n_out, linear.matrix.n_in
     is_begun = isinstance(scheme, Blocks)
-    matrix_bytes = 0 if is_begun or linear.is_tied else n * k * dtype.itemsize
+    matrix_bytes = 0 if is_begun or linear.is_tied or linear.weight is None else linear.weight.nbytes
     return _Sizes(matrix_bytes, 0 if scheme.keeps_matrix else scheme.n_bytes(n, k), is_begun)
 
 
@@ -80,8 +81,8 @@ class Weights:
         model, schemes = self._model(dtype, self._comm), self._schemes(dtype, quantization)
         RankParts(self._arch, schemes, self._comm.rank, self._comm.size)  # or it is refused
         owners, parts = model.owners(), dict(model.weights())
-        sizes = {linear: _sizes(linear, schemes.of(linear.matrix), dtype) for linear in model.linears()}
-        left = {linear: sum(owner is linear for owner in owners.values()) for linear in sizes}
+        sizes = {linear: _sizes(linear, schemes.of(linear.matrix)) for linear in model.linears()}
+        left = collections.Counter(owners.values())
         now_bytes = peak_bytes = 0
         for name in list(parts) if self._is_dummy else self._names(model):
             linear = owners.get(name)

@@ -6,6 +6,7 @@ Invariant: everything that can be known from headers is checked before a paramet
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import pathlib
@@ -17,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from quire.compute.dist.comm import Comm
+from quire.compute.layers.linear import Linear
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.schemes.choice import TABLE, Schemes, choose
 from quire.compute.weights import gguf_exact
@@ -135,7 +137,10 @@ class Targets:
     def __init__(self, model: Decoder) -> None:
         self._offsets = model.offsets()
         self._owners = model.owners()
+        self._left = collections.Counter(self._owners.values())
+        """Parameters of each that have not got their values."""
         self._wholes = model.wholes()
+        self._whole_of = {part: whole for whole, (_, parts) in self._wholes.items() for part in parts}
         self.regions = model.regions()
         """Of names of which a rank has a part."""
         self.tensors = dict(model.weights()) | {name: whole for name, (whole, _) in self._wholes.items()}
@@ -158,14 +163,17 @@ class Targets:
         layer = self._owners.pop(name, None)
         if layer is not None:
             del self.tensors[name]
-            if layer not in self._owners.values():
-                self._forget_wholes()
+            self._left[layer] -= 1
+            if not self._left[layer]:
+                self._forget_wholes(layer)
                 layer.finish()
 
-    def _forget_wholes(self) -> None:
-        """Let go of views whose parts have all got their values."""
-        for whole in [one for one, (_, parts) in self._wholes.items() if self._owners.keys().isdisjoint(parts)]:
-            del self._wholes[whole], self.tensors[whole]
+    def _forget_wholes(self, layer: Linear) -> None:
+        """Let go of the views of parameters that have all got their values."""
+        for name in (f"{part}.{kind}" for part, _ in layer.matrix.parts for kind in ("weight", "bias")):
+            whole = self._whole_of.get(name)
+            if whole in self._wholes:
+                del self._wholes[whole], self.tensors[whole]
 
 
 def _packing(model: Decoder, nowhere: Decoder, advance: Callable[[int], object]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -210,6 +218,10 @@ def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> list[list[Copy
 def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Names, arch: ModelArch) -> Iterator[Copy]:
     left_over = []
     for entry in entries:
+        stack = names.of_experts(entry.name)
+        if stack is not None:
+            yield from _of_experts(entry, *stack)
+            continue
         target, rows = names.parameter(entry.name)
         if target in places:
             yield Copy(entry, target, rows=rows)
@@ -218,6 +230,20 @@ def _copies(entries: Iterable[Entry], places: dict[str, torch.Tensor], names: Na
         elif not names.is_left_out(entry.name):
             left_over.append(entry.name)
     _refuse("has tensors that the model does not use:", left_over)
+
+
+def _of_experts(entry: Entry, targets: list[str], rows: Rows) -> Iterator[Copy]:
+    """A copy for each expert, of its part of the tensor. Raises LoadError."""
+    if not targets or not entry.shape or entry.shape[0] != len(targets):
+        raise LoadError(
+            f"tensor {entry.name} has shape {entry.shape}; config.json implies {len(targets)} experts in its first"
+            " dimension"
+        )
+    n_bytes = entry.n_bytes // len(targets)
+    for expert, target in enumerate(targets):
+        start, name = entry.start + expert * n_bytes, f"{entry.name}[{expert}]"
+        part = msgspec.structs.replace(entry, name=name, shape=entry.shape[1:], start=start, n_bytes=n_bytes)
+        yield Copy(part, target, rows=rows)
 
 
 def _refuse(what: str, names: list[str]) -> None:

@@ -13,11 +13,12 @@ import msgspec
 import torch
 
 from quire.config.arch import ModelArch
-from quire.config.families import Order, Stored, family_named
+from quire.config.experts import ExpertsSpec
+from quire.config.families import STACKS, Order, Stored, family_named
 from quire.config.mtp import mtp_prefix
 from quire.config.parameters import LAYER
 
-_NUMBER: Final = re.compile(r"\.(0|[1-9]\d{0,5})\.")
+_NUMBER: Final = re.compile(r"(?<=\.)(0|[1-9]\d{0,5})(?=\.|$)")
 _MIXER: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(\w+)\.")
 COMPUTED: Final = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
 """Buffers that old checkpoints carry and every model computes from config.json."""
@@ -54,6 +55,7 @@ class Names:
         family = family_named(arch.family)
         self._arch = arch
         self._table = {} if in_gguf else family.names
+        self._stacks = {} if in_gguf else {**STACKS, **family.stacks}
         self._computed = frozenset((*COMPUTED, *family.computed))
         self._apart = tuple(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules))
         self._in_halves = in_gguf and family.gguf_interleaved
@@ -63,15 +65,27 @@ class Names:
         stem, _, kind = name.rpartition(".")
         template, number = _template(stem)
         found = self._table.get(template)
-        if found is None and stem.rpartition(".")[2].isdecimal():
-            template, _, row = template.rpartition(".")
-            found = self._table.get(template + ".{}")
+        if found is None and number is not None:
+            template, row = _template(template)
+            found = self._table.get(template) if row is not None else None
             found = found.format(row) if isinstance(found, str) else None
         stored = found if isinstance(found, Stored) else Stored(found or stem)
         if found is not None and number is not None:
             stored = Stored(LAYER.format(number) + stored.name, stored.order)
         target = f"{stored.name}.{kind}"
         return target, self._rows(target, stored.order)
+
+    def of_experts(self, name: str) -> tuple[list[str], Rows] | None:
+        """(name of each expert's parameter, how its rows differ) for the name of a tensor with one of each; None for
+        another tensor."""
+        template, number = _template(name)
+        stored = self._stacks.get(template)
+        if stored is None or number is None or number >= self._arch.n_layers:
+            return None
+        ffn = self._arch.layers[number].ffn
+        n_experts = ffn.n_experts if isinstance(ffn, ExpertsSpec) else 0
+        names = [LAYER.format(number) + stored.name.format(expert) for expert in range(n_experts)]
+        return names, Rows(stored.order, n_interleaved=int(stored.alternates))
 
     def is_left_out(self, name: str) -> bool:
         """Whether the model makes this tensor itself, or it is one of an MTP module, which is no part of it."""
@@ -96,7 +110,7 @@ def _template(stem: str) -> tuple[str, int | None]:
     match = _NUMBER.search(stem)
     if match is None:
         return stem, None
-    return f"{stem[: match.start()]}.{{}}.{stem[match.end() :]}", int(match[1])
+    return f"{stem[: match.start()]}{{}}{stem[match.end() :]}", int(match[1])
 
 
 def stored_shape(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:

@@ -11,22 +11,26 @@ from quire.config.families import (
     gemma,
     glm,
     gpt,
+    gpt_oss,
     granite,
     lfm2,
     llama,
     minicpm,
+    mixtral,
     nemotron,
     olmo,
     phi,
+    qwen_moe,
     qwen_next,
     stablelm,
     starcoder,
 )
-from quire.config.families.family import Family, Order, Stored
+from quire.config.families.family import STACKS, Family, Order, Stored
 
 MODULES: Final = (
     llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
     lfm2, qwen_next,
+    mixtral, qwen_moe, gpt_oss,
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}
 """Architecture name in config.json → family."""
@@ -37,4 +41,4 @@ def family_named(name: str) -> Family:
     return next(family for family in FAMILIES.values() if family.name == name)
 
 
-__all__ = ["FAMILIES", "Family", "Order", "Stored", "family_named"]
+__all__ = ["FAMILIES", "STACKS", "Family", "Order", "Stored", "family_named"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -30,12 +31,28 @@ class Stored(msgspec.Struct, frozen=True):
     name: str
     """As in `config.parameters`, after the layer's prefix where the checkpoint's name has `{}`."""
     order: Order = Order.ROWS
+    alternates: bool = False
+    """Rows of the gate and of up take turns (gpt-oss)."""
 
 
 Names = Mapping[str, str | Stored]
 """Name in a checkpoint, without .weight or .bias, `{}` for a layer's number → name of a parameter, after the layer's
-prefix where the left has `{}`; a second `{}`, at both ends, is for the row of a norm whose rows are stored apart.
-A name that is not here is a parameter's name already."""
+prefix where the left has `{}`; a second `{}`, on both sides, is for the row of a norm whose rows are stored apart, or
+for an expert. A name that is not here is a parameter's name already."""
+Stacks = Mapping[str, Stored]
+"""Name in a checkpoint of a tensor with a parameter of each expert, `{}` for a layer's number → their names, likewise,
+with `{}` for the expert's number. Both with what they end in."""
+STACKS: Final[Stacks] = {
+    "model.layers.{}.mlp.experts.gate_up_proj": Stored("mlp.experts.{}.gate_up_proj.weight"),
+    "model.layers.{}.mlp.experts.down_proj": Stored("mlp.experts.{}.down_proj.weight"),
+}
+"""As transformers 5 has them in memory."""
+
+SHARED_NAMES: Final = {
+    f"model.layers.{{}}.mlp.shared_experts.{name}": f"mlp.shared_expert.{name}"
+    for name in ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
+}
+"""As DeepSeek and its kin have them."""
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +69,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     assumed: Mapping[str, int] = {}
     """Key that config.json may lack, though nearly all families demand it → its value then."""
     names: Names = {}
+    stacks: Stacks = {}
+    """Beside `STACKS`, or in their place."""
     computed: tuple[str, ...] = ()
     """Names, `{}` as above, of tensors that checkpoints carry and every model computes."""
     mtp: HeadLayout = NEXTN

@@ -1,12 +1,14 @@
-"""GLM and GLM-4 (0414): half of each head rotated, neighbours as pairs; the latter with norms on both sides."""
+"""GLM and GLM-4 (0414): half of each head rotated, neighbours as pairs; the latter with norms on both sides. And
+GLM-4.5, with experts, halves as pairs."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.families.family import Family
-from quire.config.layers import LayerSpec, Placement
+from quire.config.expert_fields import deepseek_v3
+from quire.config.families.family import SHARED_NAMES, Family
+from quire.config.layers import LayerSpec, Placement, QKNorm
 from quire.config.model_fields import ModelFields
 
 GLM4_NAMES: Final = {
@@ -24,6 +26,16 @@ def glm4(config: ModelFields) -> ModelArch:
     return _described(config, Placement.BOTH)
 
 
+def glm4_moe(config: ModelFields) -> ModelArch:
+    norm, bias = config.rms(default=1e-5), config.flag("attention_bias", False)
+    mixer = config.attention(
+        n_kv_heads=8, rope=config.rope(partial=0.5), qkv_bias=bias,
+        qk_norm=QKNorm(norm=norm) if config.flag("use_qk_norm", False) else None,
+    )  # fmt: skip
+    ffns = deepseek_v3(config, n_experts=128, size=1408, groups=(1, 1), n_dense=1, scale=1.0)
+    return config.model([LayerSpec(mixer=mixer, ffn=ffn, norm=norm) for ffn in ffns], norm)
+
+
 def _described(config: ModelFields, placement: Placement) -> ModelArch:
     norm, rope = config.rms(default=EPS), config.rope(partial=0.5, interleaved=True)
     bias = config.flag("attention_bias", True)
@@ -35,4 +47,7 @@ def _described(config: ModelFields, placement: Placement) -> ModelArch:
 FAMILIES: Final = (
     Family(name="glm", architecture="GlmForCausalLM", model_type="glm", describe=glm),
     Family(name="glm4", architecture="Glm4ForCausalLM", model_type="glm4", describe=glm4, names=GLM4_NAMES),
+    Family(
+        name="glm4_moe", architecture="Glm4MoeForCausalLM", model_type="glm4_moe", describe=glm4_moe, names=SHARED_NAMES
+    ),
 )

@@ -1,22 +1,37 @@
-"""Granite 3: Llama with four multipliers."""
+"""Granite 3: Llama with four multipliers; and its mixtures of experts."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.families.family import Family
-from quire.config.layers import LayerSpec
+from quire.config.expert_fields import experts
+from quire.config.families.family import Family, Stored
+from quire.config.layers import FfnSpec, LayerSpec
 from quire.config.model_fields import ModelFields
+
+STACKS: Final = {
+    "model.layers.{}.block_sparse_moe.input_linear.weight": Stored("mlp.experts.{}.gate_up_proj.weight"),
+    "model.layers.{}.block_sparse_moe.output_linear.weight": Stored("mlp.experts.{}.down_proj.weight"),
+}
 
 
 def granite(config: ModelFields) -> ModelArch:
+    return _described(config, config.feed_forward(bias=config.flag("mlp_bias", False)))
+
+
+def granitemoe(config: ModelFields) -> ModelArch:
+    ffn = experts(config, n_experts=8, n_chosen=2, size_key="intermediate_size", renormalise=True)
+    return _described(config, ffn)
+
+
+def _described(config: ModelFields, ffn: FfnSpec) -> ModelArch:
     norm, bias = config.rms(), config.flag("attention_bias", False)
     layer = LayerSpec(
         mixer=config.attention(
             rope=config.rope(), scale=config.scale("attention_multiplier"), qkv_bias=bias, o_bias=bias
         ),
-        ffn=config.feed_forward(bias=config.flag("mlp_bias", False)),
+        ffn=ffn,
         norm=norm,
         residual_scale=config.scale("residual_multiplier"),
     )
@@ -26,4 +41,10 @@ def granite(config: ModelFields) -> ModelArch:
     )  # fmt: skip
 
 
-FAMILIES: Final = (Family(name="granite", architecture="GraniteForCausalLM", model_type="granite", describe=granite),)
+FAMILIES: Final = (
+    Family(name="granite", architecture="GraniteForCausalLM", model_type="granite", describe=granite),
+    Family(
+        name="granitemoe", architecture="GraniteMoeForCausalLM", model_type="granitemoe", describe=granitemoe,
+        names={"model.layers.{}.block_sparse_moe.router.layer": "mlp.gate"}, stacks=STACKS,
+    ),
+)  # fmt: skip

@@ -1,10 +1,12 @@
-"""OLMo 1, 2 and 3: norms without weights before each part; then after it, with norms of q and k; then windows."""
+"""OLMo 1, 2 and 3: norms without weights before each part; then after it, with norms of q and k; then windows. And
+OLMoE, with experts."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from quire.config.arch import ModelArch
+from quire.config.expert_fields import experts
 from quire.config.families.family import Family
 from quire.config.layers import LayerSpec, NormKind, NormSpec, Placement, QKNorm, QKNormScope
 from quire.config.model_fields import FULL, SLIDING, ModelFields
@@ -37,6 +39,16 @@ def olmo3(config: ModelFields) -> ModelArch:
     return _norms_after(config, types, ropes)
 
 
+def olmoe(config: ModelFields) -> ModelArch:
+    norm, bias = config.rms(default=1e-5), config.flag("attention_bias", False)
+    mixer = config.attention(
+        rope=config.rope(), qkv_bias=bias, o_bias=bias, qk_norm=QKNorm(norm=norm, scope=QKNormScope.ALL),
+        qkv_clip=config.scale("clip_qkv") if "clip_qkv" in config else 0.0,
+    )  # fmt: skip
+    ffn = experts(config, n_experts=64, n_chosen=8, size=2048, size_key="intermediate_size")
+    return config.model([LayerSpec(mixer=mixer, ffn=ffn, norm=norm)] * config.n_layers, norm)
+
+
 def _norms_after(config: ModelFields, types: list[str], ropes: dict[str, Rope]) -> ModelArch:
     norm, bias = config.rms(default=1e-5), config.flag("attention_bias", False)
     kinds = {
@@ -55,5 +67,6 @@ def _norms_after(config: ModelFields, types: list[str], ropes: dict[str, Rope]) 
 FAMILIES: Final = (
     Family(name="olmo", architecture="OlmoForCausalLM", model_type="olmo", describe=olmo),
     Family(name="olmo2", architecture="Olmo2ForCausalLM", model_type="olmo2", describe=olmo2, names=NAMES),
+    Family(name="olmoe", architecture="OlmoeForCausalLM", model_type="olmoe", describe=olmoe),
     Family(name="olmo3", architecture="Olmo3ForCausalLM", model_type="olmo3", describe=olmo3, names=NAMES),
 )

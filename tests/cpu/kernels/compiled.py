@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire.kernels.act import triton as act
 from quire.kernels.kvstore import triton as kvstore
+from quire.kernels.moe import triton as moe
+from quire.kernels.moe import triton_kernels as moe_kernels
 from quire.kernels.norm import triton as norm
 from quire.kernels.qkv import triton as qkv
 
@@ -46,7 +49,31 @@ def build_qkv(d: int, rotary: int, warps: int, **no_norms: None) -> None:
     )  # fmt: skip
 
 
+def build_moe(n_rows: int) -> None:
+    """Products of 128 experts of 768 in a block of n_rows."""
+    tile = moe._tile(n_rows, torch.bfloat16)
+    sizes = {"HIDDEN": 2048, "INNER": 768, "BLOCKS": 300, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
+    launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None}
+    pointers = "*bf16 i32 *i32 *i32 *bf16 *bf16 fp32 fp32 fp32"
+    build(moe_kernels.up, pointers, **launch, K=8, LIMITED=False, **sizes)
+    build(moe_kernels.down, "*bf16 *i32 *i32 *bf16 *fp32 *bf16", **launch, **sizes)
+
+
+def build_choice() -> None:
+    """8 of 256 experts, of 4 of 8 groups, and their places."""
+    build(
+        moe_kernels.route, "*fp32 i32 *fp32 *i32 *fp32 fp32 fp32", warps=1, E=256, E_PAD=256, K=8, K_PAD=8,
+        SIGMOID=True, MIXER=False, RENORMALISE=True, G=8, G_PAD=8, G_CHOSEN=4, G_BEST=2,
+    )  # fmt: skip
+    build(moe_kernels.count, "*i32 *i32 *i32 i32", BLOCK=256)
+    build(moe_kernels.place, "*i32 *i32 *i32 *i32 *i32 i32 i32", warps=8, E=128, E_PAD=128, BM=16, BLOCK=256)
+    build(moe_kernels.add, "*bf16 *i32 *bf16 i32", HIDDEN=2048, K=8, ADDS=True, BLOCK=1024)
+
+
 CASES = {
+    "moe": lambda: build_moe(16),
+    "moe many": lambda: build_moe(128),
+    "moe choice": build_choice,
     "norm": lambda: build(norm._norm, "*bf16 i32 i32 i32 *bf16 i32 *bf16 *bf16 i32 fp32", ADD=True, BLOCK=4096),
     "act": lambda: build(act._silu_mul, "*bf16 i32 *bf16 i32", BLOCK=1024),
     "qkv": lambda: build_qkv(128, 128, warps=2),

@@ -15,7 +15,8 @@ from quire.bench.trace import check_trace_path, write_trace
 from quire.cli.main import main
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
-from quire.config.layers import FeedForwardSpec, LayerSpec, NormSpec
+from quire.config.feed_forward import FeedForwardSpec
+from quire.config.layers import LayerSpec, NormSpec
 from quire.core.errors import ConfigError
 from quire.core.plan import Spans
 from quire.engine.core import HostTimes, StepRecord

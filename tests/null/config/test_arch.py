@@ -159,8 +159,8 @@ def test_absurd_values_name_the_field(field: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("Qwen2MoeForCausalLM", "Qwen2ForCausalLM"),
-        ("MixtralForCausalLM", "MistralForCausalLM"),
+        ("Qwen2VLForCausalLM", "Qwen2ForCausalLM"),
+        ("JambaForCausalLM", "LlamaForCausalLM"),
         ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
         ("RWForCausalLM", ""),
         ("Exaone3ForCausalLM", "Exaone4ForCausalLM"),

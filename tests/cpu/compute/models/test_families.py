@@ -12,6 +12,7 @@ import torch
 from family_cases import CASES, DIVISORS, IDS, YARN, checkpoint_of
 
 from quire.compute.weights.footprint import Weights
+from quire.config.experts import CORRECTION
 from quire.config.families import FAMILIES
 from quire.config.model import read_arch
 
@@ -44,7 +45,8 @@ def test_family(case: str, tmp_path: pathlib.Path, tools: Tools) -> None:
     oracle = checkpoint_of(case, tmp_path)
     arch = read_arch(tmp_path)
     assert arch.family == case.partition("-")[0]
-    assert arch.n_parameters == sum(p.numel() for p in oracle.parameters())
+    corrections = [buffer for name, buffer in oracle.named_buffers() if name.endswith(CORRECTION)]
+    assert arch.n_parameters == sum(p.numel() for p in [*oracle.parameters(), *corrections])
     model = tools["load"](tmp_path)
     footprint = Weights(tmp_path, arch, torch.device("cpu")).footprint(torch.float32, "none")
     assert footprint.held_bytes == model.n_bytes <= footprint.peak_bytes

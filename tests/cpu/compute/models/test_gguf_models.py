@@ -183,7 +183,7 @@ def test_auto_keeps_blocks_and_rounds_nothing(
     plain, model = (tools["load"](path, torch.bfloat16, quantization=one) for one in ("none", "auto"))
     exact = tools["load"](path)
     block, held = model.layers[0], {"qkv": "int8-g32", "out": "int4-g32", "up": "bfloat16", "down": "int8-g32"}
-    layers = {"qkv": block.mixer.qkv, "out": block.mixer.out, "up": block.up, "down": block.down}
+    layers = {"qkv": block.mixer.qkv, "out": block.mixer.out, "up": block.ffn.up, "down": block.ffn.down}
     assert {name: layer.product.packed.scheme for name, layer in layers.items()} == held
     assert model.head.product.packed.scheme == "int4-g32"
     for ours, theirs in zip(model.linears(), exact.linears(), strict=True):
@@ -211,7 +211,7 @@ def test_what_cannot_be_held_is_rounded(
     for scheme, held in (("int8-g32", {"up": False, "down": True}), ("int4", {"up": False, "down": False})):
         model = tools["load"](path, torch.bfloat16, quantization=scheme)
         for name, exact in held.items():
-            ours, theirs = (getattr(one.layers[0], name).product.packed.dequantized() for one in (model, plain))
+            ours, theirs = (getattr(one.layers[0].ffn, name).product.packed.dequantized() for one in (model, plain))
             assert torch.equal(ours, theirs) == exact, name
             assert float((ours - theirs).norm() / theirs.norm()) < 0.1
 

@@ -173,5 +173,5 @@ def test_a_step_in_one_native_call_has_nothing_between(tmp_path: pathlib.Path) -
     model = filled(read_arch(tmp_path))
     model.finish()
     assert obstacle(model) is None
-    model.layers[1].ffn_sum.between = lambda y, z: z
+    model.layers[1].ffn.sum.between = lambda y, z: z
     assert "its layers are not" in (obstacle(model) or "")

@@ -132,7 +132,7 @@ def test_every_matrix_is_packed_from_its_own_weights(name: str, tied: bool, tmp_
             "down": stored[f"{at}mlp.down_proj.weight"],
         }
         for key, weight in expected.items():
-            layer = getattr(block.mixer if key in ("qkv", "out") else block, key)
+            layer = getattr(block.mixer if key in ("qkv", "out") else block.ffn, key)
             assert torch.equal(packed(layer).dequantized(), qgemm.pack(weight, name).dequantized()), f"{i} {key}"
     head = stored["model.embed_tokens.weight" if tied else "lm_head.weight"]
     assert packed(model.head).scheme == name
@@ -196,7 +196,7 @@ def test_dummy_weights_are_the_same_numbers(tmp_path: pathlib.Path) -> None:
     x = torch.randn(7, 48).bfloat16()
     close = functools.partial(torch.allclose, rtol=0.03, atol=0.02)
     assert close(plain.head(x), model.head(x))
-    assert close(plain.layers[2].up(x).float(), model.layers[2].up(x).float())
+    assert close(plain.layers[2].ffn.up(x).float(), model.layers[2].ffn.up(x).float())
 
 
 def test_a_matrix_with_an_infinity_is_refused(tmp_path: pathlib.Path) -> None:

@@ -91,7 +91,7 @@ def test_every_tensor_lands_in_its_place(
     assert not stored
     block, weights = model.layers[1], dict(model.weights())
     assert torch.equal(block.mixer.qkv.weight[16:24], weights["model.layers.1.self_attn.k_proj.weight"])
-    assert torch.equal(block.up.weight[24:], weights["model.layers.1.mlp.up_proj.weight"])
+    assert torch.equal(block.ffn.up.weight[24:], weights["model.layers.1.mlp.up_proj.weight"])
 
 
 @pytest.mark.usefixtures("unpacked")

@@ -125,7 +125,7 @@ def test_rows_of_others_are_not_read(tmp_path: pathlib.Path, monkeypatch: pytest
     n_whole, n_read[0] = n_read[0], 0
     assert n_whole == whole.n_bytes
     model = load(tmp_path, RankOf(1, 2))
-    cut = [linear for layer in model.layers for linear in (layer.mixer.out, layer.down)]
+    cut = [linear for layer in model.layers for linear in (layer.mixer.out, layer.ffn.down)]
     n_columns = sum(linear.matrix.n_out * linear.matrix.n_in for linear in cut)
     assert n_read[0] == model.n_bytes + n_columns * 4, "rows of o and down are read whole"
 

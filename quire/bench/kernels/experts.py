@@ -1,0 +1,128 @@
+"""Cases of mixtures of experts: the choice, and the products with even routing, of models that have many.
+
+Torch's reference reads the choice on the host. Bytes are those of the experts that are chosen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from quire.bench.kernels.case import Case, Check, Contender, NotRun, Setting
+from quire.bench.kernels.limits import Work
+from quire.bench.kernels.timing import Call
+from quire.config.experts import Gating, RoutingSpec
+from quire.kernels import catalog
+from quire.kernels.moe import SWIGLU, reference
+
+CHOICES = 256
+"""Tokens of the cases of the choice."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """Experts of one layer."""
+
+    n_experts: int
+    n_chosen: int
+    hidden: int
+    inner: int
+
+    @property
+    def numbers(self) -> int:
+        """Of one expert."""
+        return 3 * self.inner * self.hidden
+
+
+SHAPES = {
+    "qwen3-30b-a3b": Shape(128, 8, 2048, 768),
+    "deepseek-v2-lite": Shape(64, 6, 2048, 1408),
+    "olmoe-1b-7b": Shape(64, 8, 2048, 1024),
+}
+SIZES = {"cuda": (("qwen3-30b-a3b", "deepseek-v2-lite"), (1, 8, 32, 256, 2048, 8192)), "cpu": (("olmoe-1b-7b",), (1,))}
+QUICK = ("qwen3-30b-a3b, 32 rows", "olmoe-1b-7b, 1 rows")
+SMALL = {
+    "swiglu": (Shape(6, 2, 64, 48), SWIGLU, 9),
+    "clamped, many rows": (Shape(5, 3, 80, 32), Gating(slope=1.7, offset=1.0, limit=2.0), 300),
+}
+Arguments = tuple[Any, ...]
+
+
+def cases(op: str, setting: Setting) -> Iterator[Case]:
+    """The choice of some tokens, and the products of few tokens and many."""
+    names, rows = SIZES[setting.device.type]
+    for name in names:
+        shape = SHAPES[name]
+        choose = functools.partial(_contenders, "route", functools.partial(_choice, shape, setting), 0.0, setting)
+        moved = Work(4.0 * CHOICES * shape.n_experts, 8.0 * CHOICES * shape.n_chosen)
+        yield Case(op, f"{name}, choice of {CHOICES} rows", moved, choose)
+        for n in rows:
+            w_bytes = float(setting.element_bytes * shape.numbers * min(shape.n_experts, n * shape.n_chosen))
+            x_bytes = float(setting.element_bytes * n * shape.hidden)
+            work = Work(w_bytes + x_bytes, x_bytes, 2.0 * n * shape.n_chosen * shape.numbers)
+            make = functools.partial(_products, shape, SWIGLU, n, setting)
+            contenders = functools.partial(_contenders, "experts", make, w_bytes, setting)
+            yield Case(op, f"{name}, {n} rows", work, contenders, in_flops=n > 1000, quick=f"{name}, {n} rows" in QUICK)
+
+
+def checks(op: str, setting: Setting) -> Iterator[Check]:
+    """The products at small sizes, an assignment that is none among them."""
+    for name, (shape, gating, n) in SMALL.items():
+        for implementation in catalog.runnable(op, setting.device.type):
+            if implementation.name != "reference":
+                error = functools.partial(_error, shape, gating, n, setting, implementation)
+                yield Check(op, name, implementation.name, error, reference.TOLERANCE[setting.dtype])
+
+
+def _choice(shape: Shape, setting: Setting) -> Arguments:
+    logits = setting.randn(CHOICES, shape.n_experts, dtype=torch.float32)
+    return logits, RoutingSpec(n_chosen=shape.n_chosen, renormalise=True), None
+
+
+def _products(shape: Shape, gating: Gating, n: int, setting: Setting) -> Arguments:
+    """x, expert_ids, weights, up, down, gating; experts are taken in turn, so that they are chosen evenly."""
+    taken = torch.arange(n * shape.n_chosen, dtype=torch.int32) % shape.n_experts
+    weights = torch.full((n, shape.n_chosen), 1 / shape.n_chosen, device=setting.device)
+    up = setting.randn(shape.n_experts, 2 * shape.inner, shape.hidden).mul_(shape.hidden**-0.5)
+    down = setting.randn(shape.n_experts, shape.hidden, shape.inner).mul_(shape.inner**-0.5)
+    expert_ids = taken.view(n, shape.n_chosen).to(setting.device)
+    return setting.randn(n, shape.hidden), expert_ids, weights, up, down, gating
+
+
+def _contenders(function: str, make: Callable[[], Arguments], w_bytes: float, setting: Setting) -> Iterable[Contender]:
+    copies = [make() for _ in range(setting.timer.n_copies(w_bytes) if w_bytes else 1)]
+    for implementation in catalog.runnable("moe", setting.device.type):
+        if function in implementation.functions:
+            is_peer = implementation.name == "reference"
+            calls = functools.partial(_calls, implementation, function, copies)
+            yield Contender("torch" if is_peer else implementation.name, calls, is_peer, capture=not is_peer)
+
+
+def _calls(implementation: catalog.Implementation, function: str, copies: list[Arguments]) -> list[Call]:
+    run = _function(implementation, function, copies[0])
+    return [functools.partial(run, *arguments) for arguments in copies]
+
+
+def _function(implementation: catalog.Implementation, function: str, arguments: Arguments) -> Callable[..., Any]:
+    """Raises NotRun where it does not take the arguments."""
+    module = implementation.load()
+    condition = catalog.condition_of(module)
+    found = None if condition is None else condition(*arguments)
+    if isinstance(found, str):
+        raise NotRun(found)
+    run: Callable[..., Any] = getattr(module, function)
+    return run
+
+
+def _error(shape: Shape, gating: Gating, n: int, setting: Setting, implementation: catalog.Implementation) -> float:
+    """Largest |got - reference| / (1 + |reference|)."""
+    arguments = _products(shape, gating, n, setting)
+    arguments[1][0, 0] = -1
+    x, expert_ids, weights, up, down, _ = arguments
+    expected = reference.experts(x.double(), expert_ids, weights, up.double(), down.double(), gating)
+    got = _function(implementation, "experts", arguments)(*arguments).double()
+    return float(((got - expected).abs() / (1 + expected.abs())).max())

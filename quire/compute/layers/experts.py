@@ -1,0 +1,216 @@
+"""A mixture of experts as the feed-forward of a layer: router, experts, and what every token goes through beside them.
+
+Owns the parameters and the data flow. Does not own the choice and the products of experts (`kernels/moe`).
+Invariant: where matrices are floating as they are, those of all experts lie in one tensor, expert after expert, and one
+call multiplies by them; where a scheme lays each out by itself, experts take turns, each with all of its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quire.compute.layers.linear import Linear, Make, Table
+from quire.compute.layers.norm import Norm
+from quire.compute.layers.residual import ResidualSum
+from quire.compute.schemes.choice import Schemes
+from quire.compute.schemes.plain import Plain
+from quire.config.experts import ExpertsSpec
+from quire.config.parameters import FfnParameters, Kept, Matrix
+from quire.kernels import gemm, moe
+from quire.kernels.gemm import Norm as NormPair
+
+
+class Experts:
+    """See `ExpertsSpec`."""
+
+    def __init__(
+        self,
+        spec: ExpertsSpec,
+        parameters: FfnParameters,
+        make: Make,
+        schemes: Schemes,
+        post_norm: Norm | None,
+        scale: float,
+    ) -> None:
+        self.spec = spec
+        matrices = parameters.matrices
+
+        def linear(place: str) -> Linear | None:
+            return Linear(make, matrices[place], schemes.of(matrices[place])) if place in matrices else None
+
+        router = linear("router")
+        assert router is not None
+        self.router = router
+        self.shared_up, self.shared_down, self.shared_gate = map(linear, ("shared_up", "shared_down", "shared_gate"))
+        self.up, self.down = (
+            _bank(make, [matrices[f"{place}.{expert}"] for expert in range(spec.n_experts)], schemes)
+            for place in ("up", "down")
+        )
+        correction = parameters.tensors.get("correction")
+        self.correction = None if correction is None else Table(make, correction)
+        self.sum = ResidualSum(post_norm, scale)
+        self.is_plain = False
+
+    def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """See `Ffn`: what the router and the experts read [n, hidden]."""
+        return x if norm is None else norm(x)
+
+    def add(self, taken: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """See `Ffn`."""
+        if self.sum.adds:
+            return self._run(taken, x)
+        return self.sum.add(taken, self._run(taken, None), x)
+
+    def _run(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """What experts make of the normed x, added to the residual, which is returned, if there is one."""
+        expert_ids, weights = self.choose(x)
+        if isinstance(self.up, Stack) and isinstance(self.down, Stack):
+            y = moe.experts(
+                x, expert_ids, weights, self.up.weight, self.down.weight, gating=self.spec.gating,
+                up_bias=self.up.bias, down_bias=self.down.bias, residual=residual,
+            )  # fmt: skip
+        else:
+            y = self._in_turn(x, expert_ids, weights, residual)
+        return y if self.shared_up is None else self._add_shared(x, y)
+
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x: [n, hidden] → (ids of its experts [n, k] int32, their weights [n, k] float32)."""
+        if self.router.matrix.kept is Kept.FLOAT32:
+            logits = self.router(x.float())
+        else:
+            logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
+            self.router(x, out=logits)
+        return moe.route(logits, self.spec.routing, None if self.correction is None else self.correction.values)
+
+    def _add_shared(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert self.shared_up is not None and self.shared_down is not None
+        inner = self.shared_up(x, silu_mul=True)
+        if self.shared_gate is not None:
+            inner.mul_(self.shared_gate(x).sigmoid_())
+        return self.shared_down(inner, residual=y)
+
+    def _in_turn(
+        self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Each expert with all of its tokens, in the order of experts: the sums of a row depend on no other row."""
+        total = torch.zeros(x.shape, dtype=torch.float32) if residual is None else residual.float()
+        flat = expert_ids.flatten()
+        order = flat.argsort(stable=True)
+        counts = torch.bincount(flat, minlength=self.spec.n_experts).tolist()
+        rows = order.div(expert_ids.shape[1], rounding_mode="floor").split(counts)  # type: ignore[no-untyped-call]
+        factors = weights.flatten()[order].split(counts)  # type: ignore[no-untyped-call]
+        for up, down, own, factor in zip(self.up.linears, self.down.linears, rows, factors, strict=True):
+            if len(own):
+                y = down(self._inner(up, x[own])).float()
+                total.index_add_(0, own, y.mul_(factor[:, None]))
+        return total.to(x.dtype) if residual is None else residual.copy_(total)
+
+    def _inner(self, up: Linear, x: torch.Tensor) -> torch.Tensor:
+        gating = self.spec.gating
+        return up(x, silu_mul=True) if gating == moe.SWIGLU else moe.gate(up(x), gating)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """See `Ffn`."""
+        shared = (one for one in (self.shared_up, self.shared_down, self.shared_gate) if one is not None)
+        both = zip(self.up.linears, self.down.linears, strict=True)
+        return self.router, *(linear for pair in both for linear in pair), *shared
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """See `Ffn`."""
+        return () if self.correction is None else (self.correction,)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """See `Ffn`."""
+        for linear in self.linears:
+            yield from linear.tensors()
+        for bank in (self.up, self.down):
+            yield from bank.tensors()
+
+    def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
+        """See `Ffn`; the norm is never taken in, and products in float32 need nothing built."""
+        found = [] if self.router.matrix.kept is Kept.FLOAT32 else [self.router.kernel(wide=True)]
+        if self.shared_up is not None and self.shared_down is not None:
+            found += [self.shared_up.kernel(silu_mul=True), self.shared_down.kernel(residual=True)]
+        return found + ([] if self.shared_gate is None else [self.shared_gate.kernel()])
+
+
+class Bank:
+    """A matrix of each expert, each laid out by itself."""
+
+    def __init__(self, linears: list[Linear]) -> None:
+        self.linears = linears
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Beside those of the matrices."""
+        return iter(())
+
+
+class Stack(Bank):
+    """A matrix of each expert, all in one tensor [E, n_out, n_in], and their biases [E, n_out]."""
+
+    def __init__(self, make: Make, matrices: list[Matrix], scheme: Plain) -> None:
+        one = matrices[0]
+        self.weight = make(len(matrices), one.n_out, one.n_in)
+        self.bias = make(len(matrices), one.n_out) if one.bias else None
+        stacks = {2: self.weight, 1: self.bias}
+
+        def slice_of(expert: int) -> Make:
+            def view(*shape: int) -> torch.Tensor:
+                stack = stacks[len(shape)]
+                assert stack is not None
+                return stack[expert]
+
+            return view
+
+        super().__init__([Slice(slice_of(expert), matrix, scheme) for expert, matrix in enumerate(matrices)])
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """See `Bank`."""
+        yield self.weight
+        if self.bias is not None:
+            yield self.bias
+
+
+class Slice(Linear):
+    """An expert's matrix in a stack: views to be filled, which are let go then."""
+
+    def finish(self) -> None:
+        """See `Linear`; nothing is made of it."""
+        self.weight = self.bias = None
+        self.product = InStack()
+
+    @property
+    def n_bytes(self) -> int:
+        """See `Linear`."""
+        matrix, itemsize = self.matrix, self.scheme.stored(1, 1)[0].dtype.itemsize
+        return self.scheme.n_bytes(matrix.n_out, matrix.n_in) + matrix.bias * matrix.n_out * itemsize
+
+
+class InStack:
+    """The product with an expert's matrix: only all of them are multiplied by at once, see `moe.experts`."""
+
+    tensors: dict[str, torch.Tensor] = {}
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        norm: NormPair | None = None,
+        residual: torch.Tensor | None = None,
+        silu_mul: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Not to be called."""
+        raise TypeError("an expert of a stack is not multiplied by alone")
+
+
+def _bank(make: Make, matrices: list[Matrix], schemes: Schemes) -> Bank:
+    scheme = schemes.of(matrices[0])
+    if type(scheme) is Plain:
+        return Stack(make, matrices, scheme)
+    return Bank([Linear(make, matrix, schemes.of(matrix)) for matrix in matrices])

@@ -1,0 +1,117 @@
+"""Public mixture of experts: the choice of experts, and their products. Checks shapes and picks the implementation."""
+
+from __future__ import annotations
+
+import torch
+
+from quire.config.experts import Gating, RoutingSpec
+from quire.kernels.selector import select
+
+SWIGLU = Gating()
+
+
+def route(
+    logits: torch.Tensor, routing: RoutingSpec, correction: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each token, and their weights.
+
+    logits: [n, E] float32, contiguous rows, n >= 1. routing: see `RoutingSpec`. correction: [E] float32, added to the
+    scores for the choice of groups and of experts, not for the weights; not with Scores.SPARSE_MIXER.
+    Returns (expert_ids [n, k] int32, weights [n, k] float32), new and contiguous: in each row k distinct ids from 0 to
+    E - 1, whatever the logits, NaN among them; the best first, of equal ones the one of the smaller number.
+    Sums and powers are in float32. Nothing is read by the host: it may be captured. Raises ValueError on a mismatch.
+    """
+    n_experts = logits.shape[-1]
+    if logits.dim() != 2 or logits.dtype != torch.float32 or logits.stride(1) != 1:
+        raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype} must be [n, E] float32 with contiguous rows")
+    if n_experts % routing.n_groups or not 1 <= routing.n_chosen_groups <= routing.n_groups:
+        raise ValueError(f"{n_experts} experts cannot be divided as {routing} says")
+    if not 1 <= routing.n_chosen <= n_experts // routing.n_groups * routing.n_chosen_groups:
+        raise ValueError(f"{routing.n_chosen} of {n_experts} experts cannot be chosen as {routing} says")
+    if correction is not None and (correction.shape != (n_experts,) or correction.dtype != torch.float32):
+        raise ValueError(f"correction {tuple(correction.shape)} {correction.dtype} must be [{n_experts}] float32")
+    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction)
+    return found
+
+
+def experts(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    gating: Gating = SWIGLU,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """y[t] = sum over j of weights[t, j] * (down[e] @ gating(up[e] @ x[t] + up_bias[e]) + down_bias[e]), where e is
+    expert_ids[t, j]; with `residual`, added to it in place.
+
+    x: [n, hidden], last dimension contiguous, n >= 1. expert_ids: [n, k] int32, contiguous, each from -1 to E - 1,
+    those of a row distinct; -1 adds nothing, and its weight is not read. weights: [n, k] float32, contiguous.
+    up: [E, 2 * inner, hidden], contiguous, x's dtype; of each expert the rows of the gate above those of up.
+    down: [E, hidden, inner], likewise. gating: what makes [inner] of these [2 * inner], see `Gating`.
+    up_bias: [E, 2 * inner], down_bias: [E, hidden], contiguous, x's dtype.
+    residual: [n, hidden], x's dtype, contiguous rows; it takes the sum and is returned. out: the same, where to write;
+    not with residual. x must not overlap either. Returns [n, hidden] of x's dtype, residual or out if given.
+
+    Sums are in float32; the inner vector is rounded to x's dtype, an expert's output may be, the result is, once.
+    A row's bits may depend on the other rows only through kernel choice by n; in determinism mode they do not.
+    The bits of a call are the same at every call: no atomic additions of floating numbers.
+    Nothing is read by the host and launches depend on shapes alone: it may be captured, and replayed with other ids.
+    Memory of scratch is allocated by torch: at most n * k * (hidden + inner) numbers of x's dtype, or of float32 where
+    outputs are not rounded, and integers of the order of n * k + E. An expert without tokens costs no read of its
+    weights. Raises ValueError on a mismatch.
+    """
+    _check_weights(x, up, down, up_bias, down_bias)
+    if expert_ids.shape != weights.shape or expert_ids.dim() != 2 or len(expert_ids) != len(x):
+        raise ValueError(f"expert_ids {tuple(expert_ids.shape)} and weights {tuple(weights.shape)} must be [n, k]")
+    if expert_ids.dtype != torch.int32 or weights.dtype != torch.float32:
+        raise ValueError(f"expert_ids {expert_ids.dtype} must be int32, and weights {weights.dtype} float32")
+    if not (expert_ids.is_contiguous() and weights.is_contiguous()):
+        raise ValueError("expert_ids and weights must be contiguous")
+    if residual is not None and out is not None:
+        raise ValueError("out cannot be given with residual, which takes the result")
+    target = out if residual is None else residual
+    if target is not None and (target.shape != x.shape or target.dtype != x.dtype or target.stride(1) != 1):
+        name = "out" if residual is None else "residual"
+        raise ValueError(f"{name} {tuple(target.shape)} {target.dtype} must be as x {tuple(x.shape)} {x.dtype}")
+    arguments = (x, expert_ids, weights, up, down, gating, up_bias, down_bias, residual, out)
+    y: torch.Tensor = select("moe", "experts", *arguments)(*arguments)
+    return y
+
+
+def _check_weights(
+    x: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+) -> None:
+    if x.dim() != 2 or x.stride(1) != 1 or up.dim() != 3 or down.dim() != 3:
+        raise ValueError(
+            f"x {tuple(x.shape)} must be [n, hidden] with contiguous rows, up {tuple(up.shape)} and down"
+            f" {tuple(down.shape)} three-dimensional"
+        )
+    n_experts, hidden_size, inner = down.shape
+    if up.shape != (n_experts, 2 * inner, hidden_size) or x.shape[1] != hidden_size:
+        raise ValueError(f"x {tuple(x.shape)}, up {tuple(up.shape)} and down {tuple(down.shape)} do not fit")
+    if not (up.is_contiguous() and down.is_contiguous()) or up.dtype != x.dtype or down.dtype != x.dtype:
+        raise ValueError(f"up {up.dtype} and down {down.dtype} must be contiguous and of x's dtype {x.dtype}")
+    for name, bias, width in (("up_bias", up_bias, 2 * inner), ("down_bias", down_bias, hidden_size)):
+        if bias is not None and (bias.shape != (n_experts, width) or bias.dtype != x.dtype or not bias.is_contiguous()):
+            raise ValueError(
+                f"{name} {tuple(bias.shape)} {bias.dtype} must be [{n_experts}, {width}] of {x.dtype}, contiguous"
+            )
+
+
+def gate(both: torch.Tensor, gating: Gating) -> torch.Tensor:
+    """What `gating` makes of [n, 2 * inner], gates first → [n, inner] of its dtype, on any device. For experts that are
+    multiplied by one after another."""
+    gates, ups = both.float().chunk(2, dim=-1)
+    if gating.limit:
+        gates, ups = gates.clamp(max=gating.limit), ups.clamp(-gating.limit, gating.limit)
+    return ((ups + gating.offset) * gates * torch.sigmoid(gating.slope * gates)).to(both.dtype)

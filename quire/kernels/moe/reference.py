@@ -1,0 +1,95 @@
+"""Mixtures of experts in plain torch: the oracle. One expert after another, each for its own tokens.
+
+Arithmetic in float32, or in float64 for float64 inputs, where nothing is rounded between.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from quire.config.experts import Gating, RoutingSpec, Scores
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3.2e-2}
+"""dtype → largest |kernel - float64 reference| / (1 + |reference|) of `experts`, for results of about 1."""
+ROUTE_TOLERANCE = 2e-6
+"""Largest |kernel - float64 reference| of a weight of `route`, where the scale is 1."""
+
+
+def route(
+    logits: torch.Tensor, routing: RoutingSpec, correction: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See op.py; for float64 logits the weights are float64."""
+    logits = logits.nan_to_num(nan=-torch.finfo(logits.dtype).max)
+    if routing.scores is Scores.SPARSE_MIXER:
+        expert_ids, weights = _mix_sparsely(logits, routing)
+    else:
+        scores = logits.sigmoid() if routing.scores is Scores.SIGMOID else logits.softmax(dim=-1)
+        choice = scores if correction is None else scores + correction
+        expert_ids = _largest(_of_chosen_groups(choice, routing), routing.n_chosen)
+        weights = scores.gather(1, expert_ids)
+    if routing.renormalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny)
+    return expert_ids.int(), weights * routing.scale
+
+
+def _largest(values: torch.Tensor, k: int) -> torch.Tensor:
+    """Places of the k largest of each row; of equal ones the first come first."""
+    places: torch.Tensor = values.sort(dim=-1, descending=True, stable=True).indices
+    return places[:, :k]
+
+
+def _of_chosen_groups(choice: torch.Tensor, routing: RoutingSpec) -> torch.Tensor:
+    """[n, E] with -inf outside the chosen groups."""
+    if routing.n_chosen_groups == routing.n_groups:
+        return choice
+    groups = choice.unflatten(1, (routing.n_groups, -1))  # type: ignore[no-untyped-call]
+    best = groups.topk(min(routing.n_group_best, groups.shape[2]), dim=-1).values.sum(dim=-1)
+    is_chosen = torch.zeros_like(best, dtype=torch.bool).scatter(1, _largest(best, routing.n_chosen_groups), True)
+    left: torch.Tensor = groups.masked_fill(~is_chosen.unsqueeze(2), -torch.inf)
+    return left.flatten(1)
+
+
+def _mix_sparsely(logits: torch.Tensor, routing: RoutingSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    left, expert_ids, weights = logits, [], []
+    for _ in range(routing.n_chosen):
+        best = left.max(dim=-1, keepdim=True).values
+        at = _largest(left, 1)
+        is_far = (best - logits) / torch.maximum(logits.abs(), best) > routing.mixer_margin
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(dim=-1).gather(1, at))
+        expert_ids.append(at)
+        left = left.scatter(1, at, -torch.inf)
+    return torch.cat(expert_ids, dim=1), torch.cat(weights, dim=1)
+
+
+def experts(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    gating: Gating,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See op.py."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    total = torch.zeros(x.shape, dtype=wide, device=x.device) if residual is None else residual.to(wide)
+    for expert in sorted(set(expert_ids.flatten().tolist()) - {-1}):
+        rows, places = torch.where(expert_ids == expert)
+        both = F.linear(x[rows].to(wide), up[expert].to(wide), None if up_bias is None else up_bias[expert].to(wide))
+        inner = gate(both, gating).to(x.dtype).to(wide)
+        y = F.linear(inner, down[expert].to(wide), None if down_bias is None else down_bias[expert].to(wide))
+        total.index_add_(0, rows, y * weights[rows, places, None].to(wide))
+    target = out if residual is None else residual
+    return total.to(x.dtype) if target is None else target.copy_(total)
+
+
+def gate(both: torch.Tensor, gating: Gating) -> torch.Tensor:
+    """[n, 2 * inner], gates first → [n, inner], in their dtype."""
+    gates, ups = both.chunk(2, dim=-1)
+    if gating.limit:
+        gates, ups = gates.clamp(max=gating.limit), ups.clamp(-gating.limit, gating.limit)
+    return (ups + gating.offset) * gates * torch.sigmoid(gating.slope * gates)

@@ -1,0 +1,133 @@
+"""Mixtures of experts on CUDA: the choice, and the launches of the products, in `triton_kernels`.
+
+Tokens are sorted by expert on the device: counted, then placed one behind another without padding; blocks of at most
+`BM` of them, each of one expert, are multiplied by it. Grids are as large as any choice could need, and programs
+without a block end at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import triton
+
+from quire.config.experts import Gating, RoutingSpec, Scores
+from quire.kernels.invariance import are_rows_alone
+from quire.kernels.moe import triton_kernels as kernels
+
+PLACED = 1 << 15
+"""Comparisons of assignments with experts that one program makes."""
+
+
+def route(
+    logits: torch.Tensor, routing: RoutingSpec, correction: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See op.py."""
+    n, n_experts = logits.shape
+    expert_ids = torch.empty(n, routing.n_chosen, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(n, routing.n_chosen, dtype=torch.float32, device=logits.device)
+    limited = routing.n_chosen_groups < routing.n_groups
+    kernels.route[(n,)](
+        logits, logits.stride(0), correction, expert_ids, weights, routing.scale, routing.mixer_margin,
+        E=n_experts, E_PAD=triton.next_power_of_2(n_experts), K=routing.n_chosen,
+        K_PAD=triton.next_power_of_2(routing.n_chosen), SIGMOID=routing.scores is Scores.SIGMOID,
+        MIXER=routing.scores is Scores.SPARSE_MIXER, RENORMALISE=routing.renormalise,
+        G=routing.n_groups if limited else 1, G_PAD=triton.next_power_of_2(routing.n_groups),
+        G_CHOSEN=routing.n_chosen_groups, G_BEST=min(routing.n_group_best, n_experts // routing.n_groups),
+        num_warps=1 if n_experts <= 256 else 4,
+    )  # fmt: skip
+    return expert_ids, weights
+
+
+def experts(
+    x: torch.Tensor,
+    expert_ids: torch.Tensor,
+    weights: torch.Tensor,
+    up: torch.Tensor,
+    down: torch.Tensor,
+    gating: Gating,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See op.py."""
+    n, hidden_size = x.shape
+    n_experts, _, inner_size = down.shape
+    k = expert_ids.shape[1]
+    blocks = _sorted(expert_ids, n_experts, _block_rows(n * k, n_experts))
+    tile = _tile(blocks.n_rows, x.dtype)
+    inner = torch.empty(n * k, inner_size, dtype=x.dtype, device=x.device)
+    kernels.up[(blocks.number * triton.cdiv(inner_size, tile.bn),)](
+        x, x.stride(0), blocks.table, blocks.order, up, up_bias, inner, gating.slope, gating.offset, gating.limit,
+        HIDDEN=hidden_size, INNER=inner_size, K=k, BLOCKS=blocks.number, LIMITED=gating.limit > 0,
+        BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
+    )  # fmt: skip
+    each = torch.empty(n * k, hidden_size, dtype=x.dtype, device=x.device)
+    kernels.down[(blocks.number * triton.cdiv(hidden_size, tile.bn),)](
+        inner, blocks.table, blocks.order, down, down_bias, weights, each,
+        HIDDEN=hidden_size, INNER=inner_size, BLOCKS=blocks.number,
+        BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
+    )  # fmt: skip
+    y = torch.empty_like(x) if out is None and residual is None else residual if out is None else out
+    assert y is not None
+    kernels.add[(n, triton.cdiv(hidden_size, 1024))](
+        each, expert_ids, y, y.stride(0), HIDDEN=hidden_size, K=k, ADDS=residual is not None, BLOCK=1024, num_warps=4
+    )
+    return y
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Blocks:
+    """Assignments of tokens to experts, sorted by expert. An assignment is its number in expert_ids."""
+
+    number: int
+    """Of blocks, at most; those without rows are the last."""
+    n_rows: int
+    """Of a block, at most."""
+    table: torch.Tensor
+    """[3, number] int32: the expert, the place of the first row, how many rows."""
+    order: torch.Tensor
+    """[n * k] int32: place → assignment."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program multiplies."""
+
+    bm: int
+    bn: int
+    bk: int
+    n_warps: int
+    n_stages: int
+
+
+def _block_rows(n_assigned: int, n_experts: int) -> int:
+    """Of one number for all batches, where rows must not depend on them."""
+    if are_rows_alone():
+        return 64
+    even: int = triton.next_power_of_2(n_assigned // n_experts)
+    return min(128, max(16, even))
+
+
+def _tile(n_rows: int, dtype: torch.dtype) -> Tile:
+    bk = 128 // dtype.itemsize
+    return Tile(n_rows, 64, bk, 8 if n_rows > 64 else 4, 4 if n_rows < 128 else 3)
+
+
+def _sorted(expert_ids: torch.Tensor, n_experts: int, n_rows: int) -> Blocks:
+    n_assigned, device = expert_ids.numel(), expert_ids.device
+    number = min(n_assigned, triton.cdiv(n_assigned, n_rows) + n_experts)
+    counts = torch.zeros(n_experts, dtype=torch.int32, device=device)
+    ranks = torch.empty(n_assigned, dtype=torch.int32, device=device)
+    kernels.count[(triton.cdiv(n_assigned, 256),)](expert_ids, counts, ranks, n_assigned, BLOCK=256, num_warps=4)
+    table = torch.empty(3, number, dtype=torch.int32, device=device)
+    order = torch.empty(n_assigned, dtype=torch.int32, device=device)
+    e_pad = triton.next_power_of_2(n_experts)
+    block = max(16, PLACED // e_pad)
+    kernels.place[(triton.cdiv(n_assigned, block),)](
+        expert_ids, counts, ranks, table, order, n_assigned, number,
+        E=n_experts, E_PAD=e_pad, BM=n_rows, BLOCK=block, num_warps=8,
+    )  # fmt: skip
+    return Blocks(number, n_rows, table, order)

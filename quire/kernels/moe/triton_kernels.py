@@ -1,0 +1,206 @@
+"""The kernels of `triton`. Sums are in float32; a program of a product has one block of assignments of one expert."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LARGEST = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def route(  # type: ignore[no-untyped-def]
+    logits, stride, correction, expert_ids, weights, scale, margin,
+    E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, SIGMOID: tl.constexpr,
+    MIXER: tl.constexpr, RENORMALISE: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, G_CHOSEN: tl.constexpr,
+    G_BEST: tl.constexpr,
+):  # fmt: skip
+    """One program a token."""
+    row = tl.program_id(0).to(tl.int64)
+    e = tl.arange(0, E_PAD)
+    x = tl.load(logits + row * stride + e, mask=e < E, other=0.0)
+    x = tl.where(x == x, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), -LARGEST)
+    x = tl.where(e < E, x, float("-inf"))
+    if MIXER:
+        scores = x
+    elif SIGMOID:
+        scores = tl.where(e < E, 1.0 / (1.0 + tl.exp(-x)), 0.0)
+    else:
+        powers = tl.exp(x - tl.max(x, 0))
+        scores = powers / tl.sum(powers, 0)
+    choice = scores
+    if correction is not None:
+        choice += tl.load(correction + e, mask=e < E, other=0.0)
+    choice = tl.where(e < E, choice, float("-inf"))
+    if G > 1:
+        choice = _of_best_groups(choice, e, E, G, G_PAD, G_CHOSEN, G_BEST)
+    place = tl.arange(0, K_PAD)
+    ids, found = tl.zeros([K_PAD], tl.int32), tl.zeros([K_PAD], tl.float32)
+    for j in range(K):
+        best = tl.argmax(choice, 0)
+        if MIXER:
+            top = tl.max(choice, 0)
+            near = (top - x) / tl.maximum(tl.abs(x), top) > margin
+            weight = 1.0 / tl.sum(tl.where(near, 0.0, tl.exp(choice - top)), 0)
+        else:
+            weight = tl.sum(tl.where(e == best, scores, 0.0), 0)
+        ids = tl.where(place == j, best, ids)
+        found = tl.where(place == j, weight, found)
+        choice = tl.where(e == best, float("-inf"), choice)
+    if RENORMALISE:
+        found = found / (tl.sum(found, 0) + 1.1754943508222875e-38)
+    tl.store(expert_ids + row * K + place, ids, mask=place < K)
+    tl.store(weights + row * K + place, found * scale, mask=place < K)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _of_best_groups(  # type: ignore[no-untyped-def]
+    choice, e, E: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, G_CHOSEN: tl.constexpr, G_BEST: tl.constexpr
+):
+    """-inf outside the chosen groups."""
+    group_of = e // (E // G)
+    group = tl.arange(0, G_PAD)
+    values = tl.full([G_PAD], float("-inf"), tl.float32)
+    for g in range(G):
+        own = tl.where((group_of == g) & (e < E), choice, float("-inf"))
+        value = 0.0
+        for _ in range(G_BEST):
+            value += tl.max(own, 0)
+            own = tl.where(e == tl.argmax(own, 0), float("-inf"), own)
+        values = tl.where(group == g, value, values)
+    is_chosen = e < 0
+    for _ in range(G_CHOSEN):
+        best = tl.argmax(values, 0)
+        is_chosen = is_chosen | (group_of == best)
+        values = tl.where(group == best, float("-inf"), values)
+    return tl.where(is_chosen, choice, float("-inf"))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def count(expert_ids, counts, ranks, n_assigned, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Assignments of each expert, and which of them each is: any order will do, as rows are computed alone."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(expert_ids + at, mask=at < n_assigned, other=-1)
+    rank = tl.atomic_add(counts + expert, 1, mask=expert >= 0, sem="relaxed")
+    tl.store(ranks + at, rank, mask=at < n_assigned)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def place(  # type: ignore[no-untyped-def]
+    expert_ids, counts, ranks, table, order, n_assigned, n_blocks,
+    E: tl.constexpr, E_PAD: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Places of assignments, and the table of blocks; a program has as many of both, as there are no more blocks."""
+    e = tl.arange(0, E_PAD)
+    own = tl.load(counts + e, mask=e < E, other=0)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(expert_ids + at, mask=at < n_assigned, other=-1)
+    before = tl.sum(tl.where(e[None, :] < expert[:, None], own[None, :], 0), 1)
+    rank = tl.load(ranks + at, mask=at < n_assigned, other=0)
+    tl.store(order + before + rank, at, mask=expert >= 0)
+    # Block `at` is the expert's whose blocks end behind it, the first such.
+    blocks = (own + BM - 1) // BM
+    ends = tl.cumsum(blocks, 0)
+    is_past = ends[None, :] <= at[:, None]
+    block_expert = tl.sum(is_past.to(tl.int32), 1)
+    is_used = block_expert < E
+    n_past = tl.sum(tl.where(is_past, blocks[None, :], 0), 1)
+    rows_past = tl.sum(tl.where(is_past, own[None, :], 0), 1)
+    rows_own = tl.sum(tl.where(e[None, :] == block_expert[:, None], own[None, :], 0), 1)
+    first = (at - n_past) * BM
+    tl.store(table + at, block_expert, mask=at < n_blocks)
+    tl.store(table + n_blocks + at, rows_past + first, mask=at < n_blocks)
+    rows = tl.where(is_used, tl.minimum(rows_own - first, BM), 0)
+    tl.store(table + 2 * n_blocks + at, rows, mask=at < n_blocks)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def up(  # type: ignore[no-untyped-def]
+    x, x_stride, table, order, matrices, biases, inner, slope, offset, limit,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, LIMITED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Gate and up of a block's rows for BN columns, and what is made of them, at the place of the assignment."""
+    N_TILES: tl.constexpr = (INNER + BN - 1) // BN
+    block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
+    n_rows = tl.load(table + 2 * BLOCKS + block)
+    if n_rows == 0:
+        return
+    expert = tl.load(table + block).to(tl.int64)
+    m = tl.arange(0, BM)
+    places = tl.load(table + BLOCKS + block) + m
+    token = tl.load(order + places, mask=m < n_rows, other=0) // K
+    column = tile * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    rows = x + token.to(tl.int64)[:, None] * x_stride + k[None, :]
+    matrix = matrices + expert * (2 * INNER * HIDDEN)
+    gate_at = matrix + column[None, :].to(tl.int64) * HIDDEN + k[:, None]
+    is_row, is_column = m[:, None] < n_rows, column[None, :] < INNER
+    gates, ups = tl.zeros([BM, BN], tl.float32), tl.zeros([BM, BN], tl.float32)
+    for start in range(0, HIDDEN, BK):
+        inside = k < HIDDEN - start
+        a = tl.load(rows + start, mask=is_row & inside[None, :], other=0.0)
+        g = tl.load(gate_at + start, mask=is_column & inside[:, None], other=0.0)
+        u = tl.load(gate_at + INNER * HIDDEN + start, mask=is_column & inside[:, None], other=0.0)
+        gates = tl.dot(a, g, gates, input_precision="ieee")
+        ups = tl.dot(a, u, ups, input_precision="ieee")
+    if biases is not None:
+        bias = biases + expert * (2 * INNER) + column
+        gates += tl.load(bias, mask=column < INNER, other=0.0).to(tl.float32)[None, :]
+        ups += tl.load(bias + INNER, mask=column < INNER, other=0.0).to(tl.float32)[None, :]
+    if LIMITED:
+        gates = tl.minimum(gates, limit)
+        ups = tl.minimum(tl.maximum(ups, -limit), limit)
+    made = (ups + offset) * gates / (1.0 + tl.exp(-slope * gates))
+    at = inner + places.to(tl.int64)[:, None] * INNER + column[None, :]
+    tl.store(at, made.to(inner.dtype.element_ty), mask=is_row & is_column)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def down(  # type: ignore[no-untyped-def]
+    inner, table, order, matrices, biases, weights, each,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, BLOCKS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """Outputs of a block's rows for BN columns, times their weights, each as the row of its assignment."""
+    N_TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
+    block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
+    n_rows = tl.load(table + 2 * BLOCKS + block)
+    if n_rows == 0:
+        return
+    expert = tl.load(table + block).to(tl.int64)
+    m = tl.arange(0, BM)
+    places = tl.load(table + BLOCKS + block) + m
+    column = tile * BN + tl.arange(0, BN)
+    k = tl.arange(0, BK)
+    rows = inner + places.to(tl.int64)[:, None] * INNER + k[None, :]
+    down_at = matrices + expert * (HIDDEN * INNER) + column[None, :].to(tl.int64) * INNER + k[:, None]
+    is_row, is_column = m[:, None] < n_rows, column[None, :] < HIDDEN
+    sums = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, INNER, BK):
+        inside = k < INNER - start
+        a = tl.load(rows + start, mask=is_row & inside[None, :], other=0.0)
+        d = tl.load(down_at + start, mask=is_column & inside[:, None], other=0.0)
+        sums = tl.dot(a, d, sums, input_precision="ieee")
+    if biases is not None:
+        bias = tl.load(biases + expert * HIDDEN + column, mask=column < HIDDEN, other=0.0)
+        sums += bias.to(tl.float32)[None, :]
+    assigned = tl.load(order + places, mask=m < n_rows, other=0)
+    weight = tl.load(weights + assigned, mask=m < n_rows, other=0.0)
+    at = each + assigned.to(tl.int64)[:, None] * HIDDEN + column[None, :]
+    tl.store(at, (sums * weight[:, None]).to(each.dtype.element_ty), mask=is_row & is_column)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add(each, expert_ids, y, y_stride, HIDDEN: tl.constexpr, K: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The outputs of a token's experts, and what was there before."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < HIDDEN
+    total = tl.zeros([BLOCK], tl.float32)
+    if ADDS:
+        total += tl.load(y + row * y_stride + at, mask=inside, other=0.0).to(tl.float32)
+    for j in range(K):
+        end = tl.where(tl.load(expert_ids + row * K + j) >= 0, HIDDEN, 0)
+        total += tl.load(each + (row * K + j) * HIDDEN + at, mask=at < end, other=0.0).to(tl.float32)
+    tl.store(y + row * y_stride + at, total.to(y.dtype.element_ty), mask=inside)
