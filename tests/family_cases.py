@@ -61,6 +61,7 @@ QWEN_NEXT = {
     "layer_types": ["linear_attention", FULL, "linear_attention"], "head_dim": 32, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
 }  # fmt: skip
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24, "chunk_size": 16, "hidden_size": 64}
 LFM2 = {"conv_L_cache": 3, "block_multiple_of": 32}
 MOE = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
@@ -158,6 +159,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("Lfm2", {**LFM2, "layer_types": ["conv", FULL, "conv"]}),
     "lfm2-bias": ("Lfm2", {**LFM2, "full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 16}),
+    "mamba2": ("Mamba2", MAMBA2),
+    "mamba2-bias": ("Mamba2", {**MAMBA2, "n_groups": 1, "use_bias": True, "use_conv_bias": False}),
+    "qwen3_next": ("Qwen3Next", {**QWEN_NEXT, **MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}),
     "qwen3_next-dense": ("Qwen3Next", {**QWEN_NEXT, "num_experts": 0}),
     "mixtral": ("Mixtral", MIXTRAL),
     "qwen2_moe": ("Qwen2Moe", QWEN2_MOE),

@@ -64,6 +64,6 @@ class DeltaSpec(RecurrentMixer, frozen=True, kw_only=True):
             norms={"head": NormTable(name=own + ".norm", shape=(self.value_dim,), spec=NormSpec(eps=self.eps))},
             tensors={
                 "weight": Tensor(name=own + ".conv1d", shape=(self.conv_size, 1, self.kernel)),
-                **{kind: Tensor(name=own, shape=(self.n_value_heads,), kind=kind) for kind in kinds},
+                **{kind: Tensor(name=own, shape=(self.n_value_heads,), kind=kind, is_float32=True) for kind in kinds},
             },
         )

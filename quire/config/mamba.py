@@ -62,7 +62,7 @@ class MambaSpec(RecurrentMixer, frozen=True, kw_only=True):
         own, heads = at + "mixer", (self.n_scan_heads,)
         tensors = {
             "weight": Tensor(name=own + ".conv1d", shape=(self.conv_size, 1, self.kernel)),
-            **{kind: Tensor(name=own, shape=heads, kind=kind) for kind in ("A_log", "D", "dt_bias")},
+            **{kind: Tensor(name=own, shape=heads, kind=kind, is_float32=True) for kind in ("A_log", "D", "dt_bias")},
         }
         if self.conv_bias:
             tensors["bias"] = Tensor(name=own + ".conv1d", shape=(self.conv_size,), kind="bias")

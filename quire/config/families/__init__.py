@@ -15,6 +15,7 @@ from quire.config.families import (
     granite,
     lfm2,
     llama,
+    mamba,
     minicpm,
     mixtral,
     nemotron,
@@ -29,7 +30,7 @@ from quire.config.families.family import STACKS, Family, Order, Stored
 
 MODULES: Final = (
     llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
-    lfm2, qwen_next,
+    lfm2, qwen_next, mamba,
     mixtral, qwen_moe, gpt_oss,
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}

@@ -6,7 +6,8 @@ from typing import Final
 
 from quire.config.arch import ModelArch
 from quire.config.families.family import Family
-from quire.config.layers import FeedForwardSpec, LayerSpec, MixerSpec, QKNorm
+from quire.config.feed_forward import FeedForwardSpec
+from quire.config.layers import LayerSpec, MixerSpec, QKNorm
 from quire.config.model_fields import ModelFields
 from quire.config.short_conv import ShortConvSpec
 

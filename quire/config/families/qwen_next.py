@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from quire.config.arch import MAX_HEAD_DIM, MAX_HEADS, ModelArch
+from quire.config.arch import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, ModelArch
 from quire.config.delta import DeltaSpec
+from quire.config.expert_fields import every_step, experts
+from quire.config.experts import SharedExpert
 from quire.config.families.family import Family
 from quire.config.gated_attention import GatedAttentionSpec
-from quire.config.layers import FeedForwardSpec, LayerSpec, MixerSpec, QKNorm
+from quire.config.layers import FfnSpec, LayerSpec, MixerSpec, QKNorm
 from quire.config.model_fields import ModelFields
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -31,9 +33,8 @@ def qwen3_next(config: ModelFields) -> ModelArch:
     )  # fmt: skip
     attention = GatedAttentionSpec(**{name: getattr(plain, name) for name in plain.__struct_fields__})
     kinds: dict[str, MixerSpec] = {LINEAR: _delta(config), FULL: attention}
-    types = _types(config)
-    ffns = [_feed_forward(config, layer) for layer in range(config.n_layers)]
-    layers = [LayerSpec(mixer=kinds[kind], ffn=ffn, norm=norm) for kind, ffn in zip(types, ffns, strict=True)]
+    ffns = _feed_forwards(config)
+    layers = [LayerSpec(mixer=kinds[kind], ffn=ffn, norm=norm) for kind, ffn in zip(_types(config), ffns, strict=True)]
     return config.model(layers, norm)
 
 
@@ -59,8 +60,14 @@ def _types(config: ModelFields) -> list[str]:
     return types
 
 
-def _feed_forward(config: ModelFields, layer: int) -> FeedForwardSpec:
-    return config.feed_forward(size=5632)
+def _feed_forwards(config: ModelFields) -> list[FfnSpec]:
+    if config.values.get("num_experts") == 0:
+        return [config.feed_forward(size=5632)] * config.n_layers
+    shared = SharedExpert(size=config.integer("shared_expert_intermediate_size", 1, MAX_WIDTH, 512), gated=True)
+    sparse = experts(
+        config, n_experts=512, n_chosen=10, size=512, shared=shared, renormalise=config.flag("norm_topk_prob", True)
+    )
+    return every_step(config, sparse)
 
 
 FAMILIES: Final = (

@@ -16,10 +16,10 @@ from quire.core.errors import ConfigError, InvalidParameter
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
 
-CASES = ("lfm2", "qwen3_next-dense")
+CASES = ("lfm2", "mamba2", "qwen3_next")
 N_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=N_TOKENS, ignore_eos=True)
-PROMPTS = [IDS, IDS[:21], IDS[:30] + [7, 8, 9], IDS, [5], IDS[:17]]
+PROMPTS = [IDS, IDS[:21], [*IDS[:30], 7, 8, 9], IDS, [5], IDS[:17]]
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True, "device": "cpu", "num_threads": 1, "max_num_seqs": 4, "block_size": 8,
     "max_num_batched_tokens": 24, "num_gpu_blocks_override": 60,
