@@ -62,6 +62,9 @@ QWEN_NEXT = {
     "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
 }  # fmt: skip
 MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24, "chunk_size": 16, "hidden_size": 64}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_chunk_size": 16}
+BAMBA = {"attn_layer_indices": [0, 2]}
+GRANITE_4 = {"layer_types": ["linear_attention", FULL, "linear_attention"], "shared_intermediate_size": 48}
 LFM2 = {"conv_L_cache": 3, "block_multiple_of": 32}
 MOE = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
@@ -161,6 +164,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2-bias": ("Lfm2", {**LFM2, "full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 16}),
     "mamba2": ("Mamba2", MAMBA2),
     "mamba2-bias": ("Mamba2", {**MAMBA2, "n_groups": 1, "use_bias": True, "use_conv_bias": False}),
+    "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "bamba-bias": ("Bamba", {**MAMBA, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, **BAMBA}),
+    "granitemoehybrid": ("GraniteMoeHybrid", {**MAMBA, **GRANITE, **MIXTRAL, **GRANITE_4}),
+    "granitemoehybrid-dense": (
+        "GraniteMoeHybrid",
+        {**MAMBA, **GRANITE, **GRANITE_4, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
     "qwen3_next": ("Qwen3Next", {**QWEN_NEXT, **MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}),
     "qwen3_next-dense": ("Qwen3Next", {**QWEN_NEXT, "num_experts": 0}),
     "mixtral": ("Mixtral", MIXTRAL),

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from quire.config.arch import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
+from quire.config.arch import MAX_HEAD_DIM, MAX_HEADS
 from quire.config.mamba import MambaSpec
 from quire.config.model_fields import ModelFields
 
 MAX_KERNEL: Final = 64
 MAX_STATE: Final = 1024
+MAX_STEP: Final = 1e6
 
 
 def mamba(
@@ -56,8 +57,7 @@ def _limits(config: ModelFields) -> tuple[float, float]:
         return 0.0, float("inf")
     if isinstance(limits, list) and len(limits) == 2:
         found = [one.get("__float__") if isinstance(one, dict) else one for one in limits]
-        if all(isinstance(one, int | float) or one == "Infinity" for one in found):
-            low, high = (float("inf") if one == "Infinity" else float(one) for one in found)
-            if 0.0 <= low <= high and low <= MAX_WIDTH:
-                return low, high
+        low, high = (float("inf") if one == "Infinity" else one for one in found)
+        if isinstance(low, int | float) and isinstance(high, int | float) and 0 <= low <= min(high, MAX_STEP):
+            return float(low), float(high)
     raise config.error("time_step_limit", "two numbers, the first at least 0 and not above the second")

@@ -53,6 +53,10 @@ class ForwardGraphs:
         """The smallest size that holds n_rows."""
         return next(size for size in self.sizes if size >= n_rows)
 
+    def holds(self, n_rows: int, n_writes: int) -> bool:
+        """Whether there is such a size, and room in it for so many new pages of each group."""
+        return bool(self.sizes) and n_rows <= self.sizes[-1] and n_writes <= self.bucket(n_rows)
+
 
 NOTHING: Final = ForwardGraphs([], [], Room(0))
 """Of a kind of step that never comes."""

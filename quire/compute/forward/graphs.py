@@ -81,9 +81,10 @@ class GraphForward:
         self._tail = tail
         self._sampling_sizes = decode_sizes(max_sampled)
         self._max_num_seqs = max_num_seqs
-        self._mixed_sizes = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
+        # where spans of a model with states end is the host's to say
+        self._mixed_sizes = [] if pool.states else mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         self._verifying_sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
-        n_rows = max(max_sampled, self._mixed_sizes[-1])
+        n_rows = max([max_sampled, *self._mixed_sizes])
         self._staging = device.staging(STAGING_BYTES * len(pool.windows))
         self._sampled = self._staging.section((N_SAMPLED_LINES, max_sampled), torch.int64)
         self._controls = self._staging.section((N_CONTROLS, max_sampled), torch.float64)
@@ -101,23 +102,13 @@ class GraphForward:
         """By whether rows are alone in them."""
 
     def _new_captures(self) -> Captures:
-        most, sizes = self._max_num_seqs, self._verifying_sizes
-        most_large = self._most_large(most, self._mixed_sizes[-1])
-        mixed = self._buffers(most, self._mixed_sizes[-1], most_large)
+        most, sizes, mixed = self._max_num_seqs, self._verifying_sizes, NOTHING
+        if self._mixed_sizes:
+            most_large = _most_large(self._pool.group, most, self._mixed_sizes[-1])
+            buffers = self._buffers(most, self._mixed_sizes[-1], most_large)
+            mixed = ForwardGraphs(self._mixed_sizes, buffers, Room(most, most_large))
         verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]), Room(sizes[-1])) if sizes else NOTHING
-        return Captures(
-            ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most)),
-            ForwardGraphs(self._mixed_sizes, mixed, Room(most, most_large)),
-            verifying,
-        )
-
-    def _most_large(self, max_num_seqs: int, mixed_rows: int) -> int:
-        """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
-        prompts, where rows are alone."""
-        if are_rows_alone():
-            return mixed_rows // large_tokens_of(self._pool.group) + max_num_seqs
-        few = max(1, small_rows_of(self._pool.group) // self._pool.group)
-        return (mixed_rows + max_num_seqs) // (few + 1) + 1
+        return Captures(ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most)), mixed, verifying)
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
         """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
@@ -144,8 +135,7 @@ class GraphForward:
         start_s, captures = time.perf_counter(), self._captures_now()
         if captures is None:
             return
-        kinds = [captures.decode, captures.mixed, captures.verifying]
-        for forwards in kinds if self._pool.states is None else kinds[:1]:
+        for forwards in (captures.decode, captures.mixed, captures.verifying):
             for size in reversed(forwards.sizes):
                 self._replay(captures, forwards, size)
         for size in reversed(self._sampling_sizes):
@@ -214,9 +204,7 @@ class GraphForward:
         if step.guesses is not None and self._verifies_apart(captures.verifying, step.batch, n_writes):
             return captures.verifying
         mixed = captures.mixed
-        if self._pool.states is not None:  # where their spans end is the host's to say
-            return None
-        if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
+        if mixed.holds(n_rows, n_writes) and self._holds(mixed, step.batch):
             return mixed
         return None
 
@@ -368,3 +356,11 @@ class GraphForward:
             self._tail.plain(self._hidden, rows, (at[0], at[1]), controls, masks, logits, choice, truncates=truncates)
 
         return self._device.capture(choose)
+
+
+def _most_large(group: int, max_num_seqs: int, mixed_rows: int) -> int:
+    """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
+    prompts, where rows are alone. group: query heads of a KV head."""
+    if are_rows_alone():
+        return mixed_rows // large_tokens_of(group) + max_num_seqs
+    return (mixed_rows + max_num_seqs) // (max(1, small_rows_of(group) // group) + 1) + 1

@@ -116,7 +116,8 @@ def norm_gated(
     groups = x.unflatten(1, (-1, size))  # type: ignore[no-untyped-call]
     normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)).flatten(1)
     scaled = normed * weight.to(wide).repeat(y.shape[1] // len(weight))
-    return (scaled if gate_first else scaled * acted).to(y.dtype)
+    found: torch.Tensor = scaled if gate_first else scaled * acted
+    return found.to(y.dtype)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
