@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import state_case
 
-from quire.kernels.state import chunked, convolve, norm_gated, plan_spans, reference, scan_delta, scan_ssm
+from quire.kernels.state import chunked, convolve, norm_gated, plan_spans, reference, scan_delta, scan_ssm, single_rows
 from quire.kernels.state.spans import PIECE, StateSpans
 
 
@@ -62,6 +62,11 @@ def test_spans_are_cut_where_a_state_is_kept() -> None:
     assert (lines, fresh, piece_ptr) == ([4, 5], [0, 1], [0, 1, 5])
     assert row_ptr == [0, 2, 66, 72, 130, 194] and keep == [-1, -1, 8, 9, -1]
     assert span_of == [0, 1, 1, 1, 1]
+
+
+def test_single_rows_that_stand_first_begin_with_zeros() -> None:
+    spans = single_rows(torch.tensor([3, 1]), torch.tensor([5, 0]))
+    assert spans.is_single and spans.lines.tolist() == [3, 1] and spans.fresh.tolist() == [0, 1]
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
