@@ -79,6 +79,8 @@ GPT_OSS = {
 }  # fmt: skip
 QWEN2_MOE = {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}
 QWEN3_MOE = {**MOE, "head_dim": 32}
+RECURRENT = {"bamba", "granitemoehybrid", "lfm2", "mamba2", "qwen3_next"}
+"""Families with states, which take no drafts."""
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {"head_dim": 32}),

@@ -22,8 +22,7 @@ class MambaSpec(RecurrentMixer, frozen=True, kw_only=True):
     kernel: int
     """Tokens that the convolution sees."""
     eps: float
-    """Of the norm of what the scan gives times the gate, in each of `n_norm_groups` parts."""
-    n_norm_groups: int = 1
+    """Of the norm of what the scan gives times the gate, in the columns of each group."""
     conv_bias: bool = True
     bias: bool = False
     """Of both projections."""

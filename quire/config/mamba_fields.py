@@ -27,25 +27,25 @@ def mamba(
     expand: str,
     bias: str,
     conv_bias: str,
-    defaults: tuple[int, int, int, int],
+    defaults: tuple[int, int, int],
     **more: Any,
 ) -> MambaSpec:
-    """The mixer, whose keys have these names. defaults: of heads, head_dim, groups and state. more: fields of
-    `MambaSpec`. Raises ConfigError."""
+    """The mixer, whose keys have these names. defaults: of heads, groups and state. more: fields of `MambaSpec`.
+    Raises ConfigError."""
     n_heads = config.integer(heads, 1, MAX_HEADS, defaults[0])
     inner_size = config.integer(expand, 1, 64, 2) * config.hidden_size
     if config.values.get(head_dim) == "auto":
         config = config.with_values(**{head_dim: inner_size // n_heads})
-    size = config.integer(head_dim, 1, MAX_HEAD_DIM, defaults[1])
+    size = config.integer(head_dim, 1, MAX_HEAD_DIM, inner_size // n_heads)
     if n_heads * size != inner_size:
         raise config.error(heads, f"{expand} x hidden_size = {inner_size} over {head_dim} = {size}")
-    n_groups = config.integer(groups, 1, n_heads, min(defaults[2], n_heads))
+    n_groups = config.integer(groups, 1, n_heads, min(defaults[1], n_heads))
     if n_heads % n_groups:
         raise config.error(groups, f"a divisor of {heads} = {n_heads}")
     low, high = _limits(config)
     return MambaSpec(
         n_scan_heads=n_heads, head_dim=size, n_groups=n_groups, kernel=config.integer(kernel, 2, MAX_KERNEL, 4),
-        state_size=config.integer(state, 1, MAX_STATE, defaults[3]), bias=config.flag(bias, False),
+        state_size=config.integer(state, 1, MAX_STATE, defaults[2]), bias=config.flag(bias, False),
         conv_bias=config.flag(conv_bias, True), dt_min=low, dt_max=high, **more,
     )  # fmt: skip
 

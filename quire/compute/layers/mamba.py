@@ -44,5 +44,5 @@ class Mamba(Recurrent):
             self.numbers("A_log"), self.numbers("D"), self.numbers("dt_bias"), state, spans,
             dt_limit=(spec.dt_min, spec.dt_max),
         )  # fmt: skip
-        size = spec.inner_size // spec.n_norm_groups
+        size = spec.inner_size // spec.n_groups
         return norm_gated(y.view(n, -1), gate, self.norm_weight("gated"), spec.eps, size=size, gate_first=True)

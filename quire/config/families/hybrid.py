@@ -89,11 +89,10 @@ def _types(config: ModelFields) -> list[str]:
 
 def _mamba(config: ModelFields) -> MambaSpec:
     config.only("hidden_act", "silu")
-    n_groups = config.integer("mamba_n_groups", 1, 1024, 1)
     return mamba(
         config, heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state="mamba_d_state",
         kernel="mamba_d_conv", expand="mamba_expand", bias="mamba_proj_bias", conv_bias="mamba_conv_bias",
-        defaults=(128, 64, 1, 256), eps=config.rms("rms_norm_eps", 1e-6).eps, n_norm_groups=n_groups,
+        defaults=(128, 1, 256), eps=config.rms("rms_norm_eps", 1e-6).eps,
     )  # fmt: skip
 
 

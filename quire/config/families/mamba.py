@@ -28,8 +28,7 @@ def mamba2(config: ModelFields) -> ModelArch:
     config.only("hidden_act", "silu")
     mixer = mamba(
         config, heads="num_heads", head_dim="head_dim", groups="n_groups", state="state_size", kernel="conv_kernel",
-        expand="expand", bias="use_bias", conv_bias="use_conv_bias", defaults=(128, 64, 8, 128), eps=norm.eps,
-        n_norm_groups=config.integer("n_groups", 1, 1024, 8),
+        expand="expand", bias="use_bias", conv_bias="use_conv_bias", defaults=(128, 8, 128), eps=norm.eps,
     )  # fmt: skip
     layer = LayerSpec(mixer=mixer, ffn=NoFfnSpec(), norm=norm)
     return config.model([layer] * config.n_layers, norm, max_position=CONTEXT)

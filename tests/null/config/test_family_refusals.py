@@ -18,6 +18,8 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+    "num_heads": 2,
+    "mamba_n_heads": 2,
 }
 BY_NAME = {family.name: family for family in FAMILIES.values()}
 DIVISORS = [1.0] * 8
