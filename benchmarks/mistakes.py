@@ -131,8 +131,8 @@ MISTAKES = (
     ),
     Mistake(
         "An architecture that Quire has not",
-        ("generate", "mixtral", *ONE),
-        config("mixtral", architectures=["MixtralForCausalLM"], model_type="mixtral"),
+        ("generate", "jamba", *ONE),
+        config("jamba", architectures=["JambaForCausalLM"], model_type="jamba"),
     ),
     Mistake(
         "A GPTQ checkpoint",

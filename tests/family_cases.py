@@ -82,7 +82,20 @@ QWEN3_MOE = {**MOE, "head_dim": 32}
 RECURRENT = {"bamba", "granitemoehybrid", "lfm2", "mamba2", "qwen3_next"}
 """Families with states, which take no drafts."""
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
+LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
+    "v_head_dim": 20, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 4,
+    "topk_group": 2, "n_shared_experts": 2, "first_k_dense_replace": 1,
+}  # fmt: skip
+DEEPSEEK_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("DeepseekV2", {**LATENT, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5}),
+    "deepseek_v2-lite": ("DeepseekV2", {**LATENT, "q_lora_rank": None, "rope_parameters": DEEPSEEK_YARN}),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, "rope_parameters": DEEPSEEK_YARN, "attention_bias": True}),
+    "deepseek_v3-dense": (
+        "DeepseekV3",
+        {**LATENT, "first_k_dense_replace": 3, "q_lora_rank": None, "rope_interleave": False},
+    ),
     "gemma": ("Gemma", {"head_dim": 32}),
     "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 24}),
     "gemma2-no-caps": ("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 16}),

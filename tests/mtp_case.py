@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from family_cases import OWN_NAMES, random_checkpoint
+from family_cases import GLM_MOE, OWN_NAMES, random_checkpoint
 from safetensors.torch import load_file, save_file
+from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
 
@@ -24,21 +25,26 @@ CASES: Final[dict[str, dict[str, Any]]] = {
         "norms": ("token_layernorm", "hidden_layernorm", "final_layernorm"),
         "config": OWN_NAMES["mimo"],
     },
+    "glm4_moe": {
+        "family": "Glm4Moe", "kind": modeling_glm4_moe, "prefix": f"model.layers.{N_LAYERS}.", "join": "eh_proj",
+        "norms": ("enorm", "hnorm", "shared_head.norm"), "config": {}, "fields": GLM_MOE, "number": 1,
+    },
 }  # fmt: skip
 
 
 def layer_of(case: str, config: Any) -> Any:
     """A decoder layer of the model's kind."""
     said = CASES[case]
-    return getattr(said["kind"], f"{said['family']}DecoderLayer")(config, 0).float().eval()
+    return getattr(said["kind"], f"{said['family']}DecoderLayer")(config, said.get("number", 0)).float().eval()
 
 
 def write(folder: pathlib.Path, case: str) -> Oracle:
     """The checkpoint of a model that has a module."""
     said = CASES[case]
     model: Any = random_checkpoint(
-        folder, said["family"], num_hidden_layers=N_LAYERS, max_position_embeddings=256, tie_word_embeddings=False
-    )
+        folder, said["family"], num_hidden_layers=N_LAYERS, max_position_embeddings=256, tie_word_embeddings=False,
+        **said.get("fields", {}),
+    )  # fmt: skip
     hidden, generator = model.config.hidden_size, torch.Generator().manual_seed(4)
     shapes = {f"{name}.weight": (hidden,) for name in said["norms"]} | {f"{said['join']}.weight": (hidden, 2 * hidden)}
     shapes |= {name: tuple(one.shape) for name, one in layer_of(case, model.config).state_dict().items()}
@@ -46,14 +52,29 @@ def write(folder: pathlib.Path, case: str) -> Oracle:
     for name, shape in shapes.items():
         value = torch.randn(shape, generator=generator)
         is_norm = len(shape) == 1 and not name.endswith("bias")
-        module[name] = 1 + 0.3 * value if is_norm else value * (shape[1] if len(shape) == 2 else 4) ** -0.5
+        module[name] = 1 + 0.3 * value if is_norm else value * (shape[-1] if len(shape) > 1 else 4) ** -0.5
     add(
         folder,
-        {said["prefix"] + name: one for name, one in module.items()},
+        {said["prefix"] + name: one for name, one in one_by_one(module).items()},
         num_nextn_predict_layers=1,
         **said["config"],
     )
     return Oracle(case, model, module)
+
+
+def one_by_one(module: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As checkpoints have experts, of what transformers has in memory."""
+    found = {}
+    for name, tensor in module.items():
+        if tensor.dim() == 3:
+            at, _, kind = name.rpartition(".")
+            parts = {"gate_proj": 0, "up_proj": 1} if kind == "gate_up_proj" else {kind: 0}
+            for expert, own in enumerate(tensor):
+                pieces = own.chunk(len(parts))
+                found |= {f"{at}.{expert}.{one}.weight": pieces[part].clone() for one, part in parts.items()}
+        else:
+            found[name] = tensor
+    return found
 
 
 def add(folder: pathlib.Path, tensors: dict[str, torch.Tensor], **config: Any) -> None:
@@ -94,7 +115,7 @@ class Oracle:
         for _ in range(n):
             embedded = self._norm(self.model.get_input_embeddings()(torch.tensor(found)), embedded_norm)
             sides = [embedded, self._norm(features, feature_norm)]
-            x = torch.cat(sides if self._case == "deepseek" else sides[::-1], -1)
+            x = torch.cat(sides[::-1] if self._case == "mimo" else sides, -1)
             x = (x @ self._module[f"{CASES[self._case]['join']}.weight"].T)[None]
             places = torch.arange(len(found))[None]
             angles = self.model.model.rotary_emb(x, places)

@@ -25,6 +25,7 @@ from quire.core.outputs import RequestOutput
 from quire.core.prompts import TokensPrompt
 from quire.core.sampling import SamplingParams
 from quire.engine.core import StepRecord
+from quire.engine.expert_load import Loads, imbalance
 from quire.engine.llm import LLM
 
 
@@ -93,7 +94,7 @@ def measure_throughput(
             for request in dataset(WARM_UP - i)
         ]
         timed_run(llm, short, temperature)
-    runs = []
+    runs, before = [], llm.expert_loads()
     for repetition in range(options.num_repeats):
         requests = dataset(repetition)
         runs.append(timed_run(llm, requests, temperature, show_bar=sys.stderr.isatty()))
@@ -111,6 +112,7 @@ def measure_throughput(
         "tokens_per_second": (n_input + n_output) / middle.elapsed_s,
         "elapsed_times": [run.elapsed_s for run in runs],
     }
+    results |= _expert_figures(llm, before)
     if view is not None:
         view.probe_again()
         limit = n_output / sum(view.limits_s(middle.records))
@@ -129,16 +131,18 @@ def measure_latency(
 
     With a view, rows have `limits` and `breakdown` as well.
     """
-    runs_of = []
-    datasets = []
+    runs_of, datasets, experts = [], [], []
     for case in cases:
         seed = f"{llm.config.seed}/{case}"  # a case must not find its prompts in the cache of the one before
         dataset = from_lengths([(case.input_len, case.output_len)] * case.batch_size, vocab_size, seed)
         for i in range(options.num_iters_warmup):
             timed_run(llm, dataset(WARM_UP - i), temperature=0.0)
+        before = llm.expert_loads()
         runs_of.append([timed_run(llm, dataset(i), temperature=0.0) for i in range(options.num_iters)])
+        experts.append(_expert_figures(llm, before))
         datasets.append(dataset)
-    rows = [_latency_row(case, runs) for case, runs in zip(cases, runs_of, strict=True)]
+    columns = zip(cases, runs_of, experts, strict=True)
+    rows = [_latency_row(case, runs) | figures for case, runs, figures in columns]
     if view is not None:
         view.probe_again()
         for row, case, runs, dataset in zip(rows, cases, runs_of, datasets, strict=True):
@@ -146,6 +150,11 @@ def measure_latency(
             fresh = functools.partial(submit, llm, dataset(options.num_iters), 0.0)
             row["breakdown"] = view.profile(llm, fresh, len(runs[-1].records))
     return rows, runs_of[-1][-1].timeline
+
+
+def _expert_figures(llm: LLM, before: Loads) -> dict[str, object]:
+    """How unevenly the experts were chosen since `before`; nothing without experts."""
+    return {"expert_imbalance": imbalance(llm.expert_loads(), before)} if before else {}
 
 
 def _latency_row(case: LatencyCase, runs: Sequence[TimedRun]) -> dict[str, object]:

@@ -86,6 +86,7 @@ def _measure(options: NumericsOptions, model: str) -> tuple[list[Row], dict[str,
     arch = read_arch(folder)
     skipped: dict[str, str] = {}
     n = max((n for n in options.lengths if n <= arch.max_position_scaled), default=1)
+    session.check_attention(arch)
     session.check_memory(arch, machine.memory_bytes()[1])
     device = torch.device(device_type(options.device))
     ids, load = _prompt(options, folder, arch, n), functools.partial(_load, folder, arch, n)

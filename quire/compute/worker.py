@@ -245,6 +245,10 @@ class Worker:
         if self._allocation is not None:
             self._runner = self._make_runner(self.model, self._allocation)
 
+    def expert_loads(self) -> list[list[int]]:
+        """See `Decoder`; empty without experts, and without weights."""
+        return [] if self._model is None else self._model.expert_loads()
+
     @property
     def is_loaded(self) -> bool:
         """Whether the weights are somewhere."""

@@ -76,6 +76,11 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
         return {layer: spec for layer, spec in specs.items() if spec is not None}
 
     @property
+    def keeps_lines(self) -> bool:
+        """Whether a token leaves one line that is key and value at once (`KVSpec.value_in_key`)."""
+        return any(spec.value_in_key for spec in self.kv_specs.values())
+
+    @property
     def n_heads(self) -> int:
         """Query heads of every layer that keeps keys; 1 where none does."""
         return next((self.layers[layer].mixer.n_heads for layer in self.kv_specs), 1)

@@ -16,6 +16,8 @@ from quire.config.model_fields import ModelFields
 
 MAX_EXPERTS: Final = 4096
 MAX_CHOSEN: Final = 64
+EVEN: Final = "even_routing"
+"""Key that no checkpoint has: with `hf_overrides` it puts the choice of every layer out of action (`Scores.EVEN`)."""
 NAMES: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Keys that have the number of experts; transformers takes one for another."""
 
@@ -40,6 +42,8 @@ def experts(
     if renormalise is None:
         renormalise = config.flag("norm_topk_prob", False)
     said: dict[str, Any] = {"n_chosen": chosen, "scores": scores, "renormalise": renormalise} | (routing or {})
+    if config.flag(EVEN, False):
+        said = {"n_chosen": chosen, "scores": Scores.EVEN}
     return ExpertsSpec(
         n_experts=number, size=config.integer(size_key, 1, MAX_WIDTH, size), routing=RoutingSpec(**said), **more
     )
@@ -50,7 +54,7 @@ def _n_experts(config: ModelFields, default: int) -> int:
     return config.integer(name, 1, MAX_EXPERTS, default)
 
 
-def deepseek_v2(config: ModelFields) -> list[FfnSpec]:
+def softmax_layers(config: ModelFields) -> list[FfnSpec]:
     """Feed-forwards of each layer of a DeepSeek-V2: softmax, and groups by their best expert if topk_method says so."""
     config.only("norm_topk_prob", False)
     method = config.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
@@ -59,7 +63,7 @@ def deepseek_v2(config: ModelFields) -> list[FfnSpec]:
     return _behind_dense(config, _with_shared(config, sparse, 2), 0)
 
 
-def deepseek_v3(
+def sigmoid_layers(
     config: ModelFields,
     *,
     n_experts: int = 256,

@@ -31,6 +31,8 @@ class Scores(enum.Enum):
     SPARSE_MIXER = "sparse_mixer"
     """The logits choose, one expert after another; each weighs what a softmax over those not yet chosen gives it, where
     those far below it count nothing (`mixer_margin`; Liu et al. 2024, arXiv:2409.12136; Phi-3.5)."""
+    EVEN = "even"
+    """No scores: row after row takes the next experts, and all weigh the same. For measurements with random weights."""
 
 
 class Gating(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,7 +102,7 @@ class NormTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that are neither multiplied by nor a norm's; every rank has all."""
+    """Numbers of the model's dtype that no scheme stores in another way: the layer reads them as they are."""
 
     name: str
     """Without its kind."""
@@ -111,6 +111,10 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     """What its name ends in."""
     is_float32: bool = False
     """Whatever the model's dtype is."""
+    cut: Cut = Cut.REPLICATED
+    """COLUMN: rows are divided."""
+    unit: int = 1
+    """Rows that stay together then."""
 
 
 class MixerParameters(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,7 +67,7 @@ def resolve(config: EngineConfig, arch: ModelArch, device: str, *, is_server: bo
     dtype = arch.dtype if config.dtype == "auto" else config.dtype
     return EngineLimits(
         dtype=dtype,
-        kv_dtype=_kv_dtype(config.kv_cache_dtype, dtype, device),
+        kv_dtype=_kv_dtype(config.kv_cache_dtype, dtype, device, arch),
         max_model_len=config.max_model_len or arch.max_position,
         max_num_seqs=max_num_seqs,
         max_drafts=0 if speculative is None else speculative.n_drafts,
@@ -94,9 +94,15 @@ def _check_speculative(config: EngineConfig, speculative: SpeculativeConfig | No
         )
 
 
-def _kv_dtype(asked: str, dtype: str, device: str) -> str:
+def _kv_dtype(asked: str, dtype: str, device: str, arch: ModelArch) -> str:
     """'int8' on a CPU, or the type of the activations."""
     if asked == "int8":
+        if arch.keeps_lines:
+            raise ConfigError(
+                f"kv_cache_dtype = 'int8' rounds keys and values of heads, and {arch.family} keeps a line a token for "
+                "all heads: leave --kv-cache-dtype out",
+                param="kv_cache_dtype",
+            )
         if device != "cpu":
             raise ConfigError(
                 f"kv_cache_dtype = 'int8' works on the CPU only and the device is {device}, which takes 'auto' "

@@ -55,6 +55,8 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
     """yarn: round the correction range to whole dimensions."""
     attention_factor: float = 1.0
     """yarn, longrope: factor on cos and sin."""
+    softmax_factor: float = 1.0
+    """yarn of DeepSeek: factor on the scale of q·k, which only its families apply."""
     divisors: tuple[float, ...] = ()
     """divided, and longrope within the original context: one for each of the rotary_dim / 2 frequencies."""
     long_divisors: tuple[float, ...] = ()
@@ -162,6 +164,7 @@ def _yarn(config: Fields, fields: Fields, max_position: int) -> dict[str, Any]:
         "beta_slow": fields.number("beta_slow", 0.0, 1e6) if fields.values.get("beta_slow") else 1.0,
         "truncate": fields.flag("truncate", True),
         "attention_factor": _attention_factor(fields, factor),
+        "softmax_factor": (0.1 * fields.number("mscale_all_dim", 0.0, 1e6, 0.0) * math.log(factor) + 1.0) ** 2,
     }
 
 

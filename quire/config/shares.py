@@ -13,7 +13,7 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.config.layers import LayerSpec
-from quire.config.parameters import Cut, Matrix, NormTable
+from quire.config.parameters import Cut, Matrix, NormTable, Tensor
 from quire.core.errors import ConfigError
 
 
@@ -78,6 +78,15 @@ def share_norm(table: NormTable, rank: int, n_ranks: int) -> NormTable:
     return msgspec.structs.replace(
         table, shape=(own, *table.shape[1:]), first_row=rank // n_times * own, cut=Cut.REPLICATED
     )
+
+
+def share_tensor(table: Tensor, rank: int, n_ranks: int) -> tuple[Tensor, int]:
+    """A rank's part of a tensor, and its first row in the whole. Raises ConfigError."""
+    if n_ranks == 1 or table.cut is Cut.REPLICATED:
+        return table, 0
+    own = part_of(f"{table.name} has {table.shape[0]} rows", table.shape[0], n_ranks, table.unit)
+    mine = msgspec.structs.replace(table, shape=(own, *table.shape[1:]), cut=Cut.REPLICATED)
+    return mine, rank * own
 
 
 def share_arch(arch: ModelArch, rank: int, n_ranks: int) -> ModelArch:

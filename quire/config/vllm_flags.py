@@ -152,7 +152,7 @@ REFUSED: Final = (
           " dbo_prefill_token_threshold ray_workers_use_nsight! worker_use_ray! all2all_backend",
           "one engine computes on one device: leave it out, and run one server a device behind a balancer"),
     Group("enable_expert_parallel! enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"
-          " expert_placement_strategy", "models with experts are not served: leave it out"),
+          " expert_placement_strategy", "one engine has all experts: leave it out"),
     Group("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode"
           " enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds diffusion_config",
           "models with state spaces or diffusion are not served: leave it out"),

@@ -84,6 +84,8 @@ class EngineStats(msgspec.Struct):
     accepted_at: list[int] = []
     """Of these, the right ones, by their place: the first draft behind a known token, the second, ..."""
     preemptions: int = 0
+    expert_imbalance: float = 0.0
+    """Tokens of a layer's busiest expert over those of its mean one, the mean of all layers; 0 without experts."""
     finished: dict[str, int] = {}
     """Finish reason → sequences."""
     last_step_age_s: float = 0.0

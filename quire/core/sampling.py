@@ -43,7 +43,7 @@ NOT_HERE: Final = {
     "skip_clone": "leave it out: parameters are not changed",
     "output_text_buffer_length": "leave it out: text is held back as long as a stop string may begin in it",
     "extra_args": "leave it out: there are no logits processors of others",
-    "routed_experts_prompt_start": "leave it out: models with experts are not served",
+    "routed_experts_prompt_start": "leave it out: which experts were chosen is not told",
     "skip_reading_prefix_cache": "a `cache_salt` of its own finds no prefix",
     "repetition_detection": "`repetition_penalty`, `frequency_penalty`",
 }

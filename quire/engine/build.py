@@ -39,6 +39,7 @@ from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
 from quire.engine.executors.null import NullExecutor
+from quire.engine.expert_load import ExpertLoad
 from quire.engine.fit import FitCase, check_fit
 from quire.engine.frontend import load_tokenizer, text_folder
 from quire.engine.grammars.manager import StructuredOutput, n_mask_threads
@@ -90,7 +91,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     captured = worker.captured
     case = FitCase(
         config, limits, worker.arch, worker.room, worker.footprint, captured.graph_sizes, captured.mixed_rows,
-        rounds=platform.rounds, rounds_kv=platform.rounds_kv,
+        rounds=platform.rounds, rounds_kv=platform.rounds_kv and not arch.keeps_lines,
     )  # fmt: skip
     check_fit(case)
     facts, layout = worker.load(), layout_of(config, limits, worker.arch)
@@ -117,6 +118,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
     core.free_memory = functools.partial(worker.sleep, 2)
+    core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
     if config.enable_sleep_mode:
         core.sleep_mode = SleepMode(worker, _executor)
     ready = _ready(config, limits, arch, platform.name, n_pages, facts.weights_bytes)

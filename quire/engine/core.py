@@ -28,6 +28,7 @@ from quire.core.request import Request
 from quire.core.result import StepResult
 from quire.engine.command_reader import refusals
 from quire.engine.executors.executor import Executor, is_out_of_memory
+from quire.engine.expert_load import ExpertLoad
 from quire.engine.grammars.manager import StructuredOutput, Unmasked
 from quire.engine.sleep import ASLEEP, AsleepExecutor, SleepMode
 
@@ -112,6 +113,8 @@ class EngineCore:
         """What can be given up in sleep; None: nothing."""
         self.free_memory: Callable[[], None] | None = None
         """Gives up all that the executor's worker holds, when nothing runs any more."""
+        self.expert_load: ExpertLoad | None = None
+        """Of a model with experts."""
         self._committed: list[SeqDelta] = []
         """What the newest step has brought, while something behind its commit may fail yet."""
         self._owed: list[SeqDelta] = []
@@ -334,6 +337,8 @@ class EngineCore:
         """Gauges and counters now; the page map, which costs milliseconds in a large pool, only if asked for."""
         stats = self.scheduler.stats(with_map=with_map)
         stats.is_asleep = self.is_asleep
+        if self.expert_load is not None and not self.is_asleep:
+            stats.expert_imbalance = self.expert_load.imbalance(self.clock.now_s())
         return stats
 
     def shutdown(self) -> None:

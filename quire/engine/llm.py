@@ -298,6 +298,10 @@ class LLM(VectorEngine):
         """Gauges and counters now."""
         return self.engine.stats()
 
+    def expert_loads(self) -> list[list[int]]:
+        """Of each layer with experts, how many tokens chose each of them so far. Waits for the device."""
+        return [] if self.engine.expert_load is None else self.engine.expert_load.read()
+
     def get_metrics(self) -> list[Counter | Gauge]:
         """The numbers of the engine that a server has at /metrics, by the same names."""
         stats, labels = self.engine.stats(with_map=False), {"model_name": self._frontend.model_name}

@@ -6,6 +6,7 @@ Biases, norm weights and rotary tables are left out of FLOPs; all are below 0.1 
 from __future__ import annotations
 
 import functools
+import math
 
 from quire.config.arch import ModelArch
 from quire.config.parameters import layer_parameters
@@ -40,5 +41,6 @@ def pair_flops(arch: ModelArch) -> int:
 
 
 def _matrix_weights(arch: ModelArch, layer: int) -> int:
-    matrices = layer_parameters(arch.layers[layer], arch.hidden_size, layer).matrices
-    return sum(matrix.n_in * matrix.n_out for matrix in matrices)
+    parameters = layer_parameters(arch.layers[layer], arch.hidden_size, layer)
+    tensors = sum(math.prod(tensor.shape) for tensor in parameters.mixer.tensors.values())
+    return sum(matrix.n_in * matrix.n_out for matrix in parameters.matrices) + tensors

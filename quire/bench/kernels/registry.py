@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from quire.bench.kernels import attention, attention_check, experts, flash, linear, quantised, rows, sample, state
+from quire.bench.kernels import (
+    attention,
+    attention_check,
+    experts,
+    flash,
+    latent,
+    linear,
+    quantised,
+    rows,
+    sample,
+    state,
+)
 from quire.bench.kernels.case import Case, Check, Setting
 
 Cases = Callable[[str, Setting], Iterator[Case]]
@@ -19,6 +30,7 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "qkv": (rows.cases, rows.checks),
     "act": (rows.cases, rows.checks),
     "kvstore": (rows.cases, rows.checks),
+    "mla": (latent.cases, latent.checks),
     "moe": (experts.cases, experts.checks),
     "sample": (sample.cases, sample.checks),
     "state": (state.cases, state.checks),

@@ -1,4 +1,4 @@
-"""Cases of the ops that take rows of the batch: norm, qkv, activation, page copies. Torch's peer is the reference."""
+"""Cases of the ops that take rows of the batch: norm, qkv, lines, activation, copies. Torch's peer is the reference."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from quire.bench.kernels.case import Case, Check, Contender, Setting
 from quire.bench.kernels.limits import Work
 from quire.kernels import catalog
 from quire.kernels.act import reference as act_reference
+from quire.kernels.mla import reference as mla_reference
 from quire.kernels.norm import reference as norm_reference
 from quire.kernels.qkv import reference as qkv_reference
 
@@ -93,6 +94,21 @@ def _qkv(setting: Setting, shape: RowShape, n: int) -> Arguments:
     return qkv, q_norm, k_norm, EPS, positions, cos_sin, *_pages(setting, shape, n_pages), cache_locs
 
 
+def _lines(setting: Setting, shape: RowShape, n: int) -> Arguments:
+    rank, d, n_pages = 4 * shape.head_dim, shape.head_dim // 2, 2 + n // PAGE
+    angles = setting.randn(n + 7, d // 2, dtype=torch.float32)
+    positions = torch.randperm(n + 7)[:n].to(setting.device)
+    q, rotated = (setting.randn(n, shape.n_q_heads, d) for _ in range(2))
+    cache_locs = PAGE + torch.randperm((n_pages - 1) * PAGE)[:n].to(setting.device)
+    cos_sin, pages = torch.cat((angles.cos(), angles.sin()), dim=-1), setting.randn(n_pages, 1, PAGE, rank + d)
+    return setting.randn(n, rank + d), setting.randn(rank), EPS, q, rotated, positions, cos_sin, pages, cache_locs
+
+
+def _stored(shape: RowShape, n: int) -> tuple[int, int]:
+    n_elements = n * (shape.n_q_heads + 9) * shape.head_dim // 2
+    return n_elements, n_elements
+
+
 def _copy(setting: Setting, shape: RowShape, n: int) -> Arguments:
     order = torch.randperm(2 * COPY_PAGES).tolist()
     return *_pages(setting, shape, 2 * COPY_PAGES), order[:COPY_PAGES], order[COPY_PAGES:], [PAGE] * COPY_PAGES
@@ -115,6 +131,7 @@ ROW_OPS = (
     RowOp("act", "activate", _gelu, lambda s, n: (2 * n * s.ffn, n * s.ffn)),
     RowOp("act", "silu_mul", _silu, lambda s, n: (2 * n * s.ffn, n * s.ffn)),
     RowOp("qkv", "rotate_and_store", _qkv, _moved, changed=(6, 7), by_head=True),
+    RowOp("mla", "store", _lines, _stored, changed=(4, 7), by_head=True),
     # The lists of pages come from the host, through pinned memory, so this is not for graphs.
     RowOp("kvstore", "copy_pages", _copy, _copied, changed=(0, 1), capture=False),
 )
@@ -123,6 +140,7 @@ TOLERANCES = {
     "norm": norm_reference.TOLERANCE,
     "act": act_reference.TOLERANCE,
     "qkv": qkv_reference.TOLERANCE,
+    "mla": mla_reference.TOLERANCE,
     "kvstore": {},
 }
 """Op → dtype → tolerance; copies are exact."""

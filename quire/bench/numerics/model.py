@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class Model(Protocol):
     """A decoder; see quire.compute.models.decoder."""
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, context: Pages, wanted: torch.Tensor | None = None
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: Any, wanted: torch.Tensor | None = None
     ) -> torch.Tensor: ...
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
@@ -50,7 +50,7 @@ Load = Callable[[torch.dtype, torch.device, str], Model]
 
 
 class Pages:
-    """One sequence's keys and values in pages: the `Context` of compute/layers."""
+    """One sequence's keys and values in pages: what grouped-query attention asks of the `Context` of compute/layers."""
 
     def __init__(
         self, arch: ModelArch, dtype: torch.dtype, n_tokens: int, device: torch.device, attend: Attend | None = None,

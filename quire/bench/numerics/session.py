@@ -13,6 +13,7 @@ from quire.bench.numerics import attention, model
 from quire.bench.numerics.deviation import BASELINE, OURS, Row
 from quire.bench.options import NumericsOptions
 from quire.config.arch import ModelArch
+from quire.config.attention import AttentionSpec
 from quire.core.errors import ConfigError
 from quire.core.units import format_bytes
 from quire.kernels.attention.schedule.plan import Heads
@@ -27,6 +28,15 @@ def check_memory(arch: ModelArch, free_bytes: int) -> None:
         raise ConfigError(
             f"the baseline is the model in float64: {format_bytes(needed)} for its {arch.n_parameters:,} parameters, "
             f"{format_bytes(free_bytes)} are free; take a smaller model of the same family"
+        )
+
+
+def check_attention(arch: ModelArch) -> None:
+    """ConfigError where a layer has no keys and values of heads."""
+    if any(not isinstance(layer.mixer, AttentionSpec) for layer in arch.layers):
+        raise ConfigError(
+            f"what is compared is attention with keys and values of heads, and layers of {arch.family} have another "
+            "mixer: take a model of another family"
         )
 
 

@@ -30,8 +30,24 @@ class Context(Protocol):
         """
         ...
 
+    def store_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        rotated: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        """The same of latent attention: the lines [n, rank + d] of the step's tokens are normed and rotated on their
+        way to the pages, q [n, n_heads, d] on its way to `rotated`; see `kernels.mla.store`."""
+        ...
+
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
-        """Attention to the pages of `layer`, after `store`. q: [n, n_heads, head_dim]; returns the same, contiguous."""
+        """Attention to the pages of `layer`, after `store`. q: [n, n_heads, head_dim]; returns the same, contiguous,
+        with the dimensions of a value."""
         ...
 
     def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:

@@ -50,6 +50,8 @@ class Experts:
         )
         correction = parameters.tensors.get("correction")
         self.correction = None if correction is None else Table(make, correction)
+        self.load = torch.zeros(spec.n_experts, dtype=torch.int64, device=make(1).device)
+        """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
         self.is_plain = False
 
@@ -82,7 +84,8 @@ class Experts:
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
-        return moe.route(logits, self.spec.routing, None if self.correction is None else self.correction.values)
+        correction = None if self.correction is None else self.correction.values
+        return moe.route(logits, self.spec.routing, correction, self.load)
 
     def _add_shared(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         assert self.shared_up is not None and self.shared_down is not None

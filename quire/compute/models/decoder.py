@@ -13,6 +13,7 @@ import torch
 from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
+from quire.compute.layers.experts import Experts
 from quire.compute.layers.linear import Embedding, Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
@@ -172,6 +173,10 @@ class Decoder:
         """Name as in `weights` → what its stored values lack."""
         tables = [norm.table for norm in self.norms() if norm.table.spec.offset]
         return {f"{name}.weight": table.spec.offset for table in tables for name in table.parts}
+
+    def expert_loads(self) -> list[list[int]]:
+        """Of each layer with experts, how many tokens chose each of them since it was made; waits for the device."""
+        return [layer.ffn.load.tolist() for layer in self.layers if isinstance(layer.ffn, Experts)]
 
     @property
     def dtype(self) -> torch.dtype:

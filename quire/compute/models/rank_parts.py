@@ -12,8 +12,8 @@ import msgspec
 
 from quire.compute.schemes.choice import Schemes
 from quire.config.arch import ModelArch
-from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, embedding, head, layer_parameters
-from quire.config.shares import Region, Share, share, share_arch, share_norm
+from quire.config.parameters import Cut, LayerParameters, Matrix, NormTable, Tensor, embedding, head, layer_parameters
+from quire.config.shares import Region, Share, share, share_arch, share_norm, share_tensor
 
 
 class RankParts:
@@ -26,6 +26,7 @@ class RankParts:
         self._cuts: list[tuple[Matrix, Share]] = []
         """(whole, share) of what is divided."""
         self._norms: list[tuple[NormTable, NormTable]] = []
+        self._tensors: dict[str, Region] = {}
         self.layers = [
             self._layer(layer_parameters(spec, arch.hidden_size, layer)) for layer, spec in enumerate(arch.layers)
         ]
@@ -40,6 +41,7 @@ class RankParts:
             whole.mixer,
             matrices={place: self._matrix(matrix) for place, matrix in whole.mixer.matrices.items()},
             norms={place: self._norm(table) for place, table in whole.mixer.norms.items()},
+            tensors={place: self._tensor(table) for place, table in whole.mixer.tensors.items()},
         )
         ffn = {place: self._matrix(matrix) for place, matrix in whole.ffn.matrices.items()}
         return msgspec.structs.replace(whole, mixer=mixer, ffn=msgspec.structs.replace(whole.ffn, matrices=ffn))
@@ -53,6 +55,12 @@ class RankParts:
             self._norms.append((whole, mine))
         return mine
 
+    def _tensor(self, whole: Tensor) -> Tensor:
+        mine, first_row = share_tensor(whole, self._rank, self._n_ranks)
+        if whole.cut is not Cut.REPLICATED:
+            self._tensors[f"{whole.name}.{whole.kind}"] = Region(((first_row, mine.shape[0]),))
+        return mine
+
     def _cut(self, whole: Matrix, mine: Share) -> Share:
         if self._n_ranks > 1 and whole.cut is not Cut.REPLICATED:
             self._cuts.append((whole, mine))
@@ -60,12 +68,17 @@ class RankParts:
 
     def regions(self) -> dict[str, Region]:
         """Name of a parameter with its kind, or of several as one, → its place, where it is not all of it."""
-        return {name: region for cut in self._cuts for name, region in _of_matrix(*cut)} | {
-            f"{mine.name}.{kind}": Region(((mine.first_row, mine.shape[0]),))
-            for whole, mine in self._norms
-            if not whole.is_apart
-            for kind in ("weight", "bias")
-        }
+        matrices = {name: region for cut in self._cuts for name, region in _of_matrix(*cut)}
+        return (
+            matrices
+            | self._tensors
+            | {
+                f"{mine.name}.{kind}": Region(((mine.first_row, mine.shape[0]),))
+                for whole, mine in self._norms
+                if not whole.is_apart
+                for kind in ("weight", "bias")
+            }
+        )
 
 
 def _of_matrix(whole: Matrix, mine: Share) -> Iterator[tuple[str, Region]]:

@@ -19,6 +19,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
 from quire.core.plan import PageCopy
+from quire.kernels import mla
 from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix, Trees
 from quire.kernels.attention.variant import Variant
@@ -46,7 +47,7 @@ class KVPool:
         self.layout = kv_layout(arch, hybrid=False) if layout is None else layout
         spec = self.layout.groups[0].spec  # windows apart, that of every group
         shape = (self.layout.n_lanes, n_pages, spec.n_kv_heads, page_size, entry.entry_size(spec.head_dim, dtype))
-        self.n_heads, self.head_dim = arch.n_heads, spec.head_dim
+        self.n_heads, self.head_dim, self.value_dim = arch.n_heads, spec.head_dim, spec.value_in_key
         self.k = device.zeros(shape, dtype)
         self.v = self.k[..., : spec.value_in_key] if spec.value_in_key else device.zeros(shape, dtype)
         self._stored = (self.k,) if spec.value_in_key else (self.k, self.v)
@@ -80,7 +81,7 @@ class KVPool:
             return
         sources, targets, counts = ([getattr(one, name) for one in copies] for name in ("source", "target", "n_tokens"))
         for lane in range(self.k.shape[0]):
-            kvstore.copy_pages(self.k[lane], self.v[lane], sources, targets, counts)
+            kvstore.copy_pages(self._stored[0][lane], self._stored[-1][lane], sources, targets, counts)
         if self.features is not None:
             self.features.copy(copies)
 
@@ -122,6 +123,21 @@ class PagedContext:
         return rotate_and_store(
             qkv, q_norm, k_norm, eps, positions, cos_sin, *self.pool.pages_of[layer], cache_locs
         )  # fmt: skip
+
+    def store_lines(
+        self,
+        layer: int,
+        lines: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        q: torch.Tensor,
+        rotated: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+    ) -> None:
+        """See `Context`."""
+        pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
+        mla.store(lines, norm, eps, q, rotated, positions, cos_sin, pages, cache_locs)
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""
@@ -171,6 +187,7 @@ def plan_attention(
             n_q_heads=pool.n_heads,
             n_kv_heads=pool.k.shape[2],
             head_dim=pool.head_dim,
+            value_dim=pool.value_dim,
             variant=Variant(1.0, window=window),
             buffers=buffers[kind] if buffers else None,
             shared=() if window else shared,

@@ -6,6 +6,7 @@ from typing import Final
 
 from quire.config.families import (
     cohere,
+    deepseek,
     exaone,
     falcon,
     gemma,
@@ -32,7 +33,7 @@ from quire.config.families.family import STACKS, Family, Order, Stored
 MODULES: Final = (
     llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
     lfm2, qwen_next, mamba, hybrid,
-    mixtral, qwen_moe, gpt_oss,
+    mixtral, qwen_moe, gpt_oss, deepseek,
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}
 """Architecture name in config.json → family."""

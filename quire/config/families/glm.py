@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from quire.config.arch import ModelArch
-from quire.config.expert_fields import deepseek_v3
+from quire.config.expert_fields import sigmoid_layers
 from quire.config.families.family import SHARED_NAMES, Family
 from quire.config.layers import LayerSpec, Placement, QKNorm
 from quire.config.model_fields import ModelFields
@@ -32,7 +32,7 @@ def glm4_moe(config: ModelFields) -> ModelArch:
         n_kv_heads=8, rope=config.rope(partial=0.5), qkv_bias=bias,
         qk_norm=QKNorm(norm=norm) if config.flag("use_qk_norm", False) else None,
     )  # fmt: skip
-    ffns = deepseek_v3(config, n_experts=128, size=1408, groups=(1, 1), n_dense=1, scale=1.0)
+    ffns = sigmoid_layers(config, n_experts=128, size=1408, groups=(1, 1), n_dense=1, scale=1.0)
     return config.model([LayerSpec(mixer=mixer, ffn=ffn, norm=norm) for ffn in ffns], norm)
 
 

@@ -51,6 +51,7 @@ def plan(
     few: np.ndarray | None = None,
     behind: np.ndarray | None = None,
     trees: Trees | None = None,
+    value_dim: int = 0,
 ) -> AttnPlan:
     """Prepare attention over pages for the spans of one step, for all layers: prefill, append and decode in any mix.
 
@@ -72,6 +73,7 @@ def plan(
     those that see no positions.
     settled: what is launched between the plan and `run` stores no keys below a span's first row, so that `run` may read
     those before these kernels have ended.
+    value_dim: dimensions of a value; 0: head_dim.
     Raises ValueError on a mismatch.
     """
     if blocks is not None and len(blocks) != 2:
@@ -81,7 +83,7 @@ def plan(
     seen = variant or Variant(1.0)
     bare = AttnPlan(
         Layout.PAGED if blocks is None else Layout.SPARSE,
-        Heads(n_q_heads, n_kv_heads, head_dim),
+        Heads(n_q_heads, n_kv_heads, head_dim, value_dim),
         page_size,
         spans,
         page_table,
@@ -112,6 +114,7 @@ def plan_ragged(
     device: torch.device,
     variant: Variant | None = None,
     batch_invariant: bool = False,
+    value_dim: int = 0,
 ) -> AttnPlan:
     """Prepare attention over keys and values that lie in consecutive rows: k, v [n_keys, n_kv_heads, head_dim].
 
@@ -121,7 +124,7 @@ def plan_ragged(
     bounds = _int32(kv_indptr)
     seen = variant or Variant(1.0)
     spans = AttnSpans(_int32(q_indptr), np.diff(bounds), bounds[:-1].copy())
-    heads = Heads(n_q_heads, n_kv_heads, head_dim)
+    heads = Heads(n_q_heads, n_kv_heads, head_dim, value_dim)
     bare = AttnPlan(Layout.RAGGED, heads, 1, spans, None, seen.causal, seen.window, seen.n_first)
     _check_spans(bare)
     return _with_work(dataclasses.replace(bare, batch_invariant=batch_invariant), None, device)
@@ -177,8 +180,9 @@ def run(
     k, v: pages [n_pages, n_kv_heads, page_size, head_dim] or ragged rows [n_keys, n_kv_heads, head_dim], any strides
     with a contiguous last dimension, q's dtype or float8_e4m3fn, this step's keys and values already stored. On CPU
     also int8 entries, then with a last dimension of head_dim + 4 (kernels.kvstore.entry).
-    out: like q, contiguous, or None to allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural
-    logarithm of each row's sum of weights (-inf where nothing is seen), or None.
+    v may be a view of k's memory, with value_dim numbers. out: like q with value_dim numbers, contiguous, or None to
+    allocate. lse: float32 [n, n_q_heads], contiguous, receives the natural logarithm of each row's sum of weights (-inf
+    where nothing is seen), or None.
     Returns out; its padding rows hold anything. Row i of span s stands at position kv_lens[s] - (q_indptr[s + 1] - i).
     Runs of one plan share its memory for partial results: keep them on one stream, on CUDA the current device's.
     Raises ValueError on a mismatch, ConfigError when no implementation can run it.
@@ -188,11 +192,16 @@ def run(
         variant = tree_plans.masked(variant, plan, q.device)
     bounds.check(variant, plan)
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    elif out.shape != q.shape or out.dtype != q.dtype or out.device != q.device or not out.is_contiguous():
+        out = torch.empty((*q.shape[:2], plan.heads.out_dim), dtype=q.dtype, device=q.device)
+    elif (
+        out.shape != (*q.shape[:2], plan.heads.out_dim)
+        or out.dtype != q.dtype
+        or out.device != q.device
+        or not out.is_contiguous()
+    ):
         raise ValueError(
             f"out {tuple(out.shape)} {out.dtype} on {out.device} must be contiguous and like q {tuple(q.shape)} "
-            f"{q.dtype} on {q.device}"
+            f"{q.dtype} on {q.device}, with {plan.heads.out_dim} dimensions"
         )
     if lse is not None:
         _check_lse(lse, q, variant)
@@ -340,10 +349,11 @@ def _check_run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: AttnPlan
     else:
         axes = "n_pages, n_kv_heads, page_size, head_dim"
         wanted = (heads.n_kv_heads, plan.page_size, size)
-    if tuple(k.shape[1:]) != wanted or v.shape != k.shape:
+    of_values = (*k.shape[:-1], entry.entry_size(heads.out_dim, v.dtype))
+    if tuple(k.shape[1:]) != wanted or v.shape != of_values:
         raise ValueError(
-            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [{axes}] ending in {wanted} as planned: "
-            "transpose other orders (views will do)"
+            f"k {tuple(k.shape)} and v {tuple(v.shape)} must be [{axes}] ending in {wanted}, values in "
+            f"{of_values[-1]}, as planned: transpose other orders (views will do)"
         )
     if q.shape[1:] != (heads.n_q_heads, heads.head_dim) or q.shape[0] < plan.n_rows:
         raise ValueError(f"q {tuple(q.shape)} does not fit a plan of {plan.n_rows} rows, {heads}")

@@ -11,12 +11,16 @@ SWIGLU = Gating()
 
 
 def route(
-    logits: torch.Tensor, routing: RoutingSpec, correction: torch.Tensor | None = None
+    logits: torch.Tensor,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None = None,
+    load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts of each token, and their weights.
 
     logits: [n, E] float32, contiguous rows, n >= 1. routing: see `RoutingSpec`. correction: [E] float32, added to the
     scores for the choice of groups and of experts, not for the weights; not with Scores.SPARSE_MIXER.
+    load: [E] int64, contiguous, to which the tokens that chose each expert are added.
     Returns (expert_ids [n, k] int32, weights [n, k] float32), new and contiguous: in each row k distinct ids from 0 to
     E - 1, whatever the logits, NaN among them; the best first, of equal ones the one of the smaller number.
     Sums and powers are in float32. Nothing is read by the host: it may be captured. Raises ValueError on a mismatch.
@@ -30,7 +34,9 @@ def route(
         raise ValueError(f"{routing.n_chosen} of {n_experts} experts cannot be chosen as {routing} says")
     if correction is not None and (correction.shape != (n_experts,) or correction.dtype != torch.float32):
         raise ValueError(f"correction {tuple(correction.shape)} {correction.dtype} must be [{n_experts}] float32")
-    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction)
+    if load is not None and (load.shape != (n_experts,) or load.dtype != torch.int64):
+        raise ValueError(f"load {tuple(load.shape)} {load.dtype} must be [{n_experts}] int64")
+    found: tuple[torch.Tensor, torch.Tensor] = select("moe", "route", logits)(logits, routing, correction, load)
     return found
 
 

@@ -17,17 +17,24 @@ ROUTE_TOLERANCE = 2e-6
 
 
 def route(
-    logits: torch.Tensor, routing: RoutingSpec, correction: torch.Tensor | None
+    logits: torch.Tensor,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None,
+    load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See op.py; for float64 logits the weights are float64."""
     logits = logits.nan_to_num(nan=-torch.finfo(logits.dtype).max)
-    if routing.scores is Scores.SPARSE_MIXER:
+    if routing.scores is Scores.EVEN:
+        expert_ids, weights = _in_turn(logits, routing.n_chosen)
+    elif routing.scores is Scores.SPARSE_MIXER:
         expert_ids, weights = _mix_sparsely(logits, routing)
     else:
         scores = logits.sigmoid() if routing.scores is Scores.SIGMOID else logits.softmax(dim=-1)
         choice = scores if correction is None else scores + correction
         expert_ids = _largest(_of_chosen_groups(choice, routing), routing.n_chosen)
         weights = scores.gather(1, expert_ids)
+    if load is not None:
+        load.add_(torch.bincount(expert_ids.flatten(), minlength=len(load)))
     if routing.renormalise:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + torch.finfo(torch.float32).tiny)
     return expert_ids.int(), weights * routing.scale
@@ -60,6 +67,12 @@ def _mix_sparsely(logits: torch.Tensor, routing: RoutingSpec) -> tuple[torch.Ten
         expert_ids.append(at)
         left = left.scatter(1, at, -torch.inf)
     return torch.cat(expert_ids, dim=1), torch.cat(weights, dim=1)
+
+
+def _in_turn(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    n, n_experts = logits.shape
+    expert_ids = torch.arange(n * k, device=logits.device).view(n, k) % n_experts
+    return expert_ids, torch.full_like(expert_ids, 1 / k, dtype=logits.dtype)
 
 
 def experts(

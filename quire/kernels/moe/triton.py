@@ -21,7 +21,10 @@ PLACED = 1 << 15
 
 
 def route(
-    logits: torch.Tensor, routing: RoutingSpec, correction: torch.Tensor | None
+    logits: torch.Tensor,
+    routing: RoutingSpec,
+    correction: torch.Tensor | None,
+    load: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See op.py."""
     n, n_experts = logits.shape
@@ -29,11 +32,12 @@ def route(
     weights = torch.empty(n, routing.n_chosen, dtype=torch.float32, device=logits.device)
     limited = routing.n_chosen_groups < routing.n_groups
     kernels.route[(n,)](
-        logits, logits.stride(0), correction, expert_ids, weights, routing.scale, routing.mixer_margin,
+        logits, logits.stride(0), correction, load, expert_ids, weights, routing.scale, routing.mixer_margin,
         E=n_experts, E_PAD=triton.next_power_of_2(n_experts), K=routing.n_chosen,
         K_PAD=triton.next_power_of_2(routing.n_chosen), SIGMOID=routing.scores is Scores.SIGMOID,
-        MIXER=routing.scores is Scores.SPARSE_MIXER, RENORMALISE=routing.renormalise,
-        G=routing.n_groups if limited else 1, G_PAD=triton.next_power_of_2(routing.n_groups),
+        MIXER=routing.scores is Scores.SPARSE_MIXER, EVEN=routing.scores is Scores.EVEN,
+        RENORMALISE=routing.renormalise, G=routing.n_groups if limited else 1,
+        G_PAD=triton.next_power_of_2(routing.n_groups),
         G_CHOSEN=routing.n_chosen_groups, G_BEST=min(routing.n_group_best, n_experts // routing.n_groups),
         num_warps=1 if n_experts <= 256 else 4,
     )  # fmt: skip

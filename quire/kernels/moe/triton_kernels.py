@@ -10,14 +10,22 @@ LARGEST = tl.constexpr(3.4028234663852886e38)
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route(  # type: ignore[no-untyped-def]
-    logits, stride, correction, expert_ids, weights, scale, margin,
+    logits, stride, correction, load, expert_ids, weights, scale, margin,
     E: tl.constexpr, E_PAD: tl.constexpr, K: tl.constexpr, K_PAD: tl.constexpr, SIGMOID: tl.constexpr,
-    MIXER: tl.constexpr, RENORMALISE: tl.constexpr, G: tl.constexpr, G_PAD: tl.constexpr, G_CHOSEN: tl.constexpr,
-    G_BEST: tl.constexpr,
+    MIXER: tl.constexpr, EVEN: tl.constexpr, RENORMALISE: tl.constexpr, G: tl.constexpr,
+    G_PAD: tl.constexpr, G_CHOSEN: tl.constexpr, G_BEST: tl.constexpr,
 ):  # fmt: skip
     """One program a token."""
     row = tl.program_id(0).to(tl.int64)
     e = tl.arange(0, E_PAD)
+    place = tl.arange(0, K_PAD)
+    if EVEN:
+        taken = (row * K + place) % E
+        tl.store(expert_ids + row * K + place, taken.to(tl.int32), mask=place < K)
+        if load is not None:
+            tl.atomic_add(load + taken, 1, mask=place < K, sem="relaxed")
+        tl.store(weights + row * K + place, tl.full([K_PAD], 1.0 / K, tl.float32) * scale, mask=place < K)
+        return
     x = tl.load(logits + row * stride + e, mask=e < E, other=0.0)
     x = tl.where(x == x, tl.minimum(tl.maximum(x, -LARGEST), LARGEST), -LARGEST)
     x = tl.where(e < E, x, float("-inf"))
@@ -34,7 +42,6 @@ def route(  # type: ignore[no-untyped-def]
     choice = tl.where(e < E, choice, float("-inf"))
     if G > 1:
         choice = _of_best_groups(choice, e, E, G, G_PAD, G_CHOSEN, G_BEST)
-    place = tl.arange(0, K_PAD)
     ids, found = tl.zeros([K_PAD], tl.int32), tl.zeros([K_PAD], tl.float32)
     for j in range(K):
         best = tl.argmax(choice, 0)
@@ -47,6 +54,8 @@ def route(  # type: ignore[no-untyped-def]
         ids = tl.where(place == j, best, ids)
         found = tl.where(place == j, weight, found)
         choice = tl.where(e == best, float("-inf"), choice)
+    if load is not None:
+        tl.atomic_add(load + ids, 1, mask=place < K, sem="relaxed")
     if RENORMALISE:
         found = found / (tl.sum(found, 0) + 1.1754943508222875e-38)
     tl.store(expert_ids + row * K + place, ids, mask=place < K)

@@ -246,6 +246,11 @@ class Metrics:
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits)
         yield self._counter("num_preemptions", "Preemptions.", stats.preemptions)
         yield from self._drafts(stats)
+        if stats.expert_imbalance:
+            yield self._gauge(
+                "expert_imbalance", "Tokens of a layer's busiest expert over those of its mean one.",
+                stats.expert_imbalance,
+            )  # fmt: skip
         yield self._counter("engine_steps", "Steps of the engine.", stats.steps)
         yield self._counter("engine_restarts", "Engines that were lost and started again.", self.engine_restarts)
         yield self._gauge("http_requests_live", "Requests of this process that are being answered.", self.open_streams)

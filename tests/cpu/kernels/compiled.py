@@ -25,11 +25,7 @@ def build(kernel: object, types: str, warps: int = 4, stages: int = 3, **constan
     names = [name for name in kernel.arg_names if name not in constants]
     signature = dict(zip(names, types.split(), strict=True)) | dict.fromkeys(constants, "constexpr")
     places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    aligned = [
-        name
-        for name in names
-        if signature[name].startswith("*") or name in ("q_row_stride", "q_head_stride", "qkv_stride")
-    ]
+    aligned = [name for name in names if signature[name].startswith("*") or name.endswith("_stride")]
     hints = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=hints)
     options = {"num_warps": warps, "num_stages": stages}
@@ -62,8 +58,8 @@ def build_moe(n_rows: int) -> None:
 def build_choice() -> None:
     """8 of 256 experts, of 4 of 8 groups, and their places."""
     build(
-        moe_kernels.route, "*fp32 i32 *fp32 *i32 *fp32 fp32 fp32", warps=1, E=256, E_PAD=256, K=8, K_PAD=8,
-        SIGMOID=True, MIXER=False, RENORMALISE=True, G=8, G_PAD=8, G_CHOSEN=4, G_BEST=2,
+        moe_kernels.route, "*fp32 i32 *fp32 *i64 *i32 *fp32 fp32 fp32", warps=1, E=256, E_PAD=256, K=8, K_PAD=8,
+        SIGMOID=True, MIXER=False, EVEN=False, RENORMALISE=True, G=8, G_PAD=8, G_CHOSEN=4, G_BEST=2,
     )  # fmt: skip
     build(moe_kernels.count, "*i32 *i32 *i32 i32", BLOCK=256)
     build(moe_kernels.place, "*i32 *i32 *i32 *i32 *i32 i32 i32", warps=8, E=128, E_PAD=128, BM=16, BLOCK=256)

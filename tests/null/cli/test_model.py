@@ -46,6 +46,7 @@ def test_an_unknown_shape_is_refused_with_the_nearest() -> None:
 
 PARAMETERS = {
     "gemma-3-1b": 999_885_952, "llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400, "qwen3-0.6b": 596_049_920,
+    "olmoe-1b-7b": 6_919_161_856, "qwen3-30b-a3b": 30_532_122_624,
 }  # fmt: skip
 """As published with the checkpoints of these shapes."""
 
@@ -53,10 +54,13 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_shapes_have_the_published_number_of_parameters(name: str) -> None:
     c = json.loads((FOLDER / name / "config.json").read_text())
-    heads, kv, dim, hidden = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"], c["hidden_size"]
+    heads, kv, hidden, dim = *(c[f"num_{kind}_heads"] for kind in ("attention", "key_value")), c["hidden_size"], 128
+    dim = c.get("head_dim", dim)
     n_norms = 4 if c["model_type"] == "gemma3_text" else 2
-    layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * c["intermediate_size"] + n_norms * hidden
-    layer += 0 if c["model_type"] == "llama" else 2 * dim
+    inner, n_experts = c.get("moe_intermediate_size", c["intermediate_size"]), c.get("num_experts", 1)
+    layer = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * inner * n_experts + n_norms * hidden
+    layer += hidden * n_experts if n_experts > 1 else 0
+    layer += {"llama": 0, "olmoe": 2 * hidden}.get(c["model_type"], 2 * dim)
     embeddings = c["vocab_size"] * hidden * (1 if c["tie_word_embeddings"] else 2)
     assert layer * c["num_hidden_layers"] + embeddings + hidden == PARAMETERS[name]
 

@@ -41,6 +41,8 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
             "the native kernels take float32, bfloat16 or float16 for q, and the same or int8 for k and v, not "
             f"{q_dtype} and {kv_dtype}"
         )
+    if plan.heads.value_dim:
+        return f"values have {plan.heads.value_dim} dimensions and keys {plan.heads.head_dim}"
     if plan.heads.head_dim > MAX_HEAD_DIM:
         return f"the native kernels take head_dim up to {MAX_HEAD_DIM}, not {plan.heads.head_dim}"
     return hooks.obstacle(variant, q_dtype, kv_dtype)

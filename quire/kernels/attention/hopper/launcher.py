@@ -19,6 +19,7 @@ from quire.kernels.attention.hopper import hooks
 from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.schedule.work import CudaWork
 from quire.kernels.attention.variant import MAX_PARAMS, Program, Variant
+from quire.kernels.catalog import Slower
 from quire.kernels.hopper import FLAGS, machine_obstacle
 
 HEAD_DIMS = (64, 96, 128, 192, 256)
@@ -81,6 +82,8 @@ def static_obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_d
     """Why no machine could run this with these kernels, or None."""
     if kv_dtype != q_dtype:
         return f"q is {q_dtype} and keys are {kv_dtype}: both must be bfloat16 or both float16"
+    if plan.heads.value_dim:
+        return Slower(f"values of {plan.heads.value_dim} dimensions and keys of {plan.heads.head_dim} have own kernels")
     page_size = PAGE_STEP if plan.layout is Layout.RAGGED else plan.page_size
     return shape_obstacle(plan.heads.head_dim, page_size, variant, q_dtype)
 

@@ -33,6 +33,13 @@ class Heads:
     n_q_heads: int
     n_kv_heads: int
     head_dim: int
+    value_dim: int = 0
+    """v > 0: values have v dimensions; 0: as many as keys."""
+
+    @property
+    def out_dim(self) -> int:
+        """Dimensions of a value, and of a result."""
+        return self.value_dim or self.head_dim
 
     @property
     def group(self) -> int:

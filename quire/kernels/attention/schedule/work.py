@@ -50,7 +50,7 @@ class CudaWork:
     blocks: torch.Tensor
     """int32 [n]"""
     partial_out: torch.Tensor
-    """float32 [n_partial_rows, head_dim]"""
+    """float32 [n_partial_rows, out_dim]"""
     partial_lse: torch.Tensor
     """float32 [n_partial_rows], base 2"""
     ticket: torch.Tensor
@@ -241,7 +241,7 @@ def _views(
         views[name] = view if fields == 1 else view.view(-1, fields)
     return CudaWork(
         **views,
-        partial_out=torch.empty(n_partial_rows, plan.heads.head_dim, dtype=torch.float32, device=flat.device),
+        partial_out=torch.empty(n_partial_rows, plan.heads.out_dim, dtype=torch.float32, device=flat.device),
         partial_lse=torch.empty(n_partial_rows, dtype=torch.float32, device=flat.device),
         ticket=ticket,
         n_ctas=n_ctas,

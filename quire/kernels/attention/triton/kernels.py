@@ -124,7 +124,7 @@ def _fold(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _rows(line, rows, n_tokens, packed, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+def rows_of(line, rows, n_tokens, packed, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows of q and positions of packed rows; dead rows repeat the last token."""
     token = tl.minimum(packed // GROUP, n_tokens - 1)
     first, position = tl.load(line), tl.load(line + 2)
@@ -176,7 +176,7 @@ def _tile(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Packed rows first_row .. first_row + BLOCK_M - 1 of one line for one KV head."""
     packed, dims = first_row + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    row, q_pos = _rows(line, rows, n_tokens, packed, GROUP)
+    row, q_pos = rows_of(line, rows, n_tokens, packed, GROUP)
     q_head = kv_head * GROUP + packed % GROUP
     live = packed < n_tokens * GROUP
     cells = live[:, None] & (dims < D)[None, :]

@@ -27,6 +27,8 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
         return f"q is {q_dtype}: Triton's kernels take {', '.join(map(str, DTYPES))}"
     if kv_dtype not in (q_dtype, torch.float8_e4m3fn):
         return f"keys and values are {kv_dtype}: Triton's kernels take q's {q_dtype} or torch.float8_e4m3fn"
+    if plan.heads.value_dim:
+        return f"values have {plan.heads.value_dim} dimensions and keys {plan.heads.head_dim}"
     if plan.heads.head_dim > MAX_HEAD_DIM:
         return f"head_dim {plan.heads.head_dim} is more than {MAX_HEAD_DIM}"
     if plan.heads.group > LARGE_ROWS:

@@ -15,7 +15,7 @@ from quire.compute.models.decoder import Decoder
 from quire.compute.weights.loader import load_model
 from quire.config.arch import ModelArch
 from quire.config.model import read_arch
-from quire.kernels import attention
+from quire.kernels import attention, mla
 from quire.kernels.qkv import rotate_and_store
 from quire.kernels.state import StateSpans, plan_spans
 
@@ -40,6 +40,9 @@ class PagedContext:
         self.table = order.view(n_slots, -1)
         shape = (arch.n_layers, n_pages, arch.n_kv_heads, PAGE, arch.head_dim)
         self.k_pages, self.v_pages = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
+        self.value_dim = next(iter(arch.kv_specs.values())).value_in_key
+        if self.value_dim:
+            self.v_pages = self.k_pages[..., : self.value_dim]
         self.arch = arch
         self.lines = {
             layer: tuple(torch.full((n_slots, *part.shape), torch.nan) for part in spec.parts)
@@ -59,6 +62,7 @@ class PagedContext:
             n_q_heads=self.arch.n_heads,
             n_kv_heads=self.arch.n_kv_heads,
             head_dim=self.arch.head_dim,
+            value_dim=self.value_dim,
         )
         indptr = np.concatenate(([0], np.cumsum(lengths)))
         self.spans = StateSpans(*map(torch.from_numpy, plan_spans(indptr, slots, starts)))
@@ -69,6 +73,9 @@ class PagedContext:
 
     def store(self, layer: int, *given: Any) -> torch.Tensor:
         return rotate_and_store(*given, self.k_pages[layer], self.v_pages[layer], self.cache_locs)
+
+    def store_lines(self, layer: int, *given: Any) -> None:
+        mla.store(*given, self.k_pages[layer], self.cache_locs)
 
     def attend(self, layer: int, q: torch.Tensor, variant: attention.Variant) -> torch.Tensor:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)

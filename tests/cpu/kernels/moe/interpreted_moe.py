@@ -22,6 +22,7 @@ ROUTINGS = (
     (64, RoutingSpec(n_chosen=6, n_groups=8, n_chosen_groups=3, scale=2.5)),
     (24, RoutingSpec(n_chosen=3, scores=Scores.SIGMOID, renormalise=True, n_groups=3, n_chosen_groups=2)),
     (32, RoutingSpec(n_chosen=4, scores=Scores.SIGMOID, n_groups=4, n_chosen_groups=2, n_group_best=2)),
+    (9, RoutingSpec(n_chosen=2, scores=Scores.EVEN)),
     (16, RoutingSpec(n_chosen=2, scores=Scores.SPARSE_MIXER, mixer_margin=0.02)),
 )  # fmt: skip
 SIZES = ((1, 2, 4, 64, 48), (5, 3, 5, 80, 32), (70, 1, 2, 32, 80), (9, 2, 40, 16, 16))
@@ -36,8 +37,10 @@ def check_route() -> None:
             logits[1] = 0.0
             is_possible = corrected and routing.scores is not Scores.SPARSE_MIXER
             correction = torch.randn(n_experts) if is_possible else None
-            ids, weights = moe.route(logits, routing, correction)
-            expected_ids, _ = reference.route(logits, routing, correction)
+            load, expected_load = (torch.ones(n_experts, dtype=torch.int64) for _ in range(2))
+            ids, weights = moe.route(logits, routing, correction, load)
+            expected_ids, _ = reference.route(logits, routing, correction, expected_load)
+            assert torch.equal(load, expected_load) and int(load.sum()) == ids.numel() + n_experts
             assert torch.equal(ids, expected_ids), (routing, ids, expected_ids)
             error = (weights - reference.route(logits.double(), routing, correction)[1]).abs().max()
             assert float(error) <= reference.ROUTE_TOLERANCE * routing.scale, (routing, error)

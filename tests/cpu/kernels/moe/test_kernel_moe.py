@@ -90,7 +90,13 @@ def test_ids_are_distinct_and_in_range_whatever_the_logits(scores: Scores) -> No
     logits[4] = 0.0
     expert_ids, _ = moe.route(logits, RoutingSpec(n_chosen=3, scores=scores))
     assert all(len(set(row)) == 3 and min(row) >= 0 and max(row) < 8 for row in expert_ids.tolist())
-    assert expert_ids[4].tolist() == [0, 1, 2]
+    assert expert_ids[4].tolist() == ([4, 5, 6] if scores is Scores.EVEN else [0, 1, 2])
+
+
+def test_even_routing_chooses_every_expert_as_often() -> None:
+    expert_ids, weights = moe.route(torch.randn(12, 8), RoutingSpec(n_chosen=2, scores=Scores.EVEN))
+    assert torch.bincount(expert_ids.flatten()).tolist() == [3] * 8
+    assert torch.equal(weights, torch.full((12, 2), 0.5))
 
 
 def one_by_one(x, expert_ids, weights, up, down, gating, up_bias, down_bias):

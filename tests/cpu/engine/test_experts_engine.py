@@ -1,0 +1,44 @@
+"""A model with experts in the engine: batches, chunks, prefix hits and preemption change none of its tokens."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+
+import torch
+from family_cases import checkpoint_of
+
+from quire.core.sampling import SamplingParams
+from quire.engine.expert_load import imbalance
+from quire.engine.llm import LLM
+
+SIZE = {"device": "cpu", "dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 48, "max_model_len": 128}
+
+
+def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.Path) -> None:
+    oracle = checkpoint_of("qwen2_moe", tmp_path)
+    source = random.Random(5)
+    first = [source.randrange(1, 256) for _ in range(40)]
+    batch = [first + [source.randrange(1, 256) for _ in range(source.randrange(1, 30))] for _ in range(9)]
+    greedy = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
+    seeded = SamplingParams(temperature=0.8, seed=5, max_tokens=32, ignore_eos=True)
+    found = []
+    for n_pages in (200, 20):
+        llm = LLM(str(tmp_path), **SIZE, block_size=8, num_gpu_blocks_override=n_pages, skip_tokenizer_init=True)
+        before = llm.expert_loads()
+        texts = [one.outputs[0].token_ids for one in llm.generate(batch, greedy, use_tqdm=False)]
+        texts += [one.outputs[0].token_ids for one in llm.generate(batch, seeded, use_tqdm=False)]
+        assert (llm.stats().preemptions > 0) == (n_pages == 20)
+        assert llm.stats().prefix_hits > 0
+        loads = llm.expert_loads()
+        first, last = (sum(now) - sum(then) for now, then in zip(loads, before, strict=True))
+        assert first == 3 * llm.stats().computed_tokens > last, "the last layer has the rows that are wanted"
+        assert 1 <= llm.stats().expert_imbalance <= 8 and 1 <= imbalance(loads) <= 8
+        found.append(texts)
+        llm.shutdown()
+    assert found[0] == found[1]
+    for prompt, tokens in zip(batch[:4], found[0], strict=False):
+        ids = torch.tensor([prompt])
+        expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=32, do_sample=False,
+                                   eos_token_id=None)  # fmt: skip
+        assert tokens == expected[0, len(prompt) :].tolist()

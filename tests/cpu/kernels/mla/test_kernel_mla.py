@@ -1,0 +1,77 @@
+"""Lines of latent attention and attention to them: the references against float64, the kernels in the interpreter."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from latent_case import Latent, attend, check_store, store_case
+
+from quire.kernels import mla
+from quire.kernels.attention import op, reference
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[3]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def script(name: str, **variables: str) -> str:
+    paths = os.pathsep.join(map(str, (ROOT, HERE.parent)))
+    command = [sys.executable, str(HERE / name)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | variables | {"PYTHONPATH": paths}, check=False
+    )
+    return done.stdout.strip() or done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, torch.float64), ids=str)
+def test_lines_match_float64(dtype: torch.dtype) -> None:
+    check_store(mla.store, dtype)
+    check_store(mla.store, dtype, n=1, n_heads=1, rank=6, d=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_attention_to_lines_matches_float64(dtype: torch.dtype) -> None:
+    case = Latent([(40, 1), (9, 9), (70, 3)], page_size=7, dtype=dtype)
+    attend(case, op.run, reference.TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("place", "change", "words"),
+    [
+        (0, lambda x: x[:, 1:], "lines"),
+        (1, lambda x: x.double(), "must be torch.float32"),
+        (3, lambda x: x[:-1], "q"),
+        (4, lambda x: x.half(), "must be torch.float32"),
+        (5, lambda x: x[:-1], "positions"),
+        (7, lambda x: x[:, :, ::2], "pages"),
+        (8, lambda x: x.int(), "cache_locs"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told(place: int, change: Any, words: str) -> None:
+    given, _, _ = store_case(torch.float32)
+    given[place] = change(given[place])
+    with pytest.raises(ValueError, match=words):
+        mla.store(*given)
+
+
+def test_values_of_another_size_are_refused() -> None:
+    case = Latent([(40, 1)])
+    q, pages, table, _ = case.inputs()
+    with pytest.raises(ValueError, match="values in 32"):
+        op.run(q, pages, pages, case.plan(table), op.Variant(1.0))
+
+
+def test_kernels_equal_formulas_by_hand_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    assert script("interpreted_latent.py", TRITON_INTERPRET="1") == "fine"
+
+
+def test_kernels_compile_for_hopper(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("triton")
+    assert script("compiled_latent.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path)) == "fine"

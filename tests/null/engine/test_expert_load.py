@@ -1,0 +1,27 @@
+"""The figure of how unevenly experts are chosen, and how often it is read."""
+
+from __future__ import annotations
+
+from quire.engine.expert_load import PERIOD_S, ExpertLoad, imbalance
+
+
+def test_imbalance_is_the_busiest_over_the_mean_of_all_layers() -> None:
+    assert imbalance([[3, 3, 3, 3]]) == 1.0
+    assert imbalance([[12, 0, 0, 0]]) == 4.0
+    assert imbalance([[12, 0, 0, 0], [3, 3, 3, 3]]) == 2.5
+    assert imbalance([[12, 0, 0, 0], [9, 3, 6, 6]], before=[[4, 0, 0, 0], [8, 2, 5, 5]]) == 2.5
+    assert imbalance([[0, 0]]) == imbalance([]) == 0.0
+
+
+def test_it_is_read_now_and_then() -> None:
+    read: list[int] = []
+
+    def loads() -> list[list[int]]:
+        read.append(1)
+        return [[len(read), 5]]
+
+    load = ExpertLoad(loads)
+    read.clear()
+    assert load.imbalance(100.0) == 0.0, "nothing since the start"
+    assert load.imbalance(100.0 + PERIOD_S / 2) == 0.0 and len(read) == 1
+    assert load.imbalance(100.0 + PERIOD_S) == 2.0 and len(read) == 2
