@@ -151,6 +151,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return Rotated(n_heads, 0, self.rope.rotary_dim(self.head_dim))
 
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """Of qkv_proj."""
+        return self.n_heads // self.n_kv_heads * self.head_dim, self.head_dim, self.head_dim
+
     def share(self, rank: int, n_ranks: int) -> AttentionSpec:
         if self.qk_norm is not None and self.qk_norm.scope is QKNormScope.ALL:
             raise ConfigError(

@@ -51,8 +51,7 @@ class DeltaSpec(RecurrentMixer, frozen=True, kw_only=True):
         )
 
     def parameters(self, at: str, hidden_size: int) -> MixerParameters:
-        """Projections 'in' and 'out', norm 'head'. Rows of 'in', for each key head: query, key, values, gates; then,
-        likewise, weights and decays."""
+        """Projections 'in' and 'out', norm 'head'. Rows of 'in': queries, keys, values, gates, weights, decays."""
         own = at + "mixer"
         rows = (("in_proj_qkvz", self.conv_size + self.inner_size), ("in_proj_ba", 2 * self.n_value_heads))
         kinds = ("A_log", "dt_bias")
@@ -67,3 +66,8 @@ class DeltaSpec(RecurrentMixer, frozen=True, kw_only=True):
                 **{kind: Tensor(name=own, shape=(self.n_value_heads,), kind=kind, is_float32=True) for kind in kinds},
             },
         )
+
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """Of in_proj_qkvz and in_proj_ba, for each key head."""
+        n = self.n_value_heads // self.n_key_heads
+        return (self.key_dim, self.key_dim, *[n * self.value_dim] * 2) if name == "in_proj_qkvz" else (n, n)

@@ -13,7 +13,7 @@ from quire.core.errors import ConfigError
 
 
 class GatedAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
-    """Rows of its query projection, for each head: the query, the gate."""
+    """Rows of its query projection: all queries, all gates."""
 
     @property
     def n_row_numbers(self) -> int:
@@ -30,6 +30,10 @@ class GatedAttentionSpec(AttentionSpec, frozen=True, kw_only=True):
         (q, rows), *others = matrix.parts
         qkv = msgspec.structs.replace(matrix, parts=((q, 2 * rows), *others), whole="")
         return msgspec.structs.replace(found, matrices={**found.matrices, "qkv": qkv})
+
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """Of q_proj: queries, gates."""
+        return self.head_dim, self.head_dim
 
     def share(self, rank: int, n_ranks: int) -> GatedAttentionSpec:
         """It has no parts."""

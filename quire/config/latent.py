@@ -124,6 +124,10 @@ class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
             return Rotated(self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim)
         return Rotated(1, self.kv_lora_rank, self.qk_rope_head_dim) if name == "kv_a_proj_with_mqa" else None
 
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """None is."""
+        return ()
+
     def share(self, rank: int, n_ranks: int) -> LatentAttentionSpec:
         """Its heads; every rank has all lines."""
         n_heads = part_of(f"attention has {self.n_heads} query heads", self.n_heads, n_ranks)

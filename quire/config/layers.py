@@ -178,6 +178,10 @@ class MixerSpec(Protocol):
         """Of the parameter `name` behind its module, as 'q_proj'; None: no row of it is rotated."""
         ...
 
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """Of the parameter `name`, as above, rows of each part in a group, where a checkpoint has it in groups."""
+        ...
+
     def share(self, rank: int, n_ranks: int) -> MixerSpec:
         """What rank `rank` of several computes. Raises ConfigError where it cannot be divided."""
         ...

@@ -47,6 +47,10 @@ class RecurrentMixer(msgspec.Struct, frozen=True, kw_only=True):
         """None is."""
         return None
 
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """None is."""
+        return ()
+
     def share(self, rank: int, n_ranks: int) -> Self:
         """It has no parts."""
         raise ConfigError(f"recurrent layers cannot be divided among {n_ranks} ranks: take one rank")

@@ -21,7 +21,7 @@ from quire.bench.kernels.limits import Work
 from quire.bench.kernels.timing import Call
 from quire.kernels import catalog
 from quire.kernels.state import reference
-from quire.kernels.state.spans import PIECE, StateSpans, plan_spans, single_rows
+from quire.kernels.state.spans import PIECE, StateSpans, plan_spans, single_rows, spans_of
 
 SEQS: Final = {"cuda": (64, 8192), "cpu": (8, 512)}
 """Sequences of an update, tokens of a prompt."""
@@ -140,7 +140,7 @@ def _spans(setting: Setting, n: int, single: bool) -> StateSpans:
         lines = torch.arange(n, device=setting.device)
         return single_rows(lines, lines + 1)
     arrays = plan_spans(np.array([0, n]), np.array([0]), np.array([1]))
-    return StateSpans(*(torch.from_numpy(one).to(setting.device) for one in arrays))
+    return spans_of([torch.from_numpy(one).to(setting.device) for one in arrays])
 
 
 def _contenders(setting: Setting, function: str, sizes: Sizes, n: int, single: bool) -> Iterable[Contender]:

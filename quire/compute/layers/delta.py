@@ -31,19 +31,15 @@ class Delta(Recurrent):
 
     def __call__(self, x: torch.Tensor, norm: Norm | None, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """See `Mixer`."""
-        spec, n = self.spec, len(x)
-        n_keys, d, e = spec.n_key_heads, spec.key_dim, spec.value_dim
-        values = spec.n_value_heads // n_keys * e  # of a key head
-        projected = project(self.inputs, x, norm)
-        heads = projected[:, : spec.conv_size + spec.inner_size].unflatten(1, (n_keys, -1))  # type: ignore[no-untyped-call]
-        q, k, v, gate = heads.split([d, d, values, values], dim=2)
-        b, a = projected[:, spec.conv_size + spec.inner_size :].unflatten(1, (n_keys, -1)).chunk(2, dim=2)  # type: ignore[no-untyped-call]
+        spec, n, keys = self.spec, len(x), self.spec.n_key_heads * self.spec.key_dim
+        sizes = [spec.conv_size, spec.inner_size, spec.n_value_heads, spec.n_value_heads]
+        columns, gate, b, a = project(self.inputs, x, norm).split(sizes, dim=1)  # type: ignore[no-untyped-call]
         (inputs, state), spans = context.states(self.layer)
-        columns = torch.cat([one.flatten(1) for one in (q, k, v)], dim=1)
         columns = convolve(columns, self.taps, self.conv_bias, inputs, spans, silu=True)
-        q, k, v = columns.split([n_keys * d, n_keys * d, spec.inner_size], dim=1)  # type: ignore[no-untyped-call]
+        q, k, v = columns.split([keys, keys, spec.inner_size], dim=1)  # type: ignore[no-untyped-call]
         y = scan_delta(
-            q.view(n, n_keys, d), k.view(n, n_keys, d), v.view(n, -1, e), a.flatten(1), b.flatten(1),
+            q.view(n, -1, spec.key_dim), k.view(n, -1, spec.key_dim), v.view(n, -1, spec.value_dim), a, b,
             self.numbers("A_log"), self.numbers("dt_bias"), state, spans,
         )  # fmt: skip
-        return norm_gated(y.view(n, -1), gate.flatten(1), self.norm_weight("head"), spec.eps, size=e, gate_first=False)
+        weight = self.norm_weight("head")
+        return norm_gated(y.view(n, -1), gate, weight, spec.eps, size=spec.value_dim, gate_first=False)

@@ -22,9 +22,8 @@ class GatedAttention(Attention):
         """See `Mixer`."""
         spec = self.spec
         projected = project(self.qkv, x, norm)
-        both, kv = projected.split([2 * spec.q_size, 2 * spec.kv_size], dim=1)  # type: ignore[no-untyped-call]
-        q, gate = both.unflatten(1, (spec.n_heads, 2, spec.head_dim)).unbind(2)
-        qkv = torch.cat((q.flatten(1), kv), dim=1)
+        q, gate, kv = projected.split([spec.q_size, spec.q_size, 2 * spec.kv_size], dim=1)  # type: ignore[no-untyped-call]
+        qkv = torch.cat((q, kv), dim=1)
         q = context.store(self.layer, qkv, *self.stored_norms, positions, self.cos_sin)
         y = context.attend(self.layer, q, self.variant).flatten(1)
-        return y.mul_(torch.sigmoid(gate.flatten(1)))
+        return y.mul_(torch.sigmoid(gate))

@@ -15,7 +15,7 @@ from quire.compute.device.device import Device
 from quire.compute.runner.batch_builder import FlatBatch
 from quire.config.arch import ModelArch
 from quire.core.plan import StateRestore, StateSave
-from quire.kernels.state import StateSpans, plan_spans
+from quire.kernels.state import StateSpans, plan_spans, spans_of
 
 
 class StatePool:
@@ -50,13 +50,26 @@ class StatePool:
                 tensor[to] = tensor[at]
 
     def spans(self, batch: FlatBatch, saves: Sequence[StateSave]) -> StateSpans:
-        """Those of a step, which keeps states on its way."""
-        starts = batch.kv_lens - np.diff(batch.q_indptr)
+        """Those of a step, which keeps states on its way. Sequences that decode come first in a step."""
+        starts, indptr = batch.kv_lens - np.diff(batch.q_indptr), batch.q_indptr
         span_of = {slot: span for span, slot in enumerate(batch.span_slots.tolist())} if saves else {}
         kept = [
             (span_of[one.slot], one.n_tokens - int(starts[span_of[one.slot]]), self._first + one.snapshot)
             for one in saves
         ]
-        arrays = plan_spans(batch.q_indptr, batch.span_slots, starts, kept)
-        joined = self._device.upload(np.concatenate(arrays))
-        return StateSpans(*joined.split([len(one) for one in arrays]))  # type: ignore[no-untyped-call]
+        n_first = _n_single(indptr, [span for span, *_ in kept])
+        later = [(span - n_first, n_rows, line) for span, n_rows, line in kept]
+        arrays = plan_spans(indptr[n_first:] - n_first, batch.span_slots[n_first:], starts[n_first:], later)
+        single = batch.span_slots[:n_first].astype(np.int32), (starts[:n_first] == 0).astype(np.int32)
+        sizes = [len(one) for one in (*single, *arrays)]
+        lines, fresh, *rest = self._device.upload(np.concatenate([*single, *arrays])).split(sizes)  # type: ignore[no-untyped-call]
+        first = StateSpans(lines, fresh) if n_first else None
+        if first is not None and n_first == len(batch.span_slots):
+            return first
+        return spans_of(rest, first)
+
+
+def _n_single(indptr: np.ndarray, kept: list[int]) -> int:
+    """How many spans at the beginning have one row and keep nothing."""
+    longer = np.flatnonzero(np.diff(indptr) != 1)
+    return min([int(longer[0]) if len(longer) else len(indptr) - 1, *kept])

@@ -22,7 +22,8 @@ class Order(enum.Enum):
     TRANSPOSED = "transposed"
     """[in, out], as GPT-2's Conv1D."""
     GROUPED = "grouped"
-    """For each key head: its query heads, its key, its value (GPT-NeoX, Falcon)."""
+    """Group by group, where parts stand one behind the other: for each key head its query heads, its key, its value
+    (GPT-NeoX, Falcon). Which, says the mixer (`MixerSpec.grouped`)."""
 
 
 class Stored(msgspec.Struct, frozen=True):

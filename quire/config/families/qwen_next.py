@@ -8,19 +8,19 @@ from quire.config.arch import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, ModelArch
 from quire.config.delta import DeltaSpec
 from quire.config.expert_fields import every_step, experts
 from quire.config.experts import SharedExpert
-from quire.config.families.family import Family
+from quire.config.families.family import Family, Names, Order, Stored
 from quire.config.gated_attention import GatedAttentionSpec
 from quire.config.layers import FfnSpec, LayerSpec, MixerSpec, QKNorm
 from quire.config.model_fields import ModelFields
 
 LINEAR, FULL = "linear_attention", "full_attention"
 MAX_KERNEL: Final = 64
-NAMES: Final = {
-    "model.layers.{}.linear_attn": "mixer",
-    **{
-        "model.layers.{}.linear_attn." + name: "mixer." + name
-        for name in ("in_proj_qkvz", "in_proj_ba", "conv1d", "norm", "out_proj")
-    },
+DELTA, ATTENTION = "model.layers.{}.linear_attn", "model.layers.{}.self_attn"
+NAMES: Final[Names] = {
+    DELTA: "mixer",
+    **{f"{DELTA}.{name}": f"mixer.{name}" for name in ("conv1d", "norm", "out_proj")},
+    **{f"{DELTA}.{name}": Stored(f"mixer.{name}", Order.GROUPED) for name in ("in_proj_qkvz", "in_proj_ba")},
+    f"{ATTENTION}.q_proj": Stored("self_attn.q_proj", Order.GROUPED),
 }
 
 

@@ -17,12 +17,18 @@ __all__ = ["convolve", "norm_gated", "scan_delta", "scan_ssm"]
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, spans: StateSpans, silu: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    spans: StateSpans,
+    silu: bool,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     wide = torch.promote_types(x.dtype, torch.float32)
     taps, k = weight.to(wide).t().contiguous(), weight.shape[1]
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     if spans.is_single:
         lines = spans.lines.long()
         seen = torch.cat((_begun(state[lines], spans), x[:, None]), dim=1)
@@ -60,13 +66,14 @@ def scan_ssm(
     state: torch.Tensor,
     spans: StateSpans,
     dt_limit: tuple[float, float],
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     kind, per_group = state.dtype, x.shape[1] // b.shape[1]
     step = F.softplus(dt.to(kind) + dt_bias.to(kind)).clamp(*dt_limit)
     decay = step * -a_log.to(kind).exp()
     x_wide, b, c = x.to(kind), b.to(kind), c.to(kind)
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
     skipped = x_wide * d.to(kind)[:, None]
     if spans.is_single:
         lines = spans.lines.long()
@@ -103,6 +110,7 @@ def scan_delta(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
     spans: StateSpans,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     kind, per_key = state.dtype, v.shape[1] // k.shape[1]
@@ -110,7 +118,7 @@ def scan_delta(
     q = q * q.shape[-1] ** -0.5
     decay = F.softplus(a.to(kind) + dt_bias.to(kind)) * -a_log.to(kind).exp()
     beta, v_wide = torch.sigmoid(b.to(kind)), v.to(kind)
-    out = torch.empty(v.shape, dtype=v.dtype)
+    out = torch.empty(v.shape, dtype=v.dtype) if out is None else out
     if spans.is_single:
         lines = spans.lines.long()
         q_heads, k_heads = (one.repeat_interleave(per_key, 1) for one in (q, k))

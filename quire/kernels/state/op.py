@@ -6,6 +6,8 @@ behind its last row. Lines that two spans of a batch share are nobody's (padding
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from quire.kernels.selector import select
@@ -29,8 +31,10 @@ def convolve(
     n_columns, k = weight.shape
     if x.dim() != 2 or x.shape[1] != n_columns or x.stride(1) != 1 or state.shape[1:] != (k - 1, n_columns):
         raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and state {tuple(state.shape)} do not fit")
-    y: torch.Tensor = select("state", "convolve", x)(x, weight, bias, state, spans, silu)
-    return y
+    run, out = select("state", "convolve", x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for rows, part in _parts(spans):
+        run(x[rows], weight, bias, state, part, silu, out[rows])
+    return out
 
 
 def scan_ssm(
@@ -57,8 +61,10 @@ def scan_ssm(
     fits = b.shape == c.shape and heads % b.shape[1] == 0 and state.shape[1:] == (heads, p, b.shape[2])
     if not fits or dt.shape != (n, heads):
         raise ValueError(f"x {tuple(x.shape)}, b {tuple(b.shape)} and state {tuple(state.shape)} do not fit")
-    y: torch.Tensor = select("state", "scan_ssm", x)(x, dt, b, c, a_log, d, dt_bias, state, spans, dt_limit)
-    return y
+    run, out = select("state", "scan_ssm", x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for rows, part in _parts(spans):
+        run(x[rows], dt[rows], b[rows], c[rows], a_log, d, dt_bias, state, part, dt_limit, out[rows])
+    return out
 
 
 def scan_delta(
@@ -83,8 +89,10 @@ def scan_delta(
     fits = q.shape == k.shape and heads % k.shape[1] == 0 and state.shape[1:] == (heads, k.shape[2], e)
     if not fits or a.shape != b.shape or a.shape != v.shape[:2]:
         raise ValueError(f"k {tuple(k.shape)}, v {tuple(v.shape)} and state {tuple(state.shape)} do not fit")
-    y: torch.Tensor = select("state", "scan_delta", q)(q, k, v, a, b, a_log, dt_bias, state, spans)
-    return y
+    run, out = select("state", "scan_delta", q), torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    for rows, part in _parts(spans):
+        run(q[rows], k[rows], v[rows], a[rows], b[rows], a_log, dt_bias, state, part, out[rows])
+    return out
 
 
 def norm_gated(
@@ -101,3 +109,10 @@ def norm_gated(
         raise ValueError(f"y {tuple(y.shape)}, gate {tuple(gate.shape)} and weight {tuple(weight.shape)} do not fit")
     out: torch.Tensor = select("state", "norm_gated", y)(y, gate, weight, eps, size, gate_first)
     return out
+
+
+def _parts(spans: StateSpans) -> Iterator[tuple[slice, StateSpans]]:
+    """Rows that decode, then those of prompts."""
+    if spans.first is not None:
+        yield slice(0, spans.n_first), spans.first
+    yield slice(spans.n_first, None), spans

@@ -21,12 +21,18 @@ L2_EPS = 1e-6
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, spans: StateSpans, silu: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    spans: StateSpans,
+    silu: bool,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     wide = torch.promote_types(x.dtype, torch.float32)
     taps = weight.to(wide).t()
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     for line, fresh, pieces in _spans(spans, len(x)):
         past = torch.zeros_like(state[line]) if fresh else state[line].clone()
         for first, end, keep in pieces:
@@ -54,12 +60,13 @@ def scan_ssm(
     state: torch.Tensor,
     spans: StateSpans,
     dt_limit: tuple[float, float],
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     wide = state.dtype
     step = F.softplus(dt.to(wide) + dt_bias.to(wide)).clamp(*dt_limit)
     a, per_group = -a_log.to(wide).exp(), x.shape[1] // b.shape[1]
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     for line, fresh, pieces in _spans(spans, len(x)):
         h = torch.zeros_like(state[line]) if fresh else state[line].clone()
         for first, end, keep in pieces:
@@ -84,6 +91,7 @@ def scan_delta(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
     spans: StateSpans,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     wide, per_key = state.dtype, v.shape[1] // k.shape[1]
@@ -91,7 +99,7 @@ def scan_delta(
     q = q * q.shape[-1] ** -0.5
     decay = (-a_log.to(wide).exp() * F.softplus(a.to(wide) + dt_bias.to(wide))).exp()
     beta = torch.sigmoid(b.to(wide))
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device) if out is None else out
     for line, fresh, pieces in _spans(spans, len(v)):
         s = torch.zeros_like(state[line]) if fresh else state[line].clone()
         for first, end, keep in pieces:

@@ -35,6 +35,13 @@ class StateSpans:
     """int32 [n_pieces]: the line to which the state behind a piece goes as well, or `NOWHERE`."""
     span_of: torch.Tensor | None = None
     """int32 [n_pieces]: the span of a piece."""
+    first: StateSpans | None = None
+    """Spans of one row each that stand before these in the batch: sequences that decode beside prompts."""
+
+    @property
+    def n_first(self) -> int:
+        """Rows of `first`."""
+        return 0 if self.first is None else len(self.first.lines)
 
     @property
     def is_single(self) -> bool:
@@ -47,6 +54,12 @@ def single_rows(lines: torch.Tensor, positions: torch.Tensor) -> StateSpans:
     return StateSpans(lines.to(torch.int32), (positions == 0).to(torch.int32))
 
 
+def spans_of(arrays: Sequence[torch.Tensor], first: StateSpans | None = None) -> StateSpans:
+    """Of what `plan_spans` gave, on the device of the states."""
+    lines, fresh, piece_ptr, row_ptr, keep, span_of = arrays
+    return StateSpans(lines, fresh, piece_ptr, row_ptr, keep, span_of, first)
+
+
 def plan_spans(
     q_indptr: np.ndarray, lines: np.ndarray, starts: np.ndarray, kept: Sequence[tuple[int, int, int]] = ()
 ) -> tuple[np.ndarray, ...]:
@@ -55,22 +68,25 @@ def plan_spans(
     q_indptr: [n_spans + 1], rows of each span; starts: positions of their first rows. kept: (span, number of its rows,
     line) of states to keep behind so many rows, at most one for a number of rows.
     """
-    lengths = np.diff(q_indptr)
+    lengths, fresh = np.diff(q_indptr), (starts == 0).astype(np.int32)
+    if not kept and lengths.max(initial=0) <= PIECE:
+        numbers = np.arange(len(lengths) + 1, dtype=np.int32)
+        keep = np.full(len(lengths), NOWHERE, np.int32)
+        return lines.astype(np.int32), fresh, numbers, q_indptr.astype(np.int32), keep, numbers[:-1]
     cuts: dict[int, dict[int, int]] = {}
     for span, n_rows, line in kept:
         cuts.setdefault(span, {})[n_rows] = line
     counts = -(-lengths // PIECE)
-    ends, keep = [], []
+    ends, keeps = [], []
     for span, (first, length) in enumerate(zip(q_indptr[:-1].tolist(), lengths.tolist(), strict=True)):
         own = cuts.get(span, {})
         at = set(own) | {*range(PIECE, length, PIECE), length} if own else {*range(PIECE, length, PIECE), length}
         places = sorted(at)
         counts[span] = len(places)
         ends += [first + place for place in places]
-        keep += [own.get(place, NOWHERE) for place in places]
+        keeps += [own.get(place, NOWHERE) for place in places]
     piece_ptr, row_ptr = np.zeros(len(lengths) + 1, np.int32), np.zeros(len(ends) + 1, np.int32)
     np.cumsum(counts, out=piece_ptr[1:])
     row_ptr[1:] = ends
-    fresh = (starts == 0).astype(np.int32)
     span_of = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
-    return lines.astype(np.int32), fresh, piece_ptr, row_ptr, np.array(keep, np.int32), span_of
+    return lines.astype(np.int32), fresh, piece_ptr, row_ptr, np.array(keeps, np.int32), span_of

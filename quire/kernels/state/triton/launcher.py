@@ -17,11 +17,17 @@ STATE_NUMBERS = 4096
 
 
 def convolve(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, state: torch.Tensor, spans: StateSpans, silu: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    spans: StateSpans,
+    silu: bool,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     n, columns = x.shape
-    out = torch.empty(n, columns, dtype=x.dtype, device=x.device)
+    out = torch.empty(n, columns, dtype=x.dtype, device=x.device) if out is None else out
     k, weight = weight.shape[1], weight.contiguous()
     blocks = triton.cdiv(columns, CONV_COLUMNS)
     if spans.is_single:
@@ -53,11 +59,12 @@ def scan_ssm(
     state: torch.Tensor,
     spans: StateSpans,
     dt_limit: tuple[float, float],
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     n, heads, p = x.shape
     size, per_group = b.shape[2], heads // b.shape[1]
-    out = torch.empty(n, heads, p, dtype=x.dtype, device=x.device)
+    out = torch.empty(n, heads, p, dtype=x.dtype, device=x.device) if out is None else out
     x, b, c = (_rows(one) for one in (x, b, c))
     inputs = x, x.stride(0), dt, dt.stride(0), b, b.stride(0), c, c.stride(0), a_log, d, dt_bias, state, out
     block_s = max(LEAST, triton.next_power_of_2(size))
@@ -86,11 +93,12 @@ def scan_delta(
     dt_bias: torch.Tensor,
     state: torch.Tensor,
     spans: StateSpans,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """See op.py."""
     n, heads, e = v.shape
     size, per_key = k.shape[2], heads // k.shape[1]
-    out = torch.empty(n, heads, e, dtype=v.dtype, device=v.device)
+    out = torch.empty(n, heads, e, dtype=v.dtype, device=v.device) if out is None else out
     q, k, v = (_rows(one) for one in (q, k, v))
     a, b = (one if one.stride(1) == 1 else one.contiguous() for one in (a, b))
     scale, block_d = size**-0.5, max(LEAST, triton.next_power_of_2(size))
@@ -127,7 +135,8 @@ def norm_gated(
     out = torch.empty(n, columns, dtype=y.dtype, device=y.device)
     gated.norm_rows[(n, columns // size)](
         y, y.stride(0), gate, gate.stride(0), weight, out, columns, len(weight), eps,
-        SIZE=size, GATE_FIRST=gate_first, BLOCK=triton.next_power_of_2(size), num_warps=min(8, max(1, size // 256)),
+        SIZE=size, GATE_FIRST=gate_first, BLOCK=triton.next_power_of_2(size),
+        num_warps=8 if size > 2048 else 4 if size > 512 else 1,
     )  # fmt: skip
     return out
 

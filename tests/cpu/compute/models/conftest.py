@@ -40,7 +40,7 @@ class PagedContext:
         self.table = order.view(n_slots, -1)
         shape = (arch.n_layers, n_pages, arch.n_kv_heads, PAGE, arch.head_dim)
         self.k_pages, self.v_pages = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-        self.value_dim = next(iter(arch.kv_specs.values())).value_in_key
+        self.value_dim = next((spec.value_in_key for spec in arch.kv_specs.values()), 0)
         if self.value_dim:
             self.v_pages = self.k_pages[..., : self.value_dim]
         self.arch = arch

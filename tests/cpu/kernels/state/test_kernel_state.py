@@ -81,6 +81,31 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         scan_delta(*case.before, case.state[:, 1:], case.spans)
 
 
+@pytest.mark.parametrize("name", state_case.CASES)
+def test_sequences_that_decode_beside_prompts_are_taken_apart(name: str) -> None:
+    torch.manual_seed(4)
+    case = state_case.CASES[name](single=False)
+    lengths = np.array([1, 1, *state_case.LENGTHS[1:-1]])
+    indptr, lines, starts = (
+        np.array([0, *lengths.cumsum()]),
+        np.array([3, 2, 0, 5, 1, 7]),
+        np.array([5, 0, 0, 64, 0, 7]),
+    )
+    whole, tail = (
+        StateSpans(*map(torch.from_numpy, plan_spans(indptr[n:] - n, lines[n:], starts[n:], [(5 - n, 128, 9)])))
+        for n in (0, 2)
+    )
+    first = StateSpans(whole.lines[:2], whole.fresh[:2])
+    both = [dataclasses.replace(case, spans=one) for one in (whole, dataclasses.replace(tail, first=first))]
+    keywords = dict(zip({"convolve": ["silu"], "scan_ssm": ["dt_limit"]}.get(name, []), case.after, strict=True))
+    function = {"convolve": convolve, "scan_ssm": scan_ssm, "scan_delta": scan_delta}[name]
+    (y, state), (apart, left) = (
+        (function(*one.before, state, one.spans, **keywords), state) for one in both for state in [case.state.clone()]
+    )
+    torch.testing.assert_close(apart, y)
+    torch.testing.assert_close(left, state)
+
+
 def test_the_ops_run_what_the_catalogue_says() -> None:
     torch.manual_seed(2)
     for name, function in (("convolve", convolve), ("scan_ssm", scan_ssm), ("scan_delta", scan_delta)):
