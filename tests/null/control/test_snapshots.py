@@ -13,6 +13,8 @@ from quire.control import snapshots
 from quire.control.snapshots import Snapshots
 from quire.core.beams import BeamTerms
 from quire.core.errors import ConfigError, InvalidParameter
+from quire.core.events import FinishReason
+from quire.core.failure import Code
 from quire.core.plan import StepPlan
 from quire.core.result import StepResult
 from quire.core.sampling import SamplingParams
@@ -54,6 +56,11 @@ class StatefulDevice(NullExecutor):
     """The null device with recurrent states."""
 
     states: States
+    fails = False
+    """The first span of the next step does, as if a state were no number."""
+
+    def fault(self, plan: StepPlan, row: int) -> Code | None:
+        return Code.NON_FINITE_LOGITS if self.fails and row == 0 else None
 
     def _run_spans(self, plan: StepPlan, result: StepResult, allowed: dict[int, list[set[int]]]) -> None:
         def tokens(slot: int) -> list[int]:
@@ -190,6 +197,23 @@ def test_a_snapshot_goes_with_its_page_and_the_oldest_goes_first() -> None:
         rig.submit(f"again {seed}", prompt(9, seed), 1)
         assert rig.turn().spans.starts == [start]
     rig.check_places()
+
+
+def test_states_of_a_sequence_that_failed_are_of_no_use() -> None:
+    """Its pages were private: the tree had the same tokens. So its snapshot is at a node of another sequence."""
+    rig = StateRig()
+    rig.submit("a", prompt(22))
+    rig.run()
+    rig.submit("b", [*prompt(14), 1, 2, 3, 4])
+    assert {one.n_tokens for one in rig.turn().saves} == {12, 16}
+    rig.device.fails = True
+    rig.turn()
+    rig.device.fails = False
+    assert rig.ends["b", 0] is FinishReason.ERROR
+    rig.submit("again", [*prompt(14), 4, 3, 2, 1])
+    assert rig.turn().spans.starts == [0]
+    rig.check_places()
+    rig.run()
 
 
 def test_without_room_for_snapshots_nothing_is_kept() -> None:
