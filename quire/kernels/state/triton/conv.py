@@ -31,23 +31,25 @@ def convolve_pieces(  # type: ignore[no-untyped-def]
     line, is_fresh = tl.load(lines + span).to(tl.int64), tl.load(fresh + span)
     begin = tl.load(row_ptr + tl.load(piece_ptr + span)).to(tl.int64)
     first, end = tl.load(row_ptr + piece).to(tl.int64), tl.load(row_ptr + piece + 1).to(tl.int64)
-    rows = first + tl.arange(0, L)[:, None]
-    of_piece = (rows < end) & inside[None, :]
+    i = tl.arange(0, L)[:, None]
+    n_before, n_rows = (first - begin).to(tl.int32), (end - first).to(tl.int32)
+    of_piece = (i < n_rows) & inside[None, :]
     n_old = tl.where(is_fresh == 0, 0, -K)
+    x += first * x_stride
+    state += (line * (K - 1) + K - 1) * C
     y = tl.zeros((L, BLOCK), tl.float32)
     for j in tl.static_range(K):
         tap = tl.load(weight + at * K + j, mask=inside, other=0.0).to(tl.float32)
-        row = rows + (j - K + 1)
-        back = row - begin
+        row = i + (j - K + 1)
+        back = row + n_before
         own = tl.load(x + row * x_stride + at[None, :], mask=of_piece & (back >= 0), other=0.0)
-        old = state + (line * (K - 1) + K - 1 + back) * C + at[None, :]
-        before = tl.load(old, mask=of_piece & (back < n_old), other=0.0)
+        before = tl.load(state + back * C + at[None, :], mask=of_piece & (back < n_old), other=0.0)
         y += tap[None, :] * (own.to(tl.float32) + before.to(tl.float32))
     if bias is not None:
         y += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)[None, :]
     if SILU:
         y = y * tl.sigmoid(y)
-    tl.store(out + rows * C + at[None, :], y.to(out.dtype.element_ty), mask=of_piece)
+    tl.store(out + first * C + (i * C + at[None, :]), y.to(out.dtype.element_ty), mask=of_piece)
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -9,7 +9,8 @@ from quire.kernels.state.spans import PIECE, StateSpans
 from quire.kernels.state.triton import conv, delta, ssm
 from quire.kernels.state.triton import gate as gated
 
-CONV_COLUMNS = 128
+CONV_COLUMNS, PIECE_COLUMNS = 128, 64
+WIDE_STATE = 128
 LEAST = 16
 """Smallest side of a product of matrices."""
 STATE_NUMBERS = 4096
@@ -38,9 +39,9 @@ def convolve(
         return out
     of_spans = spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr
     assert spans.span_of is not None
-    conv.convolve_pieces[(len(spans.span_of), blocks)](
+    conv.convolve_pieces[(len(spans.span_of), triton.cdiv(columns, PIECE_COLUMNS))](
         x, x.stride(0), weight, bias, state, out, *of_spans, spans.span_of, columns,
-        K=k, SILU=silu, L=PIECE, BLOCK=CONV_COLUMNS, num_warps=8,
+        K=k, SILU=silu, L=PIECE, BLOCK=PIECE_COLUMNS, num_warps=8,
     )  # fmt: skip
     conv.keep_inputs[(len(spans.lines), blocks)](
         x, x.stride(0), state, *of_spans, spans.keep, columns, K=k, BLOCK=CONV_COLUMNS, num_warps=2
@@ -75,10 +76,11 @@ def scan_ssm(
             *inputs, spans.lines, spans.fresh, *dt_limit, **shape, BLOCK_P=block_p, num_warps=4
         )
         return out
-    block_p = max(LEAST, min(64, triton.next_power_of_2(p)))
+    # Tiles that leave nothing, or least, of what a program has to memory, as compiled for Hopper.
+    block_p = max(LEAST, min(32 if block_s > WIDE_STATE else 64, triton.next_power_of_2(p)))
     ssm.scan_pieces[(len(spans.lines), heads, triton.cdiv(p, block_p))](
         *inputs, spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep, *dt_limit, **shape,
-        L=PIECE, BLOCK_P=block_p, PRECISION=_precision(x), num_warps=8 if block_s > 128 else 4, num_stages=2,
+        L=PIECE, BLOCK_P=block_p, PRECISION=_precision(x), num_warps=8, num_stages=2,
     )  # fmt: skip
     return out
 

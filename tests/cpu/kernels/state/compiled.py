@@ -46,11 +46,10 @@ WIDE = MAMBA | {"S": 256, "BLOCK_S": 256}
 QWEN = {"H": 32, "D": 128, "E": 128, "PER_KEY": 2, "BLOCK_D": 128}
 CASES = {
     "rows": lambda: build(conv.convolve_rows, 2, floats=(), bias=None, K=4, SILU=True, BLOCK=128),
-    "pieces": lambda: build(conv.convolve_pieces, 8, floats=(), K=4, SILU=True, L=64, BLOCK=128),
+    "pieces": lambda: build(conv.convolve_pieces, 8, floats=(), K=4, SILU=True, L=64, BLOCK=64),
     "keep": lambda: build(conv.keep_inputs, 2, floats=(), K=4, BLOCK=128),
     "ssm rows": lambda: build(ssm.scan_rows, 4, **MAMBA, BLOCK_P=32),
-    "ssm": lambda: build(ssm.scan_pieces, 4, **MAMBA, L=64, BLOCK_P=64, PRECISION="tf32"),
-    "ssm wide": lambda: build(ssm.scan_pieces, 8, **WIDE, L=64, BLOCK_P=64, PRECISION="tf32"),
+    "ssm wide": lambda: build(ssm.scan_pieces, 8, **WIDE, L=64, BLOCK_P=32, PRECISION="tf32"),
     "delta rows": lambda: build(delta.scan_rows, 4, **QWEN, BLOCK_E=32),
     "delta solve": lambda: build(
         delta.solve_pieces, 8, 1, **QWEN, L=64, BLOCK=16, BLOCK_E=128, PRECISION="tf32", EXACT="tf32x3"
