@@ -1,4 +1,4 @@
-"""Latent attention in the engine: chunks, prefix hits, copies of pages, preemption and sleep change none of its tokens."""
+"""Latent attention in the engine: chunks, prefix hits, copies of pages, preemption and sleep change no token."""
 
 from __future__ import annotations
 
