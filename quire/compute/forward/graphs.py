@@ -116,8 +116,7 @@ class GraphForward:
         group = self._pool.group
         if are_rows_alone() or group > small_rows_of(group):
             return mixed_rows // large_tokens_of(group) + max_num_seqs
-        few = max(1, small_rows_of(group) // group)
-        return (mixed_rows + max_num_seqs) // (few + 1) + 1
+        return (mixed_rows + max_num_seqs) // (small_rows_of(group) // group + 1) + 1
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
         """For decode: one row a span, which is a large line if heads are many; for mixed steps any spans, with room for
