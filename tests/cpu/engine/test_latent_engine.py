@@ -10,6 +10,8 @@ import pytest
 import torch
 from family_cases import checkpoint_of
 
+from quire.compute.layers.latent import LatentAttention
+from quire.compute.runner import whole_spans
 from quire.core.errors import ConfigError
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
@@ -49,6 +51,31 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(checkpoint: tuple[p
         expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False,
                                    eos_token_id=None)  # fmt: skip
         assert tokens == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3-dense", "deepseek_v2"])
+def test_whole_sequences_are_computed_alike(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Keys and values made of lines, beside sequences that go on, against queries that read lines; one row too few."""
+    oracle = checkpoint_of(case, tmp_path)
+    found, made = [], []
+    real = LatentAttention._expanded
+    monkeypatch.setattr(
+        LatentAttention, "_expanded", lambda self, q, *rest: made.append(len(q)) or real(self, q, *rest)
+    )
+    prompts = [[(7 * i + 11 * n) % 250 + 1 for i in range(20 + n)] for n in range(6)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
+    for least in (1, 10_000):
+        monkeypatch.setattr(whole_spans, "LEAST_ROWS", least)
+        llm = LLM(str(tmp_path), **SIZE | {"max_num_seqs": 3}, num_gpu_blocks_override=60)
+        found.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)])
+        llm.shutdown()
+        assert (len(made) > 0) == (least == 1)
+        made.clear()
+    assert found[0] == found[1]
+    ids = torch.tensor(prompts[:1])
+    expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+                               eos_token_id=None)  # fmt: skip
+    assert found[0][0] == expected[0, ids.shape[1] :].tolist()
 
 
 @torch.inference_mode()
