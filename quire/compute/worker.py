@@ -303,6 +303,8 @@ class Worker:
             self.no_determinism = "sums of recurrent layers depend on the chunks of a prompt"
         elif self.platform.rows_alone is not RowsAlone.NEVER:
             self.no_determinism = obstacle(model, pool)
+        found = (layer.mixer.no_determinism for layer in model.layers)
+        self.no_determinism = self.no_determinism or next(filter(None, found), "")
         if self.no_determinism and self._config.deterministic:
             raise ConfigError(
                 f"deterministic = True cannot be promised: {self.no_determinism}; leave --deterministic out"

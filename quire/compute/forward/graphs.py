@@ -111,20 +111,20 @@ class GraphForward:
         return Captures(ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most)), mixed, verifying)
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
-        """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
-        one of both, so they have one memory; in it kinds of windows lie one behind the other."""
+        """For decode: one row a span, which is a large line if heads are many; for mixed steps any spans, with room for
+        prefixes that are shared. A step uses one of both, so they have one memory; in it kinds of windows lie one
+        behind the other."""
         if not self._pool.layout.n_lanes:
             return []
         like, found, n_ints = plan_attention(self._pool, self._tables, *self._idle(1))[0], list[PlanBuffers](), 0
+        group = self._pool.group
+        max_large = max_large if group <= small_rows_of(group) else max(max_large, max_num_seqs)
         for _ in self._pool.windows:
             memory = self._staging.rest(torch.int32, n_ints)
-            if mixed_rows:
-                buffers = attention.plan_buffers(
-                    like, max_num_seqs, span_tokens=int(are_rows_alone()), max_large=max_large, max_rows=mixed_rows,
-                    max_keys=MOST_KEYS, memory=memory,
-                )  # fmt: skip
-            else:
-                buffers = attention.plan_buffers(like, max_num_seqs, span_tokens=1, max_keys=MOST_KEYS, memory=memory)
+            buffers = attention.plan_buffers(
+                like, max_num_seqs, span_tokens=int(are_rows_alone()) if mixed_rows else 1, max_large=max_large,
+                max_rows=mixed_rows or max_num_seqs, max_keys=MOST_KEYS, memory=memory,
+            )  # fmt: skip
             n_ints += buffers.n_ints
             found.append(buffers)
         return found
@@ -360,7 +360,7 @@ class GraphForward:
 
 def _most_large(group: int, max_num_seqs: int, mixed_rows: int) -> int:
     """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
-    prompts, where rows are alone. group: query heads of a KV head."""
-    if are_rows_alone():
+    prompts where rows are alone, and of all rows where a token's heads, `group`, are more."""
+    if are_rows_alone() or group > small_rows_of(group):
         return mixed_rows // large_tokens_of(group) + max_num_seqs
-    return (mixed_rows + max_num_seqs) // (max(1, small_rows_of(group) // group) + 1) + 1
+    return (mixed_rows + max_num_seqs) // (small_rows_of(group) // group + 1) + 1

@@ -54,6 +54,8 @@ class Experts:
         """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
         self.is_plain = False
+        is_wide = self.router.matrix.kept is Kept.FLOAT32
+        self.not_alone = "its routers multiply in float32, with torch" if is_wide else ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the router and the experts read [n, hidden]."""
@@ -97,17 +99,23 @@ class Experts:
     def _in_turn(
         self, x: torch.Tensor, expert_ids: torch.Tensor, weights: torch.Tensor, residual: torch.Tensor | None
     ) -> torch.Tensor:
-        """Each expert with all of its tokens, in the order of experts: the sums of a row depend on no other row."""
-        total = torch.zeros(x.shape, dtype=torch.float32) if residual is None else residual.float()
+        """Each expert with all of its tokens, behind one another; a row's sum is in the order of its own choice."""
+        n, k = expert_ids.shape
         flat = expert_ids.flatten()
         order = flat.argsort(stable=True)
-        counts = torch.bincount(flat, minlength=self.spec.n_experts).tolist()
-        rows = order.div(expert_ids.shape[1], rounding_mode="floor").split(counts)  # type: ignore[no-untyped-call]
-        factors = weights.flatten()[order].split(counts)  # type: ignore[no-untyped-call]
-        for up, down, own, factor in zip(self.up.linears, self.down.linears, rows, factors, strict=True):
-            if len(own):
-                y = down(self._inner(up, x[own])).float()
-                total.index_add_(0, own, y.mul_(factor[:, None]))
+        ends = torch.bincount(flat, minlength=self.spec.n_experts).cumsum(0).tolist()
+        x_sorted, each = x[order // k], x.new_empty(n * k, x.shape[1])
+        start = 0
+        for up, down, end in zip(self.up.linears, self.down.linears, ends, strict=True):
+            if start < end:
+                down(self._inner(up, x_sorted[start:end]), out=each[start:end])
+            start = end
+        placed = torch.empty_like(order)
+        placed[order] = torch.arange(n * k)
+        outputs = each[placed].view(n, k, -1).float()
+        total = torch.zeros(x.shape, dtype=torch.float32) if residual is None else residual.float()
+        for j in range(k):
+            total.addcmul_(outputs[:, j], weights[:, j, None])
         return total.to(x.dtype) if residual is None else residual.copy_(total)
 
     def _inner(self, up: Linear, x: torch.Tensor) -> torch.Tensor:

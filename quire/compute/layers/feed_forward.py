@@ -53,8 +53,14 @@ class Ffn(Protocol):
         """Whether it is SwiGLU that its last product adds to the stream."""
         ...
 
+    @property
+    def not_alone(self) -> str:
+        """Why a row's bits depend on other rows where all `kernels` have a form in which they do not; empty: they do
+        not either."""
+        ...
+
     def tensors(self) -> Iterator[torch.Tensor]:
-        """All that it keeps, where they live."""
+        """All that it keeps, tables left out."""
         ...
 
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
@@ -79,6 +85,7 @@ class FeedForward:
         self.up, self.down = Linear(make, up, schemes.of(up)), Linear(make, down, schemes.of(down))
         self.sum = ResidualProduct(self.down, post_norm, scale)
         self.tables: tuple[Table, ...] = ()
+        self.not_alone = ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the last matrix takes [n, size]."""

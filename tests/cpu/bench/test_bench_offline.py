@@ -44,6 +44,10 @@ class FixedEngine:
         time.sleep(self.call_s)
         return [self._output(one.max_tokens or 0) for one in params]
 
+    def expert_loads(self) -> list[list[int]]:
+        """Of one layer with two experts: while it starts both are chosen, and then the first alone."""
+        return [[len(self.calls) + 7, 7]]
+
     def _output(self, n: int) -> RequestOutput:
         ids = [0] * (n - self.n_missing)
         times = RequestMetrics(arrival_s=10.0, first_token_s=12.0, finished_s=12.0 + 0.1 * (n - 1))
@@ -61,6 +65,7 @@ def test_throughput_is_tokens_over_the_median_time() -> None:
     assert results["tokens_per_second"] == pytest.approx(22 / elapsed_s)
     assert results["requests_per_second"] == pytest.approx(2 / elapsed_s)
     assert len(timeline) == 4 and engine.on_step is None
+    assert results["expert_imbalance"] == 2.0
 
 
 def test_every_pass_has_fresh_tokens_and_its_own_lengths() -> None:
@@ -85,7 +90,7 @@ def test_latency_row() -> None:
     assert len(engine.calls) == 10 and len({tuple(prompts[0]) for prompts, _ in engine.calls}) == 10
     assert rows[0]["batch_size"] == 3 and rows[0]["p99_ttft_ms"] == pytest.approx(2000)
     assert rows[0]["median_tpot_ms"] == pytest.approx(100) and rows[0]["decode_step_ms"] == pytest.approx(100)
-    assert rows[0]["n_decode_steps"] == 4 * 2
+    assert rows[0]["n_decode_steps"] == 4 * 2 and rows[0]["expert_imbalance"] == 2.0
     assert 20 <= rows[0]["median_latency_ms"] < 500  # type: ignore[operator]
     assert rows[1]["mean_tpot_ms"] != rows[1]["mean_tpot_ms"], "one token has no time between tokens"
 

@@ -34,6 +34,8 @@ def one_thread() -> Iterator[None]:
 class PagedContext:
     """`Context` for tests: pages in a shuffled order, each step set by `begin`."""
 
+    whole = None
+
     def __init__(self, arch: ModelArch, dtype: torch.dtype, n_slots: int = 2, max_len: int = 256) -> None:
         n_pages = n_slots * max_len // PAGE
         order = torch.randperm(n_pages, generator=torch.Generator().manual_seed(1)).int()
