@@ -27,7 +27,7 @@ N_SLOTS, PAGE_SIZE, N_SNAPSHOTS = 5, 8, 2
 GREEDY = SlotParams(0.0, 0, 1.0, 0.0, 0.0, 0.0, 1.0, 0, -1, -1, {}, None, [], [], 0)
 
 
-@pytest.fixture(params=["lfm2", "qwen3_next-dense"])
+@pytest.fixture(params=["lfm2", "mamba2", "qwen3_next-dense"])
 def model(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Decoder:
     checkpoint_of(request.param, tmp_path)
     device = torch.device("cpu")
