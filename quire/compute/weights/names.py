@@ -56,7 +56,7 @@ class Names:
         self._table = {} if in_gguf else family.names
         self._stacks = {} if in_gguf else {**STACKS, **family.stacks}
         self._computed = frozenset((*COMPUTED, *family.computed))
-        self._apart = tuple(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules))
+        self._apart = (*family.unread, *(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules)))
         self._in_halves = in_gguf and family.gguf_interleaved
 
     def parameter(self, name: str) -> tuple[str, Rows]:

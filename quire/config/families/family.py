@@ -74,6 +74,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Beside `STACKS`, or in their place."""
     computed: tuple[str, ...] = ()
     """Names, `{}` as above, of tensors that checkpoints carry and every model computes."""
+    unread: tuple[str, ...] = ()
+    """Beginnings of names of tensors that checkpoints carry and that are no part of the model."""
     mtp: HeadLayout = NEXTN
     """Of the multi-token prediction modules that its checkpoints may have."""
     gguf: str = ""

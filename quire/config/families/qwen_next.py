@@ -73,6 +73,6 @@ def _feed_forwards(config: ModelFields) -> list[FfnSpec]:
 FAMILIES: Final = (
     Family(
         name="qwen3_next", architecture="Qwen3NextForCausalLM", model_type="qwen3_next", describe=qwen3_next,
-        names=NAMES,
+        names=NAMES, unread=("mtp.",),
     ),
 )  # fmt: skip
