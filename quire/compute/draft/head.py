@@ -113,6 +113,7 @@ class Head:
         products = [self.embedded.kernel(norm=True), self.feature.kernel(norm=True, residual=True)]
         products += [self.head.kernel(norm=True, wide=wide) for wide in (False, True)]
         gemm.build([*products, *self.layer.kernels()], self.dtype, self._device, max_rows)
+        self.layer.ffn.build(max_rows)
 
     def build_joins(self, max_rows: int) -> None:
         """The same for what the model's own steps call."""

@@ -16,7 +16,7 @@ from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualSum
 from quire.compute.schemes.choice import Schemes
 from quire.compute.schemes.plain import Plain
-from quire.config.experts import ExpertsSpec
+from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
 from quire.config.parameters import FfnParameters, Kept, Matrix
 from quire.kernels import gemm, moe
 from quire.kernels.gemm import Norm as NormPair
@@ -147,6 +147,20 @@ class Experts:
         if self.shared_up is not None and self.shared_down is not None:
             found += [self.shared_up.kernel(silu_mul=True), self.shared_down.kernel(residual=True)]
         return found + ([] if self.shared_gate is None else [self.shared_gate.kernel()])
+
+    def build(self, max_rows: int) -> None:
+        """See `Ffn`: the products once for each of `moe.build_rows`, of rows of zeros."""
+        if not isinstance(self.up, Stack) or not isinstance(self.down, Stack) or self.up.weight.device.type != "cuda":
+            return
+        spec, weight, n_chosen = self.spec, self.up.weight, self.spec.routing.n_chosen
+        evenly = RoutingSpec(n_chosen=n_chosen, scores=Scores.EVEN)
+        for n_rows in moe.build_rows(spec.n_experts, n_chosen, max_rows):
+            logits = torch.zeros(n_rows, spec.n_experts, device=weight.device)
+            x = weight.new_zeros(n_rows, weight.shape[2])
+            moe.experts(
+                x, *moe.route(logits, evenly), weight, self.down.weight, gating=spec.gating, up_bias=self.up.bias,
+                down_bias=self.down.bias, residual=torch.zeros_like(x),
+            )  # fmt: skip
 
 
 class Bank:

@@ -67,6 +67,10 @@ class Ffn(Protocol):
         """The products as they are called, for `gemm.build`. norm: the first takes it in."""
         ...
 
+    def build(self, max_rows: int) -> None:
+        """Make what other products of steps with up to max_rows rows need, where that takes time."""
+        ...
+
 
 class FeedForward:
     """Two products, see `FeedForwardSpec`."""
@@ -121,3 +125,6 @@ class FeedForward:
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
         """See `Ffn`."""
         return [self.up.kernel(norm=norm, silu_mul=self.spec.is_plain), self.down.kernel(residual=self.sum.adds)]
+
+    def build(self, max_rows: int) -> None:
+        """See `Ffn`; nothing."""

@@ -124,6 +124,8 @@ class Decoder:
     def build_kernels(self, max_rows: int) -> None:
         """Compile what the products of steps with up to max_rows rows need, so that no step has to wait for it."""
         gemm.build(self.kernels(), self.dtype, self.embed.weight.device, max_rows)
+        for layer in {layer.spec.ffn: layer for layer in self.layers}.values():
+            layer.ffn.build(max_rows)
 
     def kernels(self) -> list[gemm.LinearShape]:
         """Its products as they are called, each once."""

@@ -114,6 +114,13 @@ def _check_weights(
             )
 
 
+def build_rows(n_experts: int, n_chosen: int, max_rows: int) -> list[int]:
+    """Numbers of rows, up to max_rows, that are computed in different ways: `experts` called once with each, no later
+    call has to wait for a kernel. Blocks of an expert's tokens double in size as the mean does, to a limit."""
+    found = {1, max_rows} | {-(-(mean + 1) * n_experts // n_chosen) for mean in (8, 16, 32, 64)}
+    return sorted(n for n in found if n <= max_rows)
+
+
 def gate(both: torch.Tensor, gating: Gating) -> torch.Tensor:
     """What `gating` makes of [n, 2 * inner], gates first → [n, inner] of its dtype, on any device. For experts that are
     multiplied by one after another."""

@@ -64,14 +64,15 @@ def experts(
     tile = _tile(blocks.n_rows, x.dtype)
     inner = torch.empty(n * k, inner_size, dtype=x.dtype, device=x.device)
     kernels.up[(blocks.number * triton.cdiv(inner_size, tile.bn),)](
-        x, x.stride(0), blocks.table, blocks.order, up, up_bias, inner, gating.slope, gating.offset, gating.limit,
-        HIDDEN=hidden_size, INNER=inner_size, K=k, BLOCKS=blocks.number, LIMITED=gating.limit > 0,
+        x, x.stride(0), blocks.table, blocks.number, blocks.order, up, up_bias, inner,
+        gating.slope, gating.offset, gating.limit,
+        HIDDEN=hidden_size, INNER=inner_size, K=k, LIMITED=gating.limit > 0,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
     each = torch.empty(n * k, hidden_size, dtype=x.dtype, device=x.device)
     kernels.down[(blocks.number * triton.cdiv(hidden_size, tile.bn),)](
-        inner, blocks.table, blocks.order, down, down_bias, weights, each,
-        HIDDEN=hidden_size, INNER=inner_size, BLOCKS=blocks.number,
+        inner, blocks.table, blocks.number, blocks.order, down, down_bias, weights, each,
+        HIDDEN=hidden_size, INNER=inner_size,
         BM=tile.bm, BN=tile.bn, BK=tile.bk, num_warps=tile.n_warps, num_stages=tile.n_stages,
     )  # fmt: skip
     y = torch.empty_like(x) if out is None and residual is None else residual if out is None else out

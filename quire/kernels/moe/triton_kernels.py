@@ -85,7 +85,7 @@ def _of_best_groups(  # type: ignore[no-untyped-def]
     return tl.where(is_chosen, choice, float("-inf"))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["n_assigned"])  # type: ignore[untyped-decorator]
 def count(expert_ids, counts, ranks, n_assigned, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Assignments of each expert, and which of them each is: any order will do, as rows are computed alone."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -94,7 +94,7 @@ def count(expert_ids, counts, ranks, n_assigned, BLOCK: tl.constexpr):  # type: 
     tl.store(ranks + at, rank, mask=at < n_assigned)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["n_assigned", "n_blocks"])  # type: ignore[untyped-decorator]
 def place(  # type: ignore[no-untyped-def]
     expert_ids, counts, ranks, table, order, n_assigned, n_blocks,
     E: tl.constexpr, E_PAD: tl.constexpr, BM: tl.constexpr, BLOCK: tl.constexpr,
@@ -123,21 +123,21 @@ def place(  # type: ignore[no-untyped-def]
     tl.store(table + 2 * n_blocks + at, rows, mask=at < n_blocks)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
 def up(  # type: ignore[no-untyped-def]
-    x, x_stride, table, order, matrices, biases, inner, slope, offset, limit,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, LIMITED: tl.constexpr,
+    x, x_stride, table, n_blocks, order, matrices, biases, inner, slope, offset, limit,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, K: tl.constexpr, LIMITED: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Gate and up of a block's rows for BN columns, and what is made of them, at the place of the assignment."""
     N_TILES: tl.constexpr = (INNER + BN - 1) // BN
     block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
-    n_rows = tl.load(table + 2 * BLOCKS + block)
+    n_rows = tl.load(table + 2 * n_blocks + block)
     if n_rows == 0:
         return
     expert = tl.load(table + block).to(tl.int64)
     m = tl.arange(0, BM)
-    places = tl.load(table + BLOCKS + block) + m
+    places = tl.load(table + n_blocks + block) + m
     token = tl.load(order + places, mask=m < n_rows, other=0) // K
     column = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
@@ -165,21 +165,21 @@ def up(  # type: ignore[no-untyped-def]
     tl.store(at, made.to(inner.dtype.element_ty), mask=is_row & is_column)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["n_blocks"])  # type: ignore[untyped-decorator]
 def down(  # type: ignore[no-untyped-def]
-    inner, table, order, matrices, biases, weights, each,
-    HIDDEN: tl.constexpr, INNER: tl.constexpr, BLOCKS: tl.constexpr,
+    inner, table, n_blocks, order, matrices, biases, weights, each,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Outputs of a block's rows for BN columns, times their weights, each as the row of its assignment."""
     N_TILES: tl.constexpr = (HIDDEN + BN - 1) // BN
     block, tile = tl.program_id(0) // N_TILES, tl.program_id(0) % N_TILES
-    n_rows = tl.load(table + 2 * BLOCKS + block)
+    n_rows = tl.load(table + 2 * n_blocks + block)
     if n_rows == 0:
         return
     expert = tl.load(table + block).to(tl.int64)
     m = tl.arange(0, BM)
-    places = tl.load(table + BLOCKS + block) + m
+    places = tl.load(table + n_blocks + block) + m
     column = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
     rows = inner + places.to(tl.int64)[:, None] * INNER + k[None, :]

@@ -48,11 +48,11 @@ def build_qkv(d: int, rotary: int, warps: int, **no_norms: None) -> None:
 def build_moe(n_rows: int) -> None:
     """Products of 128 experts of 768 in a block of n_rows."""
     tile = moe._tile(n_rows, torch.bfloat16)
-    sizes = {"HIDDEN": 2048, "INNER": 768, "BLOCKS": 300, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
+    sizes = {"HIDDEN": 2048, "INNER": 768, "BM": tile.bm, "BN": tile.bn, "BK": tile.bk}
     launch = {"warps": tile.n_warps, "stages": tile.n_stages, "biases": None}
-    pointers = "*bf16 i32 *i32 *i32 *bf16 *bf16 fp32 fp32 fp32"
+    pointers = "*bf16 i32 *i32 i32 *i32 *bf16 *bf16 fp32 fp32 fp32"
     build(moe_kernels.up, pointers, **launch, K=8, LIMITED=False, **sizes)
-    build(moe_kernels.down, "*bf16 *i32 *i32 *bf16 *fp32 *bf16", **launch, **sizes)
+    build(moe_kernels.down, "*bf16 *i32 i32 *i32 *bf16 *fp32 *bf16", **launch, **sizes)
 
 
 def build_choice() -> None:

@@ -148,6 +148,15 @@ def test_kernels_of_cuda_match_the_reference_in_the_interpreter() -> None:
     assert done.stdout.strip() == "fine", done.stderr[-3000:]
 
 
+def test_every_kind_of_block_is_built_beforehand() -> None:
+    pytest.importorskip("triton")
+    from quire.kernels.moe import triton
+
+    for n_experts, k, most in ((128, 8, 8192), (5, 2, 300), (64, 6, 20)):
+        kinds = {triton._block_rows(n * k, n_experts) for n in moe.build_rows(n_experts, k, most)}
+        assert kinds == {triton._block_rows(n * k, n_experts) for n in range(1, most + 1)}
+
+
 def test_what_does_not_fit_is_refused() -> None:
     x, up, down = torch.zeros(2, 8), torch.zeros(3, 8, 8), torch.zeros(3, 8, 4)
     ids, weights = torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, 1)
