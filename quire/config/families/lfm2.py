@@ -72,6 +72,4 @@ def _feed_forward(config: ModelFields) -> FeedForwardSpec:
     return FeedForwardSpec(size=int(size))
 
 
-FAMILIES: Final = (
-    Family(name="lfm2", architecture="Lfm2ForCausalLM", model_type="lfm2", describe=lfm2, names=NAMES),
-)
+FAMILIES: Final = (Family(name="lfm2", architecture="Lfm2ForCausalLM", model_type="lfm2", describe=lfm2, names=NAMES),)
