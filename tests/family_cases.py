@@ -57,6 +57,15 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 5e4, "original_max_position_embeddings": 128,
     "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5, 3.0, 4.0], "long_factor": [4.0] * 8,
 }  # fmt: skip
+QWEN_NEXT = {
+    "layer_types": ["linear_attention", FULL, "linear_attention"], "head_dim": 32, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+}  # fmt: skip
+MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24, "chunk_size": 16, "hidden_size": 64}
+MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_chunk_size": 16}
+BAMBA = {"attn_layer_indices": [0, 2]}
+GRANITE_4 = {"layer_types": ["linear_attention", FULL, "linear_attention"], "shared_intermediate_size": 48}
+LFM2 = {"conv_L_cache": 3, "block_multiple_of": 32}
 MOE = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 OLMOE = {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}
@@ -70,6 +79,8 @@ GPT_OSS = {
 }  # fmt: skip
 QWEN2_MOE = {**MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}
 QWEN3_MOE = {**MOE, "head_dim": 32}
+RECURRENT = {"bamba", "granitemoehybrid", "lfm2", "mamba2", "qwen3_next"}
+"""Families with states, which take no drafts."""
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 LATENT = {
     "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8,
@@ -164,6 +175,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Nemotron",
         {"mlp_bias": True, "hidden_act": "gelu", "head_dim": 32, "num_key_value_heads": 4},
     ),
+    "lfm2": ("Lfm2", {**LFM2, "layer_types": ["conv", FULL, "conv"]}),
+    "lfm2-bias": ("Lfm2", {**LFM2, "full_attn_idxs": [1], "conv_bias": True, "block_multiple_of": 16}),
+    "mamba2": ("Mamba2", MAMBA2),
+    "mamba2-bias": ("Mamba2", {**MAMBA2, "n_groups": 1, "use_bias": True, "use_conv_bias": False}),
+    "bamba": ("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "bamba-bias": ("Bamba", {**MAMBA, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, **BAMBA}),
+    "granitemoehybrid": ("GraniteMoeHybrid", {**MAMBA, **GRANITE, **MIXTRAL, **GRANITE_4}),
+    "granitemoehybrid-dense": (
+        "GraniteMoeHybrid",
+        {**MAMBA, **GRANITE, **GRANITE_4, "num_local_experts": 0, "position_embedding_type": "rope"},
+    ),
+    "qwen3_next": ("Qwen3Next", {**QWEN_NEXT, **MOE, "shared_expert_intermediate_size": 48, "mlp_only_layers": [1]}),
+    "qwen3_next-dense": ("Qwen3Next", {**QWEN_NEXT, "num_experts": 0}),
     "mixtral": ("Mixtral", MIXTRAL),
     "qwen2_moe": ("Qwen2Moe", QWEN2_MOE),
     "qwen3_moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True}),

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from family_cases import GLM_MOE, OWN_NAMES, random_checkpoint
+from family_cases import GLM_MOE, LATENT, OWN_NAMES, random_checkpoint
 from safetensors.torch import load_file, save_file
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 from transformers.models.glm4_moe import modeling_glm4_moe
 from transformers.models.llama import modeling_llama
 from transformers.models.qwen2 import modeling_qwen2
@@ -28,6 +29,10 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "glm4_moe": {
         "family": "Glm4Moe", "kind": modeling_glm4_moe, "prefix": f"model.layers.{N_LAYERS}.", "join": "eh_proj",
         "norms": ("enorm", "hnorm", "shared_head.norm"), "config": {}, "fields": GLM_MOE, "number": 1,
+    },
+    "deepseek_v3": {
+        "family": "DeepseekV3", "kind": modeling_deepseek_v3, "prefix": f"model.layers.{N_LAYERS}.", "join": "eh_proj",
+        "norms": ("enorm", "hnorm", "shared_head.norm"), "config": {}, "fields": LATENT, "number": 1,
     },
 }  # fmt: skip
 

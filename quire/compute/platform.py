@@ -154,7 +154,8 @@ class CudaPlatform:
         """Decode steps by sequences, and the largest of the others."""
         if self.capturing is None:
             return Captured()
-        mixed = mixed_sizes(arch, limits.max_num_batched_tokens, limits.max_num_seqs)
+        largest = 0 if arch.state_specs else limits.max_num_batched_tokens
+        mixed = mixed_sizes(arch, largest, limits.max_num_seqs) if largest else [0]
         verifying = decode_sizes(min(limits.max_sampled, MOST_VERIFYING)) if limits.max_drafts else []
         return Captured((*decode_sizes(limits.max_num_seqs), *verifying), mixed[-1])
 

@@ -31,6 +31,7 @@ from quire.compute.runner.branching import Branching
 from quire.compute.runner.lengths import SlotLengths
 from quire.compute.runner.pool import KVPool
 from quire.compute.runner.runner import LaunchedStep, Runner
+from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.compute.sample.sampler import Sampler
@@ -89,6 +90,8 @@ class Allocation:
     """Token ids that exist; None: as many as the logits are wide."""
     layout: KVLayout | None = None
     """Groups of layers of `Worker.arch` with page tables of their own; None: one group that keeps everything."""
+    n_snapshots: int = 0
+    """Recurrent states that are kept beside those of the slots."""
 
 
 class Worker:
@@ -304,8 +307,14 @@ class Worker:
         pool = KVPool(
             self.arch, allocation.n_pages, page_size, KV_DTYPES[limits.kv_dtype], device, allocation.layout
         )  # fmt: skip
-        if self.platform.rows_alone is not RowsAlone.NEVER:
+        if self.arch.state_specs:
+            dtype = TORCH_DTYPES[limits.dtype]
+            pool.states = StatePool(self.arch, limits.max_num_seqs, allocation.n_snapshots, dtype, device)
+            self.no_determinism = "sums of recurrent layers depend on the chunks of a prompt"
+        elif self.platform.rows_alone is not RowsAlone.NEVER:
             self.no_determinism = obstacle(model, pool)
+        found = (layer.mixer.no_determinism for layer in model.layers)
+        self.no_determinism = self.no_determinism or next(filter(None, found), "")
         if self.no_determinism and self._config.deterministic:
             raise ConfigError(
                 f"deterministic = True cannot be promised: {self.no_determinism}; leave --deterministic out"

@@ -31,12 +31,13 @@ METHODS: Final = {
 def not_supported(name: object, known: Iterable[str]) -> str:
     """A sentence on an architecture that is none of `known`."""
     families = {_stem(family): family for family in known}
+    names = [family.removesuffix("ForCausalLM") for family in families.values()]
     near = difflib.get_close_matches(_stem(name), families, n=MOST_NEAR, cutoff=NEAR) if isinstance(name, str) else []
     others = "which is another one" if len(near) == 1 else "which are others"
     nearest = f" Nearest to it {_is_or_are([families[one] for one in near])}, {others}." if near else ""
     return (
         f"the architecture {shown(name)} is not supported.{nearest}"
-        f" Take a checkpoint of one that is: {', '.join(families.values())}."
+        f" Take a checkpoint of one that is (with ForCausalLM behind its name): {', '.join(names)}."
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from quire.config.layers import KVSpec, LayerSpec, NormSpec
 from quire.config.parameters import n_parameters
 from quire.config.rope import Rope
+from quire.config.states import StateSpec
 
 MAX_VOCAB: Final = 2**22
 MAX_LAYERS: Final = 1024
@@ -69,24 +70,30 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
         return {layer: spec for layer, spec in specs.items() if spec is not None}
 
     @property
+    def state_specs(self) -> dict[int, StateSpec]:
+        """Layer → what it keeps of every sequence; without the layers that keep nothing."""
+        specs = {layer: spec.mixer.state_spec for layer, spec in enumerate(self.layers)}
+        return {layer: spec for layer, spec in specs.items() if spec is not None}
+
+    @property
     def keeps_lines(self) -> bool:
         """Whether a token leaves one line that is key and value at once (`KVSpec.value_in_key`)."""
         return any(spec.value_in_key for spec in self.kv_specs.values())
 
     @property
     def n_heads(self) -> int:
-        """Query heads of every layer that keeps keys."""
-        return self.layers[next(iter(self.kv_specs))].mixer.n_heads
+        """Query heads of every layer that keeps keys; 1 where none does."""
+        return next((self.layers[layer].mixer.n_heads for layer in self.kv_specs), 1)
 
     @property
     def n_kv_heads(self) -> int:
-        """Key heads of every layer that keeps keys."""
-        return next(iter(self.kv_specs.values())).n_kv_heads
+        """Key heads of every layer that keeps keys; 1 where none does."""
+        return next((spec.n_kv_heads for spec in self.kv_specs.values()), 1)
 
     @property
     def head_dim(self) -> int:
-        """Width of a key in every layer that keeps keys."""
-        return next(iter(self.kv_specs.values())).head_dim
+        """Width of a key in every layer that keeps keys; 1 where none does."""
+        return next((spec.head_dim for spec in self.kv_specs.values()), 1)
 
     @property
     def ffn_size(self) -> int:

@@ -67,6 +67,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return KVSpec(self.n_kv_heads, self.head_dim, self.window)
 
     @property
+    def state_spec(self) -> None:
+        return None
+
+    @property
     def rope_head_dim(self) -> int:
         return self.head_dim
 
@@ -146,6 +150,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         if self.rope is None or not n_heads:
             return None
         return Rotated(n_heads, 0, self.rope.rotary_dim(self.head_dim))
+
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """Of qkv_proj."""
+        return self.n_heads // self.n_kv_heads * self.head_dim, self.head_dim, self.head_dim
 
     def share(self, rank: int, n_ranks: int) -> AttentionSpec:
         if self.qk_norm is not None and self.qk_norm.scope is QKNormScope.ALL:

@@ -19,6 +19,8 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     activation: Activation = Activation.SILU
     gated: bool = True
     bias: bool = False
+    module: str = "mlp"
+    """Name of what holds it in a layer."""
 
     @property
     def is_plain(self) -> bool:
@@ -41,7 +43,7 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def parameters(self, at: str, hidden_size: int) -> FfnParameters:
         """See `FfnSpec`."""
-        return FfnParameters(matrices=self.matrices(at + "mlp.", hidden_size))
+        return FfnParameters(matrices=self.matrices(f"{at}{self.module}.", hidden_size))
 
     def matrices(self, at: str, hidden_size: int) -> dict[str, Matrix]:
         """'up', with the gate where there is one, and 'down', of names that begin with `at`."""

@@ -118,7 +118,8 @@ PLAIN: Final = one_group(KVSpec(1, 1), 1)
 def kv_layout(arch: ModelArch, max_model_len: int = 0, *, hybrid: bool = True) -> KVLayout:
     """The groups of a model. max_model_len: windows that reach over it never give a page back, and count as none.
 
-    hybrid False: one group that keeps everything. The lanes are chosen so that layers that keep everything take the
+    hybrid False: one group that keeps everything. Where no layer keeps keys, one group without layers: its pages hold
+    nothing, and say which tokens were seen. The lanes are chosen so that layers that keep everything take the
     fewest, then for the fewest groups, within `MOST_WASTE` and `MOST_GROUPS`. Example: Gemma 3 with 22 windows and 4
     full layers has pages of 4 lanes, one full group and six of windows, the last of which has 2 layers: 2 of 28 lanes
     are empty. Where nothing is within the limits there is one group. ConfigError where layers store other numbers.
@@ -130,6 +131,8 @@ def kv_layout(arch: ModelArch, max_model_len: int = 0, *, hybrid: bool = True) -
         for layer, spec in arch.kv_specs.items()
     }
     layers = {spec: [layer for layer, own in specs.items() if own == spec] for spec in specs.values()}
+    if not layers:
+        return KVLayout((KVGroup(KVSpec(1, 1), ()),), 0)
     if len(layers) == 1:
         return KVLayout(tuple(KVGroup(spec, tuple(own)) for spec, own in layers.items()), len(specs))
     n_lanes = _lanes({spec: len(own) for spec, own in layers.items()})

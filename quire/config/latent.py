@@ -50,6 +50,10 @@ class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return KVSpec(1, self.line_dim, value_in_key=self.kv_lora_rank)
 
     @property
+    def state_spec(self) -> None:
+        return None
+
+    @property
     def rope_head_dim(self) -> int:
         return self.qk_rope_head_dim
 
@@ -119,6 +123,10 @@ class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         if name in ("q_proj", "q_b_proj"):
             return Rotated(self.n_heads, self.qk_nope_head_dim, self.qk_rope_head_dim)
         return Rotated(1, self.kv_lora_rank, self.qk_rope_head_dim) if name == "kv_a_proj_with_mqa" else None
+
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """None is."""
+        return ()
 
     def share(self, rank: int, n_ranks: int) -> LatentAttentionSpec:
         """Its heads; every rank has all lines."""

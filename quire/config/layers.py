@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from quire.config.rope import Rope
+from quire.config.states import StateSpec
 
 if TYPE_CHECKING:
     from quire.config.parameters import FfnParameters, MixerParameters
@@ -145,6 +146,11 @@ class MixerSpec(Protocol):
         ...
 
     @property
+    def state_spec(self) -> StateSpec | None:
+        """What it keeps of a sequence, whatever its length; None: nothing."""
+        ...
+
+    @property
     def n_row_numbers(self) -> int:
         """Numbers of a token that are there at once while it is computed, its input and result left out."""
         ...
@@ -170,6 +176,10 @@ class MixerSpec(Protocol):
 
     def rotated(self, name: str) -> Rotated | None:
         """Of the parameter `name` behind its module, as 'q_proj'; None: no row of it is rotated."""
+        ...
+
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """Of the parameter `name`, as above, rows of each part in a group, where a checkpoint has it in groups."""
         ...
 
     def share(self, rank: int, n_ranks: int) -> MixerSpec:

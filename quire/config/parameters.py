@@ -166,10 +166,11 @@ def layer_parameters(spec: LayerSpec, hidden_size: int, layer: int) -> LayerPara
 
     before = placement is not Placement.AFTER
     after = placement in (Placement.AFTER, Placement.BOTH)
-    own_ffn_norm = placement in (Placement.BEFORE, Placement.BOTH, Placement.PARALLEL)
+    ffn = spec.ffn.parameters(at, hidden_size)
+    own_ffn_norm = placement in (Placement.BEFORE, Placement.BOTH, Placement.PARALLEL) and bool(ffn.matrices)
     return LayerParameters(
         mixer=spec.mixer.parameters(at, hidden_size),
-        ffn=spec.ffn.parameters(at, hidden_size),
+        ffn=ffn,
         attention_norm=norm("input_layernorm") if before else None,
         attention_post_norm=norm("attention_post_norm") if after else None,
         ffn_norm=norm("post_attention_layernorm") if own_ffn_norm else None,

@@ -37,6 +37,9 @@ def parts(arch: ModelArch) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{arch.n_parameters:,}, {format_bytes(arch.n_parameters * n_bytes)} as {arch.dtype}"
     kv = sum(spec.numbers for spec in arch.kv_specs.values()) * n_bytes
     yield "keys and values", f"{format_bytes(kv)} a token as {arch.dtype}, over all layers"
+    states = sum(spec.n_bytes(n_bytes) for spec in arch.state_specs.values())
+    if states:
+        yield "states", f"{format_bytes(states)} a sequence, over all layers"
 
 
 def _by_layer(name: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:

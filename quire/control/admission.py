@@ -4,6 +4,7 @@ A sequence is admitted when pages for all its known tokens and one more are avai
 need; it then takes only those of its first chunk. Check, then act: a refused one holds nothing and changes nothing.
 Order is strict (the first that does not fit stops admission), with one stated exception: a parallel sample whose
 sibling is computing their prompt waits for the next step, with a slot and pages set aside, and lets others pass.
+Samples of a model with recurrent states do not fork: they enter like any prompt that begins as another did.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from quire.control.beam_search import BeamSearch
 from quire.control.cache import NO_MATCH
 from quire.control.live_seqs import LiveSeqs
+from quire.control.node import Match
 from quire.control.plan_builder import PlanBuilder
 from quire.control.seq import Seq, SeqState
 
@@ -49,7 +51,7 @@ class Admission:
                 if not self._defer(seq):
                     break
                 deferred.append(live.waiting.pop())
-            elif not (self._admit(seq) if sibling is None else self._fork(seq, sibling)):
+            elif not (self._admit(seq) if sibling is None or live.config.has_states else self._fork(seq, sibling)):
                 break
         for seq in deferred:
             live.waiting.push(seq, returned=True)
@@ -99,7 +101,9 @@ class Admission:
         if n_slots > 1 and n_slots > len(live.free_slots) - self.claimed_slots + self._unused_slots:
             return False
         cache = live.cache
-        found = NO_MATCH if seq.needs_every_row else cache.match(seq)
+        found = NO_MATCH if seq.needs_every_row else cache.match(seq, builder.step)
+        if self._is_about_to_match(seq, found):
+            return False
         cached = found.n_pages * config.page_size
         available = cache.n_available - found.n_unlocked - self.claimed_pages
         if self._pages_wanted(seq, found.n_pages, cache.starts(cached)) > available:
@@ -109,17 +113,29 @@ class Admission:
             seq.miss = cache.tree.explain(cache.salt(seq), seq.tokens)
         cache.hold(seq, found)
         live.admit(seq, cached, [])
+        seq.n_shared = found.n_shared
         length = min(len(seq.tokens) - cached, builder.budget, config.long_prefill_token_threshold or builder.budget)
         length = min(length, cache.n_fitting(seq, available))
         cache.grow(seq, config.pages_for(cached + length) - found.n_pages)
         builder.open(seq)
+        if cache.snapshots is not None and cached:
+            cache.snapshots.use(found.snapshot)
+            builder.restore(seq, found.snapshot)
         builder.span(seq, length)
         cache.publish(seq)
+        builder.save(cache, seq, cached)
         self.claimed_pages += cache.needed(seq.prefill_end, seq.tables, seq.held_from)
         if seq.search is not None:
             self._claim(seq.search)
         self.admitted.append(seq)
         return True
+
+    def _is_about_to_match(self, seq: Seq, found: Match) -> bool:
+        """Whether this very step takes a snapshot from which `seq` would go on further: in the next step it can."""
+        snapshots = self.live.cache.snapshots
+        if snapshots is None or not self.builder.plan.saves or found.n_shared <= found.n_pages:
+            return False
+        return self.live.cache.match(seq, self.builder.step + 1).n_pages > found.n_pages
 
     def _fork(self, seq: Seq, sibling: Seq) -> bool:
         """Enter beside a sibling whose prompt earlier steps compute.

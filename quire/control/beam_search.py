@@ -207,6 +207,8 @@ def check_beams(config: SchedulerConfig, request: Request) -> None:
     """RequestError for a search that could never run, even alone: its prompt is shared, the outputs may all differ."""
     assert request.beams is not None
     width, prompt_len = request.beams.width, len(request.prompt_token_ids)
+    if config.has_states:
+        raise InvalidParameter("beam_width", width, "absent: beams of a model with recurrent states are not forked")
     if not 1 <= width <= MAX_WIDTH:
         raise InvalidParameter("beam_width", width, f"an integer between 1 and {MAX_WIDTH}")
     if not abs(request.beams.length_penalty) <= MAX_PENALTY:  # larger powers of a length are no floats

@@ -13,6 +13,7 @@ from quire.control.config import SchedulerConfig
 from quire.control.node import Match
 from quire.control.pages import PageError, PagePool
 from quire.control.seq import NEVER, Seq
+from quire.control.snapshots import Snapshots
 from quire.control.tree import PrefixTree
 from quire.core.request import MAX_SALT_CHARS
 
@@ -24,11 +25,12 @@ class PageCache:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.page_size = config.page_size
-        self.enabled = config.enable_prefix_caching
+        self.enabled = config.enable_prefix_caching and (not config.has_states or config.n_snapshots > 0)
         self.windows = config.kv.windows
         self.n_groups, self.n_full = len(self.windows), config.kv.n_full
         self.pool = PagePool(config.n_pages)
-        self.tree = PrefixTree(self.pool, config.page_size, self.windows)
+        self.snapshots = Snapshots(config.n_snapshots, config.page_size) if config.has_states else None
+        self.tree = PrefixTree(self.pool, config.page_size, self.windows, self.snapshots)
         self._config = config
 
     @property
@@ -88,11 +90,12 @@ class PageCache:
             table += part
         return parts
 
-    def match(self, seq: Seq) -> Match:
-        """The cached prefix of a waiting sequence, at least one token short of all: that one's logits are needed."""
+    def match(self, seq: Seq, step: int) -> Match:
+        """The cached prefix of a waiting sequence, at least one token short of all: that one's logits are needed.
+        step: of the plan that would use it."""
         if not self.enabled:
             return NO_MATCH
-        return self.tree.match(self.salt(seq), seq.tokens, len(seq.tokens) - 1)
+        return self.tree.match(self.salt(seq), seq.tokens, len(seq.tokens) - 1, step)
 
     def salt(self, seq: Seq) -> str:
         """Sequences with the same one share pages. No request can bring one as long as those of deterministic ones."""
@@ -158,6 +161,20 @@ class PageCache:
             self.salt(seq), seq.node, first, seq.tokens, seq.tables, end, through=leaving
         )
 
+    def place(self, seq: Seq, n_pages: int) -> Match | None:
+        """The place in the tree behind the first pages of a sequence, if these are there."""
+        found = self.tree.path(self.salt(seq), seq.tokens, n_pages * self.page_size)
+        return found if found.node is not None and found.n_pages == n_pages else None
+
+    def _settle(self, seq: Seq, keep: bool) -> None:
+        """A sequence leaves: the states that it holds go where its pages are."""
+        assert self.snapshots is not None
+        for n in list(seq.snapshots) if keep else ():
+            found = self.place(seq, n)
+            if found is not None and found.node is not None:
+                self.snapshots.move(seq, n, found.node, found.n_in_node)
+        self.snapshots.drop_all(seq)
+
     def give_back(self, seq: Seq) -> None:
         """Drop the pages that no token behind the last computed page border sees."""
         for group in range(self.n_full, self.n_groups):
@@ -179,6 +196,8 @@ class PageCache:
         """Give back everything a sequence holds; `keep` leaves its full pages in the tree."""
         if keep:
             self.publish(seq, leaving=True)
+        if seq.snapshots:
+            self._settle(seq, keep)
         if seq.node is not None:
             self.tree.unlock(seq.node)
         for table in seq.tables[: self.n_full]:

@@ -31,6 +31,10 @@ class SchedulerConfig:
     """Most tokens of one prompt in one step; 0: only the step's own budget."""
     policy: Literal["fcfs", "priority"] = "fcfs"
     enable_prefix_caching: bool = True
+    has_states: bool = False
+    """The model has recurrent states: a slot holds the state of its sequence, behind its last planned token."""
+    n_snapshots: int = 0
+    """States that can be kept for later sequences; without any, nothing cached is of use to a model with states."""
     deterministic_apart: bool = False
     """Pages of deterministic requests have bits of their own, and those of outputs differ from those of prompts: of
     theirs only prompts enter the prefix tree, for their like."""
@@ -59,6 +63,7 @@ class SchedulerConfig:
             ("long_prefill_token_threshold", 0),
             ("min_shared_tokens", 0),
             ("num_speculative_tokens", 0),
+            ("n_snapshots", 0),
             ("max_sampled", 0),
             ("pipeline_depth", 1),
             ("max_num_waiting", 1),
@@ -68,6 +73,10 @@ class SchedulerConfig:
                 raise ConfigError(f"{name} = {value} is too small: the scheduler needs at least {low}")
         if self.policy not in ("fcfs", "priority"):
             raise ConfigError(f"policy = {self.policy!r} is unknown: choose 'fcfs' or 'priority'")
+        if self.has_states and self.num_speculative_tokens:
+            raise ConfigError(
+                "drafts cannot be verified by a model with recurrent states: a rejected one stays in them"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens = {self.max_num_batched_tokens} is less than max_num_seqs = "

@@ -70,6 +70,10 @@ def _distrust(live: LiveSeqs, builders: list[PlanBuilder], origin: Seq, first_ba
         elif seq.state is SeqState.WAITING:
             seq.ignore_through = seq.last_step
         seq.left_tables, seq.copied_pages = [], []  # its spans in flight are void, and others may get these pages
+    if live.cache.snapshots is not None:
+        for seq in tainted:
+            live.cache.snapshots.drop_all(seq)
+            live.cache.snapshots.distrust(tree.path(live.cache.salt(seq), seq.tokens, len(seq.tokens)))
     for node in bad_nodes:
         if node.parent is not None and node.parent not in bad_nodes:
             tree.detach(node)

@@ -8,7 +8,7 @@ import dataclasses
 class Node:
     """A run of full pages below `parent`; `tokens` holds exactly `n_pages * page_size` ids."""
 
-    __slots__ = ("children", "lock", "parent", "salt", "serial", "stamp", "tables", "tokens")
+    __slots__ = ("children", "lock", "parent", "salt", "serial", "snapshots", "stamp", "tables", "tokens")
 
     def __init__(self, parent: Node | None, salt: str, tokens: list[int], tables: list[list[int]], serial: int) -> None:
         self.parent = parent
@@ -20,6 +20,8 @@ class Node:
         self.children: dict[bytes, Node] = {}
         """Keyed by the exact token ids of the child's first page, so that no two prefixes are confused; as bytes, whose
         hash is keyed by the interpreter, so that nobody can craft prompts that slow the lookup down."""
+        self.snapshots: dict[int, int] = {}
+        """Number of its pages → the snapshot of the recurrent state behind them, where one is kept (`snapshots.py`)."""
         self.lock = 0
         """Sequences whose path ends here or below; it never grows on the way down."""
         self.stamp = 0
@@ -45,6 +47,10 @@ class Match:
     """Of each group, as in `Node`."""
     n_unlocked: int
     """How many of the pages no sequence holds now: taking the match makes them unavailable to others."""
+    snapshot: int = -1
+    """Of the state behind the last of them; -1: the model has no states, or nothing matches."""
+    n_shared: int = 0
+    """Pages that the tree has in common with the prompt, also where no state was kept behind them."""
 
     @property
     def n_pages(self) -> int:

@@ -10,18 +10,23 @@ import struct
 
 from quire.config.kv import first_page
 from quire.control.node import Match, Miss, Node
-from quire.control.pages import PagePool
+from quire.control.pages import PageError, PagePool
+from quire.control.snapshots import Snapshots
 from quire.control.windows import WindowPages
 
 
 class PrefixPaths:
     """Nodes below one root for each salt. windows: of each group of layers, those without (0) first."""
 
-    def __init__(self, pool: PagePool, page_size: int, windows: tuple[int, ...]) -> None:
+    def __init__(
+        self, pool: PagePool, page_size: int, windows: tuple[int, ...], snapshots: Snapshots | None = None
+    ) -> None:
         self.page_size = page_size
         self.roots: dict[str, Node] = {}
         self.window_pages = WindowPages(pool)
         self.windows = windows
+        self.snapshots = snapshots
+        """Of a model with recurrent states."""
         self._n_full = windows.count(0)
         self._page = struct.Struct(f"<{page_size}q")
 
@@ -44,17 +49,38 @@ class PrefixPaths:
             node = child if n_same == child.n_pages else None
         return found
 
-    def match(self, salt: str, tokens: list[int], max_tokens: int) -> Match:
-        """The longest part of that path behind which the next token finds all that it sees, in every group."""
+    def match(self, salt: str, tokens: list[int], max_tokens: int, step: int = 0) -> Match:
+        """The longest part of that path behind which the next token finds all that it sees, in every group, and its
+        state, where there are any. step: of the plan that would use it."""
         found = self.path(salt, tokens, max_tokens)
+        found.n_shared = found.n_pages
+        if self.snapshots is not None:
+            self._to_snapshot(found, self.snapshots, step)
         if self._n_full < len(self.windows):
-            self._shorten(found, _n_usable(found.tables, self.windows, self.page_size))
+            if self.snapshots is None:
+                self._shorten(found, _n_usable(found.tables, self.windows, self.page_size))
             for table, window in zip(found.tables, self.windows, strict=True):
                 if window:
                     first = first_page(window, found.n_pages * self.page_size, self.page_size)
                     table[:first] = [0] * first
                     found.n_unlocked += self.window_pages.n_unreferenced(table[first:])
         return found
+
+    def _to_snapshot(self, found: Match, snapshots: Snapshots, step: int) -> None:
+        """Cut a path to where a state was kept and no group lacks a page."""
+        n_before = -1
+        while found.n_pages != n_before:
+            n_before = found.n_pages
+            if self._n_full < len(self.windows):
+                self._shorten(found, _n_usable(found.tables, self.windows, self.page_size))
+            n_pages, found.snapshot = snapshots.best(found, step)
+            self._shorten(found, n_pages)
+
+    def _snapshots_of(self, node: Node) -> Snapshots:
+        """The keeper of those that a node has."""
+        if self.snapshots is None:
+            raise PageError("a node has a snapshot of a model without states")
+        return self.snapshots
 
     def _shorten(self, found: Match, n: int) -> None:
         """Cut a path to its first `n` pages."""

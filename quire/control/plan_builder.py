@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from quire.control.cache import PageCache
 from quire.control.seq import NEVER, Seq
-from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StepPlan
+from quire.control.snapshots import Snapshots
+from quire.core.plan import PageAppend, PageCopy, SlotOpen, Spans, StateRestore, StateSave, StepPlan
 
 
 class PlanBuilder:
@@ -52,6 +53,34 @@ class PlanBuilder:
         for group, (table, first) in enumerate(zip(seq.tables, seq.held_from, strict=True)):
             if len(table) > first:
                 self.plan.pages.append(PageAppend(seq.slot, first, table[first:], group))
+
+    def restore(self, seq: Seq, snapshot: int) -> None:
+        """A sequence that enters goes on from a kept state."""
+        self.plan.restores.append(StateRestore(seq.slot, snapshot))
+
+    def save(self, cache: PageCache, seq: Seq, start: int) -> None:
+        """Keep states of the prompt that this step computes from `start` on."""
+        snapshots = cache.snapshots
+        if snapshots is None or not cache.enabled:
+            return
+        for n_tokens in snapshots.places(start, seq.planned, seq.prefill_end, seq.n_shared * cache.page_size):
+            self._save(cache, snapshots, seq, n_tokens)
+
+    def save_decoded(self, cache: PageCache, snapshots: Snapshots, seq: Seq) -> None:
+        """Keep the state of a decoding sequence in place of the one before it."""
+        for n in [n for n in seq.snapshots if n * cache.page_size > seq.prompt_len]:
+            snapshots.drop(seq.snapshots[n])
+        self._save(cache, snapshots, seq, seq.planned)
+
+    def _save(self, cache: PageCache, snapshots: Snapshots, seq: Seq, n_tokens: int) -> None:
+        n_pages = n_tokens // cache.page_size
+        found = cache.place(seq, n_pages) if n_tokens <= len(seq.tokens) else None
+        if found is None or found.node is None:
+            snapshot = snapshots.take(seq, n_pages, self.step)
+        else:
+            snapshot = snapshots.take(found.node, found.n_in_node, self.step)
+        if snapshot is not None:
+            self.plan.saves.append(StateSave(seq.slot, n_tokens, snapshot))
 
     def copy(self, source: int, target: int, n_tokens: int) -> None:
         """Copy rows of a page that earlier plans filled."""

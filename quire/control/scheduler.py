@@ -26,6 +26,7 @@ from quire.control.plan_builder import PlanBuilder
 from quire.control.preemption import fit_chunk, make_room
 from quire.control.seq import Seq, SeqState
 from quire.control.sharing import shared_prefixes
+from quire.control.snapshots import Snapshots
 from quire.core.clock import Clock
 from quire.core.errors import (
     ContextLengthExceeded,
@@ -135,6 +136,8 @@ class Scheduler:
         drafts = choose_drafts(live, builder)
         prompts = plan_with_drafts(live, builder, drafts) if drafts else _plan_decodes(live, builder)
         n_decodes = len(builder.seqs)
+        if live.cache.snapshots is not None:
+            _save_decodes(live, builder, live.cache.snapshots)
         if n_decodes and (prompts or len(live.waiting)):
             _keep_pace(live, builder, prompts)
         _plan_prompts(live, builder, prompts)
@@ -277,6 +280,13 @@ def _plan_decodes(live: LiveSeqs, builder: PlanBuilder) -> list[Seq]:
     return prompts
 
 
+def _save_decodes(live: LiveSeqs, builder: PlanBuilder, snapshots: Snapshots) -> None:
+    """Keep the states of decoding sequences now and then."""
+    for seq in builder.seqs if live.cache.enabled else ():
+        if snapshots.is_due(seq.planned):
+            builder.save_decoded(live.cache, snapshots, seq)
+
+
 def _keep_pace(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> None:
     """Leave the prompts of this step no more tokens than the decodes in it can bear, priced at the longest context."""
     pace, starts = live.config.pace, builder.plan.spans.starts
@@ -299,3 +309,4 @@ def _plan_prompts(live: LiveSeqs, builder: PlanBuilder, prompts: list[Seq]) -> N
             builder.grow(live.cache, seq, config.pages_for(seq.planned + length) - seq.n_table_pages)
             builder.span(seq, length)
             live.cache.publish(seq)
+            builder.save(live.cache, seq, seq.planned - length)

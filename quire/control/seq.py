@@ -76,6 +76,7 @@ class Seq:
         "min_tokens",
         "miss",
         "n_admissions",
+        "n_shared",
         "n_tree_pages",
         "node",
         "params",
@@ -91,6 +92,7 @@ class Seq:
         "room",
         "search",
         "slot",
+        "snapshots",
         "state",
         "stop_ids",
         "tables",
@@ -158,6 +160,10 @@ class Seq:
         """Where its locked path in the prefix tree ends."""
         self.n_tree_pages = 0
         """Leading pages that are this path."""
+        self.snapshots: dict[int, int] = {}
+        """Number of its pages → the kept state behind them, until these are in the tree."""
+        self.n_shared = 0
+        """Leading pages that the tree had in common with it when it entered."""
         self.cached = self.computed = self.planned = self.prefill_end = 0
         self.prompt_step = NEVER
         """The step that plans the last of its prompt."""

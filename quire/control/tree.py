@@ -16,13 +16,16 @@ from quire.control.eviction import EvictionOrder
 from quire.control.node import Match, Node
 from quire.control.pages import PageError, PagePool
 from quire.control.paths import PrefixPaths
+from quire.control.snapshots import Snapshots
 
 
 class PrefixTree(PrefixPaths):
     """See the module. Token lists may be longer than the pages that go with them; the rest is ignored."""
 
-    def __init__(self, pool: PagePool, page_size: int, windows: tuple[int, ...] = (0,)) -> None:
-        super().__init__(pool, page_size, windows)
+    def __init__(
+        self, pool: PagePool, page_size: int, windows: tuple[int, ...] = (0,), snapshots: Snapshots | None = None
+    ) -> None:
+        super().__init__(pool, page_size, windows, snapshots)
         self.n_pages = 0
         """Of all groups together."""
         self.n_unlocked = 0
@@ -179,6 +182,8 @@ class PrefixTree(PrefixPaths):
         node.tokens, node.parent = node.tokens[cut:], upper
         node.tables = [table[n_upper:] for table in node.tables]
         upper.children[self._page_key(node.tokens, 0)] = node
+        if node.snapshots:
+            self._snapshots_of(node).split(upper, node)
         for group in range(self._n_full, len(upper.tables)):
             self.window_pages.move(upper.tables[group], upper, group)
         self.n_nodes += 1
@@ -217,6 +222,8 @@ class PrefixTree(PrefixPaths):
         keep, parent = leaf.n_pages - n_cut, leaf.parent
         if parent is None:
             raise PageError("a node of the prefix tree was removed twice")
+        if leaf.snapshots:
+            self._snapshots_of(leaf).cut(leaf, keep)
         for table in leaf.tables[: self._n_full]:
             self._pool.drop(reversed(table[keep:]))
         n_free = n_cut * self._n_full

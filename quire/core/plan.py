@@ -77,6 +77,22 @@ class PageCopy(msgspec.Struct, array_like=True):
     n_tokens: int
 
 
+class StateSave(msgspec.Struct, array_like=True):
+    """Keep the recurrent state of a slot as it is behind `n_tokens` tokens of its sequence, which end within, or with,
+    its span of this step."""
+
+    slot: int
+    n_tokens: int
+    snapshot: int
+
+
+class StateRestore(msgspec.Struct, array_like=True):
+    """A sequence that enters goes on from a state that was kept."""
+
+    slot: int
+    snapshot: int
+
+
 class Spans(msgspec.Struct, array_like=True):
     """Columns of equal length, one row a span: tokens [start, start+length) of the sequence in `slot`.
 
@@ -120,6 +136,10 @@ class StepPlan(msgspec.Struct):
     opened: list[SlotOpen] = []
     pages: list[PageAppend] = []
     copies: list[PageCopy] = []
+    restores: list[StateRestore] = []
+    """Of models with recurrent states; before the spans run."""
+    saves: list[StateSave] = []
+    """Likewise, from what the spans make of them. A span that starts at 0 begins with zeros."""
     shared_prefixes: list[tuple[list[int], int]] = []
     """Hint for composable formats: (slots, number of leading pages they share)."""
     masked: list[int] = []

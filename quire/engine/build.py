@@ -36,7 +36,7 @@ from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
-from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool
+from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool, snapshots_within
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
 from quire.engine.executors.inline import LaunchExecutor, ThreadExecutor
@@ -79,6 +79,12 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
         )
     limits = resolve(config, arch, platform.name, is_server=is_server)
     speculative = read_speculative(config.speculative_config)
+    if speculative is not None and arch.state_specs:
+        raise ConfigError(
+            f"speculative_config: {arch.family} has recurrent layers, whose states a rejected draft would stay in: "
+            "leave --speculative-config out",
+            param="speculative_config",
+        )
     drafter = None if speculative is None else drafter_of(speculative)
     draft = None if speculative is None else _draft_source(config, speculative, folder, arch)
     if draft is not None:
@@ -91,15 +97,17 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     )  # fmt: skip
     check_fit(case)
     facts, layout = worker.load(), layout_of(config, limits, worker.arch)
+    n_snapshots = snapshots_within(config, limits, worker.arch, facts.room)
     n_pages, limits = size_pool(
         config, limits, worker.arch, facts.room, captured.graph_sizes, captured.mixed_rows, facts.weights_bytes,
         facts.others_bytes, 0 if draft is None else draft.numbers(ITEMSIZES[limits.dtype], kv_itemsize(limits, arch)),
+        n_snapshots,
     )  # fmt: skip
     tokenizer = load_tokenizer(config, folder, arch)  # for its size: logits beyond it are padding
     if tokenizer is not None and len(tokenizer) < arch.vocab_size:
         logger.info("token ids %d to %d have no token: they are never chosen", len(tokenizer), arch.vocab_size - 1)
     vocab_limit = None if tokenizer is None else len(tokenizer)
-    worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout))
+    worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor = _executor(worker)
     pace = _pace(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
@@ -109,6 +117,7 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     core = _assemble(
         config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
         worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
+        has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
     )  # fmt: skip
     core.free_memory = functools.partial(worker.sleep, 2)
     core.expert_load = ExpertLoad(worker.expert_loads) if worker.expert_loads() else None
@@ -211,6 +220,8 @@ def _assemble(
     draft_costs: DraftCosts | None = None,
     *,
     deterministic_apart: bool = False,
+    has_states: bool = False,
+    n_snapshots: int = 0,
 ) -> EngineCore:
     """The loop over an executor."""
     scheduler = Scheduler(
@@ -225,6 +236,8 @@ def _assemble(
             policy=config.scheduling_policy,
             enable_prefix_caching=config.enable_prefix_caching,
             deterministic_apart=deterministic_apart,
+            has_states=has_states,
+            n_snapshots=n_snapshots,
             pipeline_depth=config.pipeline_depth,
             min_shared_tokens=min_shared_tokens,
             max_num_waiting=config.max_num_waiting,

@@ -25,6 +25,12 @@ INT8_SCALE_BYTES = 4
 """Beside the 8-bit keys, or values, of each token and head (`kernels.kvstore.entry`)."""
 MIN_TOKENS = 2
 """Of the shortest prompt and the shortest answer together."""
+SNAPSHOT_SHARE = 0.1
+"""Of the free memory, for kept states."""
+SNAPSHOTS_EACH = 4
+"""For each slot, at most."""
+PAGES_OF_NOTHING = 4
+"""Times the tokens that all slots hold at most: entries of the prefix tree of a model without keys."""
 MAIN_SHARE = 0.25
 """The default pool in main memory: this share of what is free, and at least one sequence of a length that was asked
 for, its prompt in whole steps, but not more than all slots at full length can fill."""
@@ -39,10 +45,11 @@ def equation(
     mixed_rows: int = 0,
     others_bytes: int = 0,
     draft_numbers: int = 0,
+    n_snapshots: int = 0,
 ) -> MemoryEquation:
     """The terms for one engine; weights_bytes: what its weights take, which some terms do not need; graph_sizes: the
     decode steps that will be captured; mixed_rows: the largest other one; others_bytes: what is not this engine's;
-    draft_numbers: what a drafter keeps of a token, see `MemoryEquation`."""
+    draft_numbers: what a drafter keeps of a token, see `MemoryEquation`; n_snapshots: recurrent states kept."""
     chunk = limits.max_num_batched_tokens
     return MemoryEquation(
         arch=arch,
@@ -61,6 +68,7 @@ def equation(
         others_bytes=others_bytes,
         max_sampled=limits.max_sampled,
         draft_numbers=draft_numbers,
+        n_snapshots=n_snapshots,
     )
 
 
@@ -74,6 +82,26 @@ def kv_itemsize(limits: EngineLimits, arch: ModelArch) -> float:
     return 1 + INT8_SCALE_BYTES / arch.head_dim if limits.kv_dtype == "int8" else ITEMSIZES[limits.kv_dtype]
 
 
+def snapshots_within(config: EngineConfig, limits: EngineLimits, arch: ModelArch, room: Room) -> int:
+    """How many recurrent states are kept for later sequences: what a share of the free memory holds, at most a few for
+    each slot. room: with the weights loaded."""
+    state_bytes = equation(config, limits, arch).state_bytes
+    if not state_bytes or not config.enable_prefix_caching:
+        return 0
+    n = min(int(room.free_bytes * SNAPSHOT_SHARE) // state_bytes, SNAPSHOTS_EACH * limits.max_num_seqs)
+    if not n:
+        logger.warning(
+            "a recurrent state takes %s, more than %d %% of the free memory: none is kept, so prompts are never found "
+            "in the cache", format_bytes(state_bytes), round(SNAPSHOT_SHARE * 100),
+        )  # fmt: skip
+    else:
+        logger.info(
+            "recurrent states: %s a sequence, %d of them kept for prompts that begin alike",
+            format_bytes(state_bytes), n,
+        )  # fmt: skip
+    return n
+
+
 def size_pool(
     config: EngineConfig,
     limits: EngineLimits,
@@ -84,6 +112,7 @@ def size_pool(
     weights_bytes: int = 0,
     others_bytes: int = 0,
     draft_numbers: int = 0,
+    n_snapshots: int = 0,
 ) -> tuple[int, EngineLimits]:
     """Number of pages (dummy included), and the limits, with a max_model_len that the pool can hold.
 
@@ -93,9 +122,13 @@ def size_pool(
     """
     if not room.is_main:
         weights_bytes = max(weights_bytes, room.used_bytes - others_bytes)
-    terms = equation(config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft_numbers)
+    terms = equation(
+        config, limits, arch, weights_bytes, graph_sizes, mixed_rows, others_bytes, draft_numbers, n_snapshots
+    )
     budget_bytes = _budget(config, terms, room)
     n_pages = config.num_gpu_blocks_override or terms.pages_within(budget_bytes)
+    if not terms.layout.numbers and not config.num_gpu_blocks_override:  # they hold nothing: as many as are of use
+        n_pages = min(n_pages, 1 + PAGES_OF_NOTHING * terms.max_num_seqs * terms.seq_pages(terms.max_model_len))
     if n_pages * terms.page_bytes + terms.fixed_bytes > room.total_bytes:
         raise ConfigError(
             f"{n_pages} KV pages do not fit into {format_bytes(room.total_bytes)}:\n{terms.explain(room.total_bytes)}"

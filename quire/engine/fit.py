@@ -93,9 +93,10 @@ class FitCase:
 
     @property
     def working_bytes(self) -> int:
-        """Activations, logits and tables of the largest step, and what captured ones keep."""
+        """Activations, logits and tables of the largest step, what captured ones keep, and recurrent states."""
         terms = equation(self.config, self.limits, self.arch, 0, self.graph_sizes, self.mixed_rows)
-        return terms.workspace_bytes + terms.logits_bytes + terms.tables_bytes + terms.graphs_bytes
+        own_bytes = terms.workspace_bytes + terms.logits_bytes + terms.tables_bytes + terms.graphs_bytes
+        return own_bytes + terms.states_bytes
 
     @property
     def kv_bytes(self) -> int:

@@ -131,6 +131,7 @@ OPS = {
     "act": "activations of the feed-forward, gated and plain",
     "moe": "mixtures of experts: the choice of experts, and their products",
     "kvstore": "copies pages",
+    "state": "recurrent mixers: short convolution, scan of Mamba-2, gated delta rule",
     "sample": "one token from each row of logits",
 }
 """Op → what it does."""
@@ -162,6 +163,7 @@ def _reference(op: str, *functions: str, devices: tuple[str, ...] = _BOTH) -> Im
 
 
 _NORMS = ("rms_norm", "add_rms_norm")
+_SCANS = ("convolve", "scan_ssm", "scan_delta", "norm_gated")
 
 CATALOGUE: tuple[Implementation, ...] = (
     _hopper("attention", "run", place="hopper.launcher"),
@@ -202,6 +204,9 @@ CATALOGUE: tuple[Implementation, ...] = (
         "sample", "cpu", ("choose_by", "lines", "penalise"), ("cpu",), "numpy, torch; the compiled kernels if there"
     ),
     _reference("sample", "choose_by", "lines", "penalise"),
+    _triton("state", *_SCANS, place="triton.launcher"),
+    Implementation("state", "chunked", _SCANS, ("cpu",), "torch; pieces of prompts as products of matrices"),
+    _reference("state", *_SCANS),
     _triton("kvstore", "copy_pages"),
     Implementation("kvstore", "cpu", ("copy_pages",), ("cpu",), "torch; one slice assignment a page"),
     _reference("kvstore", "copy_pages"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quire.config.arch import ModelArch
 from quire.core.plan import Spans
 from quire.planner.hardware import Hardware
-from quire.planner.shape import head_weights, kv_numbers_per_token, pair_flops, read_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, pair_flops, read_weights, state_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class CostModel:
     """Tokens a page, for prefixes that are read once."""
 
     def work(self, spans: Spans, shared_prefixes: Sequence[tuple[list[int], int]] = ()) -> StepWork:
-        """Bytes (weights once, of experts those chosen, K/V read and written) and FLOPs (matrices, attention, head for
-        wanted tokens).
+        """Bytes (weights once, of experts those chosen, K/V and recurrent states read and written) and FLOPs (matrices,
+        attention, head for wanted tokens).
 
         shared_prefixes: (slots, leading pages), as in `StepPlan`; each is read once, in layers without a window.
         """
@@ -60,6 +60,7 @@ class CostModel:
         read = arch.n_layers * read_weights(arch, n_tokens)
         weights_bytes = read * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
         kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(arch) * self.kv_itemsize
+        kv_bytes += 2 * len(spans) * state_bytes(arch)  # read and written
         attention = pair_flops(arch) * n_pairs
         return StepWork(weights_bytes + kv_bytes, 2 * body * n_tokens + 2 * head * n_wants + attention)
 

@@ -1,6 +1,6 @@
 """The memory equation and its exact inverse: how much an engine takes, and how many KV pages fit into a budget.
 
-    total = others + weights + workspace + logits + tables + graphs + n_pages * page_bytes
+    total = others + weights + workspace + logits + tables + graphs + states + n_pages * page_bytes
 
 One file for both the engine's start (`pages_within`) and `quire plan`. Does not measure anything: what the weights
 take and what a device has (`Room`) is passed in.
@@ -19,6 +19,7 @@ from quire.core.units import format_bytes
 
 INT32_BYTES = 4
 FLOAT32_BYTES = 4
+TOKEN_ID_BYTES = 8
 LOGITS_COPIES = 2
 """Float32 arrays of [rows, vocab] alive at once in sampling: the logits, and what they were before penalties."""
 LARGE_TILE_ROWS, SMALL_TILE_ROWS = 128, 16
@@ -86,6 +87,8 @@ class MemoryEquation:
     """Numbers that a draft model, or a head, keeps of a token in pages of its own, of which it has as many."""
     prompt_in_flight: int = 0
     """The same of a prompt that is computed in whole steps: a chunk of each step in flight; less where pages lack."""
+    n_snapshots: int = 0
+    """Recurrent states that are kept beside those of the slots."""
     others_bytes: int = 0
     """In use on the device before this engine took anything; within its budget, where that is a share of the whole."""
 
@@ -131,9 +134,21 @@ class MemoryEquation:
         return numbers * FLOAT32_BYTES + activations + len(self.graph_sizes) * GRAPH_OWN_BYTES
 
     @property
+    def state_bytes(self) -> int:
+        """Of one sequence, in all recurrent layers."""
+        return sum(spec.n_bytes(self.itemsize) for spec in self.arch.state_specs.values())
+
+    @property
+    def states_bytes(self) -> int:
+        """Of all slots, of padding, and of snapshots."""
+        return (self.max_num_seqs + 1 + self.n_snapshots) * self.state_bytes
+
+    @property
     def page_bytes(self) -> int:
-        """K and V of one page in all of its lanes, and in a drafter's."""
-        return round((self.layout.numbers + self.draft_numbers) * self.page_size * self.kv_itemsize)
+        """K and V of one page in all of its lanes, and in a drafter's. Where no layer keeps keys, pages only say which
+        tokens were seen: they count as the host's ids of these."""
+        n_bytes = round((self.layout.numbers + self.draft_numbers) * self.page_size * self.kv_itemsize)
+        return n_bytes or self.page_size * TOKEN_ID_BYTES
 
     def seq_pages(self, n_tokens: int) -> int:
         """Pages that a sequence of `n_tokens` holds at its end, in all groups."""
@@ -164,7 +179,7 @@ class MemoryEquation:
     def fixed_bytes(self) -> int:
         """Everything but the pages."""
         own_bytes = self.weights_bytes + self.workspace_bytes + self.logits_bytes + self.tables_bytes
-        return self.others_bytes + own_bytes + self.graphs_bytes
+        return self.others_bytes + own_bytes + self.graphs_bytes + self.states_bytes
 
     def total_bytes(self, n_pages: int) -> int:
         """The equation: bytes of an engine with `n_pages` pages, the dummy page included."""
@@ -194,6 +209,11 @@ class MemoryEquation:
             ("logits", self.logits_bytes, f"lower --max-num-seqs {self.max_num_seqs}"),
             ("tables", self.tables_bytes, f"lower --max-model-len {self.max_model_len} or --max-num-seqs"),
             ("graphs", self.graphs_bytes, f"lower --max-num-seqs {self.max_num_seqs} or use --enforce-eager"),
+            *(
+                [("states", self.states_bytes, f"lower --max-num-seqs {self.max_num_seqs}")]
+                if self.states_bytes
+                else []
+            ),
             ("KV pages", self.min_pages * self.page_bytes, f"at least: {self.min_pages} of {pages}"),
         )
         lines = [f"memory: a budget of {_gib(budget_bytes)}, {verdict}"]

@@ -35,6 +35,11 @@ def kv_numbers_per_token(arch: ModelArch) -> int:
     return sum(spec.numbers for spec in arch.kv_specs.values())
 
 
+def state_bytes(arch: ModelArch) -> int:
+    """Bytes of a sequence's recurrent states, all layers, with activations of two bytes."""
+    return sum(spec.n_bytes(2) for spec in arch.state_specs.values())
+
+
 def pair_flops(arch: ModelArch) -> int:
     """FLOPs of a token and one that it sees, all layers."""
     return sum(layer.mixer.n_pair_flops for layer in arch.layers)

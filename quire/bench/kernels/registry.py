@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from quire.bench.kernels import attention, attention_check, experts, flash, latent, linear, quantised, rows, sample
+from quire.bench.kernels import (
+    attention,
+    attention_check,
+    experts,
+    flash,
+    latent,
+    linear,
+    quantised,
+    rows,
+    sample,
+    state,
+)
 from quire.bench.kernels.case import Case, Check, Setting
 
 Cases = Callable[[str, Setting], Iterator[Case]]
@@ -22,4 +33,5 @@ OPS: dict[str, tuple[Cases, Checks]] = {
     "mla": (latent.cases, latent.checks),
     "moe": (experts.cases, experts.checks),
     "sample": (sample.cases, sample.checks),
+    "state": (state.cases, state.checks),
 }

@@ -40,6 +40,8 @@ class CpuDevice:
         host.trim_heap()
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if 0 in shape:
+            return torch.zeros(shape, dtype=dtype)
         # numpy asks for zeroed memory, which is mapped lazily; torch would write it all: 20 s for a pool of 6 GiB.
         flat = torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8))
         return flat.view(dtype).view(shape)

@@ -29,6 +29,7 @@ from quire.config.token_tree import TreeShape
 from quire.core.errors import ConfigError
 from quire.core.ticker import ticking
 from quire.kernels.attention import trees
+from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.invariance import RowsAlone, rows_alone
 from quire.planner.shape import kv_numbers_per_token
 
@@ -136,7 +137,7 @@ class HeadModel:
         known = KnownFeatures(pool.features, tables, head.model_norm)
         eager = EagerSteps(device, head, own, tables, known, max_rows)
         capturing = self._platform.capturing
-        if capturing is not None and not any(own.windows):
+        if capturing is not None and not any(own.windows) and own.group <= small_rows_of(own.group):
             graphs = HeadGraphs(
                 capturing, head, own, tables, known, eager, limits.max_num_seqs, limits.max_drafts,
             )  # fmt: skip

@@ -42,11 +42,10 @@ def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
 
 def most_large_lines(group: int, max_num_seqs: int, mixed_rows: int) -> int:
     """Large lines of a mixed step: of spans longer than a small line, of groups of more rows than that; or of all
-    prompts, where rows are alone. group: query heads of a KV head."""
-    if are_rows_alone():
+    prompts where rows are alone, and of all rows where a token's heads, `group`, are more."""
+    if are_rows_alone() or group > small_rows_of(group):
         return mixed_rows // large_tokens_of(group) + max_num_seqs
-    few = max(1, small_rows_of(group) // group)
-    return (mixed_rows + max_num_seqs) // (few + 1) + 1
+    return (mixed_rows + max_num_seqs) // (small_rows_of(group) // group + 1) + 1
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,6 +62,10 @@ class ForwardGraphs:
     def bucket(self, n_rows: int) -> int:
         """The smallest size that holds n_rows."""
         return next(size for size in self.sizes if size >= n_rows)
+
+    def holds(self, n_rows: int, n_writes: int) -> bool:
+        """Whether there is such a size, and room in it for so many new pages of each group."""
+        return bool(self.sizes) and n_rows <= self.sizes[-1] and n_writes <= self.bucket(n_rows)
 
 
 NOTHING: Final = ForwardGraphs([], [], Room(0))

@@ -9,6 +9,7 @@ from quire.compute.models.decoder import Decoder
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.whole_spans import whole_spans
 
 
 class EagerForward:
@@ -29,14 +30,19 @@ class EagerForward:
             self._tables.set_tokens(step.guesses.at, step.guesses.found)
         lines = [batch.row_slots, batch.row_positions, batch.places]
         slots, positions, places, *locs = self._device.upload(np.concatenate([lines, cache_locs]))
+        apart = whole_spans(batch, self._device) if self._pool.value_dim else None
+        q_indptr = batch.q_indptr if apart is None else apart.q_indptr
         attn_plans = plan_attention(
-            self._pool, self._tables, batch.kv_lens, batch.span_slots, batch.q_indptr, shared=step.shared,
+            self._pool, self._tables, batch.kv_lens, batch.span_slots, q_indptr, shared=step.shared,
             trees=None if batch.trees is None else batch.trees.trees,
         )  # fmt: skip
         token_ids = self._tables.tokens[slots, places]
         n_rows, n_sampled = len(batch.row_slots), len(batch.sampled_rows)
         sampled = self._device.upload(batch.sampled_rows) if n_sampled < n_rows else None
-        context = PagedContext(self._pool, attn_plans, locs)
+        states = self._pool.states
+        context = PagedContext(
+            self._pool, attn_plans, locs, apart, None if states is None else states.spans(batch, step.plan.saves)
+        )
         wanted = None if n_sampled == 0 or step.wants_all else sampled
         features = self._pool.features
         visit = None if features is None else features.visit(locs[0])

@@ -42,6 +42,7 @@ from quire.kernels.attention import op as attention
 from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedPrefix
 from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.invariance import are_rows_alone
+from quire.kernels.state import single_rows
 
 logger = logging.getLogger("quire.engine")
 
@@ -79,9 +80,10 @@ class GraphForward:
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
         self._tail = tail
         self._max_num_seqs = max_num_seqs
-        self._mixed_sizes = mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
+        # where spans of a model with states end is the host's to say
+        self._mixed_sizes = [] if pool.states else mixed_sizes(arch, max_num_batched_tokens, max_num_seqs)
         self._verifying_sizes = decode_sizes(min(max_sampled, MOST_VERIFYING)) if verifies else []
-        n_rows = max(max_sampled, self._mixed_sizes[-1])
+        n_rows = max([max_sampled, *self._mixed_sizes])
         self._staging = device.staging(STAGING_BYTES * len(pool.windows))
         self._sampling = SampledRows(device, self._staging, model, tables, tail, max_sampled)
         self._n_groups = len(pool.layout.groups)
@@ -94,29 +96,29 @@ class GraphForward:
         """By whether rows are alone in them."""
 
     def _new_captures(self) -> Captures:
-        most, sizes = self._max_num_seqs, self._verifying_sizes
-        most_large = most_large_lines(self._pool.group, most, self._mixed_sizes[-1])
-        mixed = self._buffers(most, self._mixed_sizes[-1], most_large)
+        most, sizes, mixed = self._max_num_seqs, self._verifying_sizes, NOTHING
+        if self._mixed_sizes:
+            most_large = most_large_lines(self._pool.group, most, self._mixed_sizes[-1])
+            buffers = self._buffers(most, self._mixed_sizes[-1], most_large)
+            mixed = ForwardGraphs(self._mixed_sizes, buffers, Room(most, most_large))
         verifying = ForwardGraphs(sizes, self._buffers(sizes[-1]), Room(sizes[-1])) if sizes else NOTHING
-        return Captures(
-            ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most)),
-            ForwardGraphs(self._mixed_sizes, mixed, Room(most, most_large)),
-            verifying,
-        )
+        return Captures(ForwardGraphs(decode_sizes(most), self._buffers(most), Room(most)), mixed, verifying)
 
     def _buffers(self, max_num_seqs: int, mixed_rows: int = 0, max_large: int = 0) -> list[PlanBuffers]:
-        """For decode: one row a span; for mixed steps any spans, with room for prefixes that are shared. A step uses
-        one of both, so they have one memory; in it kinds of windows lie one behind the other."""
+        """For decode: one row a span, which is a large line if heads are many; for mixed steps any spans, with room for
+        prefixes that are shared. A step uses one of both, so they have one memory; in it kinds of windows lie one
+        behind the other."""
+        if not self._pool.layout.n_lanes:
+            return []
         like, found, n_ints = plan_attention(self._pool, self._tables, *self._idle(1))[0], list[PlanBuffers](), 0
+        group = self._pool.group
+        max_large = max_large if group <= small_rows_of(group) else max(max_large, max_num_seqs)
         for _ in self._pool.windows:
             memory = self._staging.rest(torch.int32, n_ints)
-            if mixed_rows:
-                buffers = attention.plan_buffers(
-                    like, max_num_seqs, span_tokens=int(are_rows_alone()), max_large=max_large, max_rows=mixed_rows,
-                    max_keys=MOST_KEYS, memory=memory,
-                )  # fmt: skip
-            else:
-                buffers = attention.plan_buffers(like, max_num_seqs, span_tokens=1, max_keys=MOST_KEYS, memory=memory)
+            buffers = attention.plan_buffers(
+                like, max_num_seqs, span_tokens=int(are_rows_alone()) if mixed_rows else 1, max_large=max_large,
+                max_rows=mixed_rows or max_num_seqs, max_keys=MOST_KEYS, memory=memory,
+            )  # fmt: skip
             n_ints += buffers.n_ints
             found.append(buffers)
         return found
@@ -192,6 +194,8 @@ class GraphForward:
             if follows:
                 self._move(plans[0], n_rows, writes=forwards is captures.mixed)
             replay()
+            if self._pool.states is not None:
+                self._pool.states.keep(step.plan.saves)
             return States(self._hidden[:n_rows], has_all=True, choose=choose)
 
         return replayed
@@ -234,7 +238,7 @@ class GraphForward:
         if verifies and self._verifies_apart(captures.verifying, step.batch, n_writes):
             return captures.verifying
         mixed = captures.mixed
-        if n_rows <= mixed.sizes[-1] and n_writes <= mixed.bucket(n_rows) and self._holds(mixed, step.batch):
+        if mixed.holds(n_rows, n_writes) and self._holds(mixed, step.batch):
             return mixed
         return None
 
@@ -258,6 +262,7 @@ class GraphForward:
     def _fill_rows(self, size: int, batch: FlatBatch, cache_locs: np.ndarray, writes: PageWrites) -> None:
         n_rows, n_writes, rows, entries = len(batch.row_slots), len(writes.at), self._rows.host, self._writes.host
         rows[:, n_rows:size] = 0
+        rows[0, n_rows:size] = self._tables.spare_slot
         rows[0, :n_rows], rows[1, :n_rows], rows[2:, :n_rows] = batch.row_slots, batch.row_positions, cache_locs
         most = self._n_groups * size
         entries[0, :n_writes], entries[1, :n_writes] = writes.at, writes.values
@@ -325,6 +330,8 @@ class GraphForward:
             if verifies:
                 token_ids = torch.where(guesses == standing.NO_GUESS, token_ids, guesses.to(torch.int32))
                 self._tables.tokens[slots, positions] = token_ids
+            if self._pool.states is not None:
+                context.spans = single_rows(slots, positions)
             self._states(token_ids, positions, context, self._hidden[:size])
 
         return self._device.capture(forward)

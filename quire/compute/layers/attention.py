@@ -23,6 +23,8 @@ from quire.kernels.attention.variant import Variant, variants
 class Attention:
     """`cos_sin`: the rotary table of the layer, see `layers.rotary`."""
 
+    no_determinism = ""
+
     def __init__(
         self,
         spec: AttentionSpec,

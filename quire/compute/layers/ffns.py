@@ -7,8 +7,14 @@ from typing import Any, Final
 
 from quire.compute.layers.experts import Experts
 from quire.compute.layers.feed_forward import FeedForward
+from quire.compute.layers.no_ffn import NoFfn
 from quire.config.experts import ExpertsSpec
 from quire.config.feed_forward import FeedForwardSpec
+from quire.config.no_ffn import NoFfnSpec
 
-FFNS: Final[Mapping[type, Any]] = {FeedForwardSpec: FeedForward, ExpertsSpec: Experts}
+FFNS: Final[Mapping[type, Any]] = {
+    FeedForwardSpec: FeedForward,
+    ExpertsSpec: Experts,
+    NoFfnSpec: NoFfn,
+}
 """Type of an `FfnSpec` → what makes its `Ffn`, of (spec, parameters, make, schemes, norm behind it, factor)."""

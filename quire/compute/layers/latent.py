@@ -2,14 +2,16 @@
 
 Owns the parameters and the two products around attention. Does not own pages (`Context`).
 With the keys' matrix multiplied into queries, and the values' into results, lines are keys, and their first part is
-values (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): exact for prompts, decoding and drafts alike.
+values (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): exact for prompts, decoding and drafts alike. Of the lines of
+whole sequences keys and values are made instead.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
-from quire.compute.layers.context import Context
+from quire.compute.layers.context import Context, Whole
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm, project
 from quire.compute.schemes.choice import Schemes
@@ -23,6 +25,7 @@ class LatentAttention:
     """A `Mixer`. `cos_sin`: the rotary table of the layer, see `layers.rotary`."""
 
     is_plain = False
+    no_determinism = "the products of latent attention are torch's, whose sums depend on the batch"
 
     def __init__(
         self,
@@ -57,19 +60,65 @@ class LatentAttention:
             q = project(self.queries, x, norm)
         else:
             q = self.queries(self.q_norm(first[:, : spec.q_lora_rank]))
-        q_plain, q_rope = q.view(n, spec.n_heads, -1).split((spec.qk_nope_head_dim, spec.qk_rope_head_dim), dim=2)  # type: ignore[no-untyped-call]
-        of_keys, of_values = self._matrices()
-        asked = q.new_empty(n, spec.n_heads, spec.line_dim)
-        torch.bmm(q_plain.transpose(0, 1), of_keys, out=asked[:, :, : spec.kv_lora_rank].transpose(0, 1))
-        assert self.kv_norm.weight is not None and self.variant is not None
-        context.store_lines(
-            self.layer, first[:, spec.q_lora_rank :], self.kv_norm.weight, self.kv_norm.eps, q_rope,
-            asked[:, :, spec.kv_lora_rank :], positions, self.cos_sin,
-        )  # fmt: skip
+        q = q.view(n, spec.n_heads, -1)
+        if context.whole is not None:
+            return self._apart(first, q, positions, context, context.whole)
+        asked = self._asked(q)
+        self._store(first, q, asked[:, :, spec.kv_lora_rank :], positions, context)
+        return self._seen(asked, context)
+
+    def _store(
+        self, first: torch.Tensor, q: torch.Tensor, rotated: torch.Tensor, positions: torch.Tensor, context: Context
+    ) -> None:
+        """The lines of all rows, and the rotated parts of q to `rotated`."""
+        spec, norm = self.spec, self.kv_norm
+        assert norm.weight is not None
+        lines, q_rope = first[:, spec.q_lora_rank :], q[:, :, spec.qk_nope_head_dim :]
+        context.store_lines(self.layer, lines, norm.weight, norm.eps, q_rope, rotated, positions, self.cos_sin)
+
+    def _asked(self, q: torch.Tensor) -> torch.Tensor:
+        """What queries ask of lines, without the part that is rotated."""
+        spec = self.spec
+        asked = q.new_empty(len(q), spec.n_heads, spec.line_dim)
+        plain = q[:, :, : spec.qk_nope_head_dim].transpose(0, 1)
+        torch.bmm(plain, self._matrices()[0], out=asked[:, :, : spec.kv_lora_rank].transpose(0, 1))
+        return asked
+
+    def _seen(self, asked: torch.Tensor, context: Context) -> torch.Tensor:
+        """Attention to lines, and its results in the dimensions of values [n, n_heads * v]."""
+        assert self.variant is not None
         seen = context.attend(self.layer, asked, self.variant)
-        y = q.new_empty(n, spec.n_heads, spec.v_head_dim)
-        torch.bmm(seen.transpose(0, 1), of_values, out=y.transpose(0, 1))
+        y = asked.new_empty(len(asked), self.spec.n_heads, self.spec.v_head_dim)
+        torch.bmm(seen.transpose(0, 1), self._matrices()[1], out=y.transpose(0, 1))
         return y.flatten(1)
+
+    def _apart(
+        self, first: torch.Tensor, q: torch.Tensor, positions: torch.Tensor, context: Context, whole: Whole
+    ) -> torch.Tensor:
+        """Keys and values are made of the lines of whole sequences: less arithmetic than queries against lines."""
+        spec, rows, others = self.spec, whole.rows, whole.others
+        rotated = q.new_empty(len(q), spec.n_heads, spec.qk_rope_head_dim)
+        self._store(first, q, rotated, positions, context)
+        y = q.new_empty(len(q), spec.n_heads * spec.v_head_dim)
+        if len(others):
+            asked = self._asked(q[others])
+            asked[:, :, spec.kv_lora_rank :] = rotated[others]
+            y[others] = self._seen(asked, context)
+        y[rows] = self._expanded(q[rows], rotated[rows], context.lines(self.layer, rows), whole)
+        return y
+
+    def _expanded(self, q: torch.Tensor, rotated: torch.Tensor, lines: torch.Tensor, whole: Whole) -> torch.Tensor:
+        """q, rotated, lines: of whole sequences → [n, n_heads * v]. Values are filled up to the size of keys."""
+        spec = self.spec
+        rank, nope, d = spec.kv_lora_rank, spec.qk_nope_head_dim, spec.qk_head_dim
+        made = F.linear(lines[:, :rank], self.made.values).view(len(q), spec.n_heads, -1)
+        size = max(d, spec.v_head_dim)
+        k, v, asked = (q.new_zeros(len(q), spec.n_heads, size) for _ in range(3))
+        asked[:, :, :nope], asked[:, :, nope:d] = q[:, :, :nope], rotated
+        k[:, :, :nope], k[:, :, nope:d] = made[:, :, :nope], lines[:, None, rank:]
+        v[:, :, : spec.v_head_dim] = made[:, :, nope:]
+        assert self.variant is not None
+        return whole.attend(asked, k, v, self.variant)[:, :, : spec.v_head_dim].flatten(1)
 
     def _matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What makes a query of a line's first part of one without a position [n_heads, nope, rank], and a result of

@@ -14,7 +14,9 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.runner.features import Features
 from quire.compute.runner.spans_apart import apart
+from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
+from quire.compute.runner.whole_spans import WholeSpans
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
 from quire.core.plan import PageCopy
@@ -26,6 +28,7 @@ from quire.kernels.invariance import are_rows_alone
 from quire.kernels.kvstore import entry
 from quire.kernels.kvstore import op as kvstore
 from quire.kernels.qkv import rotate_and_store
+from quire.kernels.state import StateSpans
 
 
 class KVPool:
@@ -51,6 +54,8 @@ class KVPool:
         self._stored = (self.k,) if spec.value_in_key else (self.k, self.v)
         self.features: Features | None = None
         """What a drafting head reads; to be set before there is a forward strategy."""
+        self.states: StatePool | None = None
+        """Of recurrent layers; likewise."""
         self.windows = list(dict.fromkeys(self.layout.windows))
         """Each kind of window once: what the work of attention differs by."""
         self.kind_of = [self.windows.index(window) for window in self.layout.windows]
@@ -101,6 +106,10 @@ class PagedContext:
     """Of each group."""
     cache_locs: Sequence[torch.Tensor]
     """Of each group int64 [n_rows]: where each row's K and V are written, page * page_size + offset."""
+    whole: WholeSpans | None = None
+    """See `Context`; `plans` are those of the other rows."""
+    spans: StateSpans | None = None
+    """Of recurrent layers."""
 
     def store(
         self,
@@ -133,9 +142,19 @@ class PagedContext:
         pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
         mla.store(lines, norm, eps, q, rotated, positions, cos_sin, pages, cache_locs)
 
+    def lines(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+        """See `Context`."""
+        pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
+        return pages.view(-1, pages.shape[-1])[cache_locs[rows]]
+
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""
         return attention.run(q, *self.pool.pages_of[layer], self.plans[self.pool.group_of[layer]], variant)
+
+    def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
+        """See `Context`."""
+        assert self.pool.states is not None and self.spans is not None
+        return self.pool.states.of[layer], self.spans
 
 
 def plan_attention(
@@ -149,13 +168,16 @@ def plan_attention(
     settled: bool = False,
     trees: Trees | None = None,
 ) -> list[AttnPlan]:
-    """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group; groups with one
+    """The attention plans of a step on this pool (`kernels.attention.op.plan`), one for each group, none where no layer
+    has attention; groups with one
     window share their work, and differ in their page tables. Where rows are to be alone, they are planned so.
 
     q_indptr None: one row a span. buffers: for each of `KVPool.windows`, or none. shared: prefixes, which only layers
     that keep everything read together. settled: see there. trees: spans that are some; no step with them is
     alone.
     """
+    if not pool.layout.n_lanes:
+        return []
     if q_indptr is None:
         q_indptr = np.arange(len(kv_lens) + 1, dtype=np.int32)
     few, alone = None, are_rows_alone()

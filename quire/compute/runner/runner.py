@@ -186,7 +186,7 @@ class Runner:
     def stage(self, plan: StepPlan) -> Callable[[], LaunchedStep] | None:
         """What `launch` does on the host, while the step before has no masks yet; the rest when that is called. None:
         `launch` does it all, as it must where slots change, which that step still writes to."""
-        if self._lengths is not None or plan.opened or plan.closed or plan.copies:
+        if self._lengths is not None or plan.opened or plan.closed or plan.copies or plan.restores:
             return None
         start_s = time.perf_counter()
         step = self._step(plan, self.tables.append(plan.pages))
@@ -297,6 +297,8 @@ class Runner:
                 self._lengths.open(opened)
         self.tables.open(plan.opened)
         self.pool.copy(plan.copies)
+        if self.pool.states is not None:
+            self.pool.states.restore(plan.restores)
         return self.tables.append(plan.pages)
 
     def close(self, slot: int, n_tokens: int = 0) -> None:

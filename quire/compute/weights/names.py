@@ -19,7 +19,7 @@ from quire.config.mtp import mtp_prefix
 from quire.config.parameters import LAYER
 
 _NUMBER: Final = re.compile(r"(?<=\.)(0|[1-9]\d{0,5})(?=\.|$)")
-_MIXER: Final = re.compile(r"^model\.layers\.(\d+)\.self_attn\.(\w+)\.")
+_MIXER: Final = re.compile(r"^model\.layers\.(\d+)\.(?:self_attn|mixer)\.(\w+)\.")
 COMPUTED: Final = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
 """Buffers that old checkpoints carry and every model computes from config.json."""
 
@@ -34,9 +34,8 @@ class Rows(msgspec.Struct, frozen=True):
     """Rows of each such head that do so; 0: all."""
     first_rotated: int = 0
     """The first of them in a head."""
-    n_groups: int = 0
-    """`Order.GROUPED`: key heads."""
-    head_dim: int = 0
+    group: tuple[int, ...] = ()
+    """`Order.GROUPED`: rows of each part in a group."""
 
     def of_part(self, n_rows: int, n_all: int) -> Rows:
         """Of n_rows rows, whole heads, of a tensor of n_all that has `Order.ROWS`."""
@@ -57,7 +56,7 @@ class Names:
         self._table = {} if in_gguf else family.names
         self._stacks = {} if in_gguf else {**STACKS, **family.stacks}
         self._computed = frozenset((*COMPUTED, *family.computed))
-        self._apart = tuple(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules))
+        self._apart = (*family.unread, *(mtp_prefix(arch, number) for number in range(arch.n_mtp_modules)))
         self._in_halves = in_gguf and family.gguf_interleaved
 
     def parameter(self, name: str) -> tuple[str, Rows]:
@@ -100,9 +99,7 @@ class Names:
             rotated = mixer.rotated(inside[2])
             if rotated is not None:
                 return Rows(order, rotated.n_heads, rotated.number, rotated.first)
-        if order is Order.GROUPED and mixer.kv_spec is not None:
-            return Rows(order, n_groups=mixer.kv_spec.n_kv_heads, head_dim=mixer.kv_spec.head_dim)
-        return Rows(order)
+        return Rows(order, group=mixer.grouped(inside[2]) if order is Order.GROUPED else ())
 
 
 def _template(stem: str) -> tuple[str, int | None]:
@@ -123,10 +120,8 @@ def rearrange(tensor: torch.Tensor, rows: Rows) -> None:
     if rows.order is Order.TRANSPOSED and tensor.dim() == 2:
         tensor.copy_(tensor.view(tensor.shape[1], tensor.shape[0]).t().contiguous())
     elif rows.order is Order.GROUPED:
-        heads = tensor.view(rows.n_groups, -1, rows.head_dim, *tensor.shape[1:])
-        group = heads.shape[1] - 2
-        parts = [part.reshape(-1, *tensor.shape[1:]) for part in heads.split((group, 1, 1), dim=1)]  # type: ignore[no-untyped-call]
-        tensor.copy_(torch.cat(parts))
+        groups = tensor.view(-1, sum(rows.group), *tensor.shape[1:])
+        tensor.copy_(torch.cat([part.flatten(0, 1) for part in groups.split(rows.group, dim=1)]))  # type: ignore[no-untyped-call]
     if rows.n_interleaved:
         separate_halves(tensor, rows.n_interleaved, rows.rotary_dim, rows.first_rotated)
 

@@ -14,13 +14,17 @@ from quire.config.families import (
     gpt,
     gpt_oss,
     granite,
+    hybrid,
+    lfm2,
     llama,
+    mamba,
     minicpm,
     mixtral,
     nemotron,
     olmo,
     phi,
     qwen_moe,
+    qwen_next,
     stablelm,
     starcoder,
 )
@@ -28,6 +32,7 @@ from quire.config.families.family import STACKS, Family, Order, Stored
 
 MODULES: Final = (
     llama, gemma, gpt, olmo, granite, glm, phi, cohere, starcoder, stablelm, falcon, minicpm, exaone, nemotron,
+    lfm2, qwen_next, mamba, hybrid,
     mixtral, qwen_moe, gpt_oss, deepseek,
 )  # fmt: skip
 FAMILIES: Final[dict[str, Family]] = {family.architecture: family for module in MODULES for family in module.FAMILIES}

@@ -22,7 +22,8 @@ class Order(enum.Enum):
     TRANSPOSED = "transposed"
     """[in, out], as GPT-2's Conv1D."""
     GROUPED = "grouped"
-    """For each key head: its query heads, its key, its value (GPT-NeoX, Falcon)."""
+    """Group by group, where parts stand one behind the other: for each key head its query heads, its key, its value
+    (GPT-NeoX, Falcon). Which, says the mixer (`MixerSpec.grouped`)."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -73,6 +74,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     """Beside `STACKS`, or in their place."""
     computed: tuple[str, ...] = ()
     """Names, `{}` as above, of tensors that checkpoints carry and every model computes."""
+    unread: tuple[str, ...] = ()
+    """Beginnings of names of tensors that checkpoints carry and that are no part of the model."""
     mtp: HeadLayout = NEXTN
     """Of the multi-token prediction modules that its checkpoints may have."""
     gguf: str = ""

@@ -32,11 +32,11 @@ TILES: Final = {"head_dim": 32, "num_key_value_heads": 2}
 FAMILIES: Final = (
     *("gpt_neox", "falcon", "falcon-new", "falcon-alibi-parallel", "gemma2", "gpt2", "opt", "phi3", "stablelm-qk_norm"),
     *("cohere-qk-norm", "glm4", "granite-bias", "seed_oss-biases", "smollm3", "minicpm"),
-    *("qwen2_moe", "gpt_oss", "glm4_moe-groups"),
+    *("qwen2_moe", "gpt_oss", "glm4_moe-groups", "deepseek_v2"),
 )
 """Whole q, k, v in a file, in groups or not; transposed; one KV head for both; slopes of heads; tied or not; norms of
 heads, of each head in a tensor of its own; biases of row-parallel matrices; interleaved rotations; multipliers;
-experts, one by one and in one tensor, with biases, beside a shared one."""
+experts, one by one and in one tensor, with biases, beside a shared one; lines that all ranks have."""
 MADE: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "qwen3": ("Qwen3", QWEN3, {}),
     "qwen3-tied": ("Qwen3", {**QWEN3, "tie_word_embeddings": True}, {}),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
 import torch
 from family_cases import CASES, IDS, checkpoint_of
 
+from quire.control import snapshots
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
 
@@ -32,3 +34,25 @@ def test_family(case: str, tmp_path: pathlib.Path) -> None:
         assert (torch.tensor(ours) - theirs).abs().max() <= 1e-3
         assert one.outputs[0].token_ids == expected, "eager" if eager else "graphs"
         llm.shutdown()
+
+
+@pytest.mark.parametrize("case", ["lfm2", "mamba2", "qwen3_next", "bamba"])
+@pytest.mark.parametrize("eager", [True, False], ids=["eager", "graphs"])
+def test_states_go_on_from_snapshots(case: str, eager: bool, tmp_path: pathlib.Path, monkeypatch: Any) -> None:
+    """Cold and warm, samples of one prompt, and few pages: the same text."""
+    monkeypatch.setattr(snapshots, "EVERY_TOKENS", 16)
+    checkpoint_of(case, tmp_path)
+    prompts = [IDS, IDS[:21], [*IDS[:30], 7, 8, 9], IDS, [5], IDS[:17]]
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    texts, options = [], {**SIZE, "max_num_batched_tokens": 24, "enforce_eager": eager}
+    for more in ({}, {"enable_prefix_caching": False}, {"num_gpu_blocks_override": 10, "max_model_len": 64}):
+        llm = LLM(str(tmp_path), device="cuda", **{**options, **more})
+        for _ in range(2):
+            found = llm.generate(prompts, greedy, use_tqdm=False)
+            texts.append([one.outputs[0].token_ids for one in found])
+        if not more:
+            assert [one.num_cached_tokens for one in found] == [32, 16, 32, 32, 0, 16]
+        if "max_model_len" in more:
+            assert llm.stats().preemptions > 0
+        llm.shutdown()
+    assert all(one == texts[0] for one in texts)

@@ -12,6 +12,7 @@ from quire.bench.shape import FOLDER, shape_names
 from quire.cli.model import add_engine_flags, engine_config
 from quire.config.engine import EngineConfig
 from quire.config.flags import FlagParser
+from quire.config.model import read_arch
 from quire.core.errors import ConfigError
 
 
@@ -50,6 +51,7 @@ PARAMETERS = {
     "deepseek-v2-lite": 15_706_484_224,
 }  # fmt: skip
 """As published with the checkpoints of these shapes."""
+RECURRENT = {"mamba2-2.7b": 2_702_599_680, "lfm2-1.2b": 1_170_340_608}
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - {"deepseek-v2-lite"}))
@@ -77,4 +79,9 @@ def test_latent_shapes_have_the_published_number_of_parameters() -> None:
 
 
 def test_every_shape_is_listed() -> None:
-    assert shape_names() == sorted(PARAMETERS)
+    assert shape_names() == sorted(PARAMETERS | RECURRENT)
+
+
+@pytest.mark.parametrize("name", sorted(RECURRENT))
+def test_recurrent_shapes_have_the_published_number_of_parameters(name: str) -> None:
+    assert read_arch(FOLDER / name).n_parameters == RECURRENT[name]

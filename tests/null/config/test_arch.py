@@ -160,14 +160,14 @@ def test_absurd_values_name_the_field(field: str, value: Any) -> None:
     ("name", "near"),
     [
         ("Qwen2VLForCausalLM", "Qwen2ForCausalLM"),
-        ("JambaForCausalLM", "LlamaForCausalLM"),
+        ("JambaForCausalLM", "BambaForCausalLM"),
         ("Llama4ForConditionalGeneration", "LlamaForCausalLM"),
         ("RWForCausalLM", ""),
         ("Exaone3ForCausalLM", "Exaone4ForCausalLM"),
     ],
 )
 def test_an_unknown_architecture_is_named_with_its_nearest(name: str, near: str) -> None:
-    parts = (f"architecture '{name}' is not supported.", "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM")
+    parts = (f"architecture '{name}' is not supported.", "Llama, Mistral, Qwen2, Qwen3, MiMo")
     refused({**LLAMA, "architectures": [name]}, *parts, param="architectures")
     with pytest.raises(ConfigError) as caught:
         parse_arch({**LLAMA, "architectures": [name]})
@@ -277,6 +277,7 @@ def test_custom_code_of_other_architectures_is_refused() -> None:
 def test_model_type_alone(tmp_path: pathlib.Path) -> None:
     for name, family in FAMILIES.items():
         config = {**LLAMA, "architectures": None, "model_type": family.model_type, "num_key_value_heads": 2}
+        config |= {"num_heads": 2, "mamba_n_heads": 2}
         config = {family.keys.get(key, key): value for key, value in config.items()}
         assert parse_arch(config) == parse_arch({**config, "architectures": [name]})
     refused({**LLAMA, "architectures": None, "model_type": "mamba"}, "architectures")

@@ -18,6 +18,8 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+    "num_heads": 2,
+    "mamba_n_heads": 2,
 }
 BY_NAME = {family.name: family for family in FAMILIES.values()}
 DIVISORS = [1.0] * 8
@@ -76,6 +78,20 @@ def test_what_is_no_decoder(name: str, field: str, value: Any, usual: Any) -> No
         ("cohere2", "rotary_pct", 0.5),
         ("cohere2", "position_embedding_type", "alibi"),
         ("cohere2", "order_of_interleaved_layers", "global_attn_first"),
+        ("lfm2", "conv_L_cache", 1),
+        ("lfm2", "layer_types", ["conv", "sliding_attention", "conv"]),
+        ("lfm2", "full_attn_idxs", [5]),
+        ("mamba2", "num_heads", 3),
+        ("mamba2", "n_groups", 3),
+        ("mamba2", "hidden_act", "gelu"),
+        ("mamba2", "time_step_limit", [1.0, 0.5]),
+        ("mamba2", "time_step_limit", {"__float__": "Infinity"}),
+        ("bamba", "attn_layer_indices", [7]),
+        ("bamba", "mamba_d_state", 0),
+        ("granitemoehybrid", "position_embedding_type", "alibi"),
+        ("granitemoehybrid", "layer_types", ["mamba"]),
+        ("qwen3_next", "linear_num_value_heads", 3),
+        ("qwen3_next", "layer_types", ["linear_attention", "conv", "full_attention"]),
     ],
 )
 def test_what_a_family_does_not_do(name: str, field: str, value: Any) -> None:

@@ -80,16 +80,14 @@ def fork_before_the_prompt_is_written(patch: Patch) -> None:
 
 
 def whole_prompt_is_matched(patch: Patch) -> None:
-    def match(self: PageCache, seq: Seq) -> Any:
+    def match(self: PageCache, seq: Seq, step: int) -> Any:
         return self.tree.match(seq.request.cache_salt, seq.tokens, len(seq.tokens))
 
     patch.setattr(PageCache, "match", match)
 
 
 def match_compares_the_first_page_of_a_node_only(patch: Patch) -> None:
-    patch.setattr(
-        PrefixTree, "_common_pages", lambda self, node, tokens, depth, last: min(node.n_pages, last - depth)
-    )
+    patch.setattr(PrefixTree, "_common_pages", lambda self, node, tokens, depth, last: min(node.n_pages, last - depth))
 
 
 def page_is_freed_twice(patch: Patch) -> None:

@@ -16,6 +16,8 @@ from quire.kernels.attention.schedule.plan import AttnPlan, Layout
 from quire.kernels.attention.variant import MAX_PARAMS, Variant
 
 MAX_HEAD_DIM = 512
+MAX_LINE_DIM = 1024
+"""Limit where values are a part of keys. Sums of entries of 8 bits, which are integers, bound the other one."""
 
 
 class _NativeArgs(ctypes.Structure):
@@ -41,10 +43,11 @@ def obstacle(plan: AttnPlan, variant: Variant, q_dtype: torch.dtype, kv_dtype: t
             "the native kernels take float32, bfloat16 or float16 for q, and the same or int8 for k and v, not "
             f"{q_dtype} and {kv_dtype}"
         )
-    if plan.heads.value_dim:
-        return f"values have {plan.heads.value_dim} dimensions and keys {plan.heads.head_dim}"
-    if plan.heads.head_dim > MAX_HEAD_DIM:
-        return f"the native kernels take head_dim up to {MAX_HEAD_DIM}, not {plan.heads.head_dim}"
+    most = MAX_LINE_DIM if plan.heads.value_dim and kv_dtype == q_dtype else MAX_HEAD_DIM
+    if plan.heads.head_dim > most:
+        return f"the native kernels take head_dim up to {most}, not {plan.heads.head_dim}"
+    if plan.heads.value_dim and "output_transform" in variant.program.hooks:
+        return "values are parts of keys, and the variant transforms outputs"
     return hooks.obstacle(variant, q_dtype, kv_dtype)
 
 
@@ -57,7 +60,28 @@ def run(
     out: torch.Tensor,
     lse: torch.Tensor | None,
 ) -> None:
-    """See `op.run`. There must be no obstacle."""
+    """See `op.run`. There must be no obstacle. Values that are the first numbers of keys are whole keys here, and so is
+    what is made of them, of which the first numbers count."""
+    if plan.heads.value_dim:
+        if v.data_ptr() != k.data_ptr() or v.stride() != k.stride():
+            raise ValueError("values must be a view of the first numbers of the keys")
+        of_keys = torch.empty((*q.shape[:2], plan.heads.head_dim), dtype=q.dtype)
+        run_native(q, k, k, plan, variant, of_keys, lse)
+        out[: plan.n_rows] = of_keys[: plan.n_rows, :, : plan.heads.value_dim]
+    else:
+        run_native(q, k, v, plan, variant, out, lse)
+
+
+def run_native(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    plan: AttnPlan,
+    variant: Variant,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+) -> None:
+    """`run`, values being as wide as keys."""
     compiled = hooks.compiled(variant, q.dtype, k.dtype)
     arguments = native_args(q, k, v, variant, out, plan.layout)
     arguments.plan, arguments.n_threads = ctypes.addressof(plan.work.native), torch.get_num_threads()

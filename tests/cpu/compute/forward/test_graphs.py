@@ -43,9 +43,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
+LATENT = {
+    **CONFIG, "architectures": ["DeepseekV2ForCausalLM"], "kv_lora_rank": 32, "q_lora_rank": None, "v_head_dim": 20,
+    "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
 @pytest.fixture
 def model(tmp_path: pathlib.Path) -> Decoder:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return model_of(tmp_path, CONFIG)
+
+
+def model_of(tmp_path: pathlib.Path, config: dict[str, Any]) -> Decoder:
+    (tmp_path / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
     made = decoder_on(torch.device("cpu"), read_arch(tmp_path), torch.float32, 256)
     for name, tensor in made.weights():
@@ -132,6 +143,18 @@ def test_as_kernel_by_kernel(model: Decoder, monkeypatch: pytest.MonkeyPatch, wh
         assert device.n_replays - before == (n_replays if has_tail else min(n_replays, 1))
         assert torch.equal(captured.tables.pages[:, :N_SLOTS], eager.tables.pages[:, :N_SLOTS])
         assert torch.equal(captured.tables.tokens[:N_SLOTS], eager.tables.tokens[:N_SLOTS])
+
+
+def test_lines_as_kernel_by_kernel(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention and experts; tokens alone are compared, as torch's products depend on the padding."""
+    LivePlans(monkeypatch)
+    model = model_of(tmp_path, LATENT)
+    captured, device = runner_over(model, captures=True)
+    eager, _ = runner_over(model, captures=False)
+    for plan, n_replays in plans():
+        before = device.n_replays
+        assert run(captured, plan).tokens == run(eager, plan).tokens, plan.step
+        assert device.n_replays - before == n_replays
 
 
 def test_steps_with_a_deterministic_request_are_captured_when_they_come(

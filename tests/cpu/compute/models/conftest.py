@@ -17,6 +17,7 @@ from quire.config.arch import ModelArch
 from quire.config.model import read_arch
 from quire.kernels import attention, mla
 from quire.kernels.qkv import rotate_and_store
+from quire.kernels.state import StateSpans, plan_spans
 
 PAGE = 4
 
@@ -33,16 +34,23 @@ def one_thread() -> Iterator[None]:
 class PagedContext:
     """`Context` for tests: pages in a shuffled order, each step set by `begin`."""
 
+    whole = None
+
     def __init__(self, arch: ModelArch, dtype: torch.dtype, n_slots: int = 2, max_len: int = 256) -> None:
         n_pages = n_slots * max_len // PAGE
         order = torch.randperm(n_pages, generator=torch.Generator().manual_seed(1)).int()
         self.table = order.view(n_slots, -1)
         shape = (arch.n_layers, n_pages, arch.n_kv_heads, PAGE, arch.head_dim)
         self.k_pages, self.v_pages = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
-        self.value_dim = next(iter(arch.kv_specs.values())).value_in_key
+        self.value_dim = next((spec.value_in_key for spec in arch.kv_specs.values()), 0)
         if self.value_dim:
             self.v_pages = self.k_pages[..., : self.value_dim]
         self.arch = arch
+        self.lines = {
+            layer: tuple(torch.full((n_slots, *part.shape), torch.nan) for part in spec.parts)
+            for layer, spec in arch.state_specs.items()
+        }
+        """Of recurrent layers: what nobody wrote is no number."""
 
     def begin(self, spans: list[tuple[int, int, int]]) -> torch.Tensor:
         """spans: (slot, start, length). Returns the positions of the flat batch."""
@@ -58,6 +66,8 @@ class PagedContext:
             head_dim=self.arch.head_dim,
             value_dim=self.value_dim,
         )
+        indptr = np.concatenate(([0], np.cumsum(lengths)))
+        self.spans = StateSpans(*map(torch.from_numpy, plan_spans(indptr, slots, starts)))
         positions = torch.cat([torch.arange(start, start + length) for _, start, length in spans])
         rows = torch.repeat_interleave(torch.from_numpy(slots).long(), torch.from_numpy(lengths).long())
         self.cache_locs = self.table[rows, positions // PAGE].long() * PAGE + positions % PAGE
@@ -71,6 +81,9 @@ class PagedContext:
 
     def attend(self, layer: int, q: torch.Tensor, variant: attention.Variant) -> torch.Tensor:
         return attention.run(q, self.k_pages[layer], self.v_pages[layer], self.plan, variant)
+
+    def states(self, layer: int) -> tuple[tuple[torch.Tensor, ...], StateSpans]:
+        return self.lines[layer], self.spans
 
 
 def run_chunks(model: Decoder, dtype: torch.dtype, ids: list[int], chunks: list[int]) -> torch.Tensor:

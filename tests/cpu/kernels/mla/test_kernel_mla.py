@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -14,6 +15,7 @@ from latent_case import Latent, attend, check_store, store_case
 
 from quire.kernels import mla
 from quire.kernels.attention import op, reference
+from quire.kernels.attention.cpu import launcher
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[3]
@@ -36,9 +38,10 @@ def test_lines_match_float64(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_attention_to_lines_matches_float64(dtype: torch.dtype) -> None:
+def test_attention_to_lines_matches_float64(level: str, dtype: torch.dtype) -> None:
     case = Latent([(40, 1), (9, 9), (70, 3)], page_size=7, dtype=dtype)
-    attend(case, op.run, reference.TOLERANCE[dtype])
+    for one in (case, dataclasses.replace(case, n_heads=3, rank=520, rope=24, scale=0.05)):
+        attend(one, reference.run if level == "torch" else launcher.run, reference.TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,73 @@
+"""Gated DeltaNet as a token mixer (Yang et al. 2024, as in Qwen3-Next): a short convolution of queries, keys and
+values, the gated delta rule, a norm of each head, a gate.
+
+Owns its description. Does not own what is computed (`compute/layers/delta`). Torch-free.
+"""
+
+from __future__ import annotations
+
+from quire.config.layers import NormSpec
+from quire.config.parameters import Matrix, MixerParameters, NormTable, Tensor
+from quire.config.recurrent import RecurrentMixer
+from quire.config.states import StatePart, StateSpec
+
+
+class DeltaSpec(RecurrentMixer, frozen=True, kw_only=True):
+    """See `MixerSpec` for what all mixers say."""
+
+    n_key_heads: int
+    n_value_heads: int
+    """A multiple of n_key_heads."""
+    key_dim: int
+    value_dim: int
+    kernel: int
+    """Tokens that the convolution sees."""
+    eps: float
+
+    @property
+    def inner_size(self) -> int:
+        """Columns of all values."""
+        return self.n_value_heads * self.value_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Columns of the convolution: queries, keys and values."""
+        return 2 * self.n_key_heads * self.key_dim + self.inner_size
+
+    @property
+    def state_spec(self) -> StateSpec:
+        state = self.n_value_heads, self.key_dim, self.value_dim
+        return StateSpec((StatePart((self.kernel - 1, self.conv_size)), StatePart(state, is_exact=True)))
+
+    @property
+    def n_row_numbers(self) -> int:
+        return 3 * self.conv_size + 4 * self.inner_size
+
+    @property
+    def words(self) -> str:
+        return (
+            f"gated DeltaNet, {self.n_value_heads} heads of {self.value_dim}, {self.n_key_heads} of keys of "
+            f"{self.key_dim}, convolution of {self.kernel} tokens"
+        )
+
+    def parameters(self, at: str, hidden_size: int) -> MixerParameters:
+        """Projections 'in' and 'out', norm 'head'. Rows of 'in': queries, keys, values, gates, weights, decays."""
+        own = at + "mixer"
+        rows = (("in_proj_qkvz", self.conv_size + self.inner_size), ("in_proj_ba", 2 * self.n_value_heads))
+        kinds = ("A_log", "dt_bias")
+        return MixerParameters(
+            matrices={
+                "in": Matrix(n_in=hidden_size, parts=tuple((f"{own}.{name}", n) for name, n in rows)),
+                "out": Matrix(n_in=self.inner_size, parts=((own + ".out_proj", hidden_size),)),
+            },
+            norms={"head": NormTable(name=own + ".norm", shape=(self.value_dim,), spec=NormSpec(eps=self.eps))},
+            tensors={
+                "weight": Tensor(name=own + ".conv1d", shape=(self.conv_size, 1, self.kernel)),
+                **{kind: Tensor(name=own, shape=(self.n_value_heads,), kind=kind, is_float32=True) for kind in kinds},
+            },
+        )
+
+    def grouped(self, name: str) -> tuple[int, ...]:
+        """Of in_proj_qkvz and in_proj_ba, for each key head."""
+        n = self.n_value_heads // self.n_key_heads
+        return (self.key_dim, self.key_dim, *[n * self.value_dim] * 2) if name == "in_proj_qkvz" else (n, n)

@@ -1,0 +1,153 @@
+"""Calls the recurrent kernels on the current stream. Nothing is read from the device, so that steps can be captured."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from quire.kernels.state.spans import PIECE, StateSpans
+from quire.kernels.state.triton import conv, delta, ssm
+from quire.kernels.state.triton import gate as gated
+
+CONV_COLUMNS, PIECE_COLUMNS = 128, 64
+WIDE_STATE = 128
+LEAST = 16
+"""Smallest side of a product of matrices."""
+STATE_NUMBERS = 4096
+"""Of a one-row update's block."""
+
+
+def convolve(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: torch.Tensor,
+    spans: StateSpans,
+    silu: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See op.py."""
+    n, columns = x.shape
+    out = torch.empty(n, columns, dtype=x.dtype, device=x.device) if out is None else out
+    k, weight = weight.shape[1], weight.contiguous()
+    blocks = triton.cdiv(columns, CONV_COLUMNS)
+    if spans.is_single:
+        conv.convolve_rows[(n, blocks)](
+            x, x.stride(0), weight, bias, state, out, spans.lines, spans.fresh, columns,
+            K=k, SILU=silu, BLOCK=CONV_COLUMNS, num_warps=2,
+        )  # fmt: skip
+        return out
+    of_spans = spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr
+    assert spans.span_of is not None
+    conv.convolve_pieces[(len(spans.span_of), triton.cdiv(columns, PIECE_COLUMNS))](
+        x, x.stride(0), weight, bias, state, out, *of_spans, spans.span_of, columns,
+        K=k, SILU=silu, L=PIECE, BLOCK=PIECE_COLUMNS, num_warps=8,
+    )  # fmt: skip
+    conv.keep_inputs[(len(spans.lines), blocks)](
+        x, x.stride(0), state, *of_spans, spans.keep, columns, K=k, BLOCK=CONV_COLUMNS, num_warps=2
+    )
+    return out
+
+
+def scan_ssm(
+    x: torch.Tensor,
+    dt: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    a_log: torch.Tensor,
+    d: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    spans: StateSpans,
+    dt_limit: tuple[float, float],
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See op.py."""
+    n, heads, p = x.shape
+    size, per_group = b.shape[2], heads // b.shape[1]
+    out = torch.empty(n, heads, p, dtype=x.dtype, device=x.device) if out is None else out
+    x, b, c = (_rows(one) for one in (x, b, c))
+    inputs = x, x.stride(0), dt, dt.stride(0), b, b.stride(0), c, c.stride(0), a_log, d, dt_bias, state, out
+    block_s = max(LEAST, triton.next_power_of_2(size))
+    shape = {"H": heads, "P": p, "S": size, "PER_GROUP": per_group, "BLOCK_S": block_s}
+    if spans.is_single:
+        block_p = min(triton.next_power_of_2(p), max(1, STATE_NUMBERS // block_s))
+        ssm.scan_rows[(n, heads, triton.cdiv(p, block_p))](
+            *inputs, spans.lines, spans.fresh, *dt_limit, **shape, BLOCK_P=block_p, num_warps=4
+        )
+        return out
+    # Tiles that leave nothing, or least, of what a program has to memory, as compiled for Hopper.
+    block_p = max(LEAST, min(32 if block_s > WIDE_STATE else 64, triton.next_power_of_2(p)))
+    ssm.scan_pieces[(len(spans.lines), heads, triton.cdiv(p, block_p))](
+        *inputs, spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep, *dt_limit, **shape,
+        L=PIECE, BLOCK_P=block_p, PRECISION=_precision(x), num_warps=8, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def scan_delta(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    state: torch.Tensor,
+    spans: StateSpans,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See op.py."""
+    n, heads, e = v.shape
+    size, per_key = k.shape[2], heads // k.shape[1]
+    out = torch.empty(n, heads, e, dtype=v.dtype, device=v.device) if out is None else out
+    q, k, v = (_rows(one) for one in (q, k, v))
+    a, b = (one if one.stride(1) == 1 else one.contiguous() for one in (a, b))
+    scale, block_d = size**-0.5, max(LEAST, triton.next_power_of_2(size))
+    shape = {"H": heads, "D": size, "E": e, "PER_KEY": per_key, "BLOCK_D": block_d}
+    if spans.is_single:
+        block_e = min(triton.next_power_of_2(e), max(1, STATE_NUMBERS // block_d))
+        delta.scan_rows[(n, heads, triton.cdiv(e, block_e))](
+            q, q.stride(0), k, k.stride(0), v, v.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias, state, out,
+            spans.lines, spans.fresh, scale, **shape, BLOCK_E=block_e, num_warps=4,
+        )  # fmt: skip
+        return out
+    new, known = (torch.empty(n, heads, width, dtype=k.dtype, device=k.device) for width in (e, size))
+    assert spans.span_of is not None
+    precision = _precision(k)
+    delta.solve_pieces[(len(spans.span_of), heads)](
+        k, k.stride(0), v, v.stride(0), a, a.stride(0), b, b.stride(0), a_log, dt_bias, new, known, spans.row_ptr,
+        **shape, L=PIECE, BLOCK=LEAST, BLOCK_E=max(LEAST, triton.next_power_of_2(e)), PRECISION=precision,
+        EXACT="tf32x3" if precision == "tf32" else precision, num_warps=8, num_stages=1,
+    )  # fmt: skip
+    block_e = max(LEAST, min(32, triton.next_power_of_2(e)))
+    delta.scan_pieces[(len(spans.lines), heads, triton.cdiv(e, block_e))](
+        q, q.stride(0), k, k.stride(0), a, a.stride(0), a_log, dt_bias, new, known, state, out,
+        spans.lines, spans.fresh, spans.piece_ptr, spans.row_ptr, spans.keep, scale,
+        **shape, L=PIECE, BLOCK_E=block_e, PRECISION=precision, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return out
+
+
+def norm_gated(
+    y: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float, size: int, gate_first: bool
+) -> torch.Tensor:
+    """See op.py."""
+    n, columns = y.shape
+    out = torch.empty(n, columns, dtype=y.dtype, device=y.device)
+    gated.norm_rows[(n, columns // size)](
+        y, y.stride(0), gate, gate.stride(0), weight, out, columns, len(weight), eps,
+        SIZE=size, GATE_FIRST=gate_first, BLOCK=triton.next_power_of_2(size),
+        num_warps=8 if size > 2048 else 4 if size > 512 else 1,
+    )  # fmt: skip
+    return out
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x [n, heads, size] with the heads of a row behind one another."""
+    return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
+
+
+def _precision(x: torch.Tensor) -> str:
+    """float32 inputs are for tests, and multiplied as such."""
+    return "ieee" if x.dtype is torch.float32 else "tf32"
