@@ -189,6 +189,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _native("qkv", "rotate_and_store"),
     _reference("qkv", "rotate_and_store"),
     _triton("mla", "store"),
+    Implementation("mla", "cpu", ("store",), ("cpu",), "torch; the norm's kernel and one copy", dtypes=_FLOATS),
     _reference("mla", "store"),
     _hopper("act", "silu_mul"),
     _triton("act", "silu_mul", "activate"),
