@@ -310,10 +310,11 @@ class Worker:
         if self.arch.state_specs:
             dtype = TORCH_DTYPES[limits.dtype]
             pool.states = StatePool(self.arch, limits.max_num_seqs, allocation.n_snapshots, dtype, device)
-            self.no_determinism = "sums of recurrent layers depend on the chunks of a prompt"
-        elif self.platform.rows_alone is not RowsAlone.NEVER:
+        found = [layer.mixer.no_determinism for layer in model.layers]
+        if self.platform.rows_alone is RowsAlone.NEVER:
+            found += [layer.ffn.no_determinism for layer in model.layers]
+        elif not any(found):
             self.no_determinism = obstacle(model, pool)
-        found = (layer.mixer.no_determinism for layer in model.layers)
         self.no_determinism = self.no_determinism or next(filter(None, found), "")
         if self.no_determinism and self._config.deterministic:
             raise ConfigError(

@@ -57,6 +57,7 @@ def _n_experts(config: ModelFields, default: int) -> int:
 def softmax_layers(config: ModelFields) -> list[FfnSpec]:
     """Feed-forwards of each layer of a DeepSeek-V2: softmax, and groups by their best expert if topk_method says so."""
     config.only("norm_topk_prob", False)
+    config.only("scoring_func", "softmax")
     method = config.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
     groups = (1, 1) if method == "group_limited_greedy" else None
     sparse = _grouped(config, groups=groups, n_experts=64, n_chosen=6, size=1407, renormalise=False)
@@ -74,6 +75,8 @@ def sigmoid_layers(
 ) -> list[FfnSpec]:
     """Feed-forwards of each layer of a DeepSeek-V3 or its kin, whose defaults these are: sigmoid, a correction for the
     choice, groups by their two best experts (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+    config.only("scoring_func", "sigmoid")
+    config.only("topk_method", "noaux_tc")
     sparse = _grouped(
         config, groups=groups, n_best=2, scale=scale, n_experts=n_experts, n_chosen=8, size=size, scores=Scores.SIGMOID,
         renormalise=config.flag("norm_topk_prob", True), correction_bias=True,

@@ -154,8 +154,9 @@ REFUSED: Final = (
     Group("enable_expert_parallel! enable_ep_weight_filter! enable_elastic_ep! enable_eplb! eplb_config"
           " expert_placement_strategy", "one engine has all experts: leave it out"),
     Group("mamba_config mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode"
-          " enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds diffusion_config",
-          "models with state spaces or diffusion are not served: leave it out"),
+          " enable_mamba_cache_stochastic_rounding! mamba_cache_philox_rounds",
+          "recurrent states and their snapshots are sized by the memory that is there: leave it out"),
+    Group("diffusion_config", "models of diffusion are not served: leave it out"),
     Group("media_io_kwargs mm_processor_kwargs mm_processor_cache_gb mm_processor_cache_type"
           " mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype"
           " mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin"

@@ -203,7 +203,9 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
     )
     structured = StructuredOutput(None)  # what it says means nothing anyway
     pace = _pace(limits, arch, SIMULATED, 2)
-    core = _assemble(config, limits, layout, executor, clock, n_pages, structured, pace=pace)
+    core = _assemble(
+        config, limits, layout, executor, clock, n_pages, structured, pace=pace, has_states=bool(arch.state_specs)
+    )  # fmt: skip
     return core, _ready(config, limits, arch, config.device, n_pages)
 
 

@@ -37,6 +37,12 @@ class DraftCheckpoint:
 
     def check(self, arch: ModelArch, layout: KVLayout, max_model_len: int) -> None:
         """See `DraftSource`."""
+        if self.arch.state_specs:
+            raise ConfigError(
+                f"the draft model {self.folder} has recurrent layers, whose states a wrong draft would alter: "
+                "give one without, or the method ngram",
+                param="speculative_config",
+            )
         if self.arch.vocab_size != arch.vocab_size:
             raise ConfigError(
                 f"the draft model {self.folder} has {self.arch.vocab_size} token ids and the model has "
@@ -94,6 +100,12 @@ class SmallModel:
     def drafter(self, tables: SlotTables, pool: KVPool, limits: EngineLimits, vocab_limit: int | None) -> ModelDrafter:
         """See `LoadedDraft`: pages of the same type."""
         device, arch = self._platform.device, self.model.arch
+        if arch.keeps_lines and not pool.k.dtype.is_floating_point:
+            raise ConfigError(
+                "kv_cache_dtype = 'int8' rounds keys and values of heads, and the draft model keeps one line a token "
+                "for all heads: leave --kv-cache-dtype out, or give another draft model",
+                param="kv_cache_dtype",
+            )
         own = KVPool(arch, pool.k.shape[1], tables.page_size, pool.k.dtype, device)
         sampler = Sampler(limits.max_num_seqs, arch.vocab_size, device.torch_device, vocab_limit=vocab_limit)
         tail = Tail(device, self.model, tables, sampler)

@@ -203,12 +203,14 @@ class GraphForward:
     def follows(self, step: Step, most_behind: np.ndarray) -> bool:
         """See `Follower`."""
         captures, batch = self._captures_now(), step.batch
+        group, lengths = self._pool.group, np.diff(batch.q_indptr)
         if captures is None or are_rows_alone() or any(self._pool.windows) or step.wants_all:
             return False
-        earliest = batch.sampled_positions - np.repeat(most_behind, np.diff(batch.q_indptr))
+        if group > small_rows_of(group):  # a row is a large line then, which cannot be placed
+            return False
+        earliest = batch.sampled_positions - np.repeat(most_behind, lengths)
         if len(batch.sampled_rows) > self._sampling.sizes[-1] or not self._tail.is_plain(step, earliest):
             return False
-        group, lengths = self._pool.group, np.diff(batch.q_indptr)
         is_small = bool(lengths.max() * group <= small_rows_of(group)) and not step.shared
         forwards = self._forwards_for(captures, step, verifies=True)
         return forwards is captures.verifying or (forwards is captures.mixed and is_small)

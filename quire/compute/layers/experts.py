@@ -9,6 +9,7 @@ CPU kernels; else experts take turns, each with all of its tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import torch
 
@@ -22,6 +23,9 @@ from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
 from quire.config.parameters import FfnParameters, Kept, Matrix
 from quire.kernels import gemm, moe
 from quire.kernels.gemm import Norm as NormPair
+
+LANES: Final = 16
+"""Numbers that a CPU computes at once at most."""
 
 
 class Experts:
@@ -58,6 +62,7 @@ class Experts:
         self.packed: moe.PackedExperts | None = None
         self.is_plain = False
         is_wide = self.router.matrix.kept is Kept.FLOAT32
+        self.no_determinism = _no_determinism(spec)
         self.not_alone = "its routers multiply in float32, with torch" if is_wide else ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
@@ -267,3 +272,12 @@ def _bank(make: Make, matrices: list[Matrix], schemes: Schemes) -> Bank:
     if type(scheme) is Plain:
         return Stack(make, matrices, scheme)
     return Bank([Linear(make, matrix, schemes.of(matrix)) for matrix in matrices])
+
+
+def _no_determinism(spec: ExpertsSpec) -> str:
+    """On a CPU torch rounds the ends of an array otherwise than its middle, in sigmoids."""
+    wide = spec.routing.scores is not Scores.SIGMOID or spec.n_experts % LANES == 0
+    is_gated = spec.shared is not None and spec.shared.gated
+    if wide and not is_gated and (spec.gating == moe.SWIGLU or spec.size % LANES == 0):
+        return ""
+    return "sigmoids in its experts are torch's, whose last bits depend on where a row stands"

@@ -54,6 +54,11 @@ class Ffn(Protocol):
         ...
 
     @property
+    def no_determinism(self) -> str:
+        """Why a row's bits depend on other rows on a CPU; empty: they do not."""
+        ...
+
+    @property
     def not_alone(self) -> str:
         """Why a row's bits depend on other rows where all `kernels` have a form in which they do not; empty: they do
         not either."""
@@ -89,7 +94,7 @@ class FeedForward:
         self.up, self.down = Linear(make, up, schemes.of(up)), Linear(make, down, schemes.of(down))
         self.sum = ResidualProduct(self.down, post_norm, scale)
         self.tables: tuple[Table, ...] = ()
-        self.not_alone = ""
+        self.not_alone = self.no_determinism = ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the last matrix takes [n, size]."""

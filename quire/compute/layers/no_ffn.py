@@ -17,6 +17,7 @@ class NoFfn:
     """See `Ffn`."""
 
     is_plain = False
+    not_alone = no_determinism = ""
     linears: tuple[Linear, ...] = ()
     tables: tuple[Table, ...] = ()
 

@@ -20,6 +20,7 @@ class Recurrent:
 
     variant: Variant | None = None
     is_plain = False
+    no_determinism = "sums of recurrent layers depend on the chunks of a prompt"
 
     def __init__(
         self, parameters: MixerParameters, layer: int, make: Make, schemes: Schemes, cos_sin: torch.Tensor

@@ -7,6 +7,7 @@ state is (`kernels/state`). Invariant: addresses do not change, so that steps ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from quire.compute.runner.batch_builder import FlatBatch
 from quire.config.arch import ModelArch
 from quire.core.plan import StateRestore, StateSave
 from quire.kernels.state import StateSpans, plan_spans, spans_of
+
+ALIGNED: Final = 4
+"""Integers: arrays begin at multiples, as Triton compiles a kernel for each mix of those that do and do not."""
 
 
 class StatePool:
@@ -61,12 +65,20 @@ class StatePool:
         later = [(span - n_first, n_rows, line) for span, n_rows, line in kept]
         arrays = plan_spans(indptr[n_first:] - n_first, batch.span_slots[n_first:], starts[n_first:], later)
         single = batch.span_slots[:n_first].astype(np.int32), (starts[:n_first] == 0).astype(np.int32)
-        sizes = [len(one) for one in (*single, *arrays)]
-        lines, fresh, *rest = self._device.upload(np.concatenate([*single, *arrays])).split(sizes)  # type: ignore[no-untyped-call]
+        lines, fresh, *rest = self._sent([*single, *arrays])
         first = StateSpans(lines, fresh) if n_first else None
         if first is not None and n_first == len(batch.span_slots):
             return first
         return spans_of(rest, first)
+
+    def _sent(self, arrays: list[np.ndarray]) -> list[torch.Tensor]:
+        """int32 arrays on the device by one copy, each from where kernels find any: they are compiled for that."""
+        starts = np.cumsum([0, *(-(-len(one) // ALIGNED) * ALIGNED for one in arrays)])
+        packed = np.zeros(int(starts[-1]), np.int32)
+        for at, one in zip(starts, arrays, strict=False):
+            packed[at : at + len(one)] = one
+        sent = self._device.upload(packed)
+        return [sent[at : at + len(one)] for at, one in zip(starts.tolist(), arrays, strict=False)]
 
 
 def _n_single(indptr: np.ndarray, kept: list[int]) -> int:

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+MOST_PLACED_HEADS = 64
+"""Query heads of one KV head, of which a small line holds those of a token."""
+
 
 @enum.unique
 class Layout(enum.IntEnum):
@@ -166,7 +169,10 @@ class AttnPlan:
     def place(self, positions: torch.Tensor) -> None:
         """On a GPU, in stream order: rows stand there from now on, at their planned positions or before them, those of
         a span one behind the other. positions: int64 [at least one for each row], on the device. Spans have small lines
-        (few rows) and share nothing. Raises ValueError for a plan with a window, which is cut by where rows stand."""
+        (few rows, of at most 64 query heads a KV head) and share nothing. Raises ValueError for a plan with a window,
+        which is cut by where rows stand, or with more heads."""
+        if self.heads.group > MOST_PLACED_HEADS:
+            raise ValueError(f"rows of {self.heads.group} query heads a KV head are large lines, which are not placed")
         if self.window or self.n_first or not self.causal or self.shared or self.batch_invariant:
             raise ValueError("rows can be placed in plans that are causal, share nothing, and have no window")
         self.work.place(positions)
