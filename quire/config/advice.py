@@ -59,8 +59,9 @@ def quantised_with(fields: Fields) -> str:
     width = f" in {bits} bits" if isinstance(bits, int) and 0 < bits <= 16 else ""
     return (
         f"quantization_config: this checkpoint is quantised with {name}{width}, which Quire does not read on any"
-        " device. Take the checkpoint that it was made from (on a CPU, --quantization int8 or int4 rounds it while"
-        " loading), or a GGUF file of the model."
+        " device yet. Take a bfloat16 checkpoint of the model: the one that it was made from, or one that was converted"
+        " back (on a CPU, --quantization int8 or int4 rounds it while loading). Llama, Mistral and Qwen are also read"
+        " from GGUF files."
     )
 
 

@@ -203,7 +203,7 @@ def _match(shards: list[Shard], model: Decoder, in_gguf: bool) -> list[list[Copy
     copies = [list(_copies(shard.entries, places, names, model.arch)) for shard in shards]
     targets = {copy.target for shard_copies in copies for copy in shard_copies if not copy.compare}
     found = targets | {part for name in targets if name in wholes for part in wholes[name][1]}
-    _refuse("has no tensor", sorted(set(wanted) - found))
+    _refuse("has no tensor", sorted(names.in_checkpoint(one) for one in set(wanted) - found))
     for copy in (copy for shard_copies in copies for copy in shard_copies):
         expected = stored_shape(tuple(places[copy.target].shape), copy.rows)
         if copy.entry.shape != expected:

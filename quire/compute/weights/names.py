@@ -20,6 +20,7 @@ from quire.config.parameters import LAYER
 
 _NUMBER: Final = re.compile(r"(?<=\.)(0|[1-9]\d{0,5})(?=\.|$)")
 _MIXER: Final = re.compile(r"^model\.layers\.(\d+)\.(?:self_attn|mixer)\.(\w+)\.")
+_PLACE: Final = re.compile(r"^model\.layers\.(\d+)\.(.+)\.(\w+)$")
 COMPUTED: Final = ("model.rotary_emb.inv_freq", "model.layers.{}.self_attn.rotary_emb.inv_freq")
 """Buffers that old checkpoints carry and every model computes from config.json."""
 
@@ -73,6 +74,20 @@ class Names:
             stored = Stored(LAYER.format(number) + stored.name, stored.order)
         target = f"{stored.name}.{kind}"
         return target, self._rows(target, stored.order)
+
+    def in_checkpoint(self, parameter: str) -> str:
+        """The name that a checkpoint has for a parameter, the inverse of `parameter`; its own if none is known."""
+        inside = _PLACE.match(parameter)
+        number, rest, kind = inside.groups() if inside else (None, *parameter.rpartition(".")[::2])
+        for template, found in sorted(self._table.items(), key=lambda item: -len(item[0])):  # the fullest name
+            name = found.name if isinstance(found, Stored) else found
+            match = re.fullmatch(re.escape(name).replace(r"\{\}", r"(\d+)"), rest)
+            numbers = ([] if number is None else [number]) + list(match.groups() if match else ())
+            if match is not None and template.count("{}") == len(numbers):
+                stored = f"{template.format(*numbers)}.{kind}"
+                if self.parameter(stored)[0] == parameter:
+                    return stored
+        return parameter
 
     def of_experts(self, name: str) -> tuple[list[str], Rows] | None:
         """(name of each expert's parameter, how its rows differ) for the name of a tensor with one of each; None for
