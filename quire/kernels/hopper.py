@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import torch
 
 from quire.kernels import jit
@@ -18,3 +20,9 @@ def machine_obstacle() -> str | None:
     if jit.compiler("nvcc") is None:
         return "nvcc was not found on PATH: install the CUDA toolkit to have the fastest kernels"
     return None
+
+
+def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
+    """The library of a source in csrc/cuda with these definitions, compiled if it is new. Raises BuildError."""
+    sources, flags = [jit.sources_folder() / "cuda" / source], [*FLAGS, *definitions]
+    return jit.shared_library(source.removesuffix(".cu"), sources, flags, "", "nvcc")

@@ -5,29 +5,16 @@ from __future__ import annotations
 import torch
 
 from quire.compute.layers.context import Context
-from quire.compute.layers.linear import Make
 from quire.compute.layers.norm import Norm, project
 from quire.compute.layers.recurrent import Recurrent
-from quire.compute.schemes.choice import Schemes
 from quire.config.delta import DeltaSpec
-from quire.config.parameters import MixerParameters
 from quire.kernels.state import convolve, norm_gated, scan_delta
 
 
 class Delta(Recurrent):
     """See `Mixer`."""
 
-    def __init__(
-        self,
-        spec: DeltaSpec,
-        parameters: MixerParameters,
-        layer: int,
-        make: Make,
-        schemes: Schemes,
-        cos_sin: torch.Tensor,
-    ) -> None:
-        super().__init__(parameters, layer, make, schemes, cos_sin)
-        self.spec = spec
+    spec: DeltaSpec
 
     def __call__(self, x: torch.Tensor, norm: Norm | None, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """See `Mixer`."""

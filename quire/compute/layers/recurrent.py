@@ -5,6 +5,8 @@ Owns these. Does not own any data flow (`short_conv`, `mamba`, `delta`) nor stat
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from quire.compute.layers.linear import Linear, Make, Table
@@ -22,10 +24,19 @@ class Recurrent:
     is_plain = False
     no_determinism = "sums of recurrent layers depend on the chunks of a prompt"
 
+    spec: Any
+    """Each says which."""
+
     def __init__(
-        self, parameters: MixerParameters, layer: int, make: Make, schemes: Schemes, cos_sin: torch.Tensor
+        self,
+        spec: Any,
+        parameters: MixerParameters,
+        layer: int,
+        make: Make,
+        schemes: Schemes,
+        cos_sin: torch.Tensor,
     ) -> None:
-        self.layer, self.cos_sin = layer, cos_sin
+        self.spec, self.layer, self.cos_sin = spec, layer, cos_sin
         self.inputs, self.out = (
             Linear(make, matrix, schemes.of(matrix)) for matrix in (parameters.matrices[one] for one in ("in", "out"))
         )

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 
 from quire.compute.layers.context import Context
-from quire.compute.layers.linear import Make
 from quire.compute.layers.norm import Norm, project
 from quire.compute.layers.recurrent import Recurrent
-from quire.compute.schemes.choice import Schemes
-from quire.config.parameters import MixerParameters
 from quire.config.short_conv import ShortConvSpec
 from quire.kernels.state import convolve
 
@@ -17,17 +14,7 @@ from quire.kernels.state import convolve
 class ShortConv(Recurrent):
     """See `Mixer`."""
 
-    def __init__(
-        self,
-        spec: ShortConvSpec,
-        parameters: MixerParameters,
-        layer: int,
-        make: Make,
-        schemes: Schemes,
-        cos_sin: torch.Tensor,
-    ) -> None:
-        super().__init__(parameters, layer, make, schemes, cos_sin)
-        self.spec = spec
+    spec: ShortConvSpec
 
     def __call__(self, x: torch.Tensor, norm: Norm | None, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """See `Mixer`."""

@@ -16,9 +16,9 @@ import torch
 
 from quire.kernels import jit
 from quire.kernels.gemm.estimate import fastest
-from quire.kernels.gemm.hopper import Build, compile_variant, n_processors_of, static_obstacle, variant_of
+from quire.kernels.gemm.hopper import Build, n_processors_of, static_obstacle, variant_of
 from quire.kernels.gemm.plan import MAX_NORM_ROWS, ProductShape
-from quire.kernels.hopper import machine_obstacle
+from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 
 logger = logging.getLogger("quire.kernels")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable
 
 import torch
@@ -19,7 +18,7 @@ from quire.kernels import jit
 from quire.kernels.gemm.estimate import fastest
 from quire.kernels.gemm.plan import CHUNK, MAX_NORM_ROWS, N_AHEAD, Plan, ProductShape
 from quire.kernels.gemm.wide import WidePlan
-from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.norm import rms_norm
 
@@ -248,12 +247,6 @@ def variant_of(product: ProductShape, plan: Plan | WidePlan, build: Build) -> tu
             "NORM": product.norm,
         }
     return source, tuple(f"-DQUIRE_{name}={int(value)}" for name, value in macros.items())
-
-
-def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
-    """The library of a variant, compiled if it is new. Raises BuildError."""
-    sources, flags = [jit.sources_folder() / "cuda" / source], [*FLAGS, *definitions]
-    return jit.shared_library(source.removesuffix(".cu"), sources, flags, "", "nvcc")
 
 
 def _arguments(

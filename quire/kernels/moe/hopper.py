@@ -11,7 +11,6 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
-import pathlib
 from collections.abc import Callable
 
 import torch
@@ -19,7 +18,7 @@ import torch
 from quire.config.experts import Gating
 from quire.kernels import jit
 from quire.kernels.catalog import Slower
-from quire.kernels.hopper import FLAGS, machine_obstacle
+from quire.kernels.hopper import compile_variant, machine_obstacle
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.moe.plan import (
     CHUNK,
@@ -233,6 +232,7 @@ def _build(n_chosen: int, n_experts: int, hidden: int, inner: int, dtype: torch.
         list(pool.map(lambda one: compile_variant(*one), sorted(wanted)))
 
 
+@functools.cache
 def load(cut: FewPlan | WidePlan, dtype: torch.dtype, device: torch.device) -> Launch:
     """The kernels of a plan, compiled if they are new. Raises BuildError."""
     products = tuple(_function(*one) for one in variants(cut, dtype))
@@ -254,12 +254,6 @@ def variants(cut: FewPlan | WidePlan, dtype: torch.dtype) -> tuple[tuple[str, tu
 def _definitions(dtype: torch.dtype, **macros: int) -> tuple[str, ...]:
     macros["BF16"] = int(dtype is torch.bfloat16)
     return tuple(f"-DQUIRE_{name}={value}" for name, value in macros.items())
-
-
-def compile_variant(source: str, definitions: tuple[str, ...]) -> pathlib.Path:
-    """The library of a variant, compiled if it is new. Raises BuildError."""
-    sources = [jit.sources_folder() / "cuda" / source]
-    return jit.shared_library(source.removesuffix(".cu"), sources, [*FLAGS, *definitions], "", "nvcc")
 
 
 def _function(source: str, definitions: tuple[str, ...]) -> Kernel:
