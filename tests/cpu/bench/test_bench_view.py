@@ -13,6 +13,7 @@ import torch
 
 from quire.bench.ceilings import higher, probe
 from quire.bench.kernels.timing import timer
+from quire.bench.limit import lines
 from quire.bench.profiling import MAX_STEPS, capture, read_kernels
 from quire.cli.main import main
 from quire.core.sampling import SamplingParams
@@ -20,8 +21,6 @@ from quire.engine.llm import LLM
 from quire.kernels import native
 from quire.planner.hardware import Hardware
 
-MOST_SHARE = 3.0
-"""The demo model fits a processor's cache, which is faster than the memory that the limit is computed for."""
 ENGINE = ("--num-gpu-blocks-override", "600", "--num-threads", "1", "--device", "cpu")
 
 
@@ -57,13 +56,14 @@ def test_latency_command_shows_limit_breakdown_and_trace(
     words += ["--num-iters-warmup", "1", "--output-json", str(report), "--profile", str(trace)]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "ms a decode step; attained" in out and "gaps" in out and "ceilings in this run" in out
+    assert "gaps" in out and "ceilings in this run" in out
     results = json.loads(report.read_text())["results"]
     assert results["ceilings"]["read_bytes_per_second"] > 1e9
     (case,) = results["cases"]
     assert list(case["limits"]) == ["decode_step_ms", "first_token_ms", "latency_ms"]
+    assert all(line in out for line in lines(case["limits"]))
     for row in case["limits"].values():
-        assert 0 < row["share"] <= MOST_SHARE and row["share"] == pytest.approx(row["limit"] / row["attained"])
+        assert row["limit"] > 0 and row["share"] == pytest.approx(row["limit"] / row["attained"])
     check_parts(case["breakdown"])
     assert case["breakdown"]["n_steps"] == 20 and case["breakdown"]["n_tokens"] == 2.0, "half of about 40 steps"
     events = json.loads(trace.read_text())["traceEvents"]
@@ -76,10 +76,11 @@ def test_throughput_command_shows_them_too(tmp_path: pathlib.Path, capsys: pytes
     report = tmp_path / "r.json"
     words = ["bench", "throughput", "--num-prompts", "5", "--input-len", "30", "--output-len", "4", *ENGINE]
     assert main([*words, "--num-warmups", "0", "--output-json", str(report)]) == 0
-    assert "output tok/s; attained" in capsys.readouterr().out
+    out = capsys.readouterr().out
     results = json.loads(report.read_text())["results"]
     row = results["limits"]["output_tokens_per_second"]
-    assert 0 < row["share"] <= MOST_SHARE and row["attained"] == pytest.approx(results["output_tokens_per_second"])
+    assert row["share"] > 0 and row["attained"] == pytest.approx(results["output_tokens_per_second"])
+    assert all(line in out for line in lines(results["limits"]))
     check_parts(results["breakdown"])
     assert results["breakdown"]["n_tokens"] > 5, "too few steps for a middle: prompts are in"
 
