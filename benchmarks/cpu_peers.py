@@ -147,6 +147,9 @@ class Benchmark:
         quantization, types = FORMATS[name]
         source = self.file(folder, types[0]) if self.args.from_gguf else str(folder)
         options = {"model": source, "quantization": quantization, "skip_tokenizer_init": True, "max_model_len": 1024}
+        if models.has_experts(model):
+            types = ("Q4_0",)
+            options |= {"model": str(models.FOLDER / model), "load_format": "dummy"}
         ours = Worker(sys.executable, "benchmarks.peers.ours", self.log, threads=self.args.threads, **options)
         self.versions["quire"] = ours.ready
         for peer, label, worker in self.peers(folder, types):

@@ -15,6 +15,7 @@ import numpy as np
 import safetensors.torch
 import torch
 
+from benchmarks.peers.experts import write_experts
 from quire.bench.shape import FOLDER
 from quire.compute.models.decoder import decoder_on
 from quire.compute.weights.dummy import fill_random
@@ -138,9 +139,21 @@ def rope_factors(config: dict[str, Any]) -> np.ndarray[Any, Any]:
     return (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)
 
 
+def has_experts(model: str) -> bool:
+    """Whether a bundled shape has some: their file is made without a checkpoint (`experts.py`)."""
+    path = FOLDER / model / "config.json"
+    return path.exists() and "num_experts" in json.loads(path.read_text())
+
+
 def checkpoint(folder: pathlib.Path, model: str, demo: pathlib.Path) -> pathlib.Path:
-    """The checkpoint of a shape or of `demo`, in a folder with its files; written if it is not there."""
+    """The checkpoint of a shape or of `demo`, in a folder with its files; written if it is not there. A shape with
+    experts has a file in Q4_0 alone."""
     target = folder / model
+    if has_experts(model):
+        target.mkdir(parents=True, exist_ok=True)
+        if not (target / "Q4_0.gguf").exists():
+            write_experts(target / "Q4_0.gguf", model)
+        return target
     if not (target / "model.safetensors").exists():
         if model == "demo":
             shutil.copytree(demo, target, dirs_exist_ok=True)

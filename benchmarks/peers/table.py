@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.peers.models import has_experts
 from quire.bench.datasets import read_lengths
 
 LLAMA, IK, HF = "llama.cpp", "ik_llama.cpp", "transformers"
@@ -113,6 +114,9 @@ def measures(model: str, quick: bool, lengths: str, n_out: int) -> Sequence[Meas
     sequence."""
     if model == "demo":
         return [Measure("decode", "decode", ((128, 128),), 1, {}, (LLAMA,), least=1500.0)]
+    if has_experts(model):
+        found = [equal(n, 128, n_out, {"4-bit": least}) for n, least in ((1, 1.3), (8, 2.5))]
+        return [dataclasses.replace(one, peers=(LLAMA,)) for one in found]
     prefill = targets({"bf16": 1.5, "8-bit": 4.0, "4-bit": 2.5})
     found = [
         equal(1, 128, n_out, {"bf16": 1.05, "8-bit": 1.35, "4-bit": 1.45}),

@@ -39,7 +39,7 @@ template <class T> void run_experts(const QuireExperts& e) {
     int64_t* starts = (int64_t*)scratch.piece(0);
     int32_t *slots = (int32_t*)scratch.piece(1), *tokens = (int32_t*)scratch.piece(2);
     QuireLinear* products = (QuireLinear*)scratch.piece(3);
-    T *sorted = (T*)e.scratch, *each = sorted + n_pairs * hidden, *between = each + n_pairs * hidden;
+    T *sorted = (T*)e.scratch, *between = sorted + n_pairs * hidden, *each = sorted;  // x is not read any more by then
     sort(e, starts, slots, tokens);
     parallel_for(starts[e.n_experts], rows_a_chunk(hidden), e.n_threads, [&](int64_t slot) {
         memcpy(sorted + slot * hidden, (const T*)e.x + tokens[slot] * e.x_row, hidden * sizeof(T));

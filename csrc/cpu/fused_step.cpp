@@ -67,9 +67,13 @@ void take(const QuireTake& a, const QuireStep& s) {
 }
 
 void norm(const QuireNorm& a, const Running& now) {
-    quire_rms_norm(
-        a.dtype, a.x, a.width, 0, nullptr, 0, nullptr, a.weight, a.out, now.n_rows, 1, a.width, a.eps,
-        n_threads_now(now.step));
+    by_dtype(a.dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        parallel_for(now.n_rows, rows_a_chunk(a.width), n_threads_now(now.step), [&](int64_t i) {
+            T* const no = nullptr;
+            norm_row<T>((const T*)a.x + i * a.x_row, no, no, (const T*)a.weight, (T*)a.out + i * a.out_row, a.width, a.eps);
+        });
+    });
 }
 
 void load(const QuireLoad& a, const Running& now) {
@@ -109,6 +113,16 @@ void run(const QuireOp& op, Running& now) {
         }
         case QUIRE_NORM: return norm(*(const QuireNorm*)op.args, now);
         case QUIRE_LOAD: return load(*(const QuireLoad*)op.args, now);
+        case QUIRE_ROUTE: {
+            QuireRoute& a = *(QuireRoute*)op.args;
+            a.n = now.n_rows, a.n_threads = n_threads_now(now.step);
+            return quire_route(&a);
+        }
+        case QUIRE_EXPERTS: {
+            QuireExperts& a = *(QuireExperts*)op.args;
+            a.n = now.n_rows, a.n_threads = n_threads_now(now.step);
+            return quire_experts(&a);
+        }
     }
 }
 

@@ -114,6 +114,22 @@ struct QuireLinear {
 
 QUIRE_API void quire_linear(const QuireLinear* args);
 
+// The n_chosen best of n_experts for each row of logits, the best first, and their weights. correction [n_experts] (or
+// null) is added to the scores for the choice. Scores and the rest: see RoutingSpec in quire/config/experts.py.
+enum QuireScores { QUIRE_SOFTMAX = 0, QUIRE_SIGMOID = 1, QUIRE_SPARSE_MIXER = 2, QUIRE_EVEN = 3 };
+
+struct QuireRoute {
+    const float *logits, *correction;
+    int32_t* expert_ids;  // [n, n_chosen]
+    float* weights;       // [n, n_chosen]
+    int64_t* load;        // [n_experts]: the tokens that chose each are added; may be null
+    int64_t n, n_experts, n_chosen, logits_row, n_groups, n_chosen_groups, n_group_best;
+    float scale, mixer_margin;
+    int32_t scores, renormalise, n_threads;
+};
+
+QUIRE_API void quire_route(const QuireRoute* args);
+
 // out [n, hidden] = sum over j of weights[t, j] * down_e(silu(gate_e x[t]) * up_e x[t]), e = expert_ids[t, j], or this
 // added to what out holds. Ids below 0 add nothing. Matrices of a product are of one format and size.
 struct QuireExperts {
@@ -121,7 +137,7 @@ struct QuireExperts {
     const void* x;
     const int32_t* expert_ids;     // [n, n_chosen]
     const float* weights;          // [n, n_chosen]
-    void *out, *scratch;           // scratch: n * n_chosen * (2 * hidden + inner) numbers
+    void *out, *scratch;           // scratch: n * n_chosen * (hidden + inner) numbers
     int64_t n, n_chosen, n_experts, x_row, out_row;
     int32_t dtype, adds, n_threads;
 };
@@ -178,12 +194,12 @@ QUIRE_API int64_t quire_latest_match(const int32_t* tokens, int64_t n, int64_t s
 // structs are overwritten.
 enum QuireOpCode {
     QUIRE_EMBED = 0, QUIRE_LINEAR = 1, QUIRE_ROTATE = 2, QUIRE_ATTEND = 3, QUIRE_TAKE = 4, QUIRE_NORM = 5,
-    QUIRE_LOAD = 6
+    QUIRE_LOAD = 6, QUIRE_ROUTE = 7, QUIRE_EXPERTS = 8
 };
 
 struct QuireOp {
     int64_t code;
-    void* args;        // QuireEmbed, QuireLinear, QuireRotate, QuireAttnArgs, QuireTake, QuireNorm or QuireLoad
+    void* args;        // the struct that its name says; ATTEND: QuireAttnArgs
     int64_t table_at;  // ROTATE, ATTEND: entry of the step's page table at which that of the layer's group begins
 };
 
@@ -211,11 +227,11 @@ struct QuireTake {
     int64_t row_bytes;
 };
 
-// out [n, width] = RMS norm of x [n, width].
+// out [n, width] = RMS norm of x [n, width]; both may be parts of wider rows, and the same.
 struct QuireNorm {
     const void *x, *weight;
     void* out;
-    int64_t width;
+    int64_t width, x_row, out_row;
     float eps;
     int32_t dtype;
 };

@@ -62,7 +62,7 @@ def _check_layer(layer: LayerSpec, fields: Fields) -> None:
     if not isinstance(mixer, AttentionSpec) or not isinstance(layer.ffn, FeedForwardSpec):
         raise fields.error("model_type", "that of a head with grouped-query attention and SwiGLU")
     has_more = mixer.qkv_bias or mixer.o_bias or layer.ffn.bias or mixer.qk_norm or mixer.window or mixer.soft_cap
-    if not layer.is_plain or has_more or mixer.rope is None:
+    if not layer.is_plain or not layer.ffn.is_plain or has_more or mixer.rope is None:
         raise fields.error("model_type", "that of a head without bias, windows or norms of queries and keys")
 
 

@@ -236,11 +236,10 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_plain(self) -> bool:
-        """RMS norms before, a SiLU-gated feed-forward, nothing scaled: what products take in by themselves."""
+        """RMS norms before mixer and feed-forward, nothing scaled: what products take in by themselves."""
         return (
             self.placement is Placement.BEFORE
             and self.norm.kind is NormKind.RMS
             and self.norm.weight
-            and self.ffn.is_plain
             and self.residual_scale == 1.0
         )

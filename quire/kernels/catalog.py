@@ -198,7 +198,7 @@ CATALOGUE: tuple[Implementation, ...] = (
     _reference("act", "silu_mul", "activate"),
     _hopper("moe", "experts", more="; SwiGLU without biases"),
     _triton("moe", "route", "experts"),
-    _native("moe", "packed_experts"),
+    _native("moe", "route", "packed_experts"),
     _reference("moe", "route", "experts", "packed_experts"),
     _triton("sample", "choose_by", "lines", "penalise"),
     Implementation(

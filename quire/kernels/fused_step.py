@@ -1,8 +1,8 @@
 """A step of a whole model on the CPU in one native call: operations recorded once, run for any rows.
 
 Owns the structs that csrc/cpu/fused_step.cpp reads and the tensors that they point into. Does not own the data flow of
-a model (`compute/forward/fused.py`), nor arithmetic: each operation is the one of `qgemm`, `norm`, `qkv` and
-`attention`.
+a model (`compute/forward/fused.py`), nor arithmetic: each operation is the one of `qgemm`, `norm`, `qkv`, `moe`
+and `attention`.
 Invariant: a run has the bits of the same operations called one by one.
 """
 
@@ -16,18 +16,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from quire.config.experts import RoutingSpec
 from quire.kernels import native
 from quire.kernels.attention.cpu.launcher import MAX_HEAD_DIM, native_args
 from quire.kernels.attention.cpu.work import TILE_ROWS
 from quire.kernels.attention.schedule.plan import Trees
 from quire.kernels.attention.variant import Variant
 from quire.kernels.gemm import Norm
+from quire.kernels.moe import PackedExperts
+from quire.kernels.moe.cpu import native_experts, native_route
 from quire.kernels.qgemm import PackedWeight
 from quire.kernels.qgemm import cpu as products
 from quire.kernels.sample.cpu import NativeChoice
 from quire.kernels.sample.draw import INVERSE, UNIFORM
 
-EMBED, LINEAR, ROTATE, ATTEND, TAKE, NORM, LOAD = range(7)
+EMBED, LINEAR, ROTATE, ATTEND, TAKE, NORM, LOAD, ROUTE, EXPERTS = range(9)
 """QuireOpCode in csrc/cpu/quire_cpu.h."""
 
 N_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -61,7 +64,8 @@ class _Load(ctypes.Structure):
 
 class _Norm(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("x", "weight", "out")), ("width", _L), ("eps", ctypes.c_float), ("dtype", _I)
+        *((name, _P) for name in ("x", "weight", "out")), *((name, _L) for name in ("width", "x_row", "out_row")),
+        ("eps", ctypes.c_float), ("dtype", _I),
     )  # fmt: skip
 
 
@@ -222,12 +226,39 @@ class FusedStep:
         self._step.n_once = len(self._ops)
 
     def norm(self, x: torch.Tensor, norm: Norm, out: torch.Tensor) -> None:
-        """out = what `norm.rms_norm` gives for the rows of x. Both: [max_rows, width], contiguous."""
+        """out = what `norm.rms_norm` gives for the rows of x. Both: [max_rows, width], contiguous rows; it may be x."""
         weight, eps = norm
         call = _Norm(
-            x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[1], eps, native.DTYPES[x.dtype]
+            x.data_ptr(), weight.data_ptr(), out.data_ptr(), x.shape[1], x.stride(0), out.stride(0), eps,
+            native.DTYPES[x.dtype],
         )  # fmt: skip
         self._add(NORM, call, x, weight, out)
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        routing: RoutingSpec,
+        correction: torch.Tensor | None,
+        load: torch.Tensor | None,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> None:
+        """As `moe.route`; expert_ids int32 and weights float32 [max_rows, k] take the choice."""
+        call = native_route(logits, routing, correction, load, expert_ids, weights)
+        self._add(ROUTE, call, logits, correction, load, expert_ids, weights)
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        expert_ids: torch.Tensor,
+        weights: torch.Tensor,
+        matrices: PackedExperts,
+        scratch: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """As `moe.packed_experts`, added to `out`. scratch: of `moe.cpu.scratch_size` numbers for max_rows tokens."""
+        call = native_experts(x, expert_ids, weights, matrices, out, scratch, adds=True)
+        self._add(EXPERTS, call, x, expert_ids, weights, matrices, scratch, out)
 
     def run(
         self,

@@ -19,7 +19,7 @@ import torch
 from quire.compute.device.device import Device
 from quire.compute.draft.drafter import Queued
 from quire.compute.draft.head import Head
-from quire.compute.layers.decoder_layer import LayerRows
+from quire.compute.layers.fused_rows import LayerRows, expert_rows
 from quire.compute.layers.norm import Norm
 from quire.compute.runner.features import Features
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
@@ -234,7 +234,7 @@ def obstacle(head: Head) -> str | None:
         return "the states that it reads are not RMS normed"
     variant = head.layer.mixer.variant
     if not head.layer.is_plain or variant is None or not variant.built_in or head.embedded_norm.pair is None:
-        return "its layer is not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
+        return "its layer is not RMS norm, attention, RMS norm, and SwiGLU or experts of it, and nothing else"
     return fused_step.obstacle(head.dtype, head.arch.arch.head_dim)
 
 
@@ -264,6 +264,7 @@ class NativeSteps:
         memory = LayerRows(
             rows(arch.hidden_size) if head.makes_input else states, rows(mixer.q_size + 2 * mixer.kv_size),
             rows(mixer.q_size), rows(arch.ffn_size), {0: (pool.pages_of[0], 0)},
+            expert_rows([layer.spec], arch.hidden_size, max_rows, head.dtype, device.zeros),
         )  # fmt: skip
         self._ids, self._tokens, self._states = head.token_ids, tables.tokens.numpy(), states
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)

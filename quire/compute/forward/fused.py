@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
-from quire.compute.layers.decoder_layer import LayerRows
+from quire.compute.layers.fused_rows import LayerRows, expert_rows
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner.batch_builder import FlatBatch, build_batch
 from quire.compute.runner.lengths import SlotLengths
@@ -38,7 +38,7 @@ def obstacle(model: Decoder) -> str | None:
     if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
         return "its matrices are not packed for the native kernels"
     if not model.is_plain:
-        return "its layers are not RMS norm, attention, RMS norm and SwiGLU, and nothing else"
+        return "its layers are not RMS norm, attention, RMS norm, and SwiGLU or experts of it, and nothing else"
     if not all(layer.mixer.variant is not None and layer.mixer.variant.built_in for layer in model.layers):
         return "its attention has hooks"
     return fused_step.obstacle(model.dtype, model.arch.head_dim)
@@ -70,6 +70,7 @@ class FusedForward:
         memory = LayerRows(
             self._x, rows(first.q_size + 2 * first.kv_size), rows(first.q_size), rows(arch.ffn_size),
             {layer: (pages, pool.group_of[layer]) for layer, pages in pool.pages_of.items()},
+            expert_rows(arch.layers, arch.hidden_size, max_rows, model.dtype, device.zeros),
         )  # fmt: skip
         self._logits = device.zeros((max_sampled, arch.vocab_size), torch.float32)
         self._allowed = self._logits[:, : tail.vocab_limit]

@@ -6,6 +6,7 @@ Owns the parameters and which variant of the attention library the description a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -18,6 +19,7 @@ from quire.config.layers import NormKind, QKNormScope
 from quire.config.parameters import MixerParameters
 from quire.kernels import gemm
 from quire.kernels.attention.variant import Variant, variants
+from quire.kernels.fused_step import FusedStep
 
 
 class Attention:
@@ -45,8 +47,9 @@ class Attention:
         )
         self.stored_norms = self._stored_norms()
         """(weight of q, weight of k, eps) of the norms that go together with rotation and storing."""
-        self.is_plain = not spec.qkv_clip and (self.q_norm is None or self._norms_while_storing)
-        """Whether projecting, storing and attending are all: nothing is done to the projection between."""
+        self.norms_apart = self.q_norm is not None and not self._norms_while_storing
+        """Whether norms of queries and keys are done on their own, between projecting and storing."""
+        self.is_plain = not spec.qkv_clip and (not self.norms_apart or self._norms_whole)
 
     def _stored_norms(self) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
         if self.q_norm is None or self.k_norm is None or not self._norms_while_storing:
@@ -58,13 +61,26 @@ class Attention:
         norm = self.spec.qk_norm
         return norm is not None and norm.scope is QKNormScope.HEAD and norm.norm.kind is NormKind.RMS
 
+    @property
+    def _norms_whole(self) -> bool:
+        """Whether each is an RMS norm over all heads as one vector."""
+        is_all = self.spec.qk_norm is not None and self.spec.qk_norm.scope is QKNormScope.ALL
+        return is_all and all(norm.pair is not None for norm in self.norms)
+
+    def record_norms(self, fused: FusedStep, qkv: torch.Tensor) -> None:
+        """Those that are done on their own, as operations of `fused`, in place; it is plain."""
+        if self.norms_apart:
+            for norm, part in self._normed(qkv):
+                assert norm.pair is not None
+                fused.norm(part, norm.pair, part)
+
     def __call__(self, x: torch.Tensor, norm: Norm | None, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """See `Mixer`."""
         return self.mix(project(self.qkv, x, norm), positions, context)
 
     def mix(self, qkv: torch.Tensor, positions: torch.Tensor, context: Context) -> torch.Tensor:
         """qkv: [n, (n_heads + 2 n_kv_heads) * head_dim], what the projection gave → [n, q_size], to go into `out`."""
-        if not self.is_plain:
+        if self.norms_apart:
             self._norm(qkv)
         if self.spec.qkv_clip:
             qkv.clamp_(-self.spec.qkv_clip, self.spec.qkv_clip)
@@ -92,12 +108,17 @@ class Attention:
 
     def _norm(self, qkv: torch.Tensor) -> None:
         """Norms over all heads, or with weights for each: in place, before the rotation."""
+        for norm, part in self._normed(qkv):
+            is_all = len(norm.table.shape) == 1 and norm.table.shape[0] == part.shape[1]
+            rows = part if is_all else part.unflatten(1, (-1, self.spec.head_dim))  # type: ignore[no-untyped-call]
+            rows.copy_(norm(rows))
+
+    def _normed(self, qkv: torch.Tensor) -> Iterator[tuple[Norm, torch.Tensor]]:
+        """Each norm, and the part of qkv that it is of."""
         q_size, kv_size = self.spec.q_size, self.spec.kv_size
         for norm, part in ((self.q_norm, qkv[:, :q_size]), (self.k_norm, qkv[:, q_size : q_size + kv_size])):
             if norm is not None:
-                is_all = len(norm.table.shape) == 1 and norm.table.shape[0] == part.shape[1]
-                rows = part if is_all else part.unflatten(1, (-1, self.spec.head_dim))  # type: ignore[no-untyped-call]
-                rows.copy_(norm(rows))
+                yield norm, part
 
 
 def variant_of(spec: AttentionSpec, device: torch.device, sinks: torch.Tensor | None = None) -> Variant:

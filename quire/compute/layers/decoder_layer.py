@@ -6,15 +6,15 @@ step. Does not own pages nor positions.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
 from quire.compute.layers.attention import Attention
 from quire.compute.layers.context import Context
-from quire.compute.layers.feed_forward import FeedForward, Ffn
+from quire.compute.layers.feed_forward import Ffn
 from quire.compute.layers.ffns import FFNS
+from quire.compute.layers.fused_rows import LayerRows
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.mixer import Mixer
 from quire.compute.layers.mixers import MIXERS
@@ -26,21 +26,6 @@ from quire.config.parameters import LayerParameters
 from quire.kernels import gemm
 from quire.kernels.fused_step import FusedStep
 from quire.kernels.qgemm.cpu import ADD
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerRows:
-    """Memory of a fused step's rows, each [max_rows, ...]."""
-
-    x: torch.Tensor
-    """[.., hidden]: the residual stream."""
-    qkv: torch.Tensor
-    y: torch.Tensor
-    """[.., q size]: what attention gives."""
-    inner: torch.Tensor
-    """[.., ffn size]."""
-    pages: Mapping[int, tuple[tuple[torch.Tensor, torch.Tensor], int]]
-    """Of each layer its pages of keys and of values, and their group."""
 
 
 class DecoderLayer:
@@ -108,6 +93,7 @@ class DecoderLayer:
         attention = self.mixer
         assert self.ffn_norm is not None and isinstance(attention, Attention)
         spec, ((k, v), group) = attention.spec, rows.pages[self.layer]
+        attention.record_norms(fused, rows.qkv)
         fused.rotate_and_store(rows.qkv, *attention.stored_norms, attention.cos_sin, k, v, group)
         q, out = (x[:, : spec.q_size].unflatten(1, (-1, spec.head_dim)) for x in (rows.qkv, rows.y))
         fused.attend(q, k, v, attention.variant, out, group)
@@ -115,12 +101,11 @@ class DecoderLayer:
             fused.take(rows.x)
             fused.take(rows.y)
         attention.out.record(fused, rows.y, rows.x, then=ADD)
-        assert isinstance(self.ffn, FeedForward)
-        self.ffn.record(fused, rows.x, rows.inner, self.ffn_norm)
+        self.ffn.record(fused, rows, self.ffn_norm)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the layer is norm, attention, norm and feed-forward, each product with what it takes in, no more."""
+        """Whether `record` knows it: norm, attention, norm and feed-forward, each with what it takes in, no more."""
         return self.spec.is_plain and self.mixer.is_plain and self.attention_sum.adds and self.ffn.is_plain
 
     @property

@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from quire.compute.layers.fused_rows import LayerRows
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.residual import ResidualSum
@@ -22,7 +23,9 @@ from quire.compute.schemes.plain import Plain
 from quire.config.experts import ExpertsSpec, RoutingSpec, Scores
 from quire.config.parameters import FfnParameters, Kept, Matrix
 from quire.kernels import gemm, moe
+from quire.kernels.fused_step import FusedStep
 from quire.kernels.gemm import Norm as NormPair
+from quire.kernels.qgemm.cpu import ADD, SILU_MUL, WIDEN
 
 LANES: Final = 16
 """Numbers that a CPU computes at once at most."""
@@ -60,10 +63,9 @@ class Experts:
         """Tokens that chose each expert, rows that fill a captured step up among them."""
         self.sum = ResidualSum(post_norm, scale)
         self.packed: moe.PackedExperts | None = None
-        self.is_plain = False
-        is_wide = self.router.matrix.kept is Kept.FLOAT32
+        self.is_wide = self.router.matrix.kept is Kept.FLOAT32
         self.no_determinism = _no_determinism(spec)
-        self.not_alone = "its routers multiply in float32, with torch" if is_wide else ""
+        self.not_alone = "its routers multiply in float32, with torch" if self.is_wide else ""
 
     def take(self, x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """See `Ffn`: what the router and the experts read [n, hidden]."""
@@ -91,13 +93,32 @@ class Experts:
 
     def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [n, hidden] → (ids of its experts [n, k] int32, their weights [n, k] float32)."""
-        if self.router.matrix.kept is Kept.FLOAT32:
+        if self.is_wide:
             logits = self.router(x.float())
         else:
             logits = torch.empty(len(x), self.spec.n_experts, dtype=torch.float32, device=x.device)
             self.router(x, out=logits)
         correction = None if self.correction is None else self.correction.values
         return moe.route(logits, self.spec.routing, correction, self.load)
+
+    @property
+    def is_plain(self) -> bool:
+        """See `Ffn`."""
+        is_gated = self.shared_gate is not None
+        return self.sum.adds and not self.is_wide and not is_gated and self._all_packed() is not None
+
+    def record(self, fused: FusedStep, rows: LayerRows, norm: Norm) -> None:
+        """See `Ffn`."""
+        own, matrices, correction = rows.experts[self.spec], self._all_packed(), self.correction
+        assert norm.pair is not None and matrices is not None
+        fused.norm(rows.x, norm.pair, own.normed)
+        self.router.record(fused, own.normed, own.logits, then=WIDEN)
+        table = None if correction is None else correction.values
+        fused.route(own.logits, self.spec.routing, table, self.load, own.expert_ids, own.weights)
+        fused.experts(own.normed, own.expert_ids, own.weights, matrices, own.scratch, rows.x)
+        if self.shared_up is not None and self.shared_down is not None:
+            self.shared_up.record(fused, own.normed, own.shared, then=SILU_MUL)
+            self.shared_down.record(fused, own.shared, rows.x, then=ADD)
 
     def _add_shared(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         assert self.shared_up is not None and self.shared_down is not None
@@ -108,6 +129,8 @@ class Experts:
 
     def _all_packed(self) -> moe.PackedExperts | None:
         """All experts for the CPU kernels, where they are packed alike and gated by SwiGLU."""
+        if isinstance(self.up, Stack):
+            return None
         first = self.up.linears[0].product
         if self.spec.gating != moe.SWIGLU or not isinstance(first, PackedProduct):
             return None
@@ -162,7 +185,7 @@ class Experts:
 
     def kernels(self, *, norm: bool) -> list[gemm.LinearShape]:
         """See `Ffn`; the norm is never taken in, and products in float32 need nothing built."""
-        found = [] if self.router.matrix.kept is Kept.FLOAT32 else [self.router.kernel(wide=True)]
+        found = [] if self.is_wide else [self.router.kernel(wide=True)]
         if self.shared_up is not None and self.shared_down is not None:
             found += [self.shared_up.kernel(silu_mul=True), self.shared_down.kernel(residual=True)]
         return found + ([] if self.shared_gate is None else [self.shared_gate.kernel()])

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from quire.compute.layers.fused_rows import LayerRows
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm, project
 from quire.compute.layers.residual import ResidualProduct, ResidualSum
@@ -50,7 +51,11 @@ class Ffn(Protocol):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is SwiGLU that its last product adds to the stream."""
+        """Whether `record` knows it. Its matrices are finished."""
+        ...
+
+    def record(self, fused: FusedStep, rows: LayerRows, norm: Norm) -> None:
+        """As operations of `fused`, which add it to the stream `rows.x`, where it is plain; norm: as for `take`."""
         ...
 
     @property
@@ -107,10 +112,10 @@ class FeedForward:
         """See `Ffn`."""
         return self.sum(taken, x)
 
-    def record(self, fused: FusedStep, x: torch.Tensor, inner: torch.Tensor, norm: Norm) -> None:
-        """Both as operations of `fused`, where it is plain; x: the stream, inner: memory [.., size]."""
-        self.up.record(fused, x, inner, norm=norm.pair, then=SILU_MUL)
-        self.down.record(fused, inner, x, then=ADD)
+    def record(self, fused: FusedStep, rows: LayerRows, norm: Norm) -> None:
+        """See `Ffn`."""
+        self.up.record(fused, rows.x, rows.inner, norm=norm.pair, then=SILU_MUL)
+        self.down.record(fused, rows.inner, rows.x, then=ADD)
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -32,6 +32,9 @@ class NoFfn:
         """See `Ffn`: nothing."""
         return x
 
+    def record(self, *given: Any) -> None:
+        """See `Ffn`: nothing."""
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """See `Ffn`."""
         return iter(())

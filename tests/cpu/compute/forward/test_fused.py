@@ -9,10 +9,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
+from quire.compute.layers.experts import Experts
 from quire.compute.models.decoder import Decoder, decoder_on
 from quire.compute.runner.batch_builder import build_batch
 from quire.compute.runner.pool import KVPool
@@ -22,6 +24,8 @@ from quire.compute.runner.tail import Tail
 from quire.compute.sample import Sampler
 from quire.compute.schemes.choice import choose
 from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec, RoutingSpec, Scores, SharedExpert
+from quire.config.feed_forward import FeedForwardSpec
 from quire.config.model import read_arch
 from quire.core.plan import PageAppend, SlotOpen, SlotParams, Spans, StepPlan
 from quire.kernels import native
@@ -36,6 +40,10 @@ QWEN3 = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 MISTRAL = {**QWEN2, "architectures": ["MistralForCausalLM"], "sliding_window": 20, "hidden_size": 64}
+OLMOE = {
+    **QWEN2, "architectures": ["OlmoeForCausalLM"], "hidden_size": 64, "num_key_value_heads": 4, "num_experts": 8,
+    "intermediate_size": 32, "num_experts_per_tok": 3, "norm_topk_prob": False, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 PAGE_SIZE = 8
 STEPS = [  # slot, start, length, wants a token
     [(0, 0, 37, True), (1, 0, 5, False)],
@@ -114,7 +122,8 @@ def by_operations(model: Decoder, side: Side, spans: list[tuple[int, int, int, b
     [
         (QWEN3, torch.bfloat16, "none", None), (QWEN3, torch.bfloat16, "int8", torch.int8),
         (QWEN2, torch.float32, "none", None), (QWEN2, torch.bfloat16, "int4", None),
-        (MISTRAL, torch.float16, "none", torch.int8),
+        (MISTRAL, torch.float16, "none", torch.int8), (OLMOE, torch.bfloat16, "int4-g32", None),
+        (OLMOE, torch.float32, "none", None),
     ],
 )  # fmt: skip
 def test_the_same_bits(
@@ -138,6 +147,31 @@ def test_the_same_bits(
         assert torch.equal(states.logits, model.logits(states.hidden))
         assert torch.equal(recorded.pool.k, expected.pool.k)
         assert torch.equal(recorded.pool.v, expected.pool.v)
+
+
+def test_an_expert_for_all_tokens_beside_those_chosen(tmp_path: pathlib.Path) -> None:
+    """Sigmoids, groups and a correction, before a layer without experts."""
+    (tmp_path / "config.json").write_text(json.dumps(OLMOE))
+    arch = read_arch(tmp_path)
+    first, second = arch.layers
+    assert isinstance(second.ffn, ExpertsSpec)
+    routing = RoutingSpec(
+        n_chosen=2, scores=Scores.SIGMOID, renormalise=True, scale=1.5, n_groups=4, n_chosen_groups=2, n_group_best=2
+    )
+    experts = replace(second.ffn, routing=routing, correction_bias=True, shared=SharedExpert(size=48))
+    layers = replace(first, ffn=experts), replace(second, ffn=FeedForwardSpec(size=96))
+    model = make_model(replace(arch, layers=layers), torch.bfloat16, "int8")
+    assert obstacle(model) is None
+    expected, recorded = Side(model), Side(model, top_k=5, temperatures=(1.0,) * 4)
+    forward = recorded.fused(model)
+    (load,) = (layer.ffn.load for layer in model.layers if isinstance(layer.ffn, Experts))
+    for spans in STEPS:
+        before = load.clone()
+        states = forward.run(recorded.step(spans))
+        ours, before = load - before, load.clone()
+        assert states is not None and states.logits is not None
+        assert torch.equal(states.logits, by_operations(model, expected, spans))
+        assert torch.equal(load - before, ours) and int(ours.sum()) == 2 * sum(n for _, _, n, _ in spans)
 
 
 def test_tokens_chosen_in_the_same_call(tmp_path: pathlib.Path) -> None:

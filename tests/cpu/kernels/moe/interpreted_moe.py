@@ -11,39 +11,14 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import quick_interpreter  # noqa: F401
+import route_cases
 
-from quire.config.experts import Gating, RoutingSpec, Scores
+from quire.config.experts import Gating
 from quire.kernels.moe import reference
 from quire.kernels.moe import triton as moe
 
-ROUTINGS = (
-    (4, RoutingSpec(n_chosen=1)),
-    (60, RoutingSpec(n_chosen=4, renormalise=True)),
-    (64, RoutingSpec(n_chosen=6, n_groups=8, n_chosen_groups=3, scale=2.5)),
-    (24, RoutingSpec(n_chosen=3, scores=Scores.SIGMOID, renormalise=True, n_groups=3, n_chosen_groups=2)),
-    (32, RoutingSpec(n_chosen=4, scores=Scores.SIGMOID, n_groups=4, n_chosen_groups=2, n_group_best=2)),
-    (9, RoutingSpec(n_chosen=2, scores=Scores.EVEN)),
-    (16, RoutingSpec(n_chosen=2, scores=Scores.SPARSE_MIXER, mixer_margin=0.02)),
-)  # fmt: skip
 SIZES = ((1, 2, 4, 64, 48), (5, 3, 5, 80, 32), (70, 1, 2, 32, 80), (9, 2, 40, 16, 16))
 """Tokens, chosen experts, experts, hidden size, inner size."""
-
-
-def check_route() -> None:
-    for n_experts, routing in ROUTINGS:
-        for corrected in (False, True):
-            logits = torch.randn(5, n_experts) * 3
-            logits[0, 1] = torch.nan
-            logits[1] = 0.0
-            is_possible = corrected and routing.scores is not Scores.SPARSE_MIXER
-            correction = torch.randn(n_experts) if is_possible else None
-            load, expected_load = (torch.ones(n_experts, dtype=torch.int64) for _ in range(2))
-            ids, weights = moe.route(logits, routing, correction, load)
-            expected_ids, _ = reference.route(logits, routing, correction, expected_load)
-            assert torch.equal(load, expected_load) and int(load.sum()) == ids.numel() + n_experts
-            assert torch.equal(ids, expected_ids), (routing, ids, expected_ids)
-            error = (weights - reference.route(logits.double(), routing, correction)[1]).abs().max()
-            assert float(error) <= reference.ROUTE_TOLERANCE * routing.scale, (routing, error)
 
 
 def check_experts() -> None:
@@ -81,6 +56,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with np.errstate(all="ignore"):
-        check_route()
+        route_cases.check(moe.route, reference.route, reference.ROUTE_TOLERANCE)
         check_experts()
     print("fine")

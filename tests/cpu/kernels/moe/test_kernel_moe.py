@@ -9,11 +9,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import route_cases
 import torch
 
 from quire.config.experts import Gating, RoutingSpec, Scores
-from quire.kernels import moe
-from quire.kernels.moe import reference
+from quire.kernels import moe, native
+from quire.kernels.moe import cpu, reference
 
 GPT_OSS = Gating(slope=1.702, offset=1.0, limit=7.0)
 
@@ -52,6 +53,16 @@ def _routed(router: type, logits: torch.Tensor, bias: torch.Tensor | None, **con
 
 
 GROUPS = {"num_experts_per_tok": 6, "n_group": 8, "topk_group": 3, "routed_scaling_factor": 2.5}
+
+
+@pytest.mark.skipif(native.library() is None, reason="no native library was built")
+def test_the_native_choice_is_that_of_the_reference() -> None:
+    route_cases.check(cpu.route, reference.route, reference.ROUTE_TOLERANCE)
+    logits, routing = torch.randn(200, 40), RoutingSpec(n_chosen=5, renormalise=True)
+    ids, weights = cpu.route(logits, routing, None)
+    for row in (0, 63, 199):
+        alone = cpu.route(logits[row : row + 1], routing, None)
+        assert torch.equal(alone[0][0], ids[row]) and torch.equal(alone[1][0], weights[row])
 
 
 def test_group_limited_routing_is_that_of_deepseek() -> None:
