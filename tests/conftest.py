@@ -21,6 +21,12 @@ TEXT = [
 
 pytest_plugins = ["second_look"]
 
+N_BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if N_BESIDE > 1:
+    # Processes side by side share the cores. OpenMP's threads wait for each other by spinning: with more threads than
+    # cores small models take three times the time. Read when torch is imported, also by processes that tests start.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // N_BESIDE)))
+
 LONGEST = (
     "test_conviction.py", "test_batch_machine.py", "test_api_process_ends.py", "test_batch_deaths.py",
     "test_attention_triton.py", "test_conditions.py", "test_seeded_bugs.py", "test_signals.py", "test_traffic.py",
