@@ -1,5 +1,5 @@
-"""The state machine catches every bug of `bugs.py`, `draft_bugs.py` and `group_bugs.py`: most in short runs, rare ones in
-a run that is written down, else in a long one."""
+"""The state machine catches every bug of `bugs.py`, `draft_bugs.py` and `group_bugs.py`: most in short runs, rare ones
+in a run that is written down, else in a long one."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ from quire.core.sampling import SamplingParams
 
 SEEDS = (13, 3, 11, 21, 27)
 """They show most bugs early. Which examples a seed makes depends also on the modules that are loaded."""
-
-
 
 
 def room_for_one_whose_token_is_in_flight(machine: SchedulerMachine) -> None:
