@@ -21,13 +21,21 @@ TEXT = [
 
 pytest_plugins = ["second_look"]
 
+N_BESIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if N_BESIDE > 1:
+    # Processes side by side share the cores. OpenMP's threads wait for each other by spinning: with more threads than
+    # cores small models take three times the time. Read when torch is imported, also by processes that tests start.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // N_BESIDE)))
+
 LONGEST = (
     "test_conviction.py", "test_batch_machine.py", "test_api_process_ends.py", "test_batch_deaths.py",
     "test_attention_triton.py", "test_conditions.py", "test_seeded_bugs.py", "test_signals.py", "test_traffic.py",
     "test_api_processes.py", "test_async_llm.py", "test_serve_live.py", "test_http_hostile.py", "test_sample_triton.py",
     "test_marks.py", "test_flash.py", "test_families.py", "test_web_page.py", "test_constrained.py",
     "test_standard_files.py", "test_http_pipelines.py", "test_examples.py", "test_footprint.py",
-    "test_structured_output.py", "test_drafts_families.py",
+    "test_structured_output.py", "test_drafts_families.py", "test_drafts_grammar.py", "test_head_apart.py",
+    "test_needle.py", "test_speculative.py", "test_draft_trees_distribution.py", "test_eagle.py", "test_rank_models.py",
+    "test_batch_faults.py", "test_recovery.py",
 )  # fmt: skip
 """Files that take 20 s and more. Several processes begin with them, lest one be left at the end to one process alone;
 that needs `--no-loadscope-reorder`."""

@@ -3,7 +3,7 @@
 A prompt that begins with one of the tokens below asks for its fault; the second token says when: while the prompt is
 computed (0), or while output token number k is.
 
-Run as `python faulty_engine.py [ALONE_S]`.
+Run as `python faulty_engine.py [ALONE_S [SLOW_S]]`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ KILL, HANG, BIG, SLOW, CRASH = 201, 202, 203, 204, 205
 class Faulty:
     """Wraps the null device; the rest of the executor's interface is the null device's own."""
 
+    slow_s = 0.05
+    """What a step takes that a slow prompt is in."""
+
     def __init__(self, inner):  # type: ignore[no-untyped-def]
         self._inner = inner
         self._opened: dict[int, tuple[int, int, int]] = {}
@@ -59,7 +62,7 @@ class Faulty:
         if HANG in faults:
             time.sleep(1000)
         if SLOW in faults:
-            time.sleep(0.05)
+            time.sleep(self.slow_s)
         if BIG in faults and len(plan.spans) > 1:
             failed: Future[StepResult] = Future()
             failed.set_exception(DeviceOutOfMemory("injected"))
@@ -91,4 +94,6 @@ def build(config: EngineConfig, *, is_server: bool) -> tuple[EngineCore, EngineR
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         trials.ALONE_S = float(sys.argv[1])
+    if len(sys.argv) > 2:
+        Faulty.slow_s = float(sys.argv[2])
     sys.exit(main(build))

@@ -21,8 +21,9 @@ from quire.engine.async_llm import AsyncLLM
 from quire.engine.supervisor import EngineSupervisor
 
 COMMAND = (str(pathlib.Path(__file__).with_name("faulty_engine.py")),)
-SHORT_TRIALS = (*COMMAND, "4")
-"""Others wait for trials 4 s; what 20 s are good for is computed in `tests/null/engine/test_trials.py`."""
+SHORT_TRIALS = (*COMMAND, "1", "0.02")
+"""Others wait for trials 1 s, and a slow step takes 20 ms; what 20 s are good for is computed in
+`tests/null/engine/test_trials.py`."""
 PARAMS = SamplingParams(seed=1, max_tokens=40, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
 STREAMED = SamplingParams(seed=1, max_tokens=40, ignore_eos=True, output_kind=OutputKind.DELTA)
 LIMIT_S = 240
@@ -156,7 +157,7 @@ async def test_kills_from_outside_convict_nobody(n_processes: int) -> None:
             await settled(server.llms[0])
             while not server.llms[0].stats().generation_tokens:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.7)
+            await asyncio.sleep(0.3)
             assert server.supervisor.pid is not None
             os.kill(server.supervisor.pid, signal.SIGKILL)
             async with asyncio.timeout(60):
@@ -169,9 +170,9 @@ async def test_kills_from_outside_convict_nobody(n_processes: int) -> None:
 
 
 async def test_requests_that_only_waited_are_no_suspects() -> None:
-    async with serving(1, max_num_seqs=4, engine_stall_timeout=2.0) as server:
+    async with serving(1, max_num_seqs=4) as server:
         waiting = [server.submit(i, [SLOW, 0, i]) for i in range(3)]
-        guilty = server.submit(0, [HANG, 2])
+        guilty = server.submit(0, [CRASH, 2])
         waiting += [server.submit(i, innocent(i)) for i in range(300)]
         known = server.llms[0]._recovery.quarantine._known
         async with asyncio.timeout(LIMIT_S):

@@ -32,7 +32,7 @@ def test_one_that_dies_again_and_again(tmp_path: pathlib.Path) -> None:
         golden = server.canary()
         server.wait_processes(3)
         steady = server.api_processes()[1:]
-        for number, sign in enumerate([signal.SIGKILL] * 4 + [signal.SIGSEGV, signal.SIGTERM]):
+        for number, sign in enumerate([signal.SIGKILL, signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]):
             [victim] = set(server.wait_processes(3)) - set(steady)
             victim.send_signal(sign)
             wait_for(lambda pid=victim.pid: f"(pid {pid}) ended with" in server.log)
@@ -46,30 +46,29 @@ def test_one_that_dies_again_and_again(tmp_path: pathlib.Path) -> None:
         assert {one.pid for one in steady} < pids(server)
         assert [server.canary() for _ in range(6)] == [golden] * 6
         said = re.findall(r"API process 0 \(pid \d+\) ended with ([^;]+); starting it again (now|in \S+ s)", server.log)
-        assert [reason.split(",")[0] for reason, _ in said[:4]] == ["SIGKILL"] * 4
-        assert [reason for reason, _ in said[4:]] == ["SIGSEGV", "exit status 0"]
-        assert [when for _, when in said[:4]] == ["now", "in 0.5 s", "in 1 s", "in 2 s"]
+        assert [reason.split(",")[0] for reason, _ in said] == ["SIGKILL", "SIGKILL", "SIGSEGV", "exit status 0"]
+        assert [when for _, when in said] == ["now", "in 0.5 s", "in 1 s", "in 2 s"]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0
 
 
-@pytest.mark.parametrize("how", ["hangs", "is stopped"])
-def test_one_that_cannot_answer_is_replaced(tmp_path: pathlib.Path, how: str) -> None:
-    with light(tmp_path, "--api-processes", "2", "--api-stall-timeout", "6") as server:
+def test_those_that_cannot_answer_are_replaced(tmp_path: pathlib.Path) -> None:
+    """One hangs and one is stopped, at the same time."""
+    with light(tmp_path, "--api-processes", "3", "--api-stall-timeout", "6") as server:
         server.wait_ready()
         golden = server.canary()
-        victim, other = server.wait_processes(2)
-        victim.send_signal(signal.SIGUSR2 if how == "hangs" else signal.SIGSTOP)
-        wait_for(lambda: not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE)
-        server.wait_processes(2)
+        hanging, stopped, other = server.wait_processes(3)
+        hanging.send_signal(signal.SIGUSR2)
+        stopped.send_signal(signal.SIGSTOP)
+        for victim in (hanging, stopped):
+            wait_for(lambda one=victim: not one.is_running() or one.status() == psutil.STATUS_ZOMBIE)
+        server.wait_processes(3)
         server.wait_ready()
-        assert victim.pid not in pids(server) and other.pid in pids(server)
+        assert not {hanging.pid, stopped.pid} & pids(server) and other.pid in pids(server)
         assert [server.canary() for _ in range(6)] == [golden] * 6
         said = server.log
-        if how == "hangs":
-            assert "in stand_still" in said and f"(pid {victim.pid}) gave no sign of life for 6 s" in said
-        else:
-            assert f"(pid {victim.pid}) was stopped by a signal" in said
+        assert "in stand_still" in said and f"(pid {hanging.pid}) gave no sign of life for 6 s" in said
+        assert f"(pid {stopped.pid}) was stopped by a signal" in said
 
 
 def test_time_in_which_the_parent_or_all_were_stopped_counts_against_nobody(tmp_path: pathlib.Path) -> None:
