@@ -170,9 +170,9 @@ async def test_kills_from_outside_convict_nobody(n_processes: int) -> None:
 
 
 async def test_requests_that_only_waited_are_no_suspects() -> None:
-    async with serving(1, max_num_seqs=4) as server:
+    async with serving(1, max_num_seqs=4, engine_stall_timeout=2.0) as server:
         waiting = [server.submit(i, [SLOW, 0, i]) for i in range(3)]
-        guilty = server.submit(0, [CRASH, 2])
+        guilty = server.submit(0, [HANG, 2])
         waiting += [server.submit(i, innocent(i)) for i in range(300)]
         known = server.llms[0]._recovery.quarantine._known
         async with asyncio.timeout(LIMIT_S):
