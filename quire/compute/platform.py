@@ -119,7 +119,7 @@ class CpuPlatform:
 
     def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """One native call where the kernels for it are there, else kernel by kernel."""
-        eager, reason = EagerForward(self.device, model, pool, tables), obstacle(model)
+        eager, reason = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens), obstacle(model)
         if reason is not None:
             logger.warning("steps run operation by operation, bound by Python where the model is small: %s", reason)
             return Forwards([eager])
@@ -170,7 +170,7 @@ class CudaPlatform:
     def _forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)
-        eager = EagerForward(self.device, model, pool, tables)
+        eager = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens)
         if self.capturing is None:
             return Forwards([eager])
         graphs = GraphForward(
