@@ -31,7 +31,8 @@ def mamba2(config: ModelFields) -> ModelArch:
         expand="expand", bias="use_bias", conv_bias="use_conv_bias", defaults=(128, 8, 128), eps=norm.eps,
     )  # fmt: skip
     layer = LayerSpec(mixer=mixer, ffn=NoFfnSpec(), norm=norm)
-    return config.model([layer] * config.n_layers, norm, max_position=CONTEXT)
+    wide = config.flag("residual_in_fp32", True)
+    return config.model([layer] * config.n_layers, norm, max_position=CONTEXT, float32_stream=wide)
 
 
 FAMILIES: Final = (
