@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import random
 
+import pytest
 import torch
 from family_cases import checkpoint_of
 
@@ -13,6 +14,12 @@ from quire.engine.expert_load import imbalance
 from quire.engine.llm import LLM
 
 SIZE = {"device": "cpu", "dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 48, "max_model_len": 128}
+
+
+def test_why_steps_are_many_calls_is_said(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint_of("mixtral", tmp_path)
+    LLM(str(tmp_path), **SIZE, num_gpu_blocks_override=20, skip_tokenizer_init=True).shutdown()
+    assert "nothing for 2 of 5 experts, 96 wide" in caplog.text and "its answers are the same" in caplog.text
 
 
 def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.Path) -> None:

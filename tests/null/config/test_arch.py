@@ -283,6 +283,12 @@ def test_model_type_alone(tmp_path: pathlib.Path) -> None:
     refused({**LLAMA, "architectures": None, "model_type": "mamba"}, "architectures")
 
 
+def test_the_layout_of_the_authors_library_is_told() -> None:
+    first = {"d_model": 64, "n_layer": 2, "vocab_size": 256, "ssm_cfg": {}, "rms_norm": True}
+    refused(first, "a Mamba in the layout of the mamba_ssm library", "only as transformers saves it")
+    refused({**first, "ssm_cfg": {"layer": "Mamba2"}}, "a Mamba-2 in the layout", "convert_mamba2_ssm_checkpoint")
+
+
 def write(folder: pathlib.Path, name: str, content: str | bytes) -> None:
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
