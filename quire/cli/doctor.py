@@ -14,6 +14,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import pathlib
 import platform
 import re
 import resource
@@ -25,11 +26,14 @@ from collections.abc import Callable, Iterator
 
 from quire import __version__
 from quire.bench import machine
+from quire.bench.shape import PREFIX, shape_options
 from quire.cli import numerics
 from quire.cli.interrupt import instant_exit
+from quire.config.arch import ModelArch
 from quire.config.flags import FlagParser
 from quire.config.model import read_arch
 from quire.config.parts import parts
+from quire.config.unread import unread_keys
 from quire.core import env, host
 from quire.core.errors import ConfigError, QuireError, shown
 from quire.core.units import format_bytes
@@ -48,6 +52,8 @@ MIN_MEMORY_BYTES = 2 * 2**30
 MIN_DISK_BYTES = 2**30
 MIN_OPEN_FILES = 4096
 DEFAULT_PORT = 8000
+LISTED = 8
+"""Most keys of a config.json in one line."""
 
 
 @enum.unique
@@ -77,7 +83,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
         "model_argument", nargs="?", default=None, metavar="MODEL",
-        help="folder or .gguf file: say which parts it is read as and whether it runs, not what the machine has",
+        help="folder, .gguf file or shape:NAME: say which parts it is read as and whether it runs, not what the "
+        "machine has",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.epilog = "quire doctor numerics [MODEL] compares kernels and a model with float64; see its --help"
@@ -101,7 +108,9 @@ def run(namespace: argparse.Namespace) -> int:
             print(f"{finding.status.value:>4}  {finding.name:<18}{finding.value}")
             if finding.advice:
                 print(f"{'':24}→ {finding.advice}")
-        good = "This machine can serve." if model is None else "This model runs."
+        warned = any(finding.status is Status.WARN for finding in findings)
+        runs = "This model runs as far as the warnings above say." if warned else "This model runs."
+        good = "This machine can serve." if model is None else runs
         bad = (
             "Serving cannot work until the failures above are mended." if model is None else "This model does not run."
         )
@@ -119,8 +128,12 @@ def examine() -> list[Finding]:
 
 
 def check_model(model: str) -> Findings:
-    """Which parts a model is read as, and whether its tensors are those; the key or tensor that stands against it."""
+    """Which parts a model is read as, and whether its tensors are those; the key or tensor that stands against it. Of a
+    bundled shape there is nothing but its parts."""
     try:
+        is_shape = model.startswith(PREFIX)
+        if is_shape:
+            model = str(shape_options(model)["model"])
         hub = importlib.import_module("quire.compute.weights.hub")
         if hub.is_on_hub(model):
             raise ConfigError(f"{shown(model)} is neither a folder nor a file here; doctor fetches nothing")
@@ -132,12 +145,36 @@ def check_model(model: str) -> Findings:
         return
     for name, text in parts(arch):
         yield Finding(name, Status.OK, text)
+    yield from _check_keys(folder)
+    if is_shape:
+        yield Finding("tensors", Status.NOTE, "none: the weights of a shape are random (--load-format dummy)")
+        return
+    yield from _check_tokenizer(folder, arch)
     try:
         n_shards, n_tensors = importlib.import_module("quire.compute.weights.loader").fits(folder, arch)
     except (ImportError, OSError, QuireError) as error:
         yield Finding("tensors", Status.FAIL, str(error))
         return
     yield Finding("tensors", Status.OK, f"all {n_tensors} in {n_shards} {'files' if n_shards > 1 else 'file'} fit")
+
+
+def _check_keys(folder: pathlib.Path) -> Findings:
+    """Keys that nothing reads."""
+    names = [] if folder.is_file() else unread_keys(folder)
+    if names:
+        more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+        advice = "if one of them changes what the model computes, its tokens will be others than they should be"
+        yield Finding("keys not read", Status.NOTE, ", ".join(map(shown, names[:LISTED])) + more, advice)
+
+
+def _check_tokenizer(folder: pathlib.Path, arch: ModelArch) -> Findings:
+    """Whether there is one that can be read."""
+    try:
+        n_tokens = len(importlib.import_module("quire.text.tokenizer").HfTokenizer.load(folder, arch.vocab_size))
+    except (ImportError, OSError, QuireError) as error:
+        yield Finding("tokenizer", Status.WARN, str(error))
+        return
+    yield Finding("tokenizer", Status.OK, f"{n_tokens:,} tokens")
 
 
 def check_python() -> Findings:

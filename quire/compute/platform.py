@@ -119,9 +119,12 @@ class CpuPlatform:
 
     def forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         """One native call where the kernels for it are there, else kernel by kernel."""
-        eager, reason = EagerForward(self.device, model, pool, tables), obstacle(model)
+        eager, reason = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens), obstacle(model)
         if reason is not None:
-            logger.warning("steps run operation by operation, bound by Python where the model is small: %s", reason)
+            logger.warning(
+                "a step is many calls from Python on this CPU, not one native call, so a small model is slower than it"
+                " could be; its answers are the same. The reason: %s", reason,
+            )  # fmt: skip
             return Forwards([eager])
         fused = FusedForward(
             self.device, model, pool, tables, tail,
@@ -170,7 +173,7 @@ class CudaPlatform:
     def _forwards(self, model: Decoder, pool: KVPool, tables: SlotTables, tail: Tail, limits: EngineLimits) -> Forwards:
         with ticking("building kernels"):
             model.build_kernels(limits.max_num_batched_tokens)
-        eager = EagerForward(self.device, model, pool, tables)
+        eager = EagerForward(self.device, model, pool, tables, limits.max_num_batched_tokens)
         if self.capturing is None:
             return Forwards([eager])
         graphs = GraphForward(

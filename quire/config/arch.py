@@ -40,6 +40,8 @@ class ModelArch(msgspec.Struct, frozen=True, kw_only=True):
     head_bias: bool = False
     embedding_scale: float = 1.0
     """Factor on the embeddings, rounded to the model's dtype."""
+    float32_stream: bool = False
+    """The residual stream is float32, whatever dtype the parameters have."""
     n_positions: int = 0
     """Rows of a table of learned positions; 0: there is none."""
     first_position: int = 0

@@ -83,6 +83,10 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     def n_pair_flops(self) -> int:
         return 4 * self.q_size
 
+    def spared_flops(self, n_rows: int, n_keys: int) -> int:
+        """None: there is one way."""
+        return 0
+
     @property
     def words(self) -> str:
         found = [f"{self.n_heads} heads of {self.head_dim}", f"{self.n_kv_heads} of keys and values"]

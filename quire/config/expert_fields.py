@@ -38,7 +38,7 @@ def experts(
     false where it is absent. routing: more fields of `RoutingSpec`; more: of `ExpertsSpec`. Raises ConfigError."""
     config.only("hidden_act", "silu")
     number = _n_experts(config, n_experts)
-    chosen = config.integer("num_experts_per_tok", 1, min(MAX_CHOSEN, number), min(n_chosen, number))
+    chosen = config.integer("num_experts_per_tok", 1, min(MAX_CHOSEN, number), n_chosen)
     if renormalise is None:
         renormalise = config.flag("norm_topk_prob", False)
     said: dict[str, Any] = {"n_chosen": chosen, "scores": scores, "renormalise": renormalise} | (routing or {})
@@ -94,7 +94,7 @@ def _grouped(
         n_groups = config.integer("n_group", 1, spec.n_experts, groups[0])
         if spec.n_experts % n_groups:
             raise config.error("n_group", f"a divisor of the {spec.n_experts} experts")
-        chosen = config.integer("topk_group", 1, n_groups, min(groups[1], n_groups))
+        chosen = config.integer("topk_group", 1, n_groups, groups[1])
         own = spec.n_experts // n_groups
         if routing.n_chosen > own * chosen:
             raise config.error("topk_group", f"so many groups of {own} that {routing.n_chosen} experts can be chosen")

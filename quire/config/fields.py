@@ -60,6 +60,8 @@ class Watched(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
         self.asked: set[str] = set()
+        self.assumed: dict[str, int] = {}
+        """Key that is not there, of an integer → the default that was taken."""
 
     def __getitem__(self, name: str) -> Any:
         self.asked.add(name)
@@ -77,7 +79,7 @@ class Watched(dict[str, Any]):
     def with_values(self, **values: Any) -> Watched:
         """A copy with other values, whose reading is remembered here."""
         copy = Watched({**self, **values})
-        copy.asked = self.asked
+        copy.asked, copy.assumed = self.asked, self.assumed
         return copy
 
 
@@ -107,6 +109,8 @@ class Fields:
         value = self._value(name, default)
         if not is_integer(value) or not low <= value <= high:
             raise self.error(name, f"an integer from {low:,} to {high:,}")
+        if name not in self and isinstance(self.values, Watched):
+            self.values.assumed[self._aliases.get(name, name)] = int(value)
         return int(value)
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:

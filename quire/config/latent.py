@@ -59,13 +59,26 @@ class LatentAttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_row_numbers(self) -> int:
-        """The projections, queries as they are and against lines, and the results of both kinds."""
-        of_head = self.qk_head_dim + self.line_dim + self.kv_lora_rank + self.v_head_dim
-        return self.q_lora_rank + self.line_dim + self.n_heads * of_head
+        """The projections, and the larger of: queries against lines and what these give; the lines of a token, keys and
+        values made of them, queries and results as large."""
+        d, v = self.qk_head_dim, self.v_head_dim
+        against_lines = self.n_heads * (self.line_dim + self.kv_lora_rank)
+        of_head = self.qk_rope_head_dim + self.qk_nope_head_dim + v + 4 * max(d, v)
+        made = self.line_dim + self.n_heads * of_head
+        return self.q_lora_rank + self.line_dim + self.n_heads * (d + v) + max(against_lines, made)
 
     @property
     def n_pair_flops(self) -> int:
+        """Against lines."""
         return 2 * self.n_heads * (self.line_dim + self.kv_lora_rank)
+
+    def spared_flops(self, n_rows: int, n_keys: int) -> int:
+        """Where keys and values are made of all lines. Making those of the rows themselves costs what the products
+        around lines do, which then fall away."""
+        start, of_pair = n_keys - n_rows, 2 * self.n_heads * (self.qk_head_dim + self.v_head_dim)
+        making = 2 * self.n_heads * (self.qk_nope_head_dim + self.v_head_dim) * self.kv_lora_rank
+        n_pairs = n_rows * start + n_rows * (n_rows + 1) // 2
+        return n_pairs * (self.n_pair_flops - of_pair) - start * making
 
     @property
     def words(self) -> str:

@@ -160,6 +160,11 @@ class MixerSpec(Protocol):
         """Operations of all heads for one token and one that it sees."""
         ...
 
+    def spared_flops(self, n_rows: int, n_keys: int) -> int:
+        """Operations less than `n_pair_flops` for each pair, where there is another way to compute a span of `n_rows`
+        rows, the last of `n_keys` tokens; below 0 where that takes more."""
+        ...
+
     @property
     def words(self) -> str:
         """What it is, for people; `position_words` left out."""

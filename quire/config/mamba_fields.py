@@ -28,18 +28,20 @@ def mamba(
     bias: str,
     conv_bias: str,
     defaults: tuple[int, int, int],
+    size: int | None = None,
     **more: Any,
 ) -> MambaSpec:
-    """The mixer, whose keys have these names. defaults: of heads, groups and state. more: fields of `MambaSpec`.
+    """The mixer, whose keys have these names. defaults: of heads, groups and state. size: of
+    head_dim; None: what the heads divide the columns into. more: fields of `MambaSpec`.
     Raises ConfigError."""
     n_heads = config.integer(heads, 1, MAX_HEADS, defaults[0])
     inner_size = config.integer(expand, 1, 64, 2) * config.hidden_size
     if config.values.get(head_dim) == "auto":
         config = config.with_values(**{head_dim: inner_size // n_heads})
-    size = config.integer(head_dim, 1, MAX_HEAD_DIM, inner_size // n_heads)
+    size = config.integer(head_dim, 1, MAX_HEAD_DIM, inner_size // n_heads if size is None else size)
     if n_heads * size != inner_size:
         raise config.error(heads, f"{expand} x hidden_size = {inner_size} over {head_dim} = {size}")
-    n_groups = config.integer(groups, 1, n_heads, min(defaults[1], n_heads))
+    n_groups = config.integer(groups, 1, n_heads, defaults[1])
     if n_heads % n_groups:
         raise config.error(groups, f"a divisor of {heads} = {n_heads}")
     low, high = _limits(config)

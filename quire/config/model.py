@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import msgspec
 
-from quire.config.advice import no_model, not_supported, quantised_with
+from quire.config.advice import no_model, not_supported, original_mamba, quantised_with
 from quire.config.arch import ModelArch
 from quire.config.attention import AttentionSpec
 from quire.config.families import FAMILIES, Family
-from quire.config.fields import Fields, Watched, read_object
+from quire.config.fields import Fields, Watched, is_integer, read_object
 from quire.config.gguf import Header, is_gguf, read_header
 from quire.config.gguf_model import config_of, key_of, rope_divisors
 from quire.config.model_fields import ModelFields
@@ -60,6 +60,18 @@ def read_arch(
     return arch
 
 
+def assumed_words(folder: pathlib.Path) -> str:
+    """For an error about shapes: which integers config.json does not give, and what is taken for them; or nothing."""
+    config = Watched(read_object(folder / "config.json"))
+    parse_arch(config)
+    return _lacking(config)
+
+
+def _lacking(config: Watched) -> str:
+    found = [f"{name} ({value:,})" for name, value in config.assumed.items() if value]
+    return f"; absent keys count as their defaults: {', '.join(found)}" if found else ""
+
+
 def merged(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """`values` with those of `overrides`: objects in both are merged, and null takes a field away."""
     found = dict(values)
@@ -93,7 +105,12 @@ def parse_arch(config: dict[str, Any], where: str = "config.json") -> ModelArch:
         model_fields.only(name, value)
     if config.get("per_layer_config"):
         raise fields.error("per_layer_config", "absent: layers that differ are not read from there")
-    return family.describe(model_fields)
+    try:
+        return family.describe(model_fields)
+    except ConfigError as error:
+        if error.param is None or not is_integer(config.get(error.param)):
+            raise  # no contradiction of sizes
+        raise ConfigError(error.message + _lacking(values), param=error.param) from None
 
 
 def _refuse_unread(overrides: Mapping[str, Any], stored: Mapping[str, Any], config: Watched) -> None:
@@ -171,6 +188,8 @@ def _family(fields: Fields) -> Family:
         for family in FAMILIES.values():
             if family.model_type == fields.values.get("model_type"):
                 return family
+        if advice := original_mamba(fields):
+            raise ConfigError(f"{fields.where}: {advice}", param="architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise fields.error("architectures", f"a list with one of {', '.join(FAMILIES)}")
     if names[0] not in FAMILIES:

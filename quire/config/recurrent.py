@@ -39,6 +39,10 @@ class RecurrentMixer(msgspec.Struct, frozen=True, kw_only=True):
         """A token sees the state, not other tokens."""
         return 0
 
+    def spared_flops(self, n_rows: int, n_keys: int) -> int:
+        """None: there are no pairs."""
+        return 0
+
     @property
     def position_words(self) -> tuple[str, ...]:
         return ()

@@ -136,6 +136,13 @@ def size_pool(
     n_tokens = terms.tokens_within(n_pages - 1)
     _check_shortest(config, limits, terms, n_pages, n_tokens)
     if n_tokens < limits.max_model_len:
+        if config.max_model_len and config.num_gpu_blocks_override:
+            raise ConfigError(
+                f"--num-gpu-blocks-override {n_pages}: so many pages of {config.block_size} tokens, one of them a "
+                f"dummy, hold sequences of {n_tokens} tokens, and --max-model-len is {config.max_model_len}: raise the "
+                f"former to at least {1 + terms.seq_pages(config.max_model_len)} or leave it out, or lower the latter",
+                param="num_gpu_blocks_override",
+            )
         if config.max_model_len:
             raise ConfigError(
                 f"max_model_len = {config.max_model_len} tokens do not fit the KV pool of {n_tokens} tokens:\n"
@@ -167,14 +174,14 @@ def _check_shortest(
     n_fitting = max(0, min(n_tokens, limits.max_model_len))
     if n_fitting >= MIN_TOKENS:
         return
-    n_groups, cure = len(terms.layout.groups), "raise num_gpu_blocks_override or max_model_len"
+    n_groups, cure = len(terms.layout.groups), "raise max_model_len"
+    if limits.max_model_len >= MIN_TOKENS:
+        cure = f"raise --num-gpu-blocks-override to at least {1 + terms.seq_pages(MIN_TOKENS)}, or leave it out"
     shares = ""
     if n_groups > 1:
         shares = f", a sequence takes one in each of the {n_groups} groups of layers,"
-        least = 1 + terms.seq_pages(MIN_TOKENS)
-        cure = f"raise num_gpu_blocks_override to at least {least}, or give --disable-hybrid-kv-cache-manager"
-        if limits.max_model_len < MIN_TOKENS:
-            cure = "raise max_model_len"
+        if limits.max_model_len >= MIN_TOKENS:
+            cure += ", or give --disable-hybrid-kv-cache-manager"
     raise ConfigError(
         f"{n_pages} KV pages of {config.block_size} tokens, one of them a dummy{shares or ','} and a max_model_len of "
         f"{limits.max_model_len} leave room for {n_fitting} tokens, and a prompt and its answer have at least "

@@ -318,12 +318,16 @@ class EngineCore:
         self._owed += self.scheduler.fail_all(Failure(Code.ENGINE_ASLEEP, ASLEEP))
         self.executor.shutdown()
         self.executor = AsleepExecutor()
+        if self.expert_load is not None:
+            self.expert_load.rest()
         self._beside(functools.partial(self.sleep_mode.sleep, level))
 
     def wake_up(self) -> None:
         """Bring back what `sleep` gave up. SleepFailed if it cannot be had; the engine sleeps on then."""
         if self.sleep_mode is not None and self.sleep_mode.is_asleep:
             self.executor = self._beside(self.sleep_mode.wake_up)
+            if self.expert_load is not None:
+                self.expert_load.go_on()
 
     def _beside(self, work: Callable[[], T]) -> T:
         """Do it in a thread, and be heard of meanwhile."""

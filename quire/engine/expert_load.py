@@ -7,7 +7,7 @@ Invariant: who asks more often than every `PERIOD_S` gets the last figure; readi
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 PERIOD_S: Final = 10.0
@@ -16,25 +16,43 @@ Loads = list[list[int]]
 
 
 class ExpertLoad:
-    """Since the engine's start."""
+    """Since the engine's start, without what starts and wakings run themselves."""
 
     def __init__(self, read: Callable[[], Loads]) -> None:
-        self.read = read
-        self._before = read()  # what the start itself ran
+        """read: what compute has counted; from nothing again, where weights were given up in between."""
+        self._read = read
+        self._past: Loads = []
+        self._before: Loads | None = read()
         self._next_s, self._imbalance = 0.0, 0.0
+
+    def counts(self) -> Loads:
+        """So far."""
+        if self._before is None:
+            return self._past
+        fresh = _each(int.__sub__, self._read(), self._before)
+        return _each(int.__add__, fresh, self._past) if self._past else fresh
+
+    def rest(self) -> None:
+        """Before sleep."""
+        self._past, self._before = self.counts(), None
+
+    def go_on(self) -> None:
+        """Behind it."""
+        self._before = self._read()
 
     def imbalance(self, now_s: float) -> float:
         """See `imbalance`, at most PERIOD_S old."""
         if now_s >= self._next_s:
-            self._next_s, self._imbalance = now_s + PERIOD_S, imbalance(self.read(), self._before)
+            self._next_s, self._imbalance = now_s + PERIOD_S, imbalance(self.counts())
         return self._imbalance
 
 
 def imbalance(loads: Loads, before: Loads | None = None) -> float:
     """Tokens of a layer's busiest expert, over those of its mean one: the mean of all layers, 1 where all are as busy;
     0 without tokens. before: loads that do not count."""
-    layers: Sequence[Sequence[int]] = loads
-    if before:
-        both = zip(loads, before, strict=True)
-        layers = [[now - then for now, then in zip(*layer, strict=True)] for layer in both]
+    layers = _each(int.__sub__, loads, before) if before else loads
     return statistics.fmean([max(one) * len(one) / sum(one) for one in layers if sum(one)] or [0.0])
+
+
+def _each(change: Callable[[int, int], int], loads: Loads, others: Loads) -> Loads:
+    return [list(map(change, *layer)) for layer in zip(loads, others, strict=True)]

@@ -300,7 +300,7 @@ class LLM(VectorEngine):
 
     def expert_loads(self) -> list[list[int]]:
         """Of each layer with experts, how many tokens chose each of them so far. Waits for the device."""
-        return [] if self.engine.expert_load is None else self.engine.expert_load.read()
+        return [] if self.engine.expert_load is None else self.engine.expert_load.counts()
 
     def get_metrics(self) -> list[Counter | Gauge]:
         """The numbers of the engine that a server has at /metrics, by the same names."""

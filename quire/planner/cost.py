@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from quire.config.arch import ModelArch
 from quire.core.plan import Spans
 from quire.planner.hardware import Hardware
-from quire.planner.shape import head_weights, kv_numbers_per_token, pair_flops, read_weights, state_bytes
+from quire.planner.shape import head_weights, kv_numbers_per_token, pair_flops, read_weights, spared_flops, state_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class CostModel:
         weights_bytes = read * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
         kv_bytes = (n_read + n_tokens) * kv_numbers_per_token(arch) * self.kv_itemsize
         kv_bytes += 2 * len(spans) * state_bytes(arch)  # read and written
-        attention = pair_flops(arch) * n_pairs
+        attention = pair_flops(arch) * n_pairs - spared_flops(arch, spans.starts, spans.lengths)
         return StepWork(weights_bytes + kv_bytes, 2 * body * n_tokens + 2 * head * n_wants + attention)
 
     def limit_s(self, work: StepWork) -> float:

@@ -103,7 +103,9 @@ class MemoryEquation:
         arch = self.arch
         kinds = dict.fromkeys(arch.layers)
         widest = max(max(one.mixer.n_row_numbers, one.ffn.n_row_numbers(arch.hidden_size)) for one in kinds)
-        return self.max_num_batched_tokens * (2 * arch.hidden_size + widest) * self.itemsize
+        stream_itemsize = FLOAT32_BYTES if arch.float32_stream else self.itemsize
+        row_bytes = arch.hidden_size * (stream_itemsize + self.itemsize) + widest * self.itemsize
+        return self.max_num_batched_tokens * row_bytes
 
     @property
     def logits_bytes(self) -> int:

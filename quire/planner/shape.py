@@ -5,8 +5,10 @@ Biases, norm weights and rotary tables are left out of FLOPs; all are below 0.1 
 
 from __future__ import annotations
 
+import collections
 import functools
 import math
+from collections.abc import Sequence
 
 from quire.config.arch import ModelArch
 from quire.config.parameters import layer_parameters
@@ -43,6 +45,15 @@ def state_bytes(arch: ModelArch) -> int:
 def pair_flops(arch: ModelArch) -> int:
     """FLOPs of a token and one that it sees, all layers."""
     return sum(layer.mixer.n_pair_flops for layer in arch.layers)
+
+
+def spared_flops(arch: ModelArch, starts: Sequence[int], lengths: Sequence[int]) -> int:
+    """FLOPs less than those of all pairs of these spans, each computed the way that takes fewest, all layers."""
+    if not any(spec.value_in_key for spec in set(arch.kv_specs.values())):
+        return 0
+    mixers = collections.Counter(layer.mixer for layer in arch.layers)
+    spans = [(n, start + n) for start, n in zip(starts, lengths, strict=True) if n > 1]
+    return sum(n * max(0, mixer.spared_flops(*span)) for mixer, n in mixers.items() for span in spans)
 
 
 def _matrix_weights(arch: ModelArch, layer: int) -> int:

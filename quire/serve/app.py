@@ -31,7 +31,7 @@ from quire.serve.http.exchange import ClientGone, Exchange, Receive, Scope, Send
 from quire.serve.http.hosts import Hosts
 from quire.serve.http.ignored import STRICT_HEADER, asks_strict
 from quire.serve.http.misses import no_such_path, wrong_method
-from quire.serve.http.refusal import Refusal, internal_error, refusal_of
+from quire.serve.http.refusal import Refusal, internal_error, naming_models, refusal_of
 from quire.serve.ollama.generating import serve_ollama_chat, serve_ollama_generate
 from quire.serve.ollama.models import serve_ollama_ps, serve_ollama_show, serve_ollama_tags, serve_ollama_version
 from quire.serve.ollama.vectors import serve_ollama_embed, serve_ollama_embeddings
@@ -207,7 +207,7 @@ class App:
             exchange.ignored.is_strict = asks_strict(exchange.header(STRICT_HEADER)) or self.state.config.strict
             await self.router(exchange.scope, exchange.receive, exchange.send)
         except Refusal as refusal:
-            return refusal
+            return naming_models(refusal, self.state.model_names)
         except ClientGone as gone:
             _let_go(gone)
             return None

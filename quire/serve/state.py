@@ -117,6 +117,11 @@ class ServerState:
         return self._limits
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests may call the loaded model; empty until then."""
+        return () if self._limits is None else self._limits.model_names
+
+    @property
     def template_variables(self) -> frozenset[str] | None:
         """What `chat_template_kwargs` may set: what the chat template looks at. None: the operator allows nothing."""
         if self._llm is None:

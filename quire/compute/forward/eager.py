@@ -6,20 +6,31 @@ import numpy as np
 
 from quire.compute.device.device import Device
 from quire.compute.models.decoder import Decoder
+from quire.compute.runner.batch_builder import FlatBatch
+from quire.compute.runner.expanded_spans import ExpandedSpans, expanded_spans
 from quire.compute.runner.pool import KVPool, PagedContext, plan_attention
 from quire.compute.runner.step import States, Step
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.whole_spans import whole_spans
 
 
 class EagerForward:
     """`Forward` by the model's own data flow. Takes every step."""
 
-    def __init__(self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables) -> None:
+    def __init__(self, device: Device, model: Decoder, pool: KVPool, tables: SlotTables, max_rows: int) -> None:
+        """max_rows: of a step."""
         self._device, self._model, self._pool, self._tables = device, model, pool, tables
+        self._max_rows = max_rows
+        lined = [spec.mixer for spec in model.arch.layers if spec.mixer.kv_spec and spec.mixer.kv_spec.value_in_key]
+        self._lined = lined[0] if lined else None
+        """A mixer that keeps lines."""
 
     def stage(self, _: Step) -> None:
         """It has little to do on the host."""
+
+    def _expanded(self, batch: FlatBatch) -> ExpandedSpans | None:
+        if self._lined is None:
+            return None
+        return expanded_spans(batch, self._lined, self._tables, self._device, self._max_rows)
 
     def run(self, step: Step) -> States:
         """States of all rows where they are wanted, else of the sampled ones: the last layer ends with these."""
@@ -30,7 +41,7 @@ class EagerForward:
             self._tables.set_tokens(step.guesses.at, step.guesses.found)
         lines = [batch.row_slots, batch.row_positions, batch.places]
         slots, positions, places, *locs = self._device.upload(np.concatenate([lines, cache_locs]))
-        apart = whole_spans(batch, self._device) if self._pool.value_dim else None
+        apart = self._expanded(batch)
         q_indptr = batch.q_indptr if apart is None else apart.q_indptr
         attn_plans = plan_attention(
             self._pool, self._tables, batch.kv_lens, batch.span_slots, q_indptr, shared=step.shared,

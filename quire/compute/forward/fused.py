@@ -38,10 +38,17 @@ def obstacle(model: Decoder) -> str | None:
     if any(not isinstance(linear.product, PackedProduct) for linear in model.linears()):
         return "its matrices are not packed for the native kernels"
     if not model.is_plain:
-        return "its layers are not RMS norm, attention, RMS norm, and SwiGLU or experts of it, and nothing else"
+        return f"the native step has nothing for {_lacking(model)}"
     if not all(layer.mixer.variant is not None and layer.mixer.variant.built_in for layer in model.layers):
         return "its attention has hooks"
     return fused_step.obstacle(model.dtype, model.arch.head_dim)
+
+
+def _lacking(model: Decoder) -> str:
+    """Parts of a model that is not plain, in words."""
+    found = {layer.spec.mixer.words: None for layer in model.layers if not layer.mixer.is_plain}
+    found |= {layer.spec.ffn.words: None for layer in model.layers if not layer.ffn.is_plain}
+    return "; ".join(found) or "what stands around the model's products"
 
 
 class FusedForward:

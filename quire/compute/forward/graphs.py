@@ -91,7 +91,7 @@ class GraphForward:
         self._guesses = self._staging.section((n_rows,), torch.int64)
         self._writes = self._staging.section((2, self._n_groups * n_rows), torch.int64)
         self._spare_entry = tables.spare_slot * tables.pages.shape[2]  # of no sequence
-        self._hidden = device.zeros((n_rows, arch.hidden_size), model.dtype)
+        self._hidden = device.zeros((n_rows, arch.hidden_size), model.stream_dtype)
         self._captures: dict[bool, Captures | None] = {are_rows_alone(): self._new_captures()}
         """By whether rows are alone in them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -10,15 +11,25 @@ from quire.kernels.attention.variant import Variant
 from quire.kernels.state import StateSpans
 
 
-class Whole(Protocol):
-    """Rows of whole sequences of a step, and the others."""
+class Expanded(Protocol):
+    """Rows of a step for which keys and values are made of all lines that they see, and the others."""
 
     rows: torch.Tensor
     others: torch.Tensor
     """int64."""
+    n_lines: int
+
+    def heads(self, n_heads: int) -> Iterator[slice]:
+        """Those whose keys and values of all lines have room at once, in turn."""
+        ...
+
+    def pieces(self) -> Iterator[slice]:
+        """Lines that are read at once, in turn."""
+        ...
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, variant: Variant) -> torch.Tensor:
-        """Causal attention among the rows of each whole sequence: [n_rows, n_heads, d], as q, k and v are."""
+        """Causal attention of the rows to their lines: q [n_rows, n_heads, d] and what is returned; k, v [n_lines,
+        n_heads, d]."""
         ...
 
 
@@ -26,9 +37,8 @@ class Context(Protocol):
     """One step's batch: it knows the spans, the pages and the attention plan; the model knows none of them."""
 
     @property
-    def whole(self) -> Whole | None:
-        """Sequences that this step computes from their first token on, whose rows `attend` leaves out; None: it takes
-        all. Only where tokens leave lines."""
+    def expanded(self) -> Expanded | None:
+        """Rows that `attend` leaves out; None: it takes all. Only where tokens leave lines."""
         ...
 
     def store(
@@ -63,8 +73,8 @@ class Context(Protocol):
         way to the pages, q [n, n_heads, d] on its way to `rotated`; see `kernels.mla.store`."""
         ...
 
-    def lines(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
-        """The lines of these rows, int64, of the step, after `store_lines`."""
+    def lines(self, layer: int, piece: slice) -> torch.Tensor:
+        """These of the lines that the rows of `expanded` see, after `store_lines`."""
         ...
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:

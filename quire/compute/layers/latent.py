@@ -2,8 +2,8 @@
 
 Owns the parameters and the two products around attention. Does not own pages (`Context`).
 With the keys' matrix multiplied into queries, and the values' into results, lines are keys, and their first part is
-values (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): exact for prompts, decoding and drafts alike. Of the lines of
-whole sequences keys and values are made instead.
+values (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): exact for prompts, decoding and drafts alike. For spans of
+many rows keys and values are made of lines instead: less arithmetic.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quire.compute.layers.context import Context, Whole
+from quire.compute.layers.context import Context, Expanded
 from quire.compute.layers.linear import Linear, Make, Table
 from quire.compute.layers.norm import Norm, project
 from quire.compute.schemes.choice import Schemes
@@ -61,8 +61,8 @@ class LatentAttention:
         else:
             q = self.queries(self.q_norm(first[:, : spec.q_lora_rank]))
         q = q.view(n, spec.n_heads, -1)
-        if context.whole is not None:
-            return self._apart(first, q, positions, context, context.whole)
+        if context.expanded is not None:
+            return self._apart(first, q, positions, context, context.expanded)
         asked = self._asked(q)
         self._store(first, q, asked[:, :, spec.kv_lora_rank :], positions, context)
         return self._seen(asked, context)
@@ -93,10 +93,10 @@ class LatentAttention:
         return y.flatten(1)
 
     def _apart(
-        self, first: torch.Tensor, q: torch.Tensor, positions: torch.Tensor, context: Context, whole: Whole
+        self, first: torch.Tensor, q: torch.Tensor, positions: torch.Tensor, context: Context, apart: Expanded
     ) -> torch.Tensor:
-        """Keys and values are made of the lines of whole sequences: less arithmetic than queries against lines."""
-        spec, rows, others = self.spec, whole.rows, whole.others
+        """The rows for which keys and values are made, and the others."""
+        spec, rows, others = self.spec, apart.rows, apart.others
         rotated = q.new_empty(len(q), spec.n_heads, spec.qk_rope_head_dim)
         self._store(first, q, rotated, positions, context)
         y = q.new_empty(len(q), spec.n_heads * spec.v_head_dim)
@@ -104,21 +104,36 @@ class LatentAttention:
             asked = self._asked(q[others])
             asked[:, :, spec.kv_lora_rank :] = rotated[others]
             y[others] = self._seen(asked, context)
-        y[rows] = self._expanded(q[rows], rotated[rows], context.lines(self.layer, rows), whole)
+        y[rows] = self._expanded(q[rows], rotated[rows], context, apart)
         return y
 
-    def _expanded(self, q: torch.Tensor, rotated: torch.Tensor, lines: torch.Tensor, whole: Whole) -> torch.Tensor:
-        """q, rotated, lines: of whole sequences → [n, n_heads * v]. Values are filled up to the size of keys."""
+    def _expanded(self, q: torch.Tensor, rotated: torch.Tensor, context: Context, apart: Expanded) -> torch.Tensor:
+        """[n, n_heads * v] of these rows. Values are filled up to the size of keys, or keys to that of values."""
+        spec = self.spec
+        nope, d = spec.qk_nope_head_dim, spec.qk_head_dim
+        asked = q.new_zeros(len(q), spec.n_heads, max(d, spec.v_head_dim))
+        asked[:, :, :nope], asked[:, :, nope:d] = q[:, :, :nope], rotated
+        y = q.new_empty(len(q), spec.n_heads, spec.v_head_dim)
+        assert self.variant is not None
+        for heads in apart.heads(spec.n_heads):
+            k, v = self._keys_and_values(heads, asked.shape[2], context, apart)
+            y[:, heads] = apart.attend(asked[:, heads], k, v, self.variant)[:, :, : spec.v_head_dim]
+        return y.flatten(1)
+
+    def _keys_and_values(
+        self, heads: slice, size: int, context: Context, apart: Expanded
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of these heads [n_lines, n_heads, size], behind their numbers zeros."""
         spec = self.spec
         rank, nope, d = spec.kv_lora_rank, spec.qk_nope_head_dim, spec.qk_head_dim
-        made = F.linear(lines[:, :rank], self.made.values).view(len(q), spec.n_heads, -1)
-        size = max(d, spec.v_head_dim)
-        k, v, asked = (q.new_zeros(len(q), spec.n_heads, size) for _ in range(3))
-        asked[:, :, :nope], asked[:, :, nope:d] = q[:, :, :nope], rotated
-        k[:, :, :nope], k[:, :, nope:d] = made[:, :, :nope], lines[:, None, rank:]
-        v[:, :, : spec.v_head_dim] = made[:, :, nope:]
-        assert self.variant is not None
-        return whole.attend(asked, k, v, self.variant)[:, :, : spec.v_head_dim].flatten(1)
+        weight = self.made.values.view(spec.n_heads, -1, rank)[heads]
+        k, v = (weight.new_zeros(apart.n_lines, len(weight), size) for _ in range(2))
+        for piece in apart.pieces():
+            lines = context.lines(self.layer, piece)
+            made = F.linear(lines[:, :rank], weight.flatten(0, 1)).view(len(lines), len(weight), -1)
+            k[piece, :, :nope], k[piece, :, nope:d] = made[:, :, :nope], lines[:, None, rank:]
+            v[piece, :, : spec.v_head_dim] = made[:, :, nope:]
+        return k, v
 
     def _matrices(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What makes a query of a line's first part of one without a position [n_heads, nope, rank], and a result of

@@ -25,6 +25,8 @@ class ResidualSum:
         self._post_norm, self._scale = post_norm, scale
         self.between: Between | None = None
         """To be set before steps are captured or recorded."""
+        self.is_apart = False
+        """Whether the stream has another type than products give."""
 
     def add(self, y: torch.Tensor, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """y: [n, n_in]; z: [n, hidden]; x: the residual stream [n, hidden], which takes the sum in place and is
@@ -36,7 +38,7 @@ class ResidualSum:
     @property
     def adds(self) -> bool:
         """Whether what makes z adds it to the stream itself, as nothing stands between."""
-        return self.between is None and self._post_norm is None and self._scale == 1.0
+        return self.between is None and self._post_norm is None and self._scale == 1.0 and not self.is_apart
 
 
 class ResidualProduct(ResidualSum):

@@ -14,6 +14,7 @@ from quire.compute.dist.comm import Comm, SoloComm
 from quire.compute.layers.context import Context
 from quire.compute.layers.decoder_layer import DecoderLayer
 from quire.compute.layers.experts import Experts
+from quire.compute.layers.float32_stream import Float32StreamLayer, Float32StreamNorm
 from quire.compute.layers.linear import Embedding, Linear, Make, Table
 from quire.compute.layers.norm import Norm
 from quire.compute.layers.rotary import rotary_tables
@@ -52,11 +53,13 @@ class Decoder:
         self._device = next(iter(tables.values())).device
         self.embed = self._embedding(make, comm)
         self.positions = Embedding(make, POSITIONS, arch.n_positions, arch.hidden_size) if arch.n_positions else None
+        is_wide = self.stream_dtype != self.dtype
+        make_layer = Float32StreamLayer if is_wide else DecoderLayer
         self.layers = [
-            DecoderLayer(spec, parts.layers[layer], layer, make, schemes, self.tables[spec.mixer.rope])
+            make_layer(spec, parts.layers[layer], layer, make, schemes, self.tables[spec.mixer.rope])
             for layer, spec in enumerate(arch.layers)
         ]
-        self.norm = Norm(make, final_norm(arch))
+        self.norm = (Float32StreamNorm if is_wide else Norm)(make, final_norm(arch))
         tied = self.embed.weight if arch.tie_embeddings else None
         self.head = Linear(make, parts.head.matrix, schemes.of(parts.head.matrix), tied=tied)
         self._project: Linear | DividedHead = self.head
@@ -89,7 +92,7 @@ class Decoder:
         result if all rows are wanted. visit: told the number of each layer and the stream that it is about to read.
         visits_last: and what the last one leaves, of all rows.
         """
-        x = self.embed(token_ids, out)
+        x = self.embed(token_ids, out) if self.stream_dtype == self.dtype else self._widened(token_ids, out)
         if self.arch.embedding_scale != 1.0:
             x.mul_(self.arch.embedding_scale)
         if self.positions is not None:
@@ -103,6 +106,11 @@ class Decoder:
             visit(n_layers, x)
             return x if wanted is None else x[wanted]
         return x
+
+    def _widened(self, token_ids: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """Embeddings in the type of the stream."""
+        x = self.embed(token_ids)
+        return x.to(self.stream_dtype) if out is None else out.copy_(x)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [m, hidden], rows of what `forward` returned → [m, vocab_size] float32, or `out`, which takes them in
@@ -137,6 +145,11 @@ class Decoder:
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [m, hidden], rows of what `forward` returned → the same after the final norm, float32."""
         return self.norm(hidden).float()
+
+    @property
+    def stream_dtype(self) -> torch.dtype:
+        """Of the residual stream, and so of states."""
+        return torch.float32 if self.arch.float32_stream else self.dtype
 
     @property
     def is_plain(self) -> bool:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from quire.compute.device.device import Device
+from quire.compute.runner.expanded_spans import ExpandedSpans
 from quire.compute.runner.features import Features
 from quire.compute.runner.spans_apart import apart
 from quire.compute.runner.states import StatePool
 from quire.compute.runner.tables import SlotTables
-from quire.compute.runner.whole_spans import WholeSpans
 from quire.config.arch import ModelArch
 from quire.config.kv import KVLayout, kv_layout
 from quire.core.plan import PageCopy
@@ -106,7 +106,7 @@ class PagedContext:
     """Of each group."""
     cache_locs: Sequence[torch.Tensor]
     """Of each group int64 [n_rows]: where each row's K and V are written, page * page_size + offset."""
-    whole: WholeSpans | None = None
+    expanded: ExpandedSpans | None = None
     """See `Context`; `plans` are those of the other rows."""
     spans: StateSpans | None = None
     """Of recurrent layers."""
@@ -142,10 +142,11 @@ class PagedContext:
         pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
         mla.store(lines, norm, eps, q, rotated, positions, cos_sin, pages, cache_locs)
 
-    def lines(self, layer: int, rows: torch.Tensor) -> torch.Tensor:
+    def lines(self, layer: int, piece: slice) -> torch.Tensor:
         """See `Context`."""
-        pages, cache_locs = self.pool.pages_of[layer][0], self.cache_locs[self.pool.group_of[layer]]
-        return pages.view(-1, pages.shape[-1])[cache_locs[rows]]
+        assert self.expanded is not None
+        pages, locs = self.pool.pages_of[layer][0], self.expanded.locs[self.pool.group_of[layer]]
+        return pages.view(-1, pages.shape[-1])[locs[piece]]
 
     def attend(self, layer: int, q: torch.Tensor, variant: Variant) -> torch.Tensor:
         """See `Context`."""

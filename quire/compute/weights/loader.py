@@ -32,6 +32,7 @@ from quire.compute.weights.pieces import BUFFER_BYTES, TORCH_DTYPES, Pieces, pie
 from quire.config.arch import ModelArch
 from quire.config.families import Order
 from quire.config.gguf import is_gguf
+from quire.config.model import assumed_words
 from quire.config.parameters import EMBEDDING, HEAD
 from quire.core.errors import ConfigError, LoadError, shown
 from quire.core.ticker import ticking
@@ -122,7 +123,12 @@ def find_copies(folder: pathlib.Path, model: Decoder, load_format: str) -> tuple
     if in_gguf and load_format == "safetensors":
         raise ConfigError(f"load_format = 'safetensors', but {folder} is a GGUF file: leave it at auto")
     shards = [open_gguf(folder)] if in_gguf else open_checkpoint(folder)
-    return shards, _match(shards, model, in_gguf), in_gguf
+    try:
+        return shards, _match(shards, model, in_gguf), in_gguf
+    except LoadError as error:
+        if in_gguf:
+            raise
+        raise LoadError(error.message + assumed_words(folder)) from None
 
 
 def fits(folder: pathlib.Path, arch: ModelArch) -> tuple[int, int]:

@@ -20,8 +20,17 @@ STACKS: Final = {
 }
 
 
+ROPE: Final = {
+    "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "truncate": False, "original_max_position_embeddings": 4096,
+}  # fmt: skip
+"""Where a config.json says nothing of it."""
+
+
 def gpt_oss(config: ModelFields) -> ModelArch:
     norm, bias = config.rms(default=1e-5), config.flag("attention_bias", True)
+    if not any(name in config for name in ("rope_parameters", "rope_scaling", "rope_theta")):
+        config = config.with_values(rope_parameters=ROPE)
     rope = config.rope(theta=150_000.0)
     types = config.layer_types(FULL if layer % 2 else SLIDING for layer in range(config.n_layers))
     ffn = experts(

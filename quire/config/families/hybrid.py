@@ -43,7 +43,7 @@ def bamba(config: ModelFields) -> ModelArch:
     if not isinstance(full, list) or not all(type(one) is int and 0 <= one < config.n_layers for one in full):
         raise config.error("attn_layer_indices", f"a list of layers below num_hidden_layers = {config.n_layers}")
     attention = config.attention(n_kv_heads=8, rope=config.rope(partial=0.5), qkv_bias=bias, o_bias=bias)
-    ffn, scan = config.feed_forward(bias=config.flag("mlp_bias", False)), _mamba(config)
+    ffn, scan = config.feed_forward(bias=config.flag("mlp_bias", False)), _mamba(config, norm.eps)
     mixers: list[MixerSpec] = [attention if layer in full else scan for layer in range(config.n_layers)]
     return config.model([LayerSpec(mixer=mixer, ffn=ffn, norm=norm) for mixer in mixers], norm)
 
@@ -57,7 +57,7 @@ def granitemoehybrid(config: ModelFields) -> ModelArch:
         rope=config.rope() if kind == "rope" else None, scale=config.scale("attention_multiplier"), qkv_bias=bias,
         o_bias=bias,
     )  # fmt: skip
-    kinds: dict[str, MixerSpec] = {LINEAR: _mamba(config), FULL: attention}
+    kinds: dict[str, MixerSpec] = {LINEAR: _mamba(config, norm.eps), FULL: attention}
     ffn = _granite_ffn(config)
     layers = [LayerSpec(mixer=kinds[one], ffn=ffn, norm=norm, residual_scale=scale) for one in _types(config)]
     return config.model(
@@ -87,12 +87,12 @@ def _types(config: ModelFields) -> list[str]:
     return [known[kind] for kind in types]
 
 
-def _mamba(config: ModelFields) -> MambaSpec:
+def _mamba(config: ModelFields, eps: float) -> MambaSpec:
     config.only("hidden_act", "silu")
     return mamba(
         config, heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state="mamba_d_state",
         kernel="mamba_d_conv", expand="mamba_expand", bias="mamba_proj_bias", conv_bias="mamba_conv_bias",
-        defaults=(128, 1, 256), eps=config.rms("rms_norm_eps", 1e-6).eps,
+        defaults=(128, 1, 256), eps=eps,
     )  # fmt: skip
 
 

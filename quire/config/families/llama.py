@@ -75,7 +75,9 @@ def smollm3(config: ModelFields) -> ModelArch:
 
 def qwen2(config: ModelFields) -> ModelArch:
     norm, ffn, rope = config.rms(), config.feed_forward(), config.rope()
-    mixers = [config.attention(rope=rope, qkv_bias=True, window=window) for window in _qwen_windows(config)]
+    mixers = [
+        config.attention(n_kv_heads=32, rope=rope, qkv_bias=True, window=window) for window in _qwen_windows(config)
+    ]
     return config.model([LayerSpec(mixer=mixer, ffn=ffn, norm=norm) for mixer in mixers], norm)
 
 
@@ -83,7 +85,9 @@ def qwen3(config: ModelFields) -> ModelArch:
     norm, ffn, rope = config.rms(), config.feed_forward(), config.rope()
     bias, qk_norm = config.flag("attention_bias", False), QKNorm(norm=norm)
     mixers = [
-        config.attention(head_dim=128, rope=rope, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm, window=window)
+        config.attention(
+            n_kv_heads=32, head_dim=128, rope=rope, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm, window=window
+        )
         for window in _qwen_windows(config)
     ]
     return config.model([LayerSpec(mixer=mixer, ffn=ffn, norm=norm) for mixer in mixers], norm)

@@ -28,10 +28,11 @@ def mamba2(config: ModelFields) -> ModelArch:
     config.only("hidden_act", "silu")
     mixer = mamba(
         config, heads="num_heads", head_dim="head_dim", groups="n_groups", state="state_size", kernel="conv_kernel",
-        expand="expand", bias="use_bias", conv_bias="use_conv_bias", defaults=(128, 8, 128), eps=norm.eps,
+        expand="expand", bias="use_bias", conv_bias="use_conv_bias", defaults=(128, 8, 128), size=64, eps=norm.eps,
     )  # fmt: skip
     layer = LayerSpec(mixer=mixer, ffn=NoFfnSpec(), norm=norm)
-    return config.model([layer] * config.n_layers, norm, max_position=CONTEXT)
+    wide = config.flag("residual_in_fp32", True)
+    return config.model([layer] * config.n_layers, norm, max_position=CONTEXT, float32_stream=wide)
 
 
 FAMILIES: Final = (

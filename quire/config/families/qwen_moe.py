@@ -18,7 +18,7 @@ def qwen2_moe(config: ModelFields) -> ModelArch:
     shared = SharedExpert(size=shared_size, gated=True)
     sparse = experts(config, n_experts=60, n_chosen=4, size=1408, shared=shared)
     rope, bias = config.rope(), config.flag("qkv_bias", True)
-    mixers = [config.attention(rope=rope, qkv_bias=bias, window=window) for window in _windows(config)]
+    mixers = [config.attention(n_kv_heads=16, rope=rope, qkv_bias=bias, window=window) for window in _windows(config)]
     return _described(config, mixers, every_step(config, sparse))
 
 

@@ -24,7 +24,7 @@ from quire.serve.batch.store import BatchStore, FileInUse, StoreDamaged, StoreTh
 from quire.serve.http.exchange import ClientGone, Exchange
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.multipart import PartBegin, boundary_of, read_parts
-from quire.serve.http.refusal import Refusal, bad_request, unsupported
+from quire.serve.http.refusal import MISSING, Refusal, bad_request, unsupported
 from quire.serve.state import ServerState
 
 logger = logging.getLogger("quire.batch")
@@ -219,11 +219,11 @@ class _Upload:
         """Keep the complete file; its record. Raises a 400 Refusal for a form that lacks something."""
         purpose = bytes(self._fields.get("purpose", b"")).decode(errors="replace")
         if not purpose:
-            raise bad_request("purpose is missing.", "purpose", "missing_required_parameter")
+            raise bad_request("purpose is missing.", "purpose", MISSING)
         if purpose != "batch":
             raise unsupported("purpose", f"only batch is, not {shown(purpose)}.")
         if self._filename is None:
-            raise bad_request("file is missing.", "file", "missing_required_parameter")
+            raise bad_request("file is missing.", "file", MISSING)
         if not self._n_bytes:
             raise bad_request("file is empty.", "file")
         await self._write(is_last=True)

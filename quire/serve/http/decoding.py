@@ -16,7 +16,7 @@ import msgspec
 from quire.core.errors import SHOWN_CHARS, shown
 from quire.serve.http.ignored import IgnoredParams
 from quire.serve.http.json_scan import IdList, count_body, cuts, find_ids, largest_member, windows
-from quire.serve.http.refusal import Refusal, bad_request, unsupported
+from quire.serve.http.refusal import MISSING, Refusal, bad_request, unsupported
 from quire.serve.http.unknown_fields import Refused, UnknownFieldFilter
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def _explained(error: str, within: str, body: bytes | msgspec.Raw) -> Refusal:
     missing = _MISSING.match(problem)
     if missing is not None:
         param = _joined(path, missing.group(1))
-        return bad_request(f"{param} is missing.", param, "missing_required_parameter")
+        return bad_request(f"{param} is missing.", param, MISSING)
     param = path.removesuffix("[...]")
     if ".content[" in param and param.endswith(".type"):
         return unsupported(param, f"message parts must be text. {_cut(problem)}.")

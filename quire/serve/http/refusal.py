@@ -6,7 +6,7 @@ address, a path, a traceback or another user's data. Never 422.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from quire.core.errors import (
 )
 
 MAX_MESSAGE_CHARS = 600
+MISSING = "missing_required_parameter"
 RETRY_AFTER_S = 2
 """What `Retry-After` says for an overloaded or not yet ready server; openai-python ignores more than 120."""
 
@@ -93,6 +94,13 @@ def unknown_model(name: str, names: Iterable[str]) -> Refusal:
     """404 for a model that is none of `names`, which this server has."""
     message = f"The model {shown(name)} does not exist here. This server has: {', '.join(names)}."
     return Refusal(404, message, param="model", code="model_not_found")
+
+
+def naming_models(refusal: Refusal, names: Sequence[str]) -> Refusal:
+    """The same, or if it is for a request that names no model one that says which this server has."""
+    if not names or (refusal.param, refusal.code) != ("model", MISSING):
+        return refusal
+    return bad_request(f"{refusal.message} This server has: {', '.join(names)}.", refusal.param, MISSING)
 
 
 def too_large(limit: int) -> Refusal:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from quire.core.events import ModelFacts
 from quire.serve.http.decoding import BodyDecoder
 from quire.serve.http.exchange import Exchange
-from quire.serve.http.refusal import bad_request, unknown_model, unsupported
+from quire.serve.http.refusal import MISSING, bad_request, unknown_model, unsupported
 from quire.serve.ollama.input import LATEST, served_name
 from quire.serve.ollama.schema import OllamaShowRequest
 from quire.serve.ollama.unused import note_show
@@ -59,7 +59,7 @@ async def serve_ollama_show(state: ServerState, exchange: Exchange) -> None:
     note_show(body, exchange.ignored)
     given = body.model or body.name
     if not given:
-        raise bad_request("model is missing.", "model", "missing_required_parameter")
+        raise bad_request("model is missing.", "model", MISSING)
     name = served_name(given, state.limits.model_names)
     if name not in state.limits.model_names:
         raise unknown_model(given, state.limits.model_names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from quire.core.errors import ContextLengthExceeded, InvalidParameter
 from quire.engine.async_llm import AsyncLLM
-from quire.serve.http.refusal import bad_request
+from quire.serve.http.refusal import MISSING, bad_request
 from quire.serve.http.threads import LargeWorkLock, WorkThreads
 from quire.serve.openai.conversation import Conversation
 from quire.text.length import check_length
@@ -170,7 +170,7 @@ def prompts_of(
 ) -> list[str | list[int]]:
     """The four forms of a prompt as a list: a text, texts, token ids, or lists of token ids. `param`: its field."""
     if prompt is None:
-        raise bad_request(f"{param} is missing.", param, "missing_required_parameter")
+        raise bad_request(f"{param} is missing.", param, MISSING)
     if len(prompt) > max(limit_tokens, most) and not isinstance(prompt, str):
         code = "context_length_exceeded" if isinstance(prompt[0], int) else "invalid_value"
         raise bad_request(f"{param} has {len(prompt)} entries, more than can be served.", param, code)

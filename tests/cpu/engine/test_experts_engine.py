@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import random
 
+import pytest
 import torch
 from family_cases import checkpoint_of
 
@@ -13,6 +14,12 @@ from quire.engine.expert_load import imbalance
 from quire.engine.llm import LLM
 
 SIZE = {"device": "cpu", "dtype": "float32", "max_num_seqs": 6, "max_num_batched_tokens": 48, "max_model_len": 128}
+
+
+def test_why_steps_are_many_calls_is_said(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint_of("mixtral", tmp_path)
+    LLM(str(tmp_path), **SIZE, num_gpu_blocks_override=20, skip_tokenizer_init=True).shutdown()
+    assert "nothing for 2 of 5 experts, 96 wide" in caplog.text and "its answers are the same" in caplog.text
 
 
 def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.Path) -> None:
@@ -24,7 +31,14 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.P
     seeded = SamplingParams(temperature=0.8, seed=5, max_tokens=32, ignore_eos=True)
     found = []
     for n_pages in (200, 20):
-        llm = LLM(str(tmp_path), **SIZE, block_size=8, num_gpu_blocks_override=n_pages, skip_tokenizer_init=True)
+        llm = LLM(
+            str(tmp_path),
+            **SIZE,
+            block_size=8,
+            num_gpu_blocks_override=n_pages,
+            skip_tokenizer_init=True,
+            enable_sleep_mode=True,
+        )
         before = llm.expert_loads()
         texts = [one.outputs[0].token_ids for one in llm.generate(batch, greedy, use_tqdm=False)]
         texts += [one.outputs[0].token_ids for one in llm.generate(batch, seeded, use_tqdm=False)]
@@ -35,6 +49,16 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(tmp_path: pathlib.P
         assert first == 3 * llm.stats().computed_tokens > last, "the last layer has the rows that are wanted"
         assert 1 <= llm.stats().expert_imbalance <= 8 and 1 <= imbalance(loads) <= 8
         found.append(texts)
+        loads = llm.expert_loads()
+        for level in (1, 2) if n_pages == 200 else ():
+            llm.sleep(level)
+            assert llm.expert_loads() == loads
+            llm.wake_up()
+            assert llm.expert_loads() == loads and llm.stats().expert_imbalance >= 1
+            llm.generate(batch[:1], greedy, use_tqdm=False)
+            more = llm.expert_loads()
+            assert all(sum(now) > sum(then) for now, then in zip(more, loads, strict=True))
+            loads = more
         llm.shutdown()
     assert found[0] == found[1]
     for prompt, tokens in zip(batch[:4], found[0], strict=False):

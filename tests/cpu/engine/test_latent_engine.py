@@ -11,7 +11,8 @@ import torch
 from family_cases import checkpoint_of
 
 from quire.compute.layers.latent import LatentAttention
-from quire.compute.runner import whole_spans
+from quire.compute.runner import expanded_spans
+from quire.config.latent import LatentAttentionSpec
 from quire.core.errors import ConfigError
 from quire.core.sampling import SamplingParams
 from quire.engine.llm import LLM
@@ -54,28 +55,46 @@ def test_tokens_are_those_of_transformers_whatever_else_runs(checkpoint: tuple[p
 
 
 @pytest.mark.parametrize("case", ["deepseek_v3-dense", "deepseek_v2"])
-def test_whole_sequences_are_computed_alike(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """Keys and values made of lines, beside sequences that go on, against queries that read lines; one row too few."""
+def test_expanded_spans_are_computed_alike(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Keys and values made of lines, of cached prefixes too, beside spans whose queries read lines; one row too few."""
     oracle = checkpoint_of(case, tmp_path)
     found, made = [], []
-    real = LatentAttention._expanded
+    real = LatentAttention._keys_and_values
     monkeypatch.setattr(
-        LatentAttention, "_expanded", lambda self, q, *rest: made.append(len(q)) or real(self, q, *rest)
-    )
-    prompts = [[(7 * i + 11 * n) % 250 + 1 for i in range(20 + n)] for n in range(6)]
+        LatentAttention, "_keys_and_values",
+        lambda self, heads, size, context, apart: (
+            made.append((heads.stop - heads.start, len(apart.rows), apart.n_lines))
+            or real(self, heads, size, context, apart)
+        ),
+    )  # fmt: skip
+    monkeypatch.setattr(expanded_spans, "LEAST_CHUNK", 5)
+    monkeypatch.setattr(LatentAttentionSpec, "spared_flops", lambda *_: 1)  # these heads are too small for any
+    lengths = [*range(20, 25), 110]  # the last in three chunks of 48 rows at most
+    prompts = [[(7 * i + 11 * n) % 250 + 1 for i in range(length)] for n, length in enumerate(lengths)]
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, prompt_logprobs=0)
     for least in (1, 10_000):
-        monkeypatch.setattr(whole_spans, "LEAST_ROWS", least)
+        monkeypatch.setattr(expanded_spans, "LEAST_ROWS", least)
         llm = LLM(str(tmp_path), **SIZE | {"max_num_seqs": 3}, num_gpu_blocks_override=60)
-        found.append([one.outputs[0].token_ids for one in llm.generate(prompts, params, use_tqdm=False)])
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append([one.outputs[0].token_ids for one in outputs])
         llm.shutdown()
         assert (len(made) > 0) == (least == 1)
+        if made:
+            assert any(n_lines > n_rows for _, n_rows, n_lines in made), "a prefix was expanded"
+            n_heads = oracle.config.num_attention_heads
+            assert all(n_lines * heads <= n_heads * SIZE["max_num_batched_tokens"] for heads, _, n_lines in made)
+            assert {heads for heads, _, _ in made} > {n_heads}, "all heads at once, and fewer"
         made.clear()
+        ids = torch.tensor(prompts[-1:])
+        theirs = oracle(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        ours = [row[token].logprob for row, token in zip(outputs[-1].prompt_logprobs[1:], prompts[-1][1:], strict=True)]
+        assert (torch.tensor(ours) - theirs).abs().max() <= 1e-4
     assert found[0] == found[1]
-    ids = torch.tensor(prompts[:1])
-    expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
-                               eos_token_id=None)  # fmt: skip
-    assert found[0][0] == expected[0, ids.shape[1] :].tolist()
+    for at in (0, -1):
+        ids = torch.tensor([prompts[at]])
+        expected = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False,
+                                   eos_token_id=None)  # fmt: skip
+        assert found[0][at] == expected[0, ids.shape[1] :].tolist()
 
 
 @torch.inference_mode()

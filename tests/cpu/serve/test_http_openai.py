@@ -278,6 +278,16 @@ def test_errors_have_the_sdks_classes(server: Any, client: openai.OpenAI) -> Non
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="nobody", messages=messages)
     assert missing.value.code == "model_not_found"
+    with server.client() as http:
+        bodies = {
+            "chat/completions": {"messages": messages},
+            "completions": {"prompt": "x"},
+            "embeddings": {"input": "x"},
+        }
+        for path, body in bodies.items():
+            error = http.post(f"/v1/{path}", json=body).json()["error"]
+            assert (error["param"], error["code"]) == ("model", "missing_required_parameter")
+            assert error["message"] == "model is missing. This server has: fake."
     server.engine.fault = lambda request: True
     with pytest.raises(openai.InternalServerError):
         client.chat.completions.create(model="fake", messages=messages, max_tokens=9)

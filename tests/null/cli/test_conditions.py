@@ -192,7 +192,7 @@ def test_names(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ("--num-gpu-blocks-override 1 --device cpu", "raise num_gpu_blocks_override"),
+        ("--num-gpu-blocks-override 1 --device cpu", "raise --num-gpu-blocks-override to at least 2"),
         ("--num-gpu-blocks-override 1 --device null", "too small"),
         ("--max-model-len 1 --device cpu", "max_model_len of 1"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -168,7 +169,7 @@ def test_a_model_is_told_by_its_parts(tmp_path: pathlib.Path) -> None:
     said = [(finding.name, finding.value) for finding in findings]
     heads = "4 heads of 16, 2 of keys and values"
     normed = "scale 0.25, q and k normed (RMS, epsilon 1e-05, each head with the same weights)"
-    assert said[1:-1] == [
+    assert said[1:-2] == [
         ("family", "exaone4: 6 layers, hidden size 64, vocabulary 256, context 128"),
         ("attention", f"{heads}, window of 9 tokens, {normed} (layers 0-1, 3-4)"),
         ("attention", f"{heads}, no window, {normed} (layers 2, 5)"),
@@ -183,6 +184,23 @@ def test_a_model_is_told_by_its_parts(tmp_path: pathlib.Path) -> None:
         ("keys and values", "1.50 KiB a token as float32, over all layers"),
     ]
     assert findings[-1].name == "tensors" and findings[-1].status is Status.FAIL, "the folder has no weights"
+    assert findings[-2].status is Status.WARN and "tokenizer.json is missing" in findings[-2].value
+
+
+def test_keys_that_nothing_reads_are_listed(tmp_path: pathlib.Path) -> None:
+    known = {"initializer_range": 0.02, "_name_or_path": "x", "use_cache": True, "attention_dropout": 0.1}
+    findings = list(doctor.check_model(str(sizes(tmp_path, **known, new_kind_of_norm=True))))
+    finding = only(findings, "keys not read")
+    assert (finding.value, finding.status) == ("'new_kind_of_norm'", Status.NOTE)
+    assert not [one for one in doctor.check_model(str(sizes(tmp_path, **known))) if one.name == "keys not read"]
+
+
+def test_a_bundled_shape_is_told_by_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.run(argparse.Namespace(json=False, model_argument="shape:deepseek-v2-lite")) == 0
+    out = capsys.readouterr().out
+    assert "latent, 16 heads of 128 + 64" in out and "the weights of a shape are random" in out
+    assert doctor.run(argparse.Namespace(json=False, model_argument="shape:deepseek-v3-lite")) == 1
+    assert "is not a bundled shape" in capsys.readouterr().out
 
 
 def test_the_key_that_stands_against_a_model_is_named(
@@ -208,7 +226,17 @@ def test_the_key_that_stands_against_a_model_is_named(
 def test_the_bundled_model_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(argparse.Namespace(json=False, model_argument="demo")) == 0
     out = capsys.readouterr().out
-    assert "all 74 in 1 file fit" in out and "This model runs." in out
+    assert "all 74 in 1 file fit" in out and "4,096 tokens" in out and "This model runs." in out
+
+
+def test_a_model_without_a_tokenizer_runs_with_a_warning(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(ROOT / "quire/_models/demo" / name, tmp_path)
+    assert doctor.run(argparse.Namespace(json=False, model_argument=str(tmp_path))) == 0
+    out = capsys.readouterr().out
+    assert "--skip-tokenizer-init" in out and "This model runs as far as the warnings above say." in out
 
 
 def test_a_missing_tensor_is_named(tmp_path: pathlib.Path) -> None:

@@ -28,8 +28,8 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
-QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
-QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "num_key_value_heads": 4}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_key_value_heads": 4}
 MISTRAL = {**LLAMA, "architectures": ["MistralForCausalLM"], "model_type": "mistral", "num_key_value_heads": 2}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -277,10 +277,16 @@ def test_custom_code_of_other_architectures_is_refused() -> None:
 def test_model_type_alone(tmp_path: pathlib.Path) -> None:
     for name, family in FAMILIES.items():
         config = {**LLAMA, "architectures": None, "model_type": family.model_type, "num_key_value_heads": 2}
-        config |= {"num_heads": 2, "mamba_n_heads": 2}
+        config |= {"num_heads": 2, "mamba_n_heads": 2, "n_groups": 1}
         config = {family.keys.get(key, key): value for key, value in config.items()}
         assert parse_arch(config) == parse_arch({**config, "architectures": [name]})
     refused({**LLAMA, "architectures": None, "model_type": "mamba"}, "architectures")
+
+
+def test_the_layout_of_the_authors_library_is_told() -> None:
+    first = {"d_model": 64, "n_layer": 2, "vocab_size": 256, "ssm_cfg": {}, "rms_norm": True}
+    refused(first, "a Mamba in the layout of the mamba_ssm library", "only as transformers saves it")
+    refused({**first, "ssm_cfg": {"layer": "Mamba2"}}, "a Mamba-2 in the layout", "convert_mamba2_ssm_checkpoint")
 
 
 def write(folder: pathlib.Path, name: str, content: str | bytes) -> None:

@@ -19,6 +19,7 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
     "num_heads": 2,
+    "n_groups": 1,
     "mamba_n_heads": 2,
 }
 BY_NAME = {family.name: family for family in FAMILIES.values()}

@@ -13,6 +13,25 @@ def test_imbalance_is_the_busiest_over_the_mean_of_all_layers() -> None:
     assert imbalance([[0, 0]]) == imbalance([]) == 0.0
 
 
+def test_sleep_keeps_the_counts_and_wakings_are_none() -> None:
+    """At level 2 compute counts from nothing again; sleep may deepen, and a waking runs steps of its own."""
+    now = [[0, 0, 0, 0]]
+    load = ExpertLoad(lambda: [list(layer) for layer in now])
+    now[0] = [6, 2, 0, 0]
+    assert load.counts() == [[6, 2, 0, 0]]
+    load.rest()
+    load.rest()
+    now[0] = [1, 1, 1, 1]
+    assert load.counts() == [[6, 2, 0, 0]], "asleep"
+    load.go_on()
+    assert load.counts() == [[6, 2, 0, 0]]
+    now[0] = [1, 5, 5, 5]
+    assert load.counts() == [[6, 6, 4, 4]] and load.imbalance(0.0) == 6 * 4 / 20
+    load.rest()
+    load.go_on()
+    assert load.counts() == [[6, 6, 4, 4]]
+
+
 def test_it_is_read_now_and_then() -> None:
     read: list[int] = []
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from planner_shapes import LLAMA_8B
+from planner_shapes import LLAMA_8B, SHAPES
 
+from quire.config.model import read_arch
 from quire.core.errors import ConfigError
 from quire.core.plan import Spans
 from quire.planner.cost import CostModel
 from quire.planner.hardware import HARDWARE, hardware_named
-from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights
+from quire.planner.shape import head_weights, kv_numbers_per_token, layer_weights, read_weights
 
 COST = CostModel(arch=LLAMA_8B, hardware=dataclasses.replace(HARDWARE["h200"], step_overhead_s=0.0))
 
@@ -64,6 +65,21 @@ def test_a_window_hides_old_keys() -> None:
         unread = (sum(start + n for start, n in rows) - reads) / 2 * 2 * kv_numbers_per_token(LLAMA_8B)
         assert whole.n_flops - halved.n_flops == pytest.approx(hidden)
         assert whole.n_bytes - halved.n_bytes == pytest.approx(unread)
+
+
+def test_prompts_of_latent_attention_count_the_way_that_takes_fewer() -> None:
+    """V2-Lite: a pair takes 2,176 operations a head against lines, 640 where keys and values are made of them."""
+    lite = dataclasses.replace(COST, arch=read_arch(SHAPES / "deepseek-v2-lite"))
+    head, body = 2 * 2048 * 102400, 2 * lite.arch.n_layers * read_weights(lite.arch, 1)
+
+    def of_pairs(start: int, n: int) -> float:
+        return (lite.work(spans((start, n))).n_flops - head - body * n) / (27 * 16)
+
+    assert of_pairs(8192, 1) == pytest.approx(8193 * 2176)
+    assert of_pairs(0, 1024) == pytest.approx(1024 * 1025 / 2 * 640, rel=1e-3)
+    behind = 1024 * 8192 + 1024 * 1025 / 2
+    assert of_pairs(8192, 1024) == pytest.approx(behind * 640 + 8192 * 2 * 512 * 256, rel=1e-3)
+    assert of_pairs(8192, 64) == pytest.approx((64 * 8192 + 64 * 65 / 2) * 2176, rel=1e-3), "making them takes more"
 
 
 def test_a_shared_prefix_is_read_once() -> None:

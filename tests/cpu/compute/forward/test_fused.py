@@ -89,7 +89,7 @@ class Side:
         self.pool = KVPool(model.arch, 100, PAGE_SIZE, kv_dtype or model.dtype, self.device)
         sampler = Sampler(4, model.arch.vocab_size, torch.device("cpu"), vocab_limit=190)
         self.tail = Tail(self.device, model, self.tables, sampler)
-        self.eager = EagerForward(self.device, model, self.pool, self.tables)
+        self.eager = EagerForward(self.device, model, self.pool, self.tables, 64)
         rng = np.random.default_rng(0)
         pages = rng.permutation(np.arange(1, 100))
         for slot, temperature in enumerate(temperatures):

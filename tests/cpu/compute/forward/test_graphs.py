@@ -70,7 +70,7 @@ def runner_over(model: Decoder, captures: bool) -> tuple[Runner, CallingDevice]:
     pool = KVPool(model.arch, 64, PAGE_SIZE, torch.float32, device)
     tables = SlotTables(N_SLOTS, 128, PAGE_SIZE, device)
     tail = Tail(device, model, tables, Sampler(N_SLOTS, 200, torch.device("cpu"), vocab_limit=190))
-    eager = EagerForward(device, model, pool, tables)
+    eager = EagerForward(device, model, pool, tables, 64)
     if not captures:
         return Runner(pool, tables, tail, [eager], alone=RowsAlone.ASKED), device
     forward = GraphForward(

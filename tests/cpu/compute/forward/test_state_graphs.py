@@ -40,7 +40,7 @@ def runner_over(model: Decoder, captures: bool) -> tuple[Runner, CallingDevice]:
     pool.states = StatePool(model.arch, N_SLOTS, N_SNAPSHOTS, torch.float32, device)
     tables = SlotTables(N_SLOTS, 128, PAGE_SIZE, device)
     tail = Tail(device, model, tables, Sampler(N_SLOTS, 256, torch.device("cpu")))
-    eager = EagerForward(device, model, pool, tables)
+    eager = EagerForward(device, model, pool, tables, 64)
     if not captures:
         return Runner(pool, tables, tail, [eager]), device
     sizes: Any = {"max_num_seqs": N_SLOTS, "max_num_batched_tokens": 40}

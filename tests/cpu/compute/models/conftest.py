@@ -34,7 +34,7 @@ def one_thread() -> Iterator[None]:
 class PagedContext:
     """`Context` for tests: pages in a shuffled order, each step set by `begin`."""
 
-    whole = None
+    expanded = None
 
     def __init__(self, arch: ModelArch, dtype: torch.dtype, n_slots: int = 2, max_len: int = 256) -> None:
         n_pages = n_slots * max_len // PAGE

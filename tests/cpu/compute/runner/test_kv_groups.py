@@ -67,7 +67,7 @@ class Side:
         self.pool = KVPool(model.arch, n_pages, PAGE_SIZE, model.dtype, device, layout)
         self.tables = SlotTables(N_SLOTS, LENGTH, PAGE_SIZE, device, n_groups)
         tail = Tail(device, model, self.tables, Sampler(N_SLOTS, 200, torch.device("cpu"), vocab_limit=190))
-        self.forward: Forward = EagerForward(device, model, self.pool, self.tables)
+        self.forward: Forward = EagerForward(device, model, self.pool, self.tables, 64)
         if fused:
             assert obstacle(model) is None
             self.forward = FusedForward(device, model, self.pool, self.tables, tail, max_rows=160, max_sampled=N_SLOTS)
