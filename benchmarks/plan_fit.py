@@ -1,8 +1,8 @@
 """Fits `quire/planner/calibrations/h200.json` to a few recorded runs: `python -m benchmarks.plan_fit --write`.
 
 Fitted: W4 of both shapes and W6 of the 8B shape at batches of 32 and 256, by the parts of their profiled steps; of
-docs/lab-notes.md the products that go on for 0.35 s at 512 and 1,024 rows (section 12) and the table of experts. All
-else that docs/plan.md compares is predicted. Prints every case beside what was measured.
+docs/lab-notes.md the products that go on for 0.35 s at 512 and 1,024 rows (section 12), decode attention (section 14)
+and the table of experts. All else that docs/plan.md compares is predicted. Prints every case beside what was measured.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ EXPERTS_US = ((1, 25.0), (8, 123.0), (32, 246.0), (128, 292.0), (256, 307.0), (1
 SUSTAINED_US = ((512, 368.0), (1024, 685.0))
 """Products of a layer of the 8B shape, with the activation, as long as the chip is at its power limit: rows and
 microseconds. A profiled step of a moment is 10 % faster, and no engine has such a moment for long."""
+ATTENTION_US = ((512, 400, 196.4), (256, 1024, 244.4), (64, 1024, 68.1), (8, 1024, 13.2), (1, 300, 6.1),
+                (64, 16384, 945.0))  # fmt: skip
+"""(sequences, tokens, microseconds) of decode attention in a layer of the 8B shape, after, in section 14."""
 PRODUCT_ROWS = (1, 32, 256, 512, 1024, 8192)
 START = Calibration(
     device="h200", source="", read_bytes_per_s=4.39e12,
     flops_per_s={"bfloat16": 790e12, "fp8": 1470e12},
     products={"bfloat16": Curve(
-        rows=PRODUCT_ROWS, fixed_s=(2.8e-6, 2.8e-6, 6e-6, 6e-6, 6e-6, 6e-6), flops_share=(0.95,) * 6,
+        rows=PRODUCT_ROWS, fixed_s=(2.8e-6, 2.8e-6, 6e-6, 6e-6, 6e-6, 6e-6), flops_share=(0.95,) * 6, tile=64,
     )},
     experts=Curve(rows=(1, 8, 32, 128, 256, 1024, 8192), fixed_s=(7e-6,) * 7, flops_share=(0.65,)),
     attention=Curve(rows=(1, 1024), fixed_s=(5e-6, 24e-6), flops_share=(0.75,)),
@@ -99,6 +102,9 @@ def loss(calibration: Calibration, fitted: list[Case]) -> float:
     for n_rows, us in SUSTAINED_US:
         found_us = 1e6 * sum(timer.product_s(one, n_rows) for one in timer.parts.products)
         total += (found_us / us - 1) ** 2
+    for n_seqs, context, us in ATTENTION_US:
+        found_us = 1e6 * timer.attention_s(decode_spans(n_seqs, context)) / timer.parts.n_layers
+        total += 0.1 * (found_us / us - 1) ** 2
     return total
 
 
@@ -169,9 +175,7 @@ def main(say: Callable[[str], None] = print) -> None:
     options = parser.parse_args()
     known = cases()
     found = with_experts(fit(START, [case for case in known if case["is_fitted"]]))
-    source = (
-        "benchmarks/plan_fit.py: W4 of both shapes, W6 8B at 32 and 256 (2e00f5b), lab notes of products, experts"
-    )
+    source = "benchmarks/plan_fit.py: W4 of both shapes, W6 8B at 32 and 256 (2e00f5b), lab notes of products, experts"
     found = msgspec.structs.replace(found, source=source)
     for case in known:
         timer = StepTimer(case["arch"], found, Formats(), Mesh())

@@ -33,12 +33,18 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of one call with so many rows: starting, filling and ending, and tiles that are not full."""
     bytes_share: Positive = 1.0
     """Of the device's reads that large calls reach."""
+    tile: Annotated[int, Meta(ge=1)] = 1
+    """Rows beyond two tiles are multiplied as whole tiles."""
     flops_share: tuple[Positive, ...] = (1.0,)
     """Of the device's products that calls with so many rows reach; one number: whatever the rows."""
 
     def fixed(self, n_rows: float) -> float:
         """Seconds of one call."""
         return self._between(self.fixed_s, n_rows)
+
+    def multiplied(self, n_rows: float) -> float:
+        """Rows that are multiplied, those that fill the last tile too."""
+        return n_rows if n_rows <= 2 * self.tile else -(-n_rows // self.tile) * self.tile
 
     def rate_share(self, n_rows: float) -> float:
         """See `flops_share`."""

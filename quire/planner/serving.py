@@ -88,20 +88,23 @@ def best_point(points: list[Point], objective: Objective) -> Point | None:
 
 
 def closed_batch_s(
-    cost: CostModel, lengths: list[tuple[int, int]], max_seqs: int, max_tokens: int, pool_tokens: int
+    cost: CostModel, lengths: list[tuple[int, int]], max_seqs: int, max_tokens: int, pool_tokens: int, shared: int = 0
 ) -> float:
     """Seconds until a batch that comes at once is done: first come, first served; prompts fill each step beside the
-    decodes; a sequence is admitted where its whole length fits. Each step is counted; no pages, no preemption."""
+    decodes; a sequence is admitted where its whole length fits. Each step is counted; no pages, no preemption.
+
+    shared: tokens at the front of every prompt, counted in its length, which the first one computes for all."""
     waiting = list(reversed(lengths))
     running: list[list[int]] = []  # [computed, prompt, length at the end]
-    total_s, held = 0.0, 0
+    total_s, held, known = 0.0, 0, False
     while waiting or running:
         room, spans = max_tokens, Spans([], [], [], [], [])
         while waiting and len(running) < max_seqs and held + sum(waiting[-1]) <= max(pool_tokens, sum(waiting[-1])):
             if room - len(running) <= sum(max(0, one[1] - one[0]) for one in running):
                 break
             n_in, n_out = waiting.pop()
-            running.append([0, n_in, n_in + n_out])
+            running.append([shared if known else 0, n_in, n_in + n_out])
+            known = True
             held += n_in + n_out
         room -= sum(one[0] >= one[1] for one in running)
         for slot, one in enumerate(running):
@@ -111,7 +114,8 @@ def closed_batch_s(
             room -= n if one[0] < one[1] else 0
             spans.add(slot, one[0], n, one[0] + n >= one[1])
             one[0] += n
-        total_s += cost.step_s(spans)
+        decodes = [slot for slot, n in zip(spans.slots, spans.lengths, strict=True) if n == 1]
+        total_s += cost.step_s(spans, [(decodes, shared // cost.page_size)] if shared and len(decodes) > 1 else ())
         held -= sum(one[2] for one in running if one[0] + 1 > one[2] - 1)
         running = [one for one in running if one[0] + 1 <= one[2] - 1]
     return total_s

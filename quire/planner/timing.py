@@ -111,7 +111,7 @@ class StepTimer:
             curve.bytes_share * self._bytes_per_s
         )
         rate = self.calibration.flops_per_s.get(product.products) or self.calibration.flops_per_s["bfloat16"]
-        arithmetic_s = product.flops(n_rows) / (curve.rate_share(n_rows) * rate)
+        arithmetic_s = product.flops(curve.multiplied(n_rows)) / (curve.rate_share(n_rows) * rate)
         fixed_s = curve.fixed(n_rows) * (HALF_PAIR if product.is_experts else 1.0)
         return fixed_s + _joined(memory_s, arithmetic_s)
 
