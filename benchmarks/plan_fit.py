@@ -75,12 +75,7 @@ def cases() -> list[Case]:
 
 
 def parts_ms(timer: StepTimer, spans: Spans) -> dict[str, float]:
-    """As a breakdown has them."""
-    n_rows, n_wants = sum(spans.lengths), sum(spans.wants)
-    by_rows = dict(timer.row_parts_s(n_rows))
-    others_s = by_rows.pop("norms and rotation") + n_wants * timer.calibration.row_s + timer.calibration.step_s
-    linear_s = sum(by_rows.values()) - timer.spared_s(n_rows, n_wants) + timer.product_s(timer.parts.head, n_wants)
-    return {"linear": 1e3 * linear_s, "attention": 1e3 * timer.attention_s(spans), "other kernels": 1e3 * others_s}
+    return {name: 1e3 * seconds for name, seconds in timer.parts_s(spans).items()}
 
 
 def loss(calibration: Calibration, fitted: list[Case]) -> float:

@@ -7,17 +7,19 @@ Imports no torch, unless `--gpu here` measures this machine.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import pathlib
 
+from quire.bench import plan_check
 from quire.bench.shape import FOLDER, PREFIX, shape_options
 from quire.config.arch import ModelArch
 from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
 from quire.planner import report, tables
-from quire.planner.accelerators import Accelerator, accelerator_named, calibration_for
+from quire.planner.accelerators import REFERENCE, Accelerator, accelerator_named, calibration_for
 from quire.planner.calibration import Calibration, load_calibration
 from quire.planner.formats import formats_named
 from quire.planner.mesh import Mesh
@@ -53,10 +55,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
     add("--plot", default="", metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
     add("--check", default="", metavar="RESULT.json", help="compare the model with a recorded result of quire bench")
+    add("--dataset-path", default="", help="with --check of W3: the lengths that it had")
 
 
 def run(namespace: argparse.Namespace) -> int:
     """`quire plan`; exit code 0."""
+    if namespace.check:
+        return _check(namespace)
     task = _task(namespace)
     found = report.plan(
         task, namespace.model, namespace.count, _mesh(namespace.mesh, namespace.count), check_price(namespace.price),
@@ -66,6 +71,19 @@ def run(namespace: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
     else:
         print("\n".join(tables.lines(found)))
+    return 0
+
+
+def _check(namespace: argparse.Namespace) -> int:
+    result = plan_check.read_result(namespace.check)
+    given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
+    device = accelerator_named(namespace.gpu or REFERENCE) if namespace.gpu or given else None
+    cost = plan_check.cost_of_result(result, device, given)
+    found = plan_check.compare(result, cost, namespace.dataset_path)
+    if namespace.json:
+        print(json.dumps([dataclasses.asdict(one) | {"error": one.error} for one in found], indent=1))
+    else:
+        print("\n".join(plan_check.lines(found, cost)))
     return 0
 
 
@@ -122,7 +140,7 @@ def _check_counts(namespace: argparse.Namespace) -> None:
 
 def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
     given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
-    device = accelerator_named(namespace.gpu or "h200")
+    device = accelerator_named(namespace.gpu or REFERENCE)
     return device, given or calibration_for(device)
 
 
