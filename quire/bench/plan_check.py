@@ -131,8 +131,8 @@ def compare_throughput(result: Mapping[str, Any], cost: CostModel, dataset_path:
     requests = throughput_dataset(workload, dataset_path or config.get("dataset_path", ""))(0)
     lengths = [(len(one.prompt_token_ids), one.output_len) for one in requests]
     seconds = closed_batch_s(
-        cost, lengths, config.get("max_num_seqs") or DEFAULT_SEQS, config.get("max_num_batched_tokens") or DEFAULT_TOKENS,
-        1 << 60, PREFIX_LEN.get(workload, 0),
+        cost, lengths, config.get("max_num_seqs") or DEFAULT_SEQS,
+        config.get("max_num_batched_tokens") or DEFAULT_TOKENS, 1 << 60, PREFIX_LEN.get(workload, 0),
     )  # fmt: skip
     n_tokens = sum(n for _, n in lengths)
     return Comparison(f"{workload}: output", "tok/s", n_tokens / seconds, results["output_tokens_per_second"])

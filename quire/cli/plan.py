@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
     add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
     add("--workload", default="chat", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
-    add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms")
+    add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms; none sets none")
     add("--price", type=float, default=0.0, help="dollars an hour of one GPU")
     add("--max-model-len", type=int, default=0, help="longest sequence (default: the model's)")
     add("--max-num-seqs", type=int, default=0, help="most sequences at once of a replica (default: 1024)")
@@ -120,14 +120,14 @@ def _from_hub(model: str) -> pathlib.Path:
 
 def _task(namespace: argparse.Namespace) -> Task:
     _check_counts(namespace)
-    arch = find_arch(namespace.model)
+    arch, workload = find_arch(namespace.model), workload_named(namespace.workload)
     device, calibration = _device(namespace)
     seqs = {"max_num_seqs": namespace.max_num_seqs} if namespace.max_num_seqs else {}
     return Task(
         arch=arch, device=device, calibration=calibration,
         formats=formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype),
         limits=Limits(max_model_len=namespace.max_model_len, gpu_memory_utilization=UTILIZATION, **seqs),
-        workload=workload_named(namespace.workload), objective=parse_objective(namespace.slo),
+        workload=workload, objective=parse_objective(namespace.slo or workload.slo),
     )  # fmt: skip
 
 
