@@ -18,7 +18,7 @@ from quire.config.arch import ModelArch
 from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
-from quire.planner import report, tables
+from quire.planner import chart, report, tables
 from quire.planner.accelerators import REFERENCE, Accelerator, accelerator_named, calibration_for
 from quire.planner.calibration import Calibration, load_calibration
 from quire.planner.formats import formats_named
@@ -62,6 +62,8 @@ def run(namespace: argparse.Namespace) -> int:
     """`quire plan`; exit code 0."""
     if namespace.check:
         return _check(namespace)
+    if namespace.plot:
+        chart.check_chart_path(namespace.plot)
     task = _task(namespace)
     found = report.plan(
         task, namespace.model, namespace.count, _mesh(namespace.mesh, namespace.count), check_price(namespace.price),
@@ -71,6 +73,10 @@ def run(namespace: argparse.Namespace) -> int:
         print(json.dumps(found, indent=1))
     else:
         print("\n".join(tables.lines(found)))
+    if namespace.plot:
+        if "memory" not in found:
+            raise ConfigError(f"--plot: no mesh of {namespace.count} devices can divide the model: nothing to draw")
+        chart.write_chart(namespace.plot, found)
     return 0
 
 
