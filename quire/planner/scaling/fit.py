@@ -66,6 +66,10 @@ class Fit:
         """Constant → its 95 % interval."""
         return {name: _interval(self.samples[:, i]) for i, name in enumerate(NAMES)}
 
+    def exponent_interval(self) -> tuple[float, float]:
+        """Of the budget's exponent in the best number of parameters."""
+        return _interval(self.samples[:, 4] / (self.samples[:, 2] + self.samples[:, 4]))
+
     def optimum_intervals(self, flops: float) -> tuple[tuple[float, float], tuple[float, float]]:
         """Of the best number of parameters and of tokens for a budget."""
         points = [_law(sample).optimum(flops) for sample in self.samples]

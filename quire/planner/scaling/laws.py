@@ -145,11 +145,12 @@ def _through(first: tuple[float, float], last: tuple[float, float], name: str, s
 
 
 HOFFMANN: Final = "Hoffmann et al. 2022, arXiv 2203.15556"
+HOFFMANN_RUNS: Final = "runs of 70M to 16B parameters"
 LAWS: Final[dict[str, ScalingLaw]] = {
     law.name: law
     for law in (
         ParametricLaw(
-            name="chinchilla", source=f"{HOFFMANN}, approach 3, equation 10 as printed",
+            name="chinchilla", source=f"{HOFFMANN}, approach 3, equation 10; {HOFFMANN_RUNS}",
             e=1.69, a=406.4, alpha=0.34, b=410.7, beta=0.28,
         ),
         ParametricLaw(
@@ -161,13 +162,15 @@ LAWS: Final[dict[str, ScalingLaw]] = {
             e=1.69, a=406.4, alpha=0.336, b=410.7, beta=0.283,
         ),
         ParametricLaw(
-            name="besiroglu", source="Besiroglu et al. 2024, arXiv 2404.10102: approach 3 fitted again",
+            name="besiroglu", source="Besiroglu et al. 2024, arXiv 2404.10102: approach 3 fitted again; "
+            f"{HOFFMANN_RUNS}",
             e=1.8172, a=482.01, alpha=0.3478, b=2085.43, beta=0.3658,
         ),
         _through((4e8, 1.92e19), (1e13, 1.30e28), "chinchilla-1", f"{HOFFMANN}, approach 1: ends of table 3"),
         _through((4e8, 1.84e19), (1e13, 1.75e28), "chinchilla-2", f"{HOFFMANN}, approach 2: ends of table A3"),
         _through((4e8, 2.21e19), (1e13, 8.55e28), "chinchilla-3", f"{HOFFMANN}, approach 3: ends of table A3"),
-        KaplanLaw(name="kaplan", source="Kaplan et al. 2020, arXiv 2001.08361, equation 1.5 and table 6"),
+        KaplanLaw(name="kaplan", source="Kaplan et al. 2020, arXiv 2001.08361, equation 1.5 and table 6; runs "
+            "of up to 1.5B parameters, embeddings left out"),
     )
 }  # fmt: skip
 """Name → law."""
@@ -202,7 +205,8 @@ def mixture_law(n_experts: int) -> ParametricLaw:
     log_experts = -math.log(1 / (n_experts - 1 + start) + 1 / _EXPERTS_MAX)
     return ParametricLaw(
         name=f"mixture of {n_experts} experts",
-        source="Ludziejewski et al. 2025, arXiv 2502.05172, equation 6, table 3",
+        source="Ludziejewski et al. 2025, arXiv 2502.05172, equation 6, table 3; runs of up to 2.7B "
+        "active parameters",
         e=1.3637,
         a=35.91 * math.exp(-0.2285 * log_experts), alpha=0.1889 - 0.0098 * log_experts,
         b=35.98 * math.exp(0.5529 * log_experts), beta=0.1775 + 0.0259 * log_experts,
