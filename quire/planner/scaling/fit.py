@@ -185,8 +185,9 @@ class _Points:
     def objective(self, residuals: Array, counts: Array) -> Array:
         """[S]: the Huber loss, a run counted as often as `counts` says."""
         size = np.abs(residuals)
-        of_run: Array = counts * np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
-        return of_run.sum(1)
+        of_run = counts * np.where(size <= HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
+        found: Array = of_run.sum(1)
+        return found
 
     def descend(self, places: Array, counts: Array) -> tuple[Array, Array]:
         """Where each start ends, and the objective there."""

@@ -41,6 +41,11 @@ class ScalingLaw(Protocol):
     @property
     def source(self) -> str: ...
 
+    @property
+    def words(self) -> str:
+        """Its form with its constants."""
+        ...
+
     def loss(self, n_parameters: float, n_tokens: float) -> float | None:
         """Nats a token; None: the law says what is best, not how good that is."""
         ...
@@ -62,9 +67,14 @@ class ParametricLaw(msgspec.Struct, frozen=True, kw_only=True):
     b: float
     beta: float
 
+    @property
+    def words(self) -> str:
+        """See `ScalingLaw`."""
+        return f"L = {self.e:.5g} + {self.a:.5g} / N^{self.alpha:.4g} + {self.b:.5g} / D^{self.beta:.4g}"
+
     def loss(self, n_parameters: float, n_tokens: float) -> float:
         """See `ScalingLaw`."""
-        return self.e + self.a * n_parameters**-self.alpha + self.b * n_tokens**-self.beta
+        return self.e + self.a * math.pow(n_parameters, -self.alpha) + self.b * math.pow(n_tokens, -self.beta)
 
     @property
     def exponent(self) -> float:
@@ -102,10 +112,16 @@ class KaplanLaw(msgspec.Struct, frozen=True, kw_only=True):
     n_c: float = 6.4e13
     d_c: float = 1.8e13
 
+    @property
+    def words(self) -> str:
+        """See `ScalingLaw`."""
+        exponent = self.alpha_n / self.alpha_d
+        return f"L = (({self.n_c:g} / N)^{exponent:.3f} + {self.d_c:g} / D)^{self.alpha_d:g}"
+
     def loss(self, n_parameters: float, n_tokens: float) -> float:
         """See `ScalingLaw`."""
-        of_size: float = (self.n_c / n_parameters) ** (self.alpha_n / self.alpha_d)
-        return (of_size + self.d_c / n_tokens) ** self.alpha_d
+        of_size = math.pow(self.n_c / n_parameters, self.alpha_n / self.alpha_d)
+        return math.pow(of_size + self.d_c / n_tokens, self.alpha_d)
 
     def optimum(self, flops: float) -> Point:
         """Table 6 there: 1.3e9 parameters for a PF-day of C_min, growing as C_min^0.73. At the critical batch size, as
@@ -122,6 +138,11 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
     n_first: float
     flops_first: float
     exponent: float
+
+    @property
+    def words(self) -> str:
+        """See `ScalingLaw`."""
+        return f"N = {self.n_first:g} (C / {self.flops_first:g})^{self.exponent:.3f}"
 
     def loss(self, n_parameters: float, n_tokens: float) -> None:
         """See `ScalingLaw`."""

@@ -15,10 +15,6 @@ from quire.planner.scaling.laws import LAWS, KaplanLaw, ParametricLaw, Point, Sc
 from quire.planner.scaling.optimum import Lifetime, cheapest_lifetime, lifetime
 
 WIDTH: Final = 16
-FORMS: Final = {
-    ParametricLaw: "E + A / N^alpha + B / D^beta",
-    KaplanLaw: "((N_c / N)^(alpha_N / alpha_D) + D_c / D)^alpha_D",
-}
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,14 +41,6 @@ def row(name: str, text: str) -> str:
     return f"{name:<{WIDTH}}{text}"
 
 
-def law_words(law: ScalingLaw) -> str:
-    """Its form with its constants."""
-    if isinstance(law, ParametricLaw):
-        return f"L = {law.e:.5g} + {law.a:.5g} / N^{law.alpha:.4g} + {law.b:.5g} / D^{law.beta:.4g}"
-    best = law.optimum(1e21)
-    return f"{FORMS.get(type(law), 'the best sizes, no loss')}; best for 1e21 FLOPs: {format_count(best.n_parameters)}"
-
-
 def _point(law: ScalingLaw, point: Point) -> str:
     loss = law.loss(point.n_parameters, point.n_tokens)
     text = f"{format_count(point.n_parameters)} parameters on {format_count(point.n_tokens)} tokens"
@@ -67,7 +55,7 @@ def budget_lines(law: ScalingLaw, budget: Budget, n_experts: int, fit: Fit | Non
     hours = f"{budget.hours:,.0f} {budget.gpu}-hours at {budget.utilisation:.2f} of the peak{cost}"
     found = [
         row("budget", f"{budget.flops:.3g} FLOPs: {hours}"),
-        row("law", f"{law.name}: {law_words(law)}"),
+        row("law", f"{law.name}: {law.words}"),
         row("", law.source),
         row("best model", _point(law, best)),
     ]
@@ -117,7 +105,7 @@ def fit_lines(fit: Fit) -> list[str]:
     values = dict(zip(NAMES, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
     found = [
         row("fit", f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {fit.n_outliers} outliers"),
-        row("", law_words(law)),
+        row("", law.words),
         f"{'constant':<{WIDTH}}{'value':>10}   95 % of {len(fit.samples)} resampled fits",
     ]
     for name, value in values.items():
