@@ -1,8 +1,14 @@
-"""`quire plan train`; `quire plan MODEL` itself is not here yet. Owns where a model is found. Imports no torch."""
+"""`quire plan MODEL`: parameters, FLOPs, memory, time and cost of a model from its description alone.
+
+Owns the flags and where a model is found. Does not own any figure (`planner`). `quire plan train` is `plan_train`.
+Imports no torch, unless `--gpu here` measures this machine.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import pathlib
 
 from quire.bench.shape import FOLDER, PREFIX, shape_options
@@ -12,26 +18,132 @@ from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
+from quire.planner import report, tables
+from quire.planner.accelerators import Accelerator, accelerator_named, calibration_for
+from quire.planner.calibration import Calibration, load_calibration
+from quire.planner.formats import formats_named
+from quire.planner.mesh import Mesh
+from quire.planner.placement import UTILIZATION, Limits
+from quire.planner.search import MOST_DEVICES, Task
+from quire.planner.workload import check_price, parse_objective, workload_named
+
+MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.usage = "quire plan train [MODEL] [options]"
+    """Flags of `quire plan`."""
+    add = parser.add_argument
+    add(
+        "model",
+        nargs="?",
+        default="",
+        metavar="MODEL",
+        help="folder with config.json, .gguf file, hub name, or shape:NAME",
+    )
+    add("--gpu", default="", help="accelerator, such as h200; here: measure this machine")
+    add("--count", type=int, default=1, help="how many of them (default: 1)")
+    add("--mesh", default="", help="only this one, such as tp=4,pp=2; otherwise all of --count are compared")
+    add("--weights", default="auto", help="format of weights, such as fp8, int8, int4-g128 (default: the model's type)")
+    add("--kv-cache-dtype", default="auto", help="of keys and values: bfloat16, fp8, int8 (default: the model's type)")
+    add("--workload", default="chat", help="chat, rag, offline, or a JSON file of lengths (default: chat)")
+    add("--slo", default="", help="limits that choose the concurrency, such as ttft=200ms,tpot=20ms")
+    add("--price", type=float, default=0.0, help="dollars an hour of one GPU")
+    add("--max-model-len", type=int, default=0, help="longest sequence (default: the model's)")
+    add("--max-num-seqs", type=int, default=0, help="most sequences at once of a replica (default: 1024)")
+    add("--calibration", default="", help="file of `quire bench calibrate`, in place of what comes with Quire")
+    add("--json", action="store_true", help="print JSON")
+    add("--plot", default="", metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
+    add("--check", default="", metavar="RESULT.json", help="compare the model with a recorded result of quire bench")
+    parser.epilog = "quire plan train plans training, and what a budget is best spent on; see its --help"
     if isinstance(parser, FlagParser):
         plan_train.add_arguments(parser.add_mode(plan_train.NAME, plan_train.MEANING))
 
 
 def run(namespace: argparse.Namespace) -> int:
-    """ConfigError: only its mode `train` is there."""
-    raise ConfigError("only quire plan train is there: see quire plan train --help")
+    """`quire plan`; exit code 0."""
+    task = _task(namespace)
+    found = report.plan(
+        task, namespace.model, namespace.count, _mesh(namespace.mesh, namespace.count), check_price(namespace.price),
+        namespace.weights,
+    )  # fmt: skip
+    if namespace.json:
+        print(json.dumps(found, indent=1))
+    else:
+        print("\n".join(tables.lines(found)))
+    return 0
 
 
 def find_arch(model: str) -> ModelArch:
-    """What `model` is described as, without reading a weight: a folder, a .gguf file, or shape:NAME."""
+    """What `model` is described as, without reading a weight."""
     if model.startswith(PREFIX):
         shape_options(model)
         return read_arch(FOLDER / model.removeprefix(PREFIX))
+    if model in ("", "demo"):
+        return read_arch(MODELS / "demo")
     path = pathlib.Path(model).expanduser()
     if path.is_dir() or (path.is_file() and is_gguf(path)):
         return read_arch(path)
-    raise ConfigError(f"{shown(model)} is neither a folder with config.json, a .gguf file, nor {PREFIX}NAME")
+    if path.is_file():
+        raise ConfigError(f"{shown(model)} is a file, but no GGUF: name the folder of config.json")
+    return read_arch(_from_hub(model))
+
+
+def _from_hub(model: str) -> pathlib.Path:
+    """The folder of the hub's cache that has its config.json, fetched where it is not there."""
+    if model.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
+        raise ConfigError(
+            f"{shown(model)} is neither a folder, a .gguf file, {PREFIX}NAME nor a hub name such as org/name"
+        )
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return pathlib.Path(huggingface_hub.hf_hub_download(model, "config.json")).parent
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"the config.json of {shown(model)} cannot be had from the hub: {shown(reason)}") from None
+
+
+def _task(namespace: argparse.Namespace) -> Task:
+    _check_counts(namespace)
+    arch = find_arch(namespace.model)
+    device, calibration = _device(namespace)
+    seqs = {"max_num_seqs": namespace.max_num_seqs} if namespace.max_num_seqs else {}
+    return Task(
+        arch=arch, device=device, calibration=calibration,
+        formats=formats_named(namespace.weights, namespace.kv_cache_dtype, arch.dtype),
+        limits=Limits(max_model_len=namespace.max_model_len, gpu_memory_utilization=UTILIZATION, **seqs),
+        workload=workload_named(namespace.workload), objective=parse_objective(namespace.slo),
+    )  # fmt: skip
+
+
+def _check_counts(namespace: argparse.Namespace) -> None:
+    for flag, least, most in (("count", 1, MOST_DEVICES), ("max_model_len", 0, 1 << 30), ("max_num_seqs", 0, 65536)):
+        value = getattr(namespace, flag)
+        if not least <= value <= most:
+            raise ConfigError(f"--{flag.replace('_', '-')} {value}: {least} to {most:,} are possible")
+
+
+def _device(namespace: argparse.Namespace) -> tuple[Accelerator, Calibration]:
+    given = load_calibration(pathlib.Path(namespace.calibration)) if namespace.calibration else None
+    device = accelerator_named(namespace.gpu or "h200")
+    return device, given or calibration_for(device)
+
+
+def _mesh(text: str, count: int) -> Mesh | None:
+    """`tp=4,pp=2`; what is missing makes up for the count as replicas."""
+    if not text:
+        return None
+    degrees: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in Mesh.__struct_fields__ or not value.isdecimal() or not int(value):
+            known = ", ".join(Mesh.__struct_fields__)
+            raise ConfigError(f"--mesh {shown(part)} cannot be read: write tp=4,pp=2, of {known}")
+        degrees[name] = int(value)
+    mesh = Mesh(**degrees)
+    if "dp" not in degrees and count % mesh.n_devices == 0:
+        mesh = Mesh(**degrees, dp=count // mesh.n_devices)
+    if mesh.n_devices != count:
+        raise ConfigError(f"--mesh {shown(text)} has {mesh.n_devices} devices, and --count is {count}")
+    return mesh

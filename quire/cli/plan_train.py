@@ -15,19 +15,14 @@ from quire.bench.isoflop import write_isoflop_plot
 from quire.bench.plot import check_plot_path
 from quire.core.counts import parse_count
 from quire.core.errors import ConfigError, shown
+from quire.planner.accelerators import Accelerator, accelerator_named
 from quire.planner.scaling import report as scaling_report
 from quire.planner.scaling.fit import Fit, fit_runs, read_runs
 from quire.planner.scaling.laws import DEFAULT_LAW, LAWS, MAX_EXPERTS, ParametricLaw, ScalingLaw, law_named, mixture_law
 from quire.planner.scaling.optimum import curves
 from quire.planner.scaling.report import Budget, Serving
 from quire.planner.training import report as training_report
-from quire.planner.training.cluster import (
-    ACCELERATORS,
-    Accelerator,
-    accelerator_named,
-    device_hours,
-    flops_of_hours,
-)
+from quire.planner.training.cluster import device_hours, flops_of_hours
 from quire.planner.training.plan import DEFAULT_UTILISATION, TrainingPlan, plan_training
 from quire.planner.training.setup import OPTIMIZERS, Checkpointing, TrainingSetup
 
@@ -57,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _cluster(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--gpu", default="h100", metavar="NAME", help=f"one of {', '.join(ACCELERATORS)} (default: h100)")
+    add("--gpu", default="h100", metavar="NAME", help="accelerator, as in quire plan (default: h100)")
     add("--gpus", type=int, default=8, metavar="N", help="how many (default: 8)")
     add("--price", type=float, default=0.0, metavar="DOLLARS", help="of one for an hour")
     add(

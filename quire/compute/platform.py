@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
 from quire.compute.device.device import Device
-from quire.compute.forward.buckets import MOST_VERIFYING, decode_sizes, mixed_sizes
+from quire.compute.forward.buckets import MOST_VERIFYING, mixed_sizes
 from quire.compute.forward.eager import EagerForward
 from quire.compute.forward.fused import FusedForward, obstacle
 from quire.compute.forward.graphs import GraphForward
@@ -30,6 +30,7 @@ from quire.core import host
 from quire.core.ticker import ticking
 from quire.kernels import native
 from quire.kernels.invariance import RowsAlone, rows_alone
+from quire.planner.captured import decode_sizes
 from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")

@@ -15,13 +15,15 @@ import os
 import pathlib
 import struct
 from collections.abc import Iterator
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
-import numpy as np
 
 from quire.core.errors import LoadError, shown
 from quire.core.files import open_regular
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -117,6 +119,8 @@ class Header(msgspec.Struct, frozen=True):
 
     def numbers(self, key: str) -> np.ndarray[Any, Any]:
         """The array of numbers under `key`, empty when absent. LoadError if it is something else."""
+        import numpy as np  # takes a tenth of a second, and only vocabularies ask for numbers
+
         array = self._array(key)
         if array is None:
             return np.empty(0)

@@ -1,7 +1,8 @@
-"""The time of a step from shapes alone: the roofline, max(bytes / bandwidth, FLOPs / rate), plus a constant.
+"""The time of a step from shapes alone: its limit, and with a calibration what it is expected to take.
 
-Williams et al. 2009, "Roofline". A lower bound for a well-made engine: no launch gaps, no imbalance, perfect overlap of
-traffic and arithmetic. Drives the clock of the null device and the share of the limit in `quire bench`.
+The limit is the roofline, max(bytes / bandwidth, FLOPs / rate) (Williams et al. 2009): no launch gaps, no imbalance,
+perfect overlap. The expectation is `timing`. Both drive clocks of the null device; the limit alone is the share of the
+limit in `quire bench`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,15 @@ from collections.abc import Sequence
 
 from quire.config.arch import ModelArch
 from quire.core.plan import Spans
+from quire.planner.accelerators import Accelerator, calibration_for
+from quire.planner.calibration import Calibration
+from quire.planner.formats import Formats
 from quire.planner.hardware import Hardware
+from quire.planner.links import Links
+from quire.planner.mesh import Mesh
+from quire.planner.operators import seen
 from quire.planner.shape import head_weights, kv_numbers_per_token, pair_flops, read_weights, state_bytes
+from quire.planner.timing import StepTimer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class CostModel:
     """Keys that a row sees in each layer, 0: all before it; empty: all in every layer."""
     page_size: int = 0
     """Tokens a page, for prefixes that are read once."""
+    timer: StepTimer | None = None
+    """What steps are expected to take; None: `step_s` is the limit and a constant."""
 
     def work(self, spans: Spans, shared_prefixes: Sequence[tuple[list[int], int]] = ()) -> StepWork:
         """Bytes (weights once, of experts those chosen, K/V and recurrent states read and written) and FLOPs (matrices,
@@ -53,9 +63,9 @@ class CostModel:
         n_read, n_pairs = 0.0, 0.0  # means over the layers
         for window, n_layers in collections.Counter(self.windows or (0,)).items():
             share = n_layers / len(self.windows or (0,))
-            read, pairs = _seen(spans, n_tokens, window)
-            n_read += share * (read - (0 if window else n_shared))
-            n_pairs += share * pairs
+            found = seen(spans.starts, spans.lengths, window)
+            n_read += share * (found.n_read - (0 if window else n_shared))
+            n_pairs += share * found.n_pairs
         body, head = arch.n_layers * read_weights(arch, 1), head_weights(arch)
         read = arch.n_layers * read_weights(arch, n_tokens)
         weights_bytes = read * self.weight_itemsize + (head * self.head_itemsize if n_wants else 0)
@@ -68,19 +78,40 @@ class CostModel:
         """Seconds that the device needs at least."""
         return max(work.n_bytes / self.hardware.bandwidth_bytes_per_s, work.n_flops / self.hardware.flops_per_s)
 
-    def step_s(self, spans: Spans) -> float:
-        """Seconds of one step with these spans, what nothing hides included."""
-        return self.limit_s(self.work(spans)) + self.hardware.step_overhead_s
+    def step_s(self, spans: Spans, shared_prefixes: Sequence[tuple[list[int], int]] = ()) -> float:
+        """Seconds of one step with these spans, what nothing hides included: of the device, or of the host beside it
+        where that takes longer. shared_prefixes: as in `work`."""
+        timer = self.timer
+        if timer is None:
+            return self.limit_s(self.work(spans, shared_prefixes)) + self.hardware.step_overhead_s
+        n_shared = sum(len(slots) * n_pages for slots, n_pages in shared_prefixes) * self.page_size
+        host_s = timer.calibration.host_s + len(spans) * timer.calibration.host_row_s
+        return max(host_s, timer.step_s(spans, n_shared, n_shared))
+
+    @property
+    def first_token_s(self) -> float:
+        """What a request's first token waits beside steps."""
+        return 0.0 if self.timer is None else self.timer.calibration.first_token_s
 
 
-def _seen(spans: Spans, n_tokens: int, window: int) -> tuple[float, float]:
-    """(tokens whose K/V a span attends to, once a span; pairs of a row and a key that it sees), of one layer."""
-    columns = zip(spans.starts, spans.lengths, strict=True)
-    if not window:
-        return sum(spans.starts) + n_tokens, sum(n * (start + (n + 1) / 2) for start, n in columns)
-    n_read, n_pairs = 0, 0.0
-    for start, n in columns:
-        n_whole = min(max(window - start, 0), n)  # rows that see everything before them
-        n_read += min(start + n, window + n - 1)
-        n_pairs += n_whole * (start + (n_whole + 1) / 2) + (n - n_whole) * window
-    return n_read, n_pairs
+def calibrated(
+    arch: ModelArch,
+    device: Accelerator,
+    *,
+    formats: Formats | None = None,
+    mesh: Mesh | None = None,
+    calibration: Calibration | None = None,
+    page_size: int = 16,
+) -> CostModel:
+    """The cost of steps of a model on a device, or on a mesh of them, as measured there; where nobody has measured
+    (`Calibration.source` says so), as assumed."""
+    formats, mesh = formats or Formats(), mesh or Mesh()
+    found = calibration or calibration_for(device)
+    links: Links | None = device.links if mesh.n_devices > mesh.dp or mesh.ep > 1 else None
+    itemsize = formats.weights.n_bytes(1 << 14, 1 << 14) / (1 << 28)
+    hardware = Hardware(device.name, found.read_bytes_per_s, found.flops_per_s["bfloat16"], found.step_s)
+    return CostModel(
+        arch=arch, hardware=hardware, weight_itemsize=itemsize, head_itemsize=itemsize,
+        kv_itemsize=formats.kv_itemsize(arch.head_dim), windows=arch.windows, page_size=page_size,
+        timer=StepTimer(arch, found, formats, mesh, links),
+    )  # fmt: skip

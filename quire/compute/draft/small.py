@@ -12,7 +12,6 @@ import msgspec
 
 from quire.compute.draft.loaded import LoadDecoder
 from quire.compute.draft.model import ModelDrafter
-from quire.compute.forward.buckets import decode_sizes
 from quire.compute.models.decoder import Decoder
 from quire.compute.platform import Platform
 from quire.compute.runner.pool import KVPool
@@ -25,6 +24,7 @@ from quire.config.kv import KVLayout
 from quire.config.resolve import EngineLimits
 from quire.core.errors import ConfigError
 from quire.core.plan import SlotOpen
+from quire.planner.captured import decode_sizes
 from quire.planner.shape import kv_numbers_per_token
 
 

@@ -23,12 +23,6 @@ HIDDEN_FLOPS: Final = 7e12
 """Work of a step behind which launching it kernel by kernel is hidden: 11 ms at 650 TFLOP/s."""
 
 
-def decode_sizes(largest: int) -> list[int]:
-    """1, 2, 4, 8, then every 8 to 64, every 16 to 256, every 32 to 512, every 64 up to `largest`, always among them."""
-    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, 512, 32), *range(512, largest + 1, 64)]
-    return sorted({size for size in sizes if size < largest} | {largest})
-
-
 def mixed_sizes(arch: ModelArch, largest: int, max_num_seqs: int) -> list[int]:
     """Every 32 to 512, every 64 to 1,024, then every 128, while launches are not hidden anyway; at most `largest`.
 

@@ -25,7 +25,6 @@ from quire.compute.forward.buckets import (
     NOTHING,
     Captures,
     ForwardGraphs,
-    decode_sizes,
     mixed_sizes,
     most_large_lines,
 )
@@ -43,6 +42,7 @@ from quire.kernels.attention.schedule.plan import AttnPlan, PlanBuffers, SharedP
 from quire.kernels.attention.schedule.tiles import small_rows_of
 from quire.kernels.invariance import are_rows_alone
 from quire.kernels.state import single_rows
+from quire.planner.captured import decode_sizes
 
 logger = logging.getLogger("quire.engine")
 

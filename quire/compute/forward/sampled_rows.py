@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from quire.compute.device.cuda import CudaDevice, Staging
-from quire.compute.forward.buckets import decode_sizes
 from quire.compute.models.decoder import Decoder
 from quire.compute.runner import standing
 from quire.compute.runner.batch_builder import FlatBatch
@@ -21,6 +20,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.core.plan import MASK_WORD_BITS
 from quire.kernels.sample import N_CONTROLS, Choice, TokenMasks
+from quire.planner.captured import decode_sizes
 
 N_LINES: Final = 3
 """Of a row: which of the step's it is, slot and position of its token."""

@@ -13,8 +13,9 @@ import msgspec
 
 from quire.config.arch import ModelArch
 from quire.core.errors import ConfigError
+from quire.planner.accelerators import Accelerator
 from quire.planner.training.activations import ACTIVATION_BYTES, StageActivations, is_estimate, stage_activations
-from quire.planner.training.cluster import DAY_S, HOUR_S, Accelerator
+from quire.planner.training.cluster import DAY_S, HOUR_S, peak_flops
 from quire.planner.training.flops import TokenFlops, active_parameters, token_flops
 from quire.planner.training.setup import Checkpointing, TrainingSetup
 from quire.planner.training.states import States, device_parameters, stage_parameters, states
@@ -70,7 +71,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tokens_per_s(self) -> float:
         """Of all devices."""
-        return self.setup.n_devices * self.gpu.flops_per_s * self.model_utilisation / self.flops.training
+        return self.setup.n_devices * peak_flops(self.gpu) * self.model_utilisation / self.flops.training
 
     @property
     def step_s(self) -> float:
@@ -136,7 +137,7 @@ def setups_that_fit(arch: ModelArch, setup: TrainingSetup, gpu: Accelerator) -> 
     parallel = [
         (tensor, stages)
         for tensor, stages in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32))
-        if setup.n_devices % (tensor * stages) == 0 and stages <= arch.n_layers and tensor <= gpu.n_linked
+        if setup.n_devices % (tensor * stages) == 0 and stages <= arch.n_layers and tensor <= gpu.n_in_host
     ]
     parallel.sort(key=lambda pair: (pair[0] * pair[1], pair[1]))
     for checkpointing, (tensor, stages), zero in itertools.product(levels, parallel, range(4)):

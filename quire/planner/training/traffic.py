@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.planner.accelerators import Accelerator
 from quire.planner.training.activations import ACTIVATION_BYTES
-from quire.planner.training.cluster import Accelerator
 from quire.planner.training.setup import Checkpointing, TrainingSetup
 from quire.planner.training.states import WEIGHT_BYTES
 
@@ -72,15 +72,15 @@ def traffic(arch: ModelArch, n_parameters: float, setup: TrainingSetup, gpu: Acc
     data = data_parallel_bytes(n_parameters, setup)
     tensor = tensor_parallel_bytes(arch, n_layers, setup)
     pipeline = pipeline_bytes(arch, setup)
-    is_one_machine = setup.n_devices <= gpu.n_linked
+    is_one_machine = setup.n_devices <= gpu.n_in_host
     # A ring over machines crosses each port with its own part: devices of a machine in one group add their ports.
-    n_together = max(1, gpu.n_linked // setup.tensor_parallel)
+    n_together = max(1, gpu.n_in_host // setup.tensor_parallel)
     of_replicas = gpu.link_bytes_per_s if is_one_machine else _across(gpu, n_together)
-    of_tensors = gpu.link_bytes_per_s if setup.tensor_parallel <= gpu.n_linked else _across(gpu, gpu.n_linked)
-    of_stages = gpu.link_bytes_per_s if is_one_machine else gpu.network_bytes_per_s
+    of_tensors = gpu.link_bytes_per_s if setup.tensor_parallel <= gpu.n_in_host else _across(gpu, gpu.n_in_host)
+    of_stages = gpu.link_bytes_per_s if is_one_machine else gpu.links.host_bytes_per_s
     return Traffic(data, tensor, pipeline, data / of_replicas, tensor / of_tensors, pipeline / of_stages)
 
 
 def _across(gpu: Accelerator, n_together: int) -> float:
     """Bytes a second of a ring with so many devices in each machine."""
-    return min(gpu.link_bytes_per_s, n_together * gpu.network_bytes_per_s)
+    return min(gpu.link_bytes_per_s, n_together * gpu.links.host_bytes_per_s)

@@ -1,0 +1,133 @@
+"""Accelerators by name: published peaks, what was measured on some, and how they are joined.
+
+Owns the table. Peaks are dense (half of what data sheets say with sparsity), links are one way of one device.
+Memory is what the driver shows, not the name's. Sources: the makers' data sheets, named in each row; "4.39 TB/s, 790
+TFLOP/s" of the H200: benchmarks/results/h200/kernels_attention.json.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+import msgspec
+
+from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
+from quire.planner.calibration import Calibration, calibration_of
+from quire.planner.links import Links
+
+GIB: Final = 1 << 30
+T: Final = 1e12
+REFERENCE: Final = "h200"
+"""Whose shares of its peaks stand for devices that nobody measured."""
+ASSUMED_ERROR: Final = 0.25
+PCIE4, PCIE5 = 32e9, 64e9
+
+
+class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
+    """One device."""
+
+    name: str
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    flops_per_s: dict[str, float]
+    """Type of product → peak."""
+    link_bytes_per_s: float
+    source: str
+    n_in_host: int = 8
+    runs: bool = True
+    """Whether Quire has kernels for it."""
+    is_host: bool = False
+    """Its memory is the host's main memory."""
+
+    @property
+    def links(self) -> Links:
+        """Between devices of its kind."""
+        return Links(device_bytes_per_s=self.link_bytes_per_s, n_in_host=self.n_in_host)
+
+
+def _of(
+    name: str, gib: float, tb_s: float, bf16: float, fp8: float, int8: float, link: float, source: str,
+    n_in_host: int = 8, runs: bool = True,
+) -> Accelerator:  # fmt: skip
+    """Rates in TFLOP/s and TOP/s; 0: it has none."""
+    rates = {"bfloat16": bf16, "fp8": fp8, "int8": int8}
+    return Accelerator(
+        name=name, memory_bytes=gib * GIB, bandwidth_bytes_per_s=tb_s * T, link_bytes_per_s=link, source=source,
+        flops_per_s={kind: rate * T for kind, rate in rates.items() if rate}, n_in_host=n_in_host, runs=runs,
+    )  # fmt: skip
+
+
+_NVIDIA, _AMD = "NVIDIA data sheet", "AMD data sheet"
+ACCELERATORS: Final = {
+    one.name: one
+    for one in (
+        _of("a100-40", 39.4, 1.555, 312, 0, 624, 300e9, f"{_NVIDIA} A100 40 GB SXM"),
+        _of("a100-80", 79.3, 2.039, 312, 0, 624, 300e9, f"{_NVIDIA} A100 80 GB SXM"),
+        _of("a100-80-pcie", 79.3, 1.935, 312, 0, 624, PCIE4, f"{_NVIDIA} A100 80 GB PCIe"),
+        _of("h100", 79.6, 3.35, 989.4, 1978.9, 1978.9, 450e9, f"{_NVIDIA} H100 SXM"),
+        _of("h100-pcie", 79.6, 2.0, 756, 1513, 1513, PCIE5, f"{_NVIDIA} H100 PCIe"),
+        _of("h100-nvl", 93.6, 3.9, 835.5, 1670.5, 1670.5, 300e9, f"{_NVIDIA} H100 NVL", n_in_host=2),
+        _of("h200", 140.4, 4.8, 989.4, 1978.9, 1978.9, 450e9, f"{_NVIDIA} H200 SXM"),
+        _of("gh200", 94.5, 4.0, 989.4, 1978.9, 1978.9, 450e9, f"{_NVIDIA} GH200, 96 GB", n_in_host=1),
+        _of("b200", 179.0, 8.0, 2250, 4500, 4500, 900e9, f"{_NVIDIA} DGX B200"),
+        _of("b300", 268.0, 8.0, 2250, 4500, 0, 900e9, f"{_NVIDIA} DGX B300"),
+        _of("l4", 22.5, 0.3, 121, 242, 242, PCIE4, f"{_NVIDIA} L4"),
+        _of("l40s", 45.0, 0.864, 362, 733, 733, PCIE4, f"{_NVIDIA} L40S"),
+        _of("a10", 22.5, 0.6, 125, 0, 250, PCIE4, f"{_NVIDIA} A10"),
+        _of("a10g", 22.5, 0.6, 70, 0, 140, PCIE4, f"{_NVIDIA} A10G"),
+        _of("a40", 45.0, 0.696, 149.7, 0, 299.3, PCIE4, f"{_NVIDIA} A40"),
+        _of("rtx-a6000", 48.0, 0.768, 154.8, 0, 309.7, PCIE4, f"{_NVIDIA} RTX A6000"),
+        _of("rtx-3090", 24.0, 0.936, 71, 0, 284, PCIE4, "NVIDIA Ampere GA102 white paper"),
+        _of("rtx-4090", 24.0, 1.008, 165.2, 330.3, 660.6, PCIE4, "NVIDIA Ada white paper, FP32 sums"),
+        _of("rtx-5090", 31.8, 1.792, 209.5, 419, 838, PCIE5, "NVIDIA RTX Blackwell white paper, FP32 sums"),
+        _of("t4", 14.7, 0.32, 65, 0, 130, 16e9, f"{_NVIDIA} T4 (float16: it has no bfloat16)", runs=False),
+        _of("mi300x", 191.5, 5.3, 1307.4, 2614.9, 2614.9, 448e9, f"{_AMD} MI300X", runs=False),
+        _of("mi325x", 255.5, 6.0, 1307.4, 2614.9, 2614.9, 448e9, f"{_AMD} MI325X", runs=False),
+    )
+}  # fmt: skip
+"""Name → accelerator."""
+ALIASES: Final = {
+    "h100-sxm": "h100", "h200-sxm": "h200", "a100": "a100-80", "4090": "rtx-4090", "3090": "rtx-3090",
+    "5090": "rtx-5090", "a6000": "rtx-a6000", "rtx4090": "rtx-4090", "rtx3090": "rtx-3090", "rtx5090": "rtx-5090",
+}  # fmt: skip
+
+
+def accelerator_named(name: str) -> Accelerator:
+    """ConfigError with the near names first for an unknown one."""
+    wanted = name.lower().replace(" ", "-").replace("_", "-")
+    wanted = ALIASES.get(wanted, wanted)
+    if wanted in ACCELERATORS:
+        return ACCELERATORS[wanted]
+    first = [each for each in ACCELERATORS if each[:2] == wanted[:2]]
+    rest = [each for each in ACCELERATORS if each not in first]
+    near = did_you_mean(wanted, ACCELERATORS)
+    raise ConfigError(
+        f"--gpu {shown(name)} is unknown{near}: there are {', '.join(first + rest)}; `here` measures this machine, and"
+        " a file of `quire bench calibrate` can be given with --calibration"
+    )
+
+
+@functools.cache
+def assumed_calibration(name: str) -> Calibration:
+    """Of a device that was not measured: the shares and fixed costs of the reference on its published peaks."""
+    device, reference = accelerator_named(name), accelerator_named(REFERENCE)
+    measured = calibration_of(REFERENCE)
+    assert measured is not None, "it comes with Quire"
+    reads = device.bandwidth_bytes_per_s * measured.read_bytes_per_s / reference.bandwidth_bytes_per_s
+    rates = {kind: peak * _share(kind, measured, reference) for kind, peak in device.flops_per_s.items()}
+    return msgspec.structs.replace(
+        measured, device=device.name, read_bytes_per_s=reads, flops_per_s=rates, error=ASSUMED_ERROR,
+        source=f"assumed: peaks of {device.source}, of which as much is reached as measured on the {REFERENCE.upper()}",
+    )  # fmt: skip
+
+
+def _share(kind: str, measured: Calibration, reference: Accelerator) -> float:
+    known = kind if kind in measured.flops_per_s else "bfloat16"
+    return measured.flops_per_s[known] / reference.flops_per_s[known]
+
+
+def calibration_for(device: Accelerator) -> Calibration:
+    """Measured where there is a file, else assumed."""
+    return calibration_of(device.name) or assumed_calibration(device.name)

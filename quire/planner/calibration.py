@@ -1,0 +1,125 @@
+"""How far a device stays behind its peaks, as numbers that were measured: one JSON file a device.
+
+Owns the file's fields and where files are. Does not own how they are used (`timing`) nor how they are measured
+(`bench/calibrate`). Where a device has no file, another one's shares are taken, and that is said.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import math
+import pathlib
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from quire.core.errors import ConfigError, shown
+
+FOLDER: Final = pathlib.Path(__file__).with_name("calibrations")
+SHARPNESS: Final = 4.0
+"""p of (memory^p + arithmetic^p)^(1/p): the roofline's corner is round where both bind."""
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Time of a call beside its roofline, over rows; between knots on lines in the logarithm of rows."""
+
+    rows: tuple[Annotated[int, Meta(ge=1)], ...] = (1,)
+    """Rising."""
+    fixed_s: tuple[NotNegative, ...] = (0.0,)
+    """Of one call with so many rows: starting, filling and ending, and tiles that are not full."""
+    bytes_share: Positive = 1.0
+    """Of the device's reads that large calls reach."""
+    tile: Annotated[int, Meta(ge=1)] = 1
+    """Rows beyond two tiles are multiplied as whole tiles."""
+    flops_share: tuple[Positive, ...] = (1.0,)
+    """Of the device's products that calls with so many rows reach; one number: whatever the rows."""
+
+    def fixed(self, n_rows: float) -> float:
+        """Seconds of one call."""
+        return self._between(self.fixed_s, n_rows)
+
+    def multiplied(self, n_rows: float) -> float:
+        """Rows that are multiplied, those that fill the last tile too."""
+        return n_rows if n_rows <= 2 * self.tile else -(-n_rows // self.tile) * self.tile
+
+    def rate_share(self, n_rows: float) -> float:
+        """See `flops_share`."""
+        return self._between(self.flops_share, n_rows)
+
+    def _between(self, values: tuple[float, ...], n_rows: float) -> float:
+        rows = self.rows
+        if n_rows <= rows[0] or len(values) == 1:
+            return values[0]
+        if n_rows >= rows[-1]:
+            return values[-1]
+        right = bisect.bisect_left(rows, n_rows)
+        low, high = rows[right - 1], rows[right]
+        share = math.log(n_rows / low) / math.log(high / low)
+        return values[right - 1] + share * (values[right] - values[right - 1])
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of one device, with the engine as it was."""
+
+    device: str
+    source: str
+    """Where the numbers come from, and which runs were fitted."""
+    read_bytes_per_s: Positive
+    flops_per_s: dict[str, Positive]
+    """Type of product → rate of a large one."""
+    products: dict[str, Curve]
+    """Type of product → its curve."""
+    experts: Curve
+    """Of the two products of a layer's experts together."""
+    attention: Curve
+    """Of rows that decode: `bytes_share`; of prompts: `flops_share` and the second of two `fixed_s`, over rows of a
+    span."""
+    state: Curve = Curve()
+    row_kernels: Curve = Curve()
+    """Norms, rotation: fixed costs over rows, and `bytes_share`."""
+    step_s: NotNegative = 0.0
+    """Of a step on the device beside its layers and head."""
+    row_s: NotNegative = 0.0
+    """Of choosing a token, for each."""
+    first_token_s: NotNegative = 0.0
+    """Of a request whose first token waits for host and device, which nothing hides."""
+    host_s: NotNegative = 0.0
+    """Of planning and launching a step, which is hidden behind the step before where that takes longer."""
+    host_row_s: NotNegative = 0.0
+    """The same, for each sequence."""
+    captured: int = 0
+    """Rows of the largest decode step that is captured, to whose sizes steps are padded; 0: none is."""
+    small_rows: int = 16
+    """Rows of a span up to which attention reads as in decoding."""
+    all_reduce_s: NotNegative = 0.0
+    """Latency of one collective."""
+    error: NotNegative = 0.1
+    """Relative, of a decode step that was not fitted: the error bar."""
+
+
+def load_calibration(path: pathlib.Path) -> Calibration:
+    """ConfigError that names the file and the field."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Calibration)
+    except OSError as error:
+        raise ConfigError(f"calibration {shown(str(path))} cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"calibration {shown(str(path))}: {error}; `quire bench calibrate` writes one") from None
+    for name, curve in (*found.products.items(), ("experts", found.experts), ("attention", found.attention)):
+        lengths = {len(curve.fixed_s), len(curve.flops_share)} - {1}
+        if lengths - {len(curve.rows)} or list(curve.rows) != sorted(set(curve.rows)):
+            raise ConfigError(
+                f"calibration {shown(str(path))}: {name}: rows must rise, with a fixed_s and a flops_share each"
+            )
+    return found
+
+
+@functools.cache
+def calibration_of(device: str) -> Calibration | None:
+    """The file that comes with Quire; None: there is none."""
+    path = FOLDER / f"{device}.json"
+    return load_calibration(path) if path.is_file() else None

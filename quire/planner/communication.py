@@ -1,0 +1,101 @@
+"""What the ranks of a mesh send each other in a step, in bytes and calls.
+
+Owns the volumes. Does not own links and their time (`timing`). Bytes are what one rank sends.
+Sources: Thakur et al. 2005 (ring all-reduce: 2 (n-1)/n of the data); Shoeybi et al. 2019 (two all-reduces a layer);
+Jacobs et al. 2023 (Ulysses: four all-to-alls a layer); Liu et al. 2023 ("Ring attention"); GShard for experts.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from quire.planner.mesh import Mesh
+from quire.planner.parts import RankParts
+
+
+@enum.unique
+class Pattern(enum.Enum):
+    """Who talks to whom."""
+
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    ALL_TO_ALL = "all-to-all"
+    SEND = "send"
+
+
+class Transfer(msgspec.Struct, frozen=True, kw_only=True):
+    """All calls of one kind in a step."""
+
+    name: str
+    pattern: Pattern
+    n_ranks: int
+    n_times: int
+    n_bytes: float
+    """That one rank sends in one call."""
+    data_bytes: float
+    """Of the tensor, whole."""
+
+
+def all_reduce_bytes(data_bytes: float, n_ranks: int) -> float:
+    """That a rank sends: the ring's, which is also the least."""
+    return 2 * (n_ranks - 1) / n_ranks * data_bytes
+
+
+def all_to_all_bytes(data_bytes: float, n_ranks: int) -> float:
+    """Of a rank's own data, all but its own share."""
+    return (n_ranks - 1) / n_ranks * data_bytes
+
+
+def ring_attention_bytes(n_tokens: float, token_bytes: float, n_ranks: int) -> float:
+    """Keys and values of a layer that a rank passes on while a prompt of `n_tokens` is attended to in a ring: those of
+    its own tokens, n - 1 times."""
+    return (n_ranks - 1) / n_ranks * n_tokens * token_bytes
+
+
+def gradient_bytes(n_parameters: float, n_ranks: int, itemsize: int = 2) -> float:
+    """All-reduce of gradients over replicas in training; replicas that serve send each other nothing."""
+    return all_reduce_bytes(n_parameters * itemsize, n_ranks)
+
+
+def step_transfers(parts: RankParts, mesh: Mesh, n_rows: float, n_wants: int, itemsize: int) -> list[Transfer]:
+    """Of one rank of each stage; n_rows: of this rank's part of the tokens."""
+    found = []
+    data = n_rows * parts.hidden_size * itemsize
+    reduced = sum(one.n_times for one in parts.products if one.reduces and not (one.is_experts and mesh.ep > 1))
+    if mesh.tp > 1:
+        # A shared expert and the chosen ones are summed before they are reduced, and so are both matrices of a layer.
+        shared = sum(one.n_times for one in parts.products if one.name == "shared down")
+        n_times = reduced - (shared if mesh.ep == 1 else 0) + 1  # the embedding is divided by rows
+        found.append(Transfer(
+            name="all-reduce (tp)", pattern=Pattern.ALL_REDUCE, n_ranks=mesh.tp, n_times=n_times,
+            n_bytes=all_reduce_bytes(data, mesh.tp), data_bytes=data,
+        ))  # fmt: skip
+        logits = n_wants * parts.head.n_out * itemsize
+        found.append(Transfer(
+            name="logits (tp)", pattern=Pattern.ALL_GATHER, n_ranks=mesh.tp, n_times=1,
+            n_bytes=(mesh.tp - 1) * logits, data_bytes=mesh.tp * logits,
+        ))  # fmt: skip
+    experts = [one for one in parts.products if one.is_experts and one.reduces]
+    if mesh.ep > 1:
+        for one in experts:
+            sent = all_to_all_bytes(n_rows / mesh.tp * one.n_chosen * parts.hidden_size * itemsize, mesh.ep)
+            found.append(Transfer(
+                name="all-to-all (ep)", pattern=Pattern.ALL_TO_ALL, n_ranks=mesh.ep, n_times=2 * one.n_times,
+                n_bytes=sent, data_bytes=sent,
+            ))  # fmt: skip
+    if mesh.sp > 1:
+        for group in parts.attentions:
+            heads = mesh.sp * (2 * group.q_numbers + group.token_numbers)
+            sent = all_to_all_bytes(n_rows * heads * itemsize, mesh.sp) / 4
+            found.append(Transfer(
+                name="all-to-all (sp)", pattern=Pattern.ALL_TO_ALL, n_ranks=mesh.sp, n_times=4 * group.n_times,
+                n_bytes=sent, data_bytes=sent,
+            ))  # fmt: skip
+    if mesh.pp > 1:
+        found.append(Transfer(
+            name="stage to stage (pp)", pattern=Pattern.SEND, n_ranks=2, n_times=mesh.pp - 1, n_bytes=data,
+            data_bytes=data,
+        ))  # fmt: skip
+    return found

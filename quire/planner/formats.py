@@ -1,0 +1,89 @@
+"""In what numbers weights, keys and values are kept, by name: bytes of a matrix, and which rate its products have.
+
+Owns the table and its arithmetic. Does not own how a scheme rounds (`compute/schemes`, `kernels/qgemm`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from quire.config.parameters import Kept, Matrix
+from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
+
+
+class WeightFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """How a matrix is kept."""
+
+    name: str
+    bits: int
+    group: int = 0
+    """Inputs that share a scale; 0: all of an output channel."""
+    scale_bytes: int = 0
+    products: str = "bfloat16"
+    """In which type a device multiplies it: what its peak is looked up by."""
+
+    def n_bytes(self, n_out: int, n_in: int) -> float:
+        """Of a matrix, scales counted in."""
+        n_scales = n_out * -(-n_in // self.group) if self.group else n_out
+        return n_out * n_in * self.bits / 8 + n_scales * self.scale_bytes
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it has fewer bits than a checkpoint in bfloat16."""
+        return self.bits < 16
+
+
+FORMATS: Final = {
+    one.name: one
+    for one in (
+        WeightFormat(name="bfloat16", bits=16),
+        WeightFormat(name="float16", bits=16),
+        WeightFormat(name="float32", bits=32, products="float32"),
+        WeightFormat(name="fp8", bits=8, scale_bytes=4, products="fp8"),
+        WeightFormat(name="fp8-block128", bits=8, group=16384, scale_bytes=4, products="fp8"),
+        WeightFormat(name="int8", bits=8, scale_bytes=4, products="int8"),
+        WeightFormat(name="int8-g32", bits=8, group=32, scale_bytes=2, products="int8"),
+        WeightFormat(name="int4", bits=4, group=64, scale_bytes=2, products="int8"),
+        WeightFormat(name="int4-g32", bits=4, group=32, scale_bytes=2, products="int8"),
+        WeightFormat(name="int4-g128", bits=4, group=128, scale_bytes=2, products="int8"),
+        WeightFormat(name="mxfp4", bits=4, group=32, scale_bytes=1),
+    )
+}
+"""Name → format. int8 and int4 are those of `--quantization`; the others are what published checkpoints have."""
+KV_ITEMSIZES: Final = {"bfloat16": 2.0, "float16": 2.0, "float32": 4.0, "fp8": 1.0, "int8": 1.0}
+INT8_SCALE_BYTES: Final = 4
+"""Beside the keys, or values, of 8 bits of each token and head."""
+
+
+class Formats(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one engine."""
+
+    weights: WeightFormat = FORMATS["bfloat16"]
+    kv: str = "bfloat16"
+    itemsize: int = 2
+    """Bytes an activation, a norm, an embedding, and what is never rounded."""
+
+    def kept(self, matrix: Matrix) -> WeightFormat:
+        """How a matrix is kept."""
+        if matrix.kept is Kept.FLOAT32:
+            return FORMATS["float32"]
+        return (
+            FORMATS["bfloat16" if self.itemsize == 2 else "float32"] if matrix.kept is Kept.FLOATING else self.weights
+        )
+
+    def kv_itemsize(self, head_dim: int) -> float:
+        """Bytes a number in the KV cache, scales counted in."""
+        return 1 + INT8_SCALE_BYTES / head_dim if self.kv == "int8" else KV_ITEMSIZES[self.kv]
+
+
+def formats_named(weights: str, kv: str = "auto", dtype: str = "bfloat16") -> Formats:
+    """By names; 'auto' is the model's type. ConfigError with the nearest for an unknown one."""
+    weights, kv = (dtype if name == "auto" else name for name in (weights, kv))
+    for flag, name, known in (("--weights", weights, FORMATS), ("--kv-cache-dtype", kv, KV_ITEMSIZES)):
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise ConfigError(f"{flag} {shown(name)} is unknown{near}: there are {', '.join(known)}")
+    return Formats(weights=FORMATS[weights], kv=kv, itemsize=4 if dtype == "float32" else 2)

@@ -1,0 +1,254 @@
+"""What one rank of a mesh has of a decoder, as lists of products, attention groups and states; and parameters by part.
+
+Owns what is read off the description. Does not own a step's work (`operators`) nor time (`timing`). Generic over
+mixers and feed-forwards: places whose name ends in a number (`up.7`) are experts, of which a token takes some.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.config.layers import LayerSpec
+from quire.config.parameters import Cut, Matrix, layer_parameters
+from quire.config.parameters import shapes as parameter_shapes
+from quire.planner.formats import Formats
+from quire.planner.mesh import Mesh, n_experts_of, rank_layer
+from quire.planner.shape import layer_kinds
+
+NAMES = {"qkv": "qkv", "out": "o", "up": "gate_up", "down": "down", "in": "in", "a": "latent a", "q": "q", "q_b": "q b",
+         "kv_b": "kv b", "router": "router", "shared_up": "shared gate_up", "shared_down": "shared down",
+         "shared_gate": "shared gate"}  # fmt: skip
+"""Place → operator, where it has another name for people."""
+
+
+class Product(msgspec.Struct, frozen=True, kw_only=True):
+    """Matrix products of one kind in one rank."""
+
+    name: str
+    n_times: int
+    """Layers that have it."""
+    n_in: int
+    n_out: int
+    n_bytes: float
+    """Of one matrix."""
+    products: str
+    """Type of its arithmetic."""
+    n_of: int = 1
+    """Matrices in a layer of this rank, of which each row takes some."""
+    n_chosen: float = 1.0
+    """Matrices that a row takes, of the `n_of_all` in the whole layer."""
+    n_of_all: int = 1
+    reduces: bool = False
+    """Its result is a term that ranks sum."""
+    is_late: bool = False
+    """Behind attention: in the last layer only rows that want a token need it."""
+
+    @property
+    def is_experts(self) -> bool:
+        """Whether rows choose among matrices."""
+        return self.n_of_all > 1
+
+    def read_bytes(self, n_rows: float) -> float:
+        """Of the weights that so many rows need, where experts are chosen evenly."""
+        if not self.is_experts:
+            return self.n_bytes
+        unread = float((1 - self.n_chosen / self.n_of_all) ** n_rows)
+        return self.n_bytes * self.n_of * (1 - unread)
+
+    def flops(self, n_rows: float) -> float:
+        """Multiply and add counted as two."""
+        return 2 * self.n_in * self.n_out * self.products_of_row * n_rows
+
+    @property
+    def products_of_row(self) -> float:
+        """Of one row in this rank, in the mean."""
+        return self.n_chosen * self.n_of / self.n_of_all if self.is_experts else 1.0
+
+
+class AttentionGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that attend alike."""
+
+    n_times: int
+    window: int
+    token_numbers: int
+    """Numbers that a token leaves in one layer of this rank."""
+    pair_flops: int
+    q_numbers: int
+    """Of a row's queries, and of its result."""
+    head_dim: int
+
+
+class StateGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Recurrent layers that are alike."""
+
+    n_times: int
+    n_bytes: int
+    """Of one sequence and layer."""
+    n_numbers: int
+
+
+class RankParts(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of each stage, all stages together."""
+
+    products: tuple[Product, ...]
+    last: tuple[Product, ...]
+    """Those of the last layer that are late."""
+    head: Product
+    attentions: tuple[AttentionGroup, ...]
+    states: tuple[StateGroup, ...]
+    n_norms: int
+    """Over the width of the residual stream."""
+    embedding_bytes: float
+    other_bytes: float
+    """Norms, biases and whatever else no product reads."""
+    weights_bytes: float
+    """All that this rank keeps, of all stages."""
+    hidden_size: int
+    n_layers: int
+
+
+@functools.lru_cache(maxsize=512)
+def rank_parts(arch: ModelArch, mesh: Mesh, formats: Formats) -> RankParts:
+    """The first rank. ConfigError where the mesh cannot divide the model."""
+    products: dict[Product, int] = collections.Counter()
+    attentions: dict[AttentionGroup, int] = collections.Counter()
+    states: dict[StateGroup, int] = collections.Counter()
+    n_norms, other_numbers = 1, float(arch.hidden_size)
+    for spec, n_layers in layer_kinds(arch):
+        own = rank_layer(spec, mesh.tp)
+        for product in _layer_products(spec, own, arch.hidden_size, mesh, formats):
+            products[product] += n_layers
+        kv, state = own.mixer.kv_spec, own.mixer.state_spec
+        if kv is not None:
+            attentions[_attention(own, kv.numbers, mesh)] += n_layers
+        if state is not None:
+            numbers = sum(math.prod(part.shape) for part in state.parts)
+            states[StateGroup(n_times=1, n_bytes=state.n_bytes(formats.itemsize), n_numbers=numbers)] += n_layers
+        parameters = layer_parameters(own, arch.hidden_size, 0)
+        n_norms += n_layers * sum(norm.shape == (arch.hidden_size,) for norm in parameters.norms)
+        small = sum(math.prod(norm.shape) for norm in parameters.norms)
+        small += sum(matrix.n_out for matrix in parameters.matrices if matrix.bias)
+        small += sum(math.prod(one.shape) for one in parameters.mixer.tensors.values() if len(one.shape) != 2)
+        other_numbers += n_layers * small
+    replace = msgspec.structs.replace
+    all_products = tuple(replace(one, n_times=n) for one, n in products.items())
+    head = _head(arch, mesh, formats)
+    embedding_bytes = -(-arch.vocab_size // mesh.tp) * arch.hidden_size * formats.itemsize
+    position_bytes = arch.n_positions * arch.hidden_size * formats.itemsize
+    other_bytes = other_numbers * formats.itemsize + position_bytes
+    weights_bytes = sum(one.n_times * one.n_of * one.n_bytes for one in all_products) + embedding_bytes + other_bytes
+    if not arch.tie_embeddings or formats.weights.is_rounded:
+        weights_bytes += head.n_bytes
+    return RankParts(
+        products=all_products,
+        last=tuple(
+            one
+            for one in _layer_products(
+                arch.layers[-1], rank_layer(arch.layers[-1], mesh.tp), arch.hidden_size, mesh, formats
+            )
+            if one.is_late
+        ),
+        head=head,
+        attentions=tuple(replace(one, n_times=n) for one, n in attentions.items()),
+        states=tuple(replace(one, n_times=n) for one, n in states.items()),
+        n_norms=n_norms,
+        embedding_bytes=embedding_bytes,
+        other_bytes=other_bytes,
+        weights_bytes=weights_bytes,
+        hidden_size=arch.hidden_size,
+        n_layers=arch.n_layers,
+    )
+
+
+def _attention(own: LayerSpec, numbers: int, mesh: Mesh) -> AttentionGroup:
+    mixer = own.mixer
+    kv = mixer.kv_spec
+    assert kv is not None
+    return AttentionGroup(
+        n_times=1, window=kv.window, token_numbers=-(-numbers // mesh.sp), pair_flops=mixer.n_pair_flops // mesh.sp,
+        q_numbers=mixer.n_heads * kv.head_dim // mesh.sp, head_dim=kv.head_dim,
+    )  # fmt: skip
+
+
+def _head(arch: ModelArch, mesh: Mesh, formats: Formats) -> Product:
+    n_out = -(-arch.vocab_size // mesh.tp)
+    return Product(
+        name="head", n_times=1, n_in=arch.hidden_size, n_out=n_out, products=formats.weights.products,
+        n_bytes=formats.weights.n_bytes(n_out, arch.hidden_size),
+    )  # fmt: skip
+
+
+def _layer_products(spec: LayerSpec, own: LayerSpec, hidden_size: int, mesh: Mesh, formats: Formats) -> list[Product]:
+    """Of one layer in one rank; own: what the rank has where experts are not divided whole."""
+    parameters = layer_parameters(own, hidden_size, 0)
+    found = [_product(place, matrix, formats) for place, matrix in parameters.mixer.matrices.items()]
+    for place, tensor in parameters.mixer.tensors.items():
+        if len(tensor.shape) == 2:
+            n_out, n_in = tensor.shape
+            found.append(Product(name=NAMES.get(place, place), n_times=1, n_in=n_in, n_out=n_out,
+                                 n_bytes=n_out * n_in * formats.itemsize, products="bfloat16"))  # fmt: skip
+    whole = spec.ffn.parameters("", hidden_size).matrices
+    experts: dict[str, list[Matrix]] = {}
+    for place, matrix in parameters.ffn.matrices.items():
+        kind, _, number = place.partition(".")
+        if number:
+            experts.setdefault(kind, []).append(matrix if mesh.ep == 1 else whole[place])
+        else:
+            found.append(msgspec.structs.replace(_product(place, matrix, formats), is_late=True))
+    n_all = n_experts_of(spec)
+    for kind, several in experts.items():
+        used = 1 - own.ffn.n_idle_weights(hidden_size, 1) / _numbers(experts, own, hidden_size)
+        found.append(msgspec.structs.replace(
+            _product(kind, several[0], formats), name=f"experts {NAMES.get(kind, kind)}", n_of=n_all // mesh.ep,
+            n_of_all=n_all, n_chosen=used * n_all, is_late=True,
+        ))  # fmt: skip
+    return found
+
+
+def _numbers(experts: dict[str, list[Matrix]], own: LayerSpec, hidden_size: int) -> int:
+    """Weights of all experts of the layer as `own` has it."""
+    matrices = own.ffn.parameters("", hidden_size).matrices
+    return sum(one.n_in * one.n_out for place, one in matrices.items() if place.partition(".")[0] in experts)
+
+
+def _product(place: str, matrix: Matrix, formats: Formats) -> Product:
+    kept = formats.kept(matrix)
+    return Product(
+        name=NAMES.get(place, place), n_times=1, n_in=matrix.n_in, n_out=matrix.n_out, products=kept.products,
+        n_bytes=kept.n_bytes(matrix.n_out, matrix.n_in), reduces=matrix.cut is Cut.ROW, is_late=place == "out",
+    )  # fmt: skip
+
+
+def parameters_by_part(arch: ModelArch) -> dict[str, int]:
+    """Part → numbers stored. Their sum is `ModelArch.n_parameters`."""
+    found: dict[str, int] = collections.Counter()
+    for name, shape in parameter_shapes(msgspec.structs.replace(arch, layers=())):
+        part = "head" if name.startswith("lm_head") else "norms" if "norm" in name else "embedding"
+        found[part] += math.prod(shape)
+    for spec, n_layers in layer_kinds(arch):
+        parameters = layer_parameters(spec, arch.hidden_size, 0)
+        for place, matrix in (*parameters.mixer.matrices.items(), *parameters.ffn.matrices.items()):
+            numbers = matrix.n_in * matrix.n_out + (matrix.n_out if matrix.bias else 0)
+            found[_part_name(place)] += n_layers * numbers
+        for norm in parameters.norms:
+            n_tables = norm.spec.weight + norm.spec.bias
+            found["norms"] += n_layers * n_tables * math.prod(norm.shape)
+        for place, tensor in (*parameters.mixer.tensors.items(), *parameters.ffn.tensors.items()):
+            found[NAMES.get(place, "other")] += n_layers * math.prod(tensor.shape)
+    return dict(found)
+
+
+def _part_name(place: str) -> str:
+    kind, _, number = place.partition(".")
+    return f"experts {NAMES.get(kind, kind)}" if number else NAMES.get(kind, kind)
+
+
+def active_parameters(arch: ModelArch) -> int:
+    """Those that one token goes through: all but the experts that it does not choose."""
+    idle = sum(n * spec.ffn.n_idle_weights(arch.hidden_size, 1) for spec, n in layer_kinds(arch))
+    return sum(parameters_by_part(arch).values()) - round(idle)

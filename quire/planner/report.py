@@ -1,0 +1,174 @@
+"""A plan as plain values: everything that the command prints, draws and writes as JSON.
+
+Owns what is in a plan. Does not own how it looks (`tables`, `chart`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from quire.planner.command import serve_command
+from quire.planner.communication import step_transfers
+from quire.planner.mesh import Mesh
+from quire.planner.operators import Operator, decode_spans, prefill_spans, step_operators, totals
+from quire.planner.parts import active_parameters, parameters_by_part, rank_parts
+from quire.planner.placement import Placement
+from quire.planner.search import Candidate, Task, candidates, least_devices
+from quire.planner.shape import kv_numbers_per_token, pair_flops
+from quire.planner.timing import StepTimer
+from quire.planner.workload import dollars_per_million
+
+TRAINING_FACTOR = 3
+"""Forward and backward, to forward alone (Kaplan et al. 2020, table 1)."""
+PROMPT = 1024
+"""Tokens of the prompt whose operators are listed."""
+
+
+def model_facts(task: Task) -> dict[str, Any]:
+    """What a model is, whatever runs it."""
+    arch, formats = task.arch, task.formats
+    numbers = kv_numbers_per_token(arch)
+    token_flops = totals(step_operators(arch, decode_spans(1, 1)))[1]
+    prompt_flops = totals(step_operators(arch, prefill_spans(PROMPT)))[1]
+    return {
+        "family": arch.family,
+        "layers": arch.n_layers,
+        "parameters": arch.n_parameters,
+        "active_parameters": active_parameters(arch),
+        "parameters_by_part": parameters_by_part(arch),
+        "flops_token": token_flops,
+        "flops_pair": pair_flops(arch),
+        "flops_prompt": {"tokens": PROMPT, "flops": prompt_flops},
+        "flops_training_token": TRAINING_FACTOR * token_flops,
+        "kv_bytes_token": numbers * formats.kv_itemsize(arch.head_dim),
+        "state_bytes_seq": sum(spec.n_bytes(formats.itemsize) for spec in arch.state_specs.values()),
+        "weights_bytes": rank_parts(arch, Mesh(), formats).weights_bytes,
+        "max_position": arch.max_position,
+    }
+
+
+def operator_rows(task: Task, mesh: Mesh, operators: list[Operator]) -> list[dict[str, Any]]:
+    """Each with its intensity, and what binds it on the device."""
+    rate = task.calibration.flops_per_s["bfloat16"]
+    reads = task.calibration.read_bytes_per_s
+    rows = []
+    for one in operators:
+        memory_s, arithmetic_s = one.n_bytes / reads, one.n_flops / rate
+        rows.append({
+            "operator": one.name, "kind": one.kind.value, "times": one.n_times, "bytes": one.n_bytes,
+            "flops": one.n_flops, "wire_bytes": one.wire_bytes, "intensity": one.intensity,
+            "limit_us": 1e6 * one.n_times * max(memory_s, arithmetic_s),
+            "bound": "wire" if one.wire_bytes else "memory" if memory_s >= arithmetic_s else "arithmetic",
+        })  # fmt: skip
+    return rows
+
+
+def communication_rows(task: Task, mesh: Mesh, n_rows: int) -> list[dict[str, Any]]:
+    """What a step of so many rows sends, and for how long."""
+    links = task.device.links if mesh.n_devices > 1 else None
+    timer = StepTimer(task.arch, task.calibration, task.formats, mesh, links)
+    return [
+        {"name": one.name, "pattern": one.pattern.value, "ranks": one.n_ranks, "times": one.n_times,
+         "bytes": one.n_bytes, "us": 1e6 * one.n_times * timer.transfer_s(one)}
+        for one in step_transfers(timer.parts, mesh, n_rows, n_rows, task.formats.itemsize)
+    ]  # fmt: skip
+
+
+def memory_facts(placement: Placement, task: Task) -> dict[str, Any]:
+    """Of the fullest rank."""
+    longest = task.workload.longest
+    return {
+        "budget_bytes": placement.budget_bytes, "terms": placement.terms, "page_bytes": placement.page_bytes,
+        "pages": max(0, placement.n_pages), "kv_tokens": placement.pool_tokens, "fits": placement.fits,
+        "lacking_bytes": max(0, placement.lacking_bytes),
+        "largest_batch": placement.seqs_within(longest, task.workload.shared), "batch_tokens": longest,
+        "longest_context": min(placement.longest, task.arch.max_position_scaled),
+    }  # fmt: skip
+
+
+def candidate_facts(one: Candidate, task: Task, price: float) -> dict[str, Any]:
+    """One line of the table of meshes."""
+    point = one.best or one.most
+    error = task.calibration.error
+    found: dict[str, Any] = {"mesh": one.mesh.words, "fits": one.placement.fits, "meets_slo": one.best is not None}
+    if point is None:
+        return found
+    speed = point.tokens_per_s
+    found |= {
+        "concurrency": point.n_seqs * one.mesh.dp, "ttft_ms": 1e3 * point.ttft_s, "tpot_ms": 1e3 * point.tpot_s,
+        "tokens_per_s": speed, "requests_per_s": point.requests_per_s, "error": error,
+    }  # fmt: skip
+    if price:
+        dollars = dollars_per_million(price, one.mesh.n_devices, speed)
+        found |= {"dollars_per_million": dollars if math.isfinite(dollars) else None}
+    return found
+
+
+def plan(task: Task, model: str, n_devices: int, mesh: Mesh | None, price: float, quantization: str) -> dict[str, Any]:
+    """Everything. ConfigError where no mesh of so many devices can divide the model."""
+    found, refused = candidates(task, n_devices, mesh)
+    facts: dict[str, Any] = {"model": model, "facts": model_facts(task)}
+    facts["device"] = {
+        "name": task.device.name, "count": n_devices, "memory_bytes": task.device.memory_bytes,
+        "read_bytes_per_s": task.calibration.read_bytes_per_s, "flops_per_s": task.calibration.flops_per_s,
+        "source": task.calibration.source, "peaks": task.device.source,
+    }  # fmt: skip
+    facts["workload"] = {"name": task.workload.name, "meaning": task.workload.meaning}
+    facts["refused"] = refused
+    facts["meshes"] = [candidate_facts(one, task, price) for one in found]
+    if not found:
+        return facts
+    first = found[0]
+    facts["memory"] = memory_facts(first.placement, task)
+    context = round(task.workload.shared + task.workload.input + task.workload.output / 2)
+    point = first.best or first.most
+    n_seqs = point.n_seqs if point else 1
+    steps = {"decode": decode_spans(n_seqs, context), "prefill": prefill_spans(PROMPT)}
+    facts["steps"] = {
+        name: operator_rows(task, first.mesh, step_operators(task.arch, spans, first.mesh, task.formats))
+        for name, spans in steps.items()
+    }
+    facts["step_spans"] = {"decode": [n_seqs, context], "prefill": [1, PROMPT]}
+    if first.mesh.n_devices > 1:
+        facts["communication"] = communication_rows(task, first.mesh, n_seqs)
+    facts["frontier"] = [
+        {"concurrency": one.n_seqs, "tpot_ms": 1e3 * one.tpot_s, "ttft_ms": 1e3 * one.ttft_s,
+         "tokens_per_s": one.tokens_per_s}
+        for one in first.points
+    ]  # fmt: skip
+    least = None if point else least_devices(task)
+    facts["least"] = None if least is None else {"mesh": least.words, "devices": least.n_devices}
+    if point is not None:
+        facts["command"], unsaid = serve_command(
+            model, first.mesh, task.formats, device="cpu" if task.device.is_host else "cuda", max_num_seqs=n_seqs,
+            max_model_len=min(task.limits.max_model_len or task.arch.max_position, max(1, first.placement.longest)),
+            quantization=quantization,
+        )  # fmt: skip
+    else:
+        unsaid = []
+    facts["unknown"] = unknowns(task, first) + unsaid
+    return facts
+
+
+def unknowns(task: Task, first: Candidate) -> list[str]:
+    """What the figures stand on that nobody measured."""
+    found = []
+    name = task.device.name.upper()
+    if task.calibration.source.startswith("assumed"):
+        found.append(f"no step was ever timed on the {name}: {task.calibration.source}")
+    if not task.device.runs:
+        found.append(f"Quire has no kernels for the {name}: its figures say what the hardware would allow")
+    if first.mesh.n_devices > first.mesh.dp:
+        found.append(
+            f"collectives: {first.mesh.words} is computed from the links' peaks ({task.device.links.share:.0%} of them"
+            " assumed) and a latency for each; it was not measured"
+        )
+    if task.formats.weights.is_rounded and task.formats.weights.products not in task.calibration.products:
+        found.append(f"products of {task.formats.weights.name} weights: fixed costs of bfloat16 are assumed")
+    parts = rank_parts(task.arch, first.mesh, task.formats)
+    if parts.states:
+        found.append("recurrent layers: their kernels' efficiency is assumed")
+    if any(one.is_experts for one in parts.products):
+        found.append("experts: chosen evenly; skewed routing reads fewer and waits for the fullest")
+    return found

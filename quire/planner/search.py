@@ -1,0 +1,92 @@
+"""The best mesh for a workload on some devices, and the fewest devices that hold a model.
+
+Owns the comparison. Does not own fit (`placement`) nor time (`cost`). Every mesh of exactly the devices is looked at.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.config.arch import ModelArch
+from quire.planner.accelerators import Accelerator
+from quire.planner.calibration import Calibration
+from quire.planner.cost import calibrated
+from quire.planner.formats import Formats
+from quire.planner.mesh import Mesh, meshes, n_experts_of
+from quire.planner.placement import Limits, Placement, place
+from quire.planner.serving import Point, best_point, frontier
+from quire.planner.workload import Objective, Workload
+
+MOST_DEVICES = 1024
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A mesh that the model can be divided among."""
+
+    mesh: Mesh
+    placement: Placement
+    points: tuple[Point, ...] = ()
+    """Of rising concurrency; empty: it does not fit, or not a sequence of the workload."""
+    best: Point | None = None
+    """Within the objective."""
+
+    @property
+    def most(self) -> Point | None:
+        """The most tokens a second, whatever the objective."""
+        return max(self.points, key=lambda one: one.tokens_per_s, default=None)
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be planned."""
+
+    arch: ModelArch
+    device: Accelerator
+    calibration: Calibration
+    formats: Formats
+    limits: Limits
+    workload: Workload
+    objective: Objective
+
+
+def candidate(task: Task, mesh: Mesh) -> Candidate:
+    """ConfigError where the mesh cannot divide the model."""
+    placement = place(task.arch, task.device.memory_bytes, mesh, task.formats, task.limits)
+    if not placement.fits:
+        return Candidate(mesh=mesh, placement=placement)
+    cost = calibrated(task.arch, task.device, formats=task.formats, mesh=mesh, calibration=task.calibration)
+    points = frontier(cost, task.workload, placement, task.limits.max_num_batched_tokens)
+    return Candidate(mesh=mesh, placement=placement, points=tuple(points), best=best_point(points, task.objective))
+
+
+def candidates(task: Task, n_devices: int, mesh: Mesh | None = None) -> tuple[list[Candidate], dict[str, str]]:
+    """(those that can be, the best first; mesh → why it cannot be). mesh: only this one."""
+    has_experts = any(n_experts_of(spec) for spec in dict.fromkeys(task.arch.layers))
+    found, refused = [], {}
+    for one in [mesh] if mesh is not None else meshes(n_devices, experts=has_experts, sequences=False):
+        reason = one.refusal(task.arch)
+        if reason:
+            refused[one.words] = reason
+        else:
+            found.append(candidate(task, one))
+    return sorted(found, key=_merit, reverse=True), refused
+
+
+def _merit(one: Candidate) -> tuple[bool, float, bool, float, int]:
+    """Within the objective first, then speed, then what lacks least memory."""
+    best, most = one.best, one.most
+    speed = best.tokens_per_s if best else most.tokens_per_s if most else 0.0
+    return best is not None, speed, one.placement.fits, -float(one.placement.lacking_bytes), -one.mesh.n_devices
+
+
+def least_devices(task: Task) -> Mesh | None:
+    """The smallest mesh of one replica, in powers of two, that holds one sequence of the workload; None: not even
+    `MOST_DEVICES`."""
+    n = 1
+    while n <= MOST_DEVICES:
+        for mesh in meshes(n, experts=False, sequences=False):
+            if mesh.dp == 1 and not mesh.refusal(task.arch):
+                placement = place(task.arch, task.device.memory_bytes, mesh, task.formats, task.limits)
+                if placement.fits and placement.seqs_within(task.workload.longest):
+                    return mesh
+        n *= 2
+    return None

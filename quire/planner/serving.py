@@ -1,0 +1,121 @@
+"""What an engine serves in a steady state: time to a first token, time a token, tokens a second, at a concurrency.
+
+Owns the closed form: each step has one token of every running sequence, and as many prompt tokens as sequences end
+meanwhile, on average. Does not own queues, bursts or the order of admission: `quire simulate` runs the real scheduler.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from quire.core.plan import Spans
+from quire.planner.cost import CostModel
+from quire.planner.mesh import Mesh
+from quire.planner.placement import Placement
+from quire.planner.workload import Objective, Workload
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """At so many sequences at once in each replica."""
+
+    n_seqs: int
+    ttft_s: float
+    """Of a request that is admitted at once."""
+    tpot_s: float
+    tokens_per_s: float
+    """Output, of all replicas."""
+    requests_per_s: float
+
+    def meets(self, objective: Objective) -> bool:
+        """Both limits."""
+        return self.ttft_s <= objective.ttft_s and self.tpot_s <= objective.tpot_s
+
+
+def steady_point(cost: CostModel, workload: Workload, n_seqs: int, mesh: Mesh, max_tokens: int) -> Point:
+    """n_seqs: of each replica; a pipeline has them in as many steps as stages, which run beside each other."""
+    n_step = max(1, math.ceil(n_seqs / mesh.pp))
+    context = round(workload.shared + workload.input + workload.output / 2)
+    new_tokens = min(workload.input, max_tokens)
+    prompt = n_step / workload.output * workload.input
+    plain_s = cost.step_s(mixed(n_step, context, 0, 0))
+    chunk = max(1, round(min(new_tokens, max_tokens)))
+    with_prompt_s = cost.step_s(mixed(n_step, context, workload.shared, chunk))
+    n_prompt_steps = prompt / chunk  # prompts in each step, in the mean
+    mean_s = plain_s + n_prompt_steps * max(0.0, with_prompt_s - plain_s)
+    n_chunks = max(1, math.ceil(workload.input / max_tokens))
+    first_s = cost.first_token_s + n_chunks * with_prompt_s * mesh.pp + mean_s / 2
+    tpot_s = mean_s * mesh.pp
+    replica = n_seqs / tpot_s * workload.output / (workload.output + first_s / tpot_s)
+    return Point(
+        n_seqs=n_seqs, ttft_s=first_s, tpot_s=tpot_s, tokens_per_s=replica * mesh.dp,
+        requests_per_s=replica * mesh.dp / workload.output,
+    )  # fmt: skip
+
+
+def mixed(n_seqs: int, context: int, start: int, n_prompt: int) -> Spans:
+    """A token of each sequence, and `n_prompt` tokens of one prompt behind `start` cached ones."""
+    n_spans = n_seqs + (1 if n_prompt else 0)
+    starts, lengths = [context - 1] * n_seqs, [1] * n_seqs
+    if n_prompt:
+        starts.append(start)
+        lengths.append(n_prompt)
+    return Spans(list(range(n_spans)), starts, lengths, [0] * n_spans, [True] * n_spans)
+
+
+def batch_sizes(most: int) -> Iterator[int]:
+    """1, 2, 4, ... and `most`."""
+    n = 1
+    while n < most:
+        yield n
+        n *= 2
+    if most > 0:
+        yield most
+
+
+def frontier(cost: CostModel, workload: Workload, placement: Placement, max_tokens: int) -> list[Point]:
+    """From one sequence to as many as the memory holds at their full length."""
+    most = placement.seqs_within(workload.longest, workload.shared) * placement.mesh.pp
+    most = min(most, placement.equation.max_num_seqs)
+    return [steady_point(cost, workload, n, placement.mesh, max_tokens) for n in batch_sizes(most)]
+
+
+def best_point(points: list[Point], objective: Objective) -> Point | None:
+    """The most tokens a second within the objective; None: no number of sequences meets it."""
+    return max((one for one in points if one.meets(objective)), key=lambda one: one.tokens_per_s, default=None)
+
+
+def closed_batch_s(
+    cost: CostModel, lengths: list[tuple[int, int]], max_seqs: int, max_tokens: int, pool_tokens: int, shared: int = 0
+) -> float:
+    """Seconds until a batch that comes at once is done: first come, first served; prompts fill each step beside the
+    decodes; a sequence is admitted where its whole length fits. Each step is counted; no pages, no preemption.
+
+    shared: tokens at the front of every prompt, counted in its length, which the first one computes for all."""
+    waiting = list(reversed(lengths))
+    running: list[list[int]] = []  # [computed, prompt, length at the end]
+    total_s, held, known = 0.0, 0, False
+    while waiting or running:
+        room, spans = max_tokens, Spans([], [], [], [], [])
+        while waiting and len(running) < max_seqs and held + sum(waiting[-1]) <= max(pool_tokens, sum(waiting[-1])):
+            if room - len(running) <= sum(max(0, one[1] - one[0]) for one in running):
+                break
+            n_in, n_out = waiting.pop()
+            running.append([shared if known else 0, n_in, n_in + n_out])
+            known = True
+            held += n_in + n_out
+        room -= sum(one[0] >= one[1] for one in running)
+        for slot, one in enumerate(running):
+            n = 1 if one[0] >= one[1] else min(room, one[1] - one[0])
+            if n <= 0:
+                continue
+            room -= n if one[0] < one[1] else 0
+            spans.add(slot, one[0], n, one[0] + n >= one[1])
+            one[0] += n
+        decodes = [slot for slot, n in zip(spans.slots, spans.lengths, strict=True) if n == 1]
+        total_s += cost.step_s(spans, [(decodes, shared // cost.page_size)] if shared and len(decodes) > 1 else ())
+        held -= sum(one[2] for one in running if one[0] + 1 > one[2] - 1)
+        running = [one for one in running if one[0] + 1 <= one[2] - 1]
+    return total_s

@@ -1,0 +1,137 @@
+"""A plan for people: lines of tables from the values of `report`. Owns the look alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from quire.core.units import format_bytes
+
+N_MESHES = 8
+
+
+def lines(plan: Mapping[str, Any]) -> Iterator[str]:
+    """The whole plan."""
+    yield from _model(plan["model"], plan["facts"])
+    if "device" in plan:
+        yield from _device(plan["device"], plan["workload"])
+        yield from _memory(plan)
+        yield from _meshes(plan)
+        yield from _steps(plan)
+        if plan.get("command"):
+            yield from ("", "to serve it:", f"  {plan['command']}")
+        if plan.get("unknown"):
+            yield from ("", "not known:", *(f"  - {text}" for text in plan["unknown"]))
+
+
+def _model(name: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    active = facts["active_parameters"]
+    total = facts["parameters"]
+    rest = f", {active:,} of them for each token" if active != total else ""
+    yield f"{name}: {facts['family']}, {facts['layers']} layers, {total:,} parameters{rest}"
+    yield from _table(
+        ("part", "parameters", "share"),
+        [(part, f"{n:,}", f"{100 * n / total:.1f} %") for part, n in _largest(facts["parameters_by_part"])],
+    )
+    yield (
+        f"  weights {format_bytes(facts['weights_bytes'])}; "
+        f"keys and values {format_bytes(facts['kv_bytes_token'])} a token"
+        + (f"; states {format_bytes(facts['state_bytes_seq'])} a sequence" if facts["state_bytes_seq"] else "")
+    )
+    prompt = facts["flops_prompt"]
+    yield (
+        f"  FLOPs: a token {_si(facts['flops_token'])} and {_si(facts['flops_pair'])} for each token before it;"
+        f" a prompt of {prompt['tokens']:,} {_si(prompt['flops'])}; a token in training "
+        f"{_si(facts['flops_training_token'])}"
+    )
+
+
+def _largest(parts: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(((name, n) for name, n in parts.items() if n), key=lambda pair: -pair[1])
+
+
+def _device(device: Mapping[str, Any], workload: Mapping[str, Any]) -> Iterator[str]:
+    yield ""
+    yield (
+        f"{device['count']} x {device['name'].upper()}, {format_bytes(device['memory_bytes'])} each; reads"
+        f" {device['read_bytes_per_s'] / 1e12:.3g} TB/s, products {_si(device['flops_per_s']['bfloat16'])}/s"
+    )
+    yield f"  {device['source']}"
+    yield f"workload {workload['name']}: {workload['meaning']}"
+
+
+def _memory(plan: Mapping[str, Any]) -> Iterator[str]:
+    memory = plan.get("memory")
+    if memory is None:
+        reasons = "; ".join(f"{mesh}: {why}" for mesh, why in list(plan["refused"].items())[:3])
+        yield f"  no mesh of {plan['device']['count']} devices can divide the model ({reasons})"
+        return
+    terms = ", ".join(f"{name} {format_bytes(n)}" for name, n in memory["terms"].items() if n)
+    yield f"memory of a device ({plan['meshes'][0]['mesh']}), of {format_bytes(memory['budget_bytes'])}: {terms}"
+    if memory["fits"]:
+        yield (
+            f"  it fits: {memory['kv_tokens']:,} tokens of keys and values; at most"
+            f" {memory['largest_batch']:,} sequences of {memory['batch_tokens']:,} tokens,"
+            f" or one of {memory['longest_context']:,}"
+        )
+    else:
+        yield f"  it does not fit: short by {format_bytes(memory['lacking_bytes'])}"
+    if plan.get("least"):
+        yield f"  the least that would: {plan['least']['devices']} devices ({plan['least']['mesh']})"
+
+
+def _meshes(plan: Mapping[str, Any]) -> Iterator[str]:
+    rows = [row for row in plan["meshes"] if "tokens_per_s" in row]
+    if not rows:
+        return
+    yield ""
+    head = ("mesh", "sequences", "TTFT ms", "TPOT ms", "output tok/s", "within", "SLO")
+    priced = "dollars_per_million" in rows[0]
+    body = []
+    for row in rows[:N_MESHES]:
+        body.append((
+            row["mesh"], f"{row['concurrency']:,}", f"{row['ttft_ms']:,.1f}", f"{row['tpot_ms']:.2f}",
+            f"{row['tokens_per_s']:,.0f}", f"± {100 * row['error']:.0f} %", "met" if row["meets_slo"] else "missed",
+            *((f"{row['dollars_per_million']:.3f}",) if priced else ()),
+        ))  # fmt: skip
+    yield from _table((*head, "$/M tokens") if priced else head, body)
+    if len(plan["meshes"]) > N_MESHES:
+        yield f"  ({len(plan['meshes'])} meshes compared, {len(plan['refused'])} refused)"
+
+
+def _steps(plan: Mapping[str, Any]) -> Iterator[str]:
+    for name, rows in plan.get("steps", {}).items():
+        n_seqs, n_tokens = plan["step_spans"][name]
+        what = f"{n_seqs} sequences at {n_tokens:,} tokens" if name == "decode" else f"a prompt of {n_tokens:,} tokens"
+        yield from ("", f"{name}, {what}:")
+        yield from _table(
+            ("operator", "times", "MB", "GFLOP", "FLOP/byte", "limit us", "bound by"),
+            [
+                (row["operator"], str(row["times"]), f"{(row['bytes'] or row['wire_bytes']) / 1e6:.2f}",
+                 f"{row['flops'] / 1e9:.3f}", f"{row['intensity']:.1f}", f"{row['limit_us']:.1f}", row["bound"])
+                for row in rows
+            ],
+        )  # fmt: skip
+    if plan.get("communication"):
+        yield from ("", "communication of that decode step, of one rank:")
+        yield from _table(
+            ("what", "ranks", "times", "MB a call", "us in all"),
+            [(row["name"], str(row["ranks"]), str(row["times"]), f"{row['bytes'] / 1e6:.3f}", f"{row['us']:.0f}")
+             for row in plan["communication"]],
+        )  # fmt: skip
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    for row in (head, *rows):
+        first, *rest = row
+        yield "  " + "  ".join(
+            [first.ljust(widths[0]), *(text.rjust(n) for text, n in zip(rest, widths[1:], strict=True))]
+        )
+
+
+def _si(value: float) -> str:
+    for power, unit in ((1e18, "EFLOP"), (1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP")):
+        if value >= power:
+            return f"{value / power:.3g} {unit}"
+    return f"{value:.0f} FLOP"

@@ -1,0 +1,202 @@
+"""Seconds of a step from its spans: every operator at its own efficiency, one after the other.
+
+Owns the arithmetic of time. Does not own the efficiencies (`calibration`) nor the work (`parts`, `operators`).
+t = fixed(rows) + (memory^p + arithmetic^p)^(1/p). Products of a row count are computed once and remembered, so that a
+simulator can ask for thousands of steps a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.config.arch import ModelArch
+from quire.core.plan import Spans
+from quire.planner.calibration import SHARPNESS, Calibration, Curve
+from quire.planner.captured import padded_rows
+from quire.planner.communication import Pattern, Transfer, step_transfers
+from quire.planner.formats import Formats
+from quire.planner.links import Links
+from quire.planner.mesh import Mesh
+from quire.planner.operators import STATE_FLOPS, seen
+from quire.planner.parts import AttentionGroup, Product, rank_parts
+
+HALF_PAIR = 0.5
+"""Of a layer's two products of experts, whose fixed cost is measured together."""
+ROTATED_PARTS = 3
+"""Reads and writes of rotation, in queries of a row."""
+
+
+class StepTimer:
+    """Of one rank of a mesh; all stages of a pipeline together where `pp` > 1, see `step_s`."""
+
+    def __init__(
+        self, arch: ModelArch, calibration: Calibration, formats: Formats, mesh: Mesh, links: Links | None = None
+    ) -> None:
+        """links: how devices are joined; None for one device."""
+        self.arch, self.calibration, self.formats, self.mesh, self.links = arch, calibration, formats, mesh, links
+        self.parts = rank_parts(arch, mesh, formats)
+        self._rows_s: dict[int, float] = {}
+        self._wants_s: dict[int, float] = {}
+        self._spared_s: dict[tuple[int, int], float] = {}
+        self._bytes_per_s = calibration.read_bytes_per_s
+
+    def step_s(self, spans: Spans, shared_tokens: int = 0, shared_pairs: int = 0) -> float:
+        """Of the device, from the first kernel to the last.
+
+        shared_tokens: keys that spans have together and are read once; shared_pairs: rows times keys of these.
+        A pipeline's stages work on other steps meanwhile: the time of one of them, and what is sent between two.
+        """
+        n_rows, n_wants = sum(spans.lengths), sum(spans.wants)
+        if n_rows == len(spans) and self.calibration.captured:
+            n_rows = n_wants = padded_rows(n_rows, self.calibration.captured)
+        total_s = (
+            self.rows_s(n_rows)
+            - self.spared_s(n_rows, n_wants)
+            + self.attention_s(spans, shared_tokens, shared_pairs)
+            + self._states_s(spans)
+        )
+        total_s += self.wants_s(n_wants)
+        return total_s / self.mesh.pp + self.calibration.step_s
+
+    def latency_s(self, spans: Spans) -> float:
+        """From begin to end of one step through all stages."""
+        device_s = self.step_s(spans) - self.calibration.step_s
+        return device_s * self.mesh.pp + self.calibration.step_s
+
+    def rows_s(self, n_rows: int) -> float:
+        """Products, norms, rotation and collectives of all layers."""
+        found = self._rows_s.get(n_rows)
+        if found is None:
+            found = self._rows_s[n_rows] = sum(seconds for _, seconds in self.row_parts_s(n_rows))
+        return found
+
+    def row_parts_s(self, n_rows: int) -> list[tuple[str, float]]:
+        """(operator, seconds) of what a step's number of rows decides, the head left out."""
+        own = max(1.0, n_rows / self.mesh.sp)
+        found = [(one.name, one.n_times * self.product_s(one, own)) for one in self.parts.products]
+        found.append(("norms and rotation", self._row_kernels_s(own)))
+        found += [
+            (one.name, one.n_times * self.transfer_s(one))
+            for one in step_transfers(self.parts, self.mesh, own, 0, self.formats.itemsize)
+        ]
+        return found
+
+    def spared_s(self, n_rows: int, n_wants: int) -> float:
+        """What the last layer saves, as only rows that want a token go on behind its attention."""
+        if n_wants == n_rows:
+            return 0.0
+        key = (n_rows, n_wants)
+        found = self._spared_s.get(key)
+        if found is None:
+            most = max(1, n_wants)
+            found = sum(max(0.0, self.product_s(one, n_rows) - self.product_s(one, most)) for one in self.parts.last)
+            self._spared_s[key] = found
+        return found
+
+    def wants_s(self, n_wants: int) -> float:
+        """The head and the choice of tokens."""
+        found = self._wants_s.get(n_wants)
+        if found is None:
+            found = 0.0
+            if n_wants:
+                found = self.product_s(self.parts.head, n_wants) + n_wants * self.calibration.row_s
+            self._wants_s[n_wants] = found
+        return found
+
+    def product_s(self, product: Product, n_rows: float) -> float:
+        """One call; of experts, of all of a layer."""
+        curve = self._curve(product)
+        row_numbers = (product.n_in + product.n_out) * product.products_of_row
+        memory_s = (product.read_bytes(n_rows) + row_numbers * n_rows * self.formats.itemsize) / (
+            curve.bytes_share * self._bytes_per_s
+        )
+        rate = self.calibration.flops_per_s.get(product.products) or self.calibration.flops_per_s["bfloat16"]
+        arithmetic_s = product.flops(curve.multiplied(n_rows)) / (curve.rate_share(n_rows) * rate)
+        fixed_s = curve.fixed(n_rows) * (HALF_PAIR if product.is_experts else 1.0)
+        return fixed_s + _joined(memory_s, arithmetic_s)
+
+    def _curve(self, product: Product) -> Curve:
+        if product.is_experts:
+            return self.calibration.experts
+        return self.calibration.products.get(product.products) or self.calibration.products["bfloat16"]
+
+    def attention_s(self, spans: Spans, shared_tokens: int = 0, shared_pairs: int = 0) -> float:
+        """Of all layers."""
+        if not self.parts.attentions:
+            return 0.0
+        small, large = self._by_size(spans)
+        total_s = 0.0
+        for group in self.parts.attentions:
+            hides = not group.window
+            one_s = self._reads_s(group, small, shared_tokens if hides else 0)
+            one_s += self._prompts_s(group, large, shared_pairs if hides else 0)
+            total_s += group.n_times * one_s
+        return total_s
+
+    def _by_size(self, spans: Spans) -> tuple[tuple[Sequence[int], Sequence[int]], tuple[list[int], list[int]]]:
+        """(starts, lengths) of short spans, and of long ones."""
+        limit = self.calibration.small_rows
+        if max(spans.lengths, default=0) <= limit:
+            return (spans.starts, spans.lengths), ([], [])
+        small: tuple[list[int], list[int]] = [], []
+        large: tuple[list[int], list[int]] = [], []
+        for start, length in zip(spans.starts, spans.lengths, strict=True):
+            starts, lengths = small if length <= limit else large
+            starts.append(start)
+            lengths.append(length)
+        return small, large
+
+    def _reads_s(self, group: AttentionGroup, spans: tuple[Sequence[int], Sequence[int]], shared_tokens: int) -> float:
+        if not spans[0]:
+            return 0.0
+        curve = self.calibration.attention
+        n_read = seen(*spans, group.window).n_read - shared_tokens
+        n_bytes = n_read * group.token_numbers * self.formats.kv_itemsize(group.head_dim)
+        return curve.fixed_s[0] + n_bytes / (curve.bytes_share * self._bytes_per_s)
+
+    def _prompts_s(self, group: AttentionGroup, spans: tuple[list[int], list[int]], shared_pairs: int) -> float:
+        if not spans[0] and not shared_pairs:
+            return 0.0
+        curve = self.calibration.attention
+        n_flops = group.pair_flops * (seen(*spans, group.window).n_pairs + shared_pairs)
+        rate = curve.rate_share(max(spans[1], default=1)) * self.calibration.flops_per_s["bfloat16"]
+        return curve.fixed_s[-1] + n_flops / rate
+
+    def _states_s(self, spans: Spans) -> float:
+        curve, total_s = self.calibration.state, 0.0
+        n_rows = sum(spans.lengths)
+        for group in self.parts.states:
+            memory_s = 2 * len(spans) * group.n_bytes / (curve.bytes_share * self._bytes_per_s)
+            rate = curve.rate_share(n_rows) * self.calibration.flops_per_s["bfloat16"]
+            one_s = curve.fixed(n_rows) + _joined(memory_s, STATE_FLOPS * n_rows * group.n_numbers / rate)
+            total_s += group.n_times * one_s
+        return total_s
+
+    def _row_kernels_s(self, n_rows: float) -> float:
+        """Two norms and a rotation a layer; the fixed cost is of all three."""
+        curve, parts = self.calibration.row_kernels, self.parts
+        numbers = 2 * parts.n_norms * parts.hidden_size
+        numbers += sum(one.n_times * ROTATED_PARTS * one.q_numbers for one in parts.attentions)
+        n_bytes = n_rows * numbers * self.formats.itemsize
+        return parts.n_layers * curve.fixed(n_rows) + n_bytes / (curve.bytes_share * self._bytes_per_s)
+
+    def transfer_s(self, transfer: Transfer) -> float:
+        """One call: latency, and bytes over the link that all its ranks share."""
+        if self.links is None:
+            return 0.0
+        n_hops = 1 if transfer.pattern is Pattern.SEND else max(1, (transfer.n_ranks - 1).bit_length())
+        latency_s = self.calibration.all_reduce_s or self.links.latency_s
+        return latency_s * n_hops + transfer.n_bytes / self.links.bytes_per_s(transfer.n_ranks * self._span(transfer))
+
+    def _span(self, transfer: Transfer) -> int:
+        """Devices between two neighbours of a transfer: those of inner kinds of parallelism lie together."""
+        return self.mesh.tp * self.mesh.sp if transfer.pattern is Pattern.SEND else 1
+
+
+def _joined(memory_s: float, arithmetic_s: float) -> float:
+    """A maximum with a round corner."""
+    most = max(memory_s, arithmetic_s)
+    if most <= 0:
+        return 0.0
+    ratio = min(memory_s, arithmetic_s) / most
+    return float(most * (1.0 + ratio**SHARPNESS) ** (1 / SHARPNESS))

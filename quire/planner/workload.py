@@ -1,0 +1,130 @@
+"""What is asked of an engine, in a few numbers, and what is wanted of it: workloads, objectives of time, prices.
+
+Owns the names, a file's reading and the parsing of `--slo`. Does not own traces (`bench/simulate`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+from typing import Final
+
+import msgspec
+
+from quire.core.errors import ConfigError, shown
+from quire.core.spelling import did_you_mean
+
+MOST_TOKENS: Final = 1 << 24
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """Lengths in tokens."""
+
+    name: str
+    meaning: str
+    lengths: tuple[tuple[int, int], ...]
+    """(prompt, output) of requests; one stands for all that are alike."""
+    shared: int = 0
+    """Of the prompt's front, that every request has and the cache keeps."""
+
+    @property
+    def input(self) -> float:
+        """Mean of prompts, without what is shared."""
+        return sum(n for n, _ in self.lengths) / len(self.lengths)
+
+    @property
+    def output(self) -> float:
+        """Mean."""
+        return sum(n for _, n in self.lengths) / len(self.lengths)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.shared + max(a + b for a, b in self.lengths)
+
+
+WORKLOADS: Final = {
+    one.name: one
+    for one in (
+        Workload(name="chat", meaning="a system prompt of 512 that all share, 512 more in, 256 out",
+                 lengths=((512, 256),), shared=512),
+        Workload(name="rag", meaning="4,096 in, 256 out, nothing shared", lengths=((4096, 256),)),
+        Workload(name="offline", meaning="1,024 in, 512 out, no user waits", lengths=((1024, 512),)),
+    )
+}  # fmt: skip
+
+
+def workload_named(name: str) -> Workload:
+    """One of the names, or a JSON file of lists 'input' and 'output' of lengths. ConfigError for anything else."""
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    path = pathlib.Path(name).expanduser()
+    if not path.is_file():
+        near = did_you_mean(name, WORKLOADS)
+        raise ConfigError(
+            f"--workload {shown(name)} is neither a file nor one of {', '.join(WORKLOADS)}{near}; a file is JSON with"
+            " lists 'input' and 'output' of lengths in tokens"
+        )
+    return Workload(name=path.stem, meaning=f"lengths of {path.name}", lengths=_lengths(path))
+
+
+def _lengths(path: pathlib.Path) -> tuple[tuple[int, int], ...]:
+    try:
+        found = json.loads(path.read_bytes())
+        lists = found["input"], found["output"]
+        lengths = tuple(zip(*lists, strict=True))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path}: not a JSON file with lists 'input' and 'output' of one length") from None
+    for i, pair in enumerate(lengths):
+        if any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= MOST_TOKENS for n in pair):
+            raise ConfigError(f"{path}: request {i} has the lengths {shown(pair)}: whole numbers from 1 on are wanted")
+    if not lengths:
+        raise ConfigError(f"{path} has no requests")
+    return lengths
+
+
+class Objective(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of seconds; infinity: none."""
+
+    ttft_s: float = math.inf
+    tpot_s: float = math.inf
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is any."""
+        return math.isfinite(self.ttft_s) or math.isfinite(self.tpot_s)
+
+
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|us)")
+_UNITS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def parse_objective(text: str) -> Objective:
+    """'ttft=200ms,tpot=20ms'. ConfigError that shows the part that cannot be read."""
+    found: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        match = _TIME.fullmatch(value.strip())
+        if name.strip() not in ("ttft", "tpot") or match is None:
+            raise ConfigError(f"--slo {shown(part)} cannot be read: write ttft=200ms,tpot=20ms, with us, ms or s")
+        seconds = float(match[1]) * _UNITS[match[2]]
+        if not seconds:
+            raise ConfigError(f"--slo {shown(part)}: nothing takes no time")
+        if f"{name.strip()}_s" in found:
+            raise ConfigError(f"--slo {shown(text)} says {name.strip()} twice")
+        found[f"{name.strip()}_s"] = seconds
+    return Objective(**found)
+
+
+def check_price(price: float) -> float:
+    """Dollars an hour of one device. ConfigError where it is negative or no number."""
+    if not math.isfinite(price) or price < 0:
+        raise ConfigError(f"--price {price:g}: dollars an hour of one GPU are a number from 0 on")
+    return price
+
+
+def dollars_per_million(price: float, n_devices: int, tokens_per_s: float) -> float:
+    """Of output tokens, at so many a second of all devices."""
+    return price * n_devices / 3600 / tokens_per_s * 1e6 if tokens_per_s else math.inf
