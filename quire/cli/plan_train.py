@@ -35,6 +35,7 @@ NUMBER_BYTES: Final = {"bf16": 2, "fp32": 4, "none": 0}
 PLOTTED: Final = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 """Of the budget."""
 MAX_DEVICES: Final = 1 << 20
+HERE: Final = "here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +90,7 @@ def _budget(group: argparse._ArgumentGroup) -> None:
     add("--budget", nargs="+", metavar="FLOPS", help="FLOPs of training, as 1e24 or '1e24 flops'")
     add("--gpu-hours", default="", metavar="N", help="hours of one --gpu, in place of FLOPs")
     add("--dollars", default="", metavar="N", help="dollars, with --price, in place of FLOPs")
+    add("--sizes", nargs="+", default=[], metavar="N", help="for which budgets models of these sizes are the best")
     add("--law", default="", metavar="NAME", help=f"one of {', '.join(LAWS)} (default: {DEFAULT_LAW})")
     add("--fit", default="", metavar="RUNS.csv", help="fit the law to these runs: columns N, D and L (loss)")
     add(
@@ -102,6 +104,10 @@ def _budget(group: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answer; returns 0. ConfigError for what cannot be asked."""
     _check(arguments)
+    if arguments.gpu == HERE:
+        raise ConfigError(
+            "--gpu here measures this machine for quire plan; training is planned for a device by its name"
+        )
     gpu = accelerator_named(arguments.gpu)
     fit = fit_runs(read_runs(arguments.fit)) if arguments.fit else None
     law = _law(arguments, fit)
@@ -167,8 +173,11 @@ def _utilisation(arguments: argparse.Namespace) -> float:
 
 def _run_budget(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw, fit: Fit | None) -> int:
     flops = _flops(arguments, gpu)
-    if not flops and fit is None:
-        raise ConfigError("give a MODEL to train, a budget (--budget, --gpu-hours or --dollars), or runs to --fit")
+    sizes = [parse_count(size, "--sizes") for size in arguments.sizes]
+    if not flops and not sizes and fit is None:
+        raise ConfigError(
+            "give a MODEL to train, a budget (--budget, --gpu-hours or --dollars), --sizes of models, or runs to --fit"
+        )
     used = _utilisation(arguments)
     budget = None
     if flops:
@@ -178,8 +187,9 @@ def _run_budget(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw
     if arguments.plot:
         write_isoflop_plot(arguments.plot, curves(law, [flops * part for part in PLOTTED]), f"{law.name}: {law.source}")
     if arguments.json:
-        return _print_json(scaling_report.as_json(law, budget, arguments.experts, fit, serving))
+        return _print_json(scaling_report.as_json(law, budget, arguments.experts, fit, serving, sizes))
     parts = [scaling_report.fit_lines(fit)] if fit is not None else []
+    parts += [scaling_report.size_lines(law, sizes)] if sizes else []
     parts += [scaling_report.budget_lines(law, budget, arguments.experts, fit)] if budget is not None else []
     if serving is not None and isinstance(law, ParametricLaw):
         parts.append(scaling_report.serving_lines(law, flops, serving))
@@ -223,8 +233,8 @@ def _whole(text: str, flag: str) -> int:
 def _run_model(arguments: argparse.Namespace, gpu: Accelerator, law: ScalingLaw) -> int:
     from quire.cli.plan import find_arch  # it imports this module
 
-    if arguments.serve_tokens or arguments.plot:
-        raise ConfigError("--serve-tokens and --plot are about the best model for a budget: leave MODEL out")
+    if arguments.serve_tokens or arguments.plot or arguments.sizes:
+        raise ConfigError("--serve-tokens, --sizes and --plot are about the best model for a budget: leave MODEL out")
     arch = find_arch(arguments.model)
     plan = plan_training(
         arch, _setup(arguments), gpu, utilisation=arguments.hfu, model_utilisation=arguments.mfu,
@@ -253,9 +263,7 @@ def _tokens(
         return flops / plan.flops.training, ", what the budget pays for"
     if arguments.tokens:
         return parse_count(arguments.tokens, "--tokens"), ""
-    if not hasattr(law, "optimum_of_size"):
-        raise ConfigError(f"--law {law.name} does not say for how many tokens a model is best: give --tokens")
-    found = float(law.optimum_of_size(plan.n_active).n_tokens)
+    found = law.optimum_of_size(plan.n_active).n_tokens
     return found, f" ({found / plan.n_active:.3g} a parameter, of which {law.name} takes a model to be the best use)"
 
 

@@ -54,6 +54,10 @@ class ScalingLaw(Protocol):
         """The model of the lowest loss that so many FLOPs can train."""
         ...
 
+    def optimum_of_size(self, n_parameters: float) -> Point:
+        """The inverse: the budget of which a model of this size is the best use."""
+        ...
+
 
 class ParametricLaw(msgspec.Struct, frozen=True, kw_only=True):
     """L(N, D) = E + A / N^alpha + B / D^beta (Hoffmann et al. 2022, equation 2)."""
@@ -90,8 +94,7 @@ class ParametricLaw(msgspec.Struct, frozen=True, kw_only=True):
         return Point(n_parameters, n_pairs / n_parameters)
 
     def optimum_of_size(self, n_parameters: float) -> Point:
-        """The budget of which a model of this size is the best use: its tokens follow from alpha A / N^alpha =
-        beta B / D^beta."""
+        """See `ScalingLaw`: at the best, alpha A / N^alpha = beta B / D^beta."""
         term = self.alpha * self.a * n_parameters**-self.alpha / (self.beta * self.b)
         return Point(n_parameters, term ** (-1 / self.beta))
 
@@ -129,6 +132,11 @@ class KaplanLaw(msgspec.Struct, frozen=True, kw_only=True):
         n_parameters = 1.3e9 * (flops / 2 / PETAFLOP_DAY) ** 0.73
         return Point(n_parameters, flops / FLOPS_PER_PARAMETER_TOKEN / n_parameters)
 
+    def optimum_of_size(self, n_parameters: float) -> Point:
+        """See `ScalingLaw`."""
+        flops = 2 * PETAFLOP_DAY * (n_parameters / 1.3e9) ** (1 / 0.73)
+        return Point(n_parameters, flops / FLOPS_PER_PARAMETER_TOKEN / n_parameters)
+
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
     """N = N_1 (C / C_1)^a: where the best models were found, without a law of their loss."""
@@ -154,7 +162,7 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
         return Point(n_parameters, flops / FLOPS_PER_PARAMETER_TOKEN / n_parameters)
 
     def optimum_of_size(self, n_parameters: float) -> Point:
-        """See `ParametricLaw`."""
+        """See `ScalingLaw`."""
         flops = self.flops_first * (n_parameters / self.n_first) ** (1 / self.exponent)
         return Point(n_parameters, flops / FLOPS_PER_PARAMETER_TOKEN / n_parameters)
 

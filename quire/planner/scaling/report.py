@@ -48,6 +48,20 @@ def _point(law: ScalingLaw, point: Point) -> str:
     return text if loss is None else f"{text}, loss {loss:.4f}"
 
 
+def size_lines(law: ScalingLaw, sizes: list[float]) -> list[str]:
+    """Budgets of which models of these sizes are the best use, as table 3 of Hoffmann et al. 2022."""
+    found = [row("law", f"{law.name}: {law.words}"), row("", law.source)]
+    found.append(f"{'parameters':<{WIDTH}}{'FLOPs':>10}{'tokens':>9}{'a parameter':>13}{'loss':>8}")
+    for size in sizes:
+        point = law.optimum_of_size(size)
+        loss = law.loss(point.n_parameters, point.n_tokens)
+        found.append(
+            f"{format_count(size):<{WIDTH}}{point.flops:>10.2e}{format_count(point.n_tokens):>9}"
+            f"{point.n_tokens / size:>13.3g}{'-' if loss is None else f'{loss:.3f}':>8}"
+        )
+    return found
+
+
 def budget_lines(law: ScalingLaw, budget: Budget, n_experts: int, fit: Fit | None) -> list[str]:
     """The best model for a budget, and what other laws take for it."""
     best = law.optimum(budget.flops)
@@ -125,7 +139,12 @@ def _point_json(law: ScalingLaw, point: Point) -> dict[str, Any]:
 
 
 def as_json(
-    law: ScalingLaw, budget: Budget | None, n_experts: int, fit: Fit | None, serving: Serving | None
+    law: ScalingLaw,
+    budget: Budget | None,
+    n_experts: int,
+    fit: Fit | None,
+    serving: Serving | None,
+    sizes: list[float],
 ) -> dict[str, Any]:
     """The same as plain values."""
     found: dict[str, Any] = {"law": {"name": law.name, "source": law.source}}
@@ -136,6 +155,8 @@ def as_json(
             "n_runs": fit.n_runs, "rms_residual": fit.rms_residual, "n_outliers": fit.n_outliers,
             "intervals": fit.intervals(), "exponent": fit.law.exponent, "exponent_interval": fit.exponent_interval(),
         }  # fmt: skip
+    if sizes:
+        found["sizes"] = [_point_json(law, law.optimum_of_size(size)) for size in sizes]
     if budget is None:
         return found
     best = law.optimum(budget.flops)

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from quire.config.arch import ModelArch
+from quire.config.experts import ExpertsSpec
 from quire.core.errors import ConfigError
 from quire.planner.accelerators import Accelerator
 from quire.planner.training.activations import ACTIVATION_BYTES, StageActivations, is_estimate, stage_activations
@@ -125,6 +126,8 @@ def unknowns(arch: ModelArch) -> list[str]:
         f"{OTHERS_BYTES // 2**30} GiB of each device for context, collectives and fragmentation are a guess",
         "the utilisation is stated, not predicted; traffic and the pipeline's bubble are part of what lowers it",
     ]
+    if any(isinstance(layer.ffn, ExpertsSpec) for layer in arch.layers):
+        found.append("experts are divided by tensor parallelism and ZeRO alone: expert parallelism is not planned")
     if is_estimate(arch):
         found.append("activations of recurrent mixers are estimated, and FLOPs of their scans left out")
     return found

@@ -68,6 +68,15 @@ def test_three_ways_to_say_a_budget(capsys: pytest.CaptureFixture[str]) -> None:
         assert found["budget"]["hours"] == pytest.approx(hours)  # type: ignore[index]
 
 
+def test_budgets_of_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line of Hoffmann et al. 2022, table 3: 10 billion, 1.23e22, 205.1 billion."""
+    text = answer(capsys, "--sizes", "1B", "10B", "--law", "chinchilla-1")
+    assert text.splitlines()[-1].split() == ["10.0B", "1.23e+22", "205B", "20.5", "-"]
+    found = figures(capsys, "--sizes", "1B", "10B", "--law", "kaplan")["sizes"]
+    for one in found:  # type: ignore[attr-defined]
+        assert LAWS["kaplan"].optimum(one["flops"]).n_parameters == pytest.approx(one["n_parameters"])
+
+
 def test_laws_and_mixtures_and_serving(capsys: pytest.CaptureFixture[str]) -> None:
     found = figures(capsys, "--budget", "1e22", "--experts", "8")
     best = mixture_law(8).optimum(1e22)
@@ -166,7 +175,9 @@ def test_how_long_a_model_is_trained(capsys: pytest.CaptureFixture[str]) -> None
     ((SHAPE, "--gpus", "12", "--tp", "8"), "take a multiple of 8"),
     ((SHAPE, "--tp", "3", "--gpus", "3"), "32 query heads"),
     ((SHAPE, "--tokens", "1T", "--budget", "1e20"), "give one of them"),
-    ((SHAPE, "--law", "kaplan"), "give --tokens"),
+    (("--sizes", "0"), "--sizes '0' is out of range"),
+    ((SHAPE, "--sizes", "1B"), "leave MODEL out"),
+    ((SHAPE, "--gpu", "here"), "planned for a device by its name"),
     ((SHAPE, "--serve-tokens", "1T"), "leave MODEL out"),
     ((SHAPE, "--seq-len", "10.5"), "'10.5' is not a whole number"),
     ((SHAPE, "--zero", "4"), "invalid choice: 4"),
