@@ -1,4 +1,4 @@
-"""Runs the pages of docs/course: their Python and their commands, and compares or writes anew what stands behind them.
+"""Runs pages of docs: their Python and their commands, and compares or writes anew what stands behind them.
 
 A page is run block by block in one namespace. Behind ```python or ```console stands ```text, what it prints; in that of
 a command a line `...` stands for any lines. `python -m course_pages` writes the outputs of whole blocks anew.
@@ -18,7 +18,8 @@ from typing import NamedTuple
 from quire.cli.command import run
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = sorted((ROOT / "docs" / "course").glob("[0-9]-*.md"))
+COURSE = sorted((ROOT / "docs" / "course").glob("[0-9]-*.md"))
+PAGES = [*COURSE, ROOT / "docs" / "plan-train.md"]
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
 ELISION = "..."
 

@@ -1,4 +1,4 @@
-"""The pages of docs/course run, and print what they say they print."""
+"""The pages of docs/course, and docs/plan-train.md, run, and print what they say they print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from course_pages import PAGES, Block, rewritten, run_page
+from course_pages import COURSE, PAGES, Block, rewritten, run_page
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_a_page_prints_what_it_shows(folder: pathlib.Path, monkeypatch: pytest.M
 
 
 def test_there_are_five_pages_without_torch() -> None:
-    assert [page.name[0] for page in PAGES] == ["1", "2", "3", "4", "5"]
+    assert [page.name[0] for page in COURSE] == ["1", "2", "3", "4", "5"]
     code = "import os, sys, tempfile, course_pages as c; os.chdir(tempfile.mkdtemp())\n"
     code += "for page in c.PAGES: c.run_page(page)\nprint('torch' in sys.modules)"
     done = subprocess.run(

@@ -118,7 +118,10 @@ def fit_lines(fit: Fit) -> list[str]:
     law, intervals = fit.law, fit.intervals()
     values = dict(zip(NAMES, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
     found = [
-        row("fit", f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {fit.n_outliers} outliers"),
+        row(
+            "fit",
+            f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {fit.n_outliers} outlier{'' if fit.n_outliers == 1 else 's'}",
+        ),
         row("", law.words),
         f"{'constant':<{WIDTH}}{'value':>10}   95 % of {len(fit.samples)} resampled fits",
     ]
