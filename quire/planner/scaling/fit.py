@@ -28,6 +28,9 @@ LEAST_SIZES: Final = 3
 """Different N, and different D: two points lie on a power law whatever E is."""
 HUBER: Final = 1e-3
 MAX_BYTES: Final = 1 << 26
+MAX_RUNS: Final = 10_000
+MAX_NUMBERS: Final = 2_000_000
+"""Residuals that are there at once: more starts or samples go one part after another."""
 MAX_ITERATIONS: Final = 300
 STEADY: Final = 1e-9
 """Relative fall of the objective below which a start has arrived."""
@@ -126,6 +129,8 @@ def fit_runs(runs: Runs, *, n_samples: int = 400, seed: int = 0) -> Fit:
                 f"a fit of {len(NAMES)} constants needs at least {LEAST_RUNS} runs with at least {LEAST_SIZES} "
                 f"different {what}; these are {len(runs)} with {n_kinds}: train more, of other sizes and lengths"
             )
+    if len(runs) > MAX_RUNS:
+        raise ConfigError(f"{len(runs):,} runs are more than a fit takes: give at most {MAX_RUNS:,} of them")
     points = _Points(runs)
     starts = points.starts()
     everything = np.ones((1, len(runs)))
@@ -191,6 +196,11 @@ class _Points:
 
     def descend(self, places: Array, counts: Array) -> tuple[Array, Array]:
         """Where each start ends, and the objective there."""
+        size = max(1, MAX_NUMBERS // counts.shape[1])
+        parts = [self._descend(places[i : i + size], counts[i : i + size]) for i in range(0, len(places), size)]
+        return np.concatenate([place for place, _ in parts]), np.concatenate([value for _, value in parts])
+
+    def _descend(self, places: Array, counts: Array) -> tuple[Array, Array]:
         places, damping = places.copy(), np.full(len(places), 1e-2)
         residuals, shares = self.residuals(places)
         value = self.objective(residuals, counts)

@@ -115,13 +115,10 @@ def serving_lines(law: ParametricLaw, flops: float, serving: Serving) -> list[st
 
 def fit_lines(fit: Fit) -> list[str]:
     """Constants with their intervals."""
-    law, intervals = fit.law, fit.intervals()
+    law, intervals, n = fit.law, fit.intervals(), fit.n_outliers
     values = dict(zip(NAMES, (law.e, law.a, law.alpha, law.b, law.beta), strict=True))
     found = [
-        row(
-            "fit",
-            f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {fit.n_outliers} outlier{'' if fit.n_outliers == 1 else 's'}",
-        ),
+        row("fit", f"{fit.n_runs} runs, residuals of {fit.rms_residual:.2%}, {n} outlier{'' if n == 1 else 's'}"),
         row("", law.words),
         f"{'constant':<{WIDTH}}{'value':>10}   95 % of {len(fit.samples)} resampled fits",
     ]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quire.core.errors import ConfigError
+from quire.planner.scaling import fit
 from quire.planner.scaling.fit import NAMES, Fit, Runs, fit_runs, read_runs
 from quire.planner.scaling.laws import LAWS, ParametricLaw
 
@@ -33,9 +34,9 @@ def constants(law: ParametricLaw) -> dict[str, float]:
 
 def test_runs_without_noise_give_their_law_back() -> None:
     assert isinstance(LAW, ParametricLaw)
-    fit = fit_runs(made_runs(0.0), n_samples=4)
-    assert constants(fit.law) == pytest.approx(constants(LAW), rel=1e-3)
-    assert fit.rms_residual < 1e-6 and fit.n_outliers == 0
+    found = fit_runs(made_runs(0.0), n_samples=4)
+    assert constants(found.law) == pytest.approx(constants(LAW), rel=1e-3)
+    assert found.rms_residual < 1e-6 and found.n_outliers == 0
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,16 @@ def test_too_few_runs_are_counted() -> None:
     alike = Runs(np.full(9, 1e9), np.geomspace(1e9, 1e11, 9), np.geomspace(4, 3, 9))
     with pytest.raises(ConfigError, match=r"different N; these are 9 with 1"):
         fit_runs(alike)
+
+
+def test_many_runs_are_fitted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fit_runs(made_runs(3e-3, 40), n_samples=7)
+    monkeypatch.setattr(fit, "MAX_NUMBERS", 100)
+    parts = fit_runs(made_runs(3e-3, 40), n_samples=7)
+    assert constants(parts.law) == pytest.approx(constants(whole.law)) and parts.samples.shape == (7, 5)
+    assert parts.samples == pytest.approx(whole.samples)
+    with pytest.raises(ConfigError, match=r"10,001 runs are more .* at most 10,000"):
+        fit_runs(Runs(*np.random.default_rng(0).uniform(1, 2, (3, 10_001))))
 
 
 def test_runs_that_get_worse_with_size_show_no_law() -> None:

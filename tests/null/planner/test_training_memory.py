@@ -85,6 +85,17 @@ def test_a_pipeline_holds_as_much_as_all_layers_of_one_micro_batch() -> None:
     assert full[0].layers == 2 * 12288 * 96 / 8 * 2048
 
 
+def test_what_is_there_for_a_while() -> None:
+    """The gradient of float32 logits, or the layer that is computed again, whichever is more."""
+    small = stage_activations(LLAMA_8B, TrainingSetup(n_devices=1, batch_tokens=1, seq_len=1024))[0]
+    assert small.working == 4 * LLAMA_8B.vocab_size * 1024
+    setup = TrainingSetup(n_devices=1, batch_tokens=1, seq_len=1024)
+    kept = kept_by_layer(LLAMA_2["70B"].layers[0], 8192, setup)
+    assert stage_activations(LLAMA_2["70B"], setup)[0].working == 1024 * (kept.whole + kept.divided)
+    none = msgspec.structs.replace(setup, checkpointing=NONE)
+    assert stage_activations(LLAMA_2["70B"], none)[0].working == 4 * 32000 * 1024
+
+
 def test_fewer_micro_batches_than_stages_fill_them_less() -> None:
     setup = TrainingSetup(n_devices=8, pipeline_parallel=8, seq_len=2048, batch_tokens=2 * 2048, checkpointing=FULL)
     found = [one.layers for one in stage_activations(gpt("175B"), setup)]
