@@ -14,7 +14,9 @@ import pathlib
 
 from quire.bench import plan_check
 from quire.bench.shape import FOLDER, PREFIX, shape_options
+from quire.cli import plan_train
 from quire.config.arch import ModelArch
+from quire.config.flags import FlagParser
 from quire.config.gguf import is_gguf
 from quire.config.model import read_arch
 from quire.core.errors import ConfigError, shown
@@ -27,7 +29,6 @@ from quire.planner.placement import UTILIZATION, Limits
 from quire.planner.search import MOST_DEVICES, Task
 from quire.planner.workload import check_price, parse_objective, workload_named
 
-TRAIN = "train"
 MODELS = pathlib.Path(__file__).resolve().parents[1] / "_models"
 
 
@@ -56,6 +57,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--plot", default="", metavar="FILE.png", help="draw roofline, memory and frontier (needs matplotlib)")
     add("--check", default="", metavar="RESULT.json", help="compare the model with a recorded result of quire bench")
     add("--dataset-path", default="", help="with --check of W3: the lengths that it had")
+    parser.epilog = "quire plan train plans training, and what a budget is best spent on; see its --help"
+    if isinstance(parser, FlagParser):
+        plan_train.add_arguments(parser.add_mode(plan_train.NAME, plan_train.MEANING))
 
 
 def run(namespace: argparse.Namespace) -> int:

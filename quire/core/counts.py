@@ -1,0 +1,37 @@
+"""Large numbers as people write them: parse '4M', '15T' or '1e24'; print '7.03B'. For bytes: `units`."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+from quire.core.errors import ConfigError, shown
+
+POWERS: Final = {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4, "p": 5, "e": 6}
+_COUNT: Final = re.compile(r"^\s*([+-]?\d[\d_,]*(?:\.\d*)?(?:e[+-]?\d+)?)\s*([kmbgtpe]?)\s*$", re.IGNORECASE)
+
+
+def parse_count(text: str, what: str = "this") -> float:
+    """A number above 0: '4096', '4M', '1.5T', '1e24', '2_000_000'. ConfigError, which names `what`, otherwise."""
+    match = _COUNT.match(text)
+    if match is None:
+        raise ConfigError(f"{what} {shown(text)} is not a number: write one as 4096, 4M, 1.5T or 1e24")
+    digits, power = match.groups()
+    value = float(digits.replace(",", "").replace("_", "")) * 1000.0 ** POWERS[power.lower()]
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{what} {shown(text)} is out of range: give a number above 0")
+    return value
+
+
+def format_count(value: float) -> str:
+    """'7.03B', three digits; from 1000T on as '1.00e+16'."""
+    for name, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= 0.9995 * size:
+            return f"{_three(value / size)}{name}" if abs(value) < 999.5e12 else f"{value:.2e}"
+    return _three(value)
+
+
+def _three(value: float) -> str:
+    n_decimals = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{n_decimals}f}"

@@ -1,0 +1,1 @@
+"""What training a model takes: memory, FLOPs, days, traffic between devices. Never imports torch."""

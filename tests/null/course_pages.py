@@ -1,0 +1,90 @@
+"""Runs pages of docs: their Python and their commands, and compares or writes anew what stands behind them.
+
+A page is run block by block in one namespace. Behind ```python or ```console stands ```text, what it prints; in that of
+a command a line `...` stands for any lines. `python -m course_pages` writes the outputs of whole blocks anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import shlex
+import tempfile
+from typing import NamedTuple
+
+from quire.cli.command import run
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+COURSE = sorted((ROOT / "docs" / "course").glob("[0-9]-*.md"))
+PAGES = [*COURSE, ROOT / "docs" / "plan-train.md"]
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.M | re.S)
+ELISION = "..."
+
+
+class Block(NamedTuple):
+    """A block that was run."""
+
+    code: str
+    shown: str | None
+    """What the page says it prints; None: nothing."""
+    printed: str
+    place: tuple[int, int]
+    """Of what is shown, in the text of the page."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the page tells the truth."""
+        shown, printed = (self.shown or "").splitlines(), self.printed.splitlines()
+        if ELISION not in shown:
+            return shown == printed
+        at = 0
+        for number, line in enumerate(shown):
+            if line == ELISION:
+                continue
+            is_next = number == 0 or shown[number - 1] != ELISION
+            where = [i for i in range(at, len(printed)) if printed[i] == line]
+            if not where or (is_next and where[0] != at):
+                return False
+            at = where[0] + 1
+        return shown[-1] == ELISION or at == len(printed)
+
+
+def run_page(page: pathlib.Path) -> list[Block]:
+    """Each block of a page, run in the current folder."""
+    text, found, names = page.read_text(encoding="utf-8"), [], {"__name__": "page"}
+    for match in BLOCK.finditer(text):
+        kind, code, shown = match.groups()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            if kind == "python":
+                exec(compile(code, str(page), "exec"), names)
+            else:
+                command, word, *words = shlex.split(code)
+                assert (command, word) == ("$", "quire") and run(words) == 0, code
+        found.append(Block(code, shown, out.getvalue(), match.span(3)))
+    return found
+
+
+def rewritten(page: pathlib.Path, blocks: list[Block]) -> str:
+    """The page with what its blocks printed, those with lines left out as they are."""
+    text = page.read_text(encoding="utf-8")
+    for block in reversed(blocks):
+        if block.shown is not None and ELISION not in block.shown.splitlines():
+            text = text[: block.place[0]] + block.printed + text[block.place[1] :]
+    return text
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        for page in PAGES:
+            blocks = run_page(page)
+            page.write_text(rewritten(page, blocks), encoding="utf-8")
+            print(page.name, *(f"DIFFERS: {one.code}" for one in blocks if one.shown and not one.agrees))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The pages of docs/course, and docs/plan-train.md, run, and print what they say they print."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from course_pages import COURSE, PAGES, Block, rewritten, run_page
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Where the pages run; page 1 writes there what the others read."""
+    place = tmp_path_factory.mktemp("course")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        run_page(PAGES[0])
+    return place
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_prints_what_it_shows(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, page: pathlib.Path) -> None:
+    monkeypatch.chdir(folder)
+    blocks = run_page(page)
+    assert len(blocks) >= 5
+    for block in blocks:
+        assert block.agrees, f"{block.code}\nprints\n{block.printed}\nand the page shows\n{block.shown}"
+    assert rewritten(page, blocks) == page.read_text(encoding="utf-8")
+
+
+def test_there_are_five_pages_without_torch() -> None:
+    assert [page.name[0] for page in COURSE] == ["1", "2", "3", "4", "5"]
+    code = "import os, sys, tempfile, course_pages as c; os.chdir(tempfile.mkdtemp())\n"
+    code += "for page in c.PAGES: c.run_page(page)\nprint('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(("shown", "printed", "agrees"), [
+    ("a\nb\n", "a\nb\n", True), ("a\n", "a\nb\n", False), (None, "", True), (None, "a\n", False),
+    ("...\nb\n...\n", "a\nb\nc\n", True), ("...\nd\n...\n", "a\nb\nc\n", False), ("a\n...\n", "a\nb\n", True),
+    ("b\n...\n", "a\nb\n", False), ("...\na\nc\n...\n", "a\nb\nc\n", False), ("...\nb\n", "a\nb\nc\n", False),
+    ("...\nb\n...\na\n...\n", "a\nb\nc\n", False),
+])  # fmt: skip
+def test_what_counts_as_shown(shown: str | None, printed: str, agrees: bool) -> None:
+    assert Block("", shown, printed, (0, 0)).agrees is agrees
