@@ -24,8 +24,8 @@ class Fleet:
     def __init__(self, replicas: Sequence[Replica], router: Router) -> None:
         self._replicas, self._router = replicas, router
         self._steps: list[tuple[float, int]] = []
-        """(clock, replica) of those that have work."""
-        self._busy = [False] * len(replicas)
+        """(time, replica) of steps to come; of each replica the one at `_due` counts."""
+        self._due = [math.inf] * len(replicas)
         self._news: list[tuple[float, int, bool]] = []
         """(time, request, whether it has ended), which the router is yet to hear."""
 
@@ -36,35 +36,46 @@ class Fleet:
             for number, request in enumerate(requests):
                 self._advance(request.arrival_s)
                 outcomes.append(self._submit(number, request))
+            for index, replica in enumerate(self._replicas):
+                replica.close()
+                self._plan(index)
             self._advance(math.inf)
         return Run(outcomes, [replica.log for replica in self._replicas], time.process_time() - begin_s)
 
     def _submit(self, number: int, request: SimRequest) -> Outcome:
         outcome = Outcome(number, request.arrival_s, request.input_len, request.output_len)
         prompt = request.prompt(number)
-        index = outcome.replica = self._router.choose(number, prompt)
-        replica = self._replicas[index]
-        replica.submit(outcome, request, prompt)
+        outcome.replica = self._router.choose(number, prompt)
+        self._replicas[outcome.replica].submit(outcome, request, prompt)
         if outcome.refusal:
             self._router.tell(number, ended=True)
-        elif not self._busy[index]:
-            self._busy[index] = True
-            heapq.heappush(self._steps, (replica.now_s, index))
+        self._plan(outcome.replica)
         return outcome
 
+    def _plan(self, index: int) -> None:
+        """Enter the next step of a replica, if that is not known."""
+        replica = self._replicas[index]
+        due_s = replica.next_s if replica.has_work() else math.inf
+        if due_s != self._due[index]:
+            self._due[index] = due_s
+            heapq.heappush(self._steps, (due_s, index))
+
     def _advance(self, until_s: float) -> None:
-        """Make all steps that begin before `until_s`."""
-        steps, replicas = self._steps, self._replicas
+        """Make all steps that begin before `until_s`, and tell the router what had happened by then."""
+        steps, replicas, due, news = self._steps, self._replicas, self._due, self._news
         while steps and steps[0][0] < until_s:
-            index = steps[0][1]
+            begin_s, index = steps[0]
+            if begin_s != due[index]:
+                heapq.heappop(steps)
+                continue
             replica = replicas[index]
             for outcome in replica.step():
-                heapq.heappush(self._news, (replica.now_s, outcome.number, outcome.is_done or bool(outcome.refusal)))
-            if replica.has_work():
-                heapq.heapreplace(steps, (replica.now_s, index))
+                heapq.heappush(news, (replica.now_s, outcome.number, outcome.is_done or bool(outcome.refusal)))
+            due[index] = due_s = replica.next_s if replica.has_work() else math.inf
+            if due_s < math.inf:
+                heapq.heapreplace(steps, (due_s, index))
             else:
                 heapq.heappop(steps)
-                self._busy[index] = False
-        while self._news and self._news[0][0] <= until_s:
-            _, number, ended = heapq.heappop(self._news)
+        while news and news[0][0] <= until_s:
+            _, number, ended = heapq.heappop(news)
             self._router.tell(number, ended=ended)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from quire.bench.datasets import read_lengths, uniform_lengths
@@ -45,6 +44,22 @@ class SimulateOptions(DatasetOptions, kw_only=True):
         _doc("prefix: where most of the prompt is in the cache already, unless too many wait there."),
     ] = "prefix"
     slo: Annotated[str, _doc("Limits for goodput, for instance ttft=200ms,tpot=20ms,e2e=5s.")] = ""
+    capacity: Annotated[bool, _doc("Look for the highest rate at which enough requests keep the --slo.")] = False
+    slo_share: Annotated[float, _doc("How many are enough, of all.", gt=0, le=1)] = 0.99
+    compare: Annotated[
+        list[str],
+        _doc("Other values of flags to simulate beside those given, for instance max-num-batched-tokens=2048;"
+             " several at once with commas."),
+    ] = []  # fmt: skip
+    baselines: Annotated[
+        bool, _doc("Schedulers of the past on the same requests, beside the engine; --plot is a folder then.")
+    ] = False
+    baseline_batch: Annotated[
+        int, _doc("Requests of a static batch; a dynamic one leaves with that many, a half or a quarter.", ge=4)
+    ] = 32
+    baseline_delay_ms: Annotated[
+        float, _doc("The longest that a request waits for others in dynamic batching.", ge=0)
+    ] = 50.0
 
     @property
     def memory_bytes(self) -> int:
@@ -62,7 +77,9 @@ class SimulateOptions(DatasetOptions, kw_only=True):
         if self.trace:
             return read_trace(self.trace)
         if self.workload == "sharegpt":
-            return made.of_lengths(made.sharegpt_lengths(self.num_prompts or 1000, seed), self.prefix_len), []
+            return made.of_lengths(
+                made.sharegpt_lengths(self.num_prompts or 1000, seed), self.prefix_len, self.num_prefixes
+            ), []
         if self.workload != "none":
             return made.workload_requests(self.workload, self.dataset_path), []
         if self.dataset_name == "lengths":
@@ -88,8 +105,3 @@ class SimulateOptions(DatasetOptions, kw_only=True):
 def is_known_at_once(requests: list[SimRequest], rates: list[float]) -> bool:
     """Whether all requests come at once, as to an engine in a script, and not to a server."""
     return all(map(math.isinf, rates or [made.rate_of(requests)]))
-
-
-def settings(options: SimulateOptions) -> dict[str, object]:
-    """For the report."""
-    return msgspec.structs.asdict(options)

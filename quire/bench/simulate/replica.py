@@ -28,8 +28,20 @@ class Replica(Protocol):
     log: StepLog
 
     @property
-    def now_s(self) -> float: ...
+    def now_s(self) -> float:
+        """Its clock."""
+        ...
+
+    @property
+    def next_s(self) -> float:
+        """When it makes its next step; inf: not before something comes."""
+        ...
+
     def has_work(self) -> bool: ...
+    def close(self) -> None:
+        """No request comes any more."""
+        ...
+
     def submit(self, outcome: Outcome, request: SimRequest, prompt: list[int]) -> None:
         """A request comes now, or while the step before runs."""
         ...
@@ -57,6 +69,14 @@ class EngineReplica:
     def now_s(self) -> float:
         """Its clock."""
         return self.engine.clock.now_s()
+
+    @property
+    def next_s(self) -> float:
+        """At once."""
+        return self.now_s
+
+    def close(self) -> None:
+        """It waits for nobody anyway."""
 
     def has_work(self) -> bool:
         """Whether there is a step to make."""

@@ -8,6 +8,7 @@ Invariant: a digest stands for a page and all pages before it, so that equal dig
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -101,7 +102,7 @@ class PrefixRouter(LeastLoaded):
         self._page_size, self._n_pages = page_size, n_pages
         self._holders: dict[int, set[int]] = {}
         """Digest → replicas that were sent it."""
-        self._held: list[dict[int, None]] = [{} for _ in range(n_replicas)]
+        self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(n_replicas)]
         """Of each replica its digests, what was unused longest first."""
 
     def choose(self, number: int, prompt: Sequence[int]) -> int:
@@ -131,12 +132,11 @@ class PrefixRouter(LeastLoaded):
         """The pages of a prompt are the last used, its first page the very last: leaves of a tree go before roots."""
         held = self._held[replica]
         for digest in reversed(digests):
-            held.pop(digest, None)
             held[digest] = None
+            held.move_to_end(digest)
             self._holders.setdefault(digest, set()).add(replica)
         while len(held) > self._n_pages:
-            digest = next(iter(held))
-            del held[digest]
+            digest, _ = held.popitem(last=False)
             holders = self._holders[digest]
             holders.discard(replica)
             if not holders:
@@ -144,8 +144,10 @@ class PrefixRouter(LeastLoaded):
 
 
 def router_named(name: str, n_replicas: int, page_size: int, n_pages: int) -> Router:
-    """'prefix', 'least-loaded', 'random' or 'round-robin'."""
+    """'prefix', 'least-loaded', 'random' or 'round-robin'; one replica needs no choice."""
     match name:
+        case _ if n_replicas == 1:
+            return RoundRobin(1)
         case "prefix":
             return PrefixRouter(n_replicas, page_size, n_pages)
         case "least-loaded":
