@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
+import pathlib
 import random
 from collections.abc import Callable
 
@@ -24,6 +26,7 @@ from quire.bench.simulate.requests import (
     of_lengths,
     sharegpt_lengths,
     stretched,
+    workload_requests,
 )
 from quire.bench.simulate.router import LeastLoaded, PrefixRouter, RoundRobin, page_digests, router_named
 from quire.bench.simulate.session import Variant, capacity
@@ -41,6 +44,7 @@ from quire.engine.executors.null import NullExecutor
 from quire.engine.executors.null_timed import TimedNullExecutor
 from quire.engine.simulated import SimulatedMachine
 
+RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks/results/h200"
 GIB = 1 << 30
 ARCH = read_arch(FOLDER / "qwen3-0.6b")
 
@@ -115,6 +119,21 @@ def test_plans_are_those_of_the_device_that_checks_every_page(n_pages: int, monk
     while again.has_work():
         assert all(delta.failure is None for delta in again.step())
     assert len(seen) > 50 and checked == seen
+
+
+@pytest.mark.parametrize("name", ["w1", "w5"])
+def test_every_step_is_the_one_that_was_recorded_on_a_gpu(name: str) -> None:
+    """An H200's step of 6 ms, or the roofline's of 5: with all requests at once, plans do not depend on time."""
+    report = json.loads((RESULTS / f"{name}.json").read_text())
+    known = {key: value for key, value in report["config"].items() if key in EngineConfig.__struct_fields__}
+    folder = FOLDER / report["config"]["model"].rpartition("/")[2]
+    config = EngineConfig(**(known | {"model": str(folder)}))
+    made = SimulatedMachine.of(config, read_arch(folder), "h200", 141 * GIB, is_server=False)
+    run = one_run(EngineReplica(made), workload_requests(name.upper(), ""))
+    columns, line = run.logs[0].timeline.columns(), report["timeline"]
+    assert len(line["time_s"]) > 60
+    for column in ("n_tokens", "n_prefill_tokens", "n_running", "n_waiting"):
+        assert columns[column] == line[column], column
 
 
 def test_time_passes_as_on_a_device_with_two_steps_in_flight() -> None:
