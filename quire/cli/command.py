@@ -26,6 +26,7 @@ COMMANDS = {
     "run-batch": "Answer a file of requests in OpenAI's batch format, without a server.",
     "bench": "Measure latency, throughput, a running server, or the kernels.",
     "plan": "Say what a model takes and does on given hardware, from its description alone.",
+    "simulate": "Simulate the engine under a load, on machines that are not here.",
     "kernels": "List the kernels, or explain which one runs and why.",
     "doctor": "Say what this machine has and what is wrong with it.",
     "completion": "Print a script by which bash, zsh or fish completes commands and flags.",

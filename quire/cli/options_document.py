@@ -17,6 +17,7 @@ from quire.bench.options import (
     SpeculateOptions,
     ThroughputOptions,
 )
+from quire.bench.simulate.options import SimulateOptions
 from quire.cli.sampling import SamplingFlags
 from quire.config.engine import EngineConfig
 from quire.config.flags import options_list
@@ -35,6 +36,7 @@ SECTIONS: Final[tuple[tuple[str, str, type[msgspec.Struct]], ...]] = (
     ("Speculation benchmark", "Of `quire bench speculate`.", SpeculateOptions),
     ("Throughput benchmark", "Of `quire bench throughput`.", ThroughputOptions),
     ("Serving benchmark", "Of `quire bench serve`.", ServeBenchOptions),
+    ("Simulation", "Of `quire simulate [MODEL]`.", SimulateOptions),
     ("Replay", "Of `quire bench replay FILE`.", ReplayOptions),
     ("Kernel benchmark", "Of `quire bench kernels`.", KernelBenchOptions),
     ("Numerics", "Of `quire doctor numerics [MODEL]`.", NumericsOptions),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from typing import Final, Protocol
+from typing import Protocol
 
 from quire.compute.device import cuda
 from quire.compute.device.cpu import CpuDevice
@@ -25,7 +25,7 @@ from quire.compute.runner.tables import SlotTables
 from quire.compute.runner.tail import Tail
 from quire.config.arch import ModelArch
 from quire.config.engine import EngineConfig
-from quire.config.resolve import EngineLimits
+from quire.config.resolve import MIN_SHARED_TOKENS, EngineLimits
 from quire.core import host
 from quire.core.ticker import ticking
 from quire.kernels import native
@@ -34,9 +34,6 @@ from quire.planner.captured import decode_sizes
 from quire.planner.memory import Room
 
 logger = logging.getLogger("quire.engine")
-
-MIN_SHARED_TOKENS: Final = 256
-"""Shortest common prefix that the CUDA attention is told of; the CPU's reads each sequence's own."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +96,7 @@ class CpuPlatform:
     """The host's cores: a step is one native call where it can be."""
 
     name, hardware = "cpu", "cpu"
-    computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, 0, True, RowsAlone.NEVER
+    computes_alone, min_shared_tokens, rounds_kv, rows_alone = False, MIN_SHARED_TOKENS["cpu"], True, RowsAlone.NEVER
     capturing: cuda.CudaDevice | None = None
 
     def __init__(self, n_threads: int = 0) -> None:
@@ -148,7 +145,7 @@ class CudaPlatform:
         self.device: Device = device
         self.capturing = device if captures else None
         self.rows_alone = RowsAlone.ALWAYS if deterministic else RowsAlone.ASKED
-        self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS
+        self.min_shared_tokens = 0 if deterministic else MIN_SHARED_TOKENS["cuda"]
 
     def room(self) -> Room:
         """The GPU's own memory."""

@@ -41,6 +41,9 @@ TREE_DEVICES: tuple[str, ...] = ("cpu",)
 DEFAULT_SEQS = {"cuda": 1024, "cpu": 64, "null": 256}
 DEFAULT_BATCHED_TOKENS = {"cuda": 8192, "cpu": 1024, "null": 8192}
 
+MIN_SHARED_TOKENS = {"cuda": 256, "cpu": 0, "null": 0}
+"""Shortest common prefix that attention reads once for several sequences; 0: it reads each sequence's own."""
+
 DEFAULT_STALL_FACTOR = {"cuda": 1.75, "cpu": 0.0, "null": 0.0}
 """Of a server (docs/decisions/0006). On a CPU the estimate is too rough to be a default."""
 

@@ -26,6 +26,11 @@ _wants_more = operator.attrgetter("wants_more")
 
 def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas: list[SeqDelta]) -> None:
     """Advance every sequence of the step; appends to `deltas` in span order. The result must have passed `verify`."""
+    if len(result.tokens) == builder.plan.n_tokens and not (
+        builder.n_drafting or result.logprobs or result.prompt_logprobs or result.pooled or result.faults
+    ):
+        _commit_decodes(live, builder, result.tokens, deltas)
+        return
     spans, step = builder.plan.spans, builder.step
     row = token_at = n_verifying = 0
     foretold = {span for span, *_ in builder.plan.foretold}
@@ -65,6 +70,28 @@ def commit_step(live: LiveSeqs, builder: PlanBuilder, result: StepResult, deltas
             if seq.computed >= seq.returns_at:  # never of one that has left: its next turn may begin before its drafts
                 live.cache.give_back(seq)
         token_at += count
+
+
+def _commit_decodes(live: LiveSeqs, builder: PlanBuilder, tokens: list[int], deltas: list[SeqDelta]) -> None:
+    """The same of a step that has a token for each row, and brings nothing else: one of decodes alone, most steps."""
+    step = builder.step
+    for seq, start, token in zip(builder.seqs, builder.plan.spans.starts, tokens, strict=True):
+        if step <= seq.ignore_through:
+            continue
+        if seq.slot >= 0:
+            if seq.computed == start < seq.planned:
+                seq.computed = start + 1
+            else:
+                seq.advance(start, 1, 0)
+        known = seq.tokens
+        n_known = len(known)
+        if n_known >= seq.limit or n_known == seq.prompt_len or token in seq.stop_ids:
+            _append_token(live, seq, token, None, deltas)
+        else:
+            known.append(token)
+            deltas.append(SeqDelta(seq.request.request_id, seq.index, [token]))
+        if seq.computed >= seq.returns_at:
+            live.cache.give_back(seq)
 
 
 def verify(builder: PlanBuilder, result: StepResult) -> None:

@@ -24,18 +24,17 @@ from quire.config.arch import ModelArch
 from quire.config.eagle import read_head
 from quire.config.engine import EngineConfig
 from quire.config.generation import generation_defaults
-from quire.config.kv import KVLayout, tokens_in_flight
+from quire.config.kv import tokens_in_flight
 from quire.config.model import read_arch
 from quire.config.mtp import mtp_head
 from quire.config.resolve import NOT_ROUNDED, EngineLimits, resolve
 from quire.config.speculative import SpeculativeConfig, read_speculative
-from quire.control.config import SchedulerConfig
-from quire.control.scheduler import Scheduler
-from quire.core.clock import Clock, MonotonicClock, VirtualClock
+from quire.core.clock import MonotonicClock, VirtualClock
 from quire.core.errors import ConfigError
 from quire.core.events import EngineReady, ModelFacts
 from quire.core.plan import MASK_WORD_BITS
 from quire.core.units import parse_bytes
+from quire.engine.assembly import assemble, pace_of
 from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool, snapshots_within
 from quire.engine.core import EngineCore
 from quire.engine.executors.executor import Executor
@@ -50,9 +49,7 @@ from quire.engine.grammars.wire import GrammarSettings
 from quire.engine.sleep import SleepMode
 from quire.kernels.invariance import RowsAlone
 from quire.planner.cost import CostModel
-from quire.planner.drafts import DraftCosts
 from quire.planner.hardware import hardware_named
-from quire.planner.pace import Pace, pace_for
 from quire.text.tokenizer import HfTokenizer
 
 logger = logging.getLogger("quire.engine")
@@ -109,12 +106,12 @@ def build_engine(config: EngineConfig, *, is_server: bool = False) -> tuple[Engi
     vocab_limit = None if tokenizer is None else len(tokenizer)
     worker.allocate(Allocation(n_pages, limits.max_model_len, vocab_limit, layout, n_snapshots))
     executor = _executor(worker)
-    pace = _pace(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
+    pace = pace_of(limits, arch, platform.hardware, facts.weights_bytes / arch.n_parameters)
     n_masks = limits.max_num_seqs + limits.max_sampled  # where prompts enter beside as many drafts as there may be
     structured = _structured_output(config, tokenizer, folder, arch, n_masks, platform.device.pin)
     if is_server:
         structured.start()
-    core = _assemble(
+    core = assemble(
         config, limits, layout, executor, MonotonicClock(), n_pages, structured, platform.min_shared_tokens, pace,
         worker.draft_costs(), deterministic_apart=platform.rows_alone is not RowsAlone.NEVER,
         has_states=bool(arch.state_specs), n_snapshots=n_snapshots,
@@ -151,13 +148,6 @@ def device_of(config: EngineConfig) -> str:
 def _executor(worker: Worker) -> Executor:
     """Steps of one worker in this process."""
     return LaunchExecutor(worker) if worker.platform.computes_alone else ThreadExecutor(worker, worker.prepare)
-
-
-def _pace(limits: EngineLimits, arch: ModelArch, hardware: str, weight_itemsize: float) -> Pace | None:
-    """The bound on prompts beside decodes, if there is one."""
-    if not limits.max_stall_factor:
-        return None
-    return pace_for(arch, hardware_named(hardware), limits.max_stall_factor, weight_itemsize, kv_itemsize(limits, arch))
 
 
 def _structured_output(
@@ -202,55 +192,11 @@ def _build_simulated(config: EngineConfig, arch: ModelArch, is_server: bool) -> 
         cost=CostModel(arch=arch, hardware=hardware_named(SIMULATED)),
     )
     structured = StructuredOutput(None)  # what it says means nothing anyway
-    pace = _pace(limits, arch, SIMULATED, 2)
-    core = _assemble(
+    pace = pace_of(limits, arch, SIMULATED, 2)
+    core = assemble(
         config, limits, layout, executor, clock, n_pages, structured, pace=pace, has_states=bool(arch.state_specs)
     )  # fmt: skip
     return core, _ready(config, limits, arch, config.device, n_pages)
-
-
-def _assemble(
-    config: EngineConfig,
-    limits: EngineLimits,
-    layout: KVLayout,
-    executor: Executor,
-    clock: Clock,
-    n_pages: int,
-    grammars: StructuredOutput,
-    min_shared_tokens: int = 0,
-    pace: Pace | None = None,
-    draft_costs: DraftCosts | None = None,
-    *,
-    deterministic_apart: bool = False,
-    has_states: bool = False,
-    n_snapshots: int = 0,
-) -> EngineCore:
-    """The loop over an executor."""
-    scheduler = Scheduler(
-        SchedulerConfig(
-            n_pages=n_pages,
-            page_size=config.block_size,
-            kv=layout,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            policy=config.scheduling_policy,
-            enable_prefix_caching=config.enable_prefix_caching,
-            deterministic_apart=deterministic_apart,
-            has_states=has_states,
-            n_snapshots=n_snapshots,
-            pipeline_depth=config.pipeline_depth,
-            min_shared_tokens=min_shared_tokens,
-            max_num_waiting=config.max_num_waiting,
-            pace=pace,
-            num_speculative_tokens=limits.max_drafts,
-            max_sampled=limits.max_sampled,
-            draft_costs=draft_costs,
-        ),
-        clock,
-    )
-    return EngineCore(scheduler, executor, clock, config.pipeline_depth, grammars)
 
 
 def _ready(

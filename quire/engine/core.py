@@ -363,12 +363,15 @@ class EngineCore:
             self.free_memory()
 
     def _record(self, plan: StepPlan, result: StepResult, times: HostTimes) -> StepRecord:
-        columns = zip(plan.spans.lengths, plan.spans.wants, strict=True)
-        n_decode = sum([wants for length, wants in columns if length == 1])
+        spans = plan.spans
+        if plan.n_tokens == len(spans):  # most steps
+            n_decode = spans.wants.count(True)
+        else:
+            n_decode = sum([wants for length, wants in zip(spans.lengths, spans.wants, strict=True) if length == 1])
         return StepRecord(
             step=plan.step,
             time_s=times.committed_s,
-            n_spans=len(plan.spans),
+            n_spans=len(spans),
             n_tokens=plan.n_tokens,
             n_prefill_tokens=plan.n_tokens - n_decode,
             n_running=len(self.scheduler.live.running),
@@ -376,6 +379,6 @@ class EngineCore:
             host_s=result.timings.host_s,
             total_s=result.timings.total_s,
             times=times,
-            spans=plan.spans,
+            spans=spans,
             shared_prefixes=plan.shared_prefixes,
         )

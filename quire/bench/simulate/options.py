@@ -1,0 +1,107 @@
+"""Options of `quire simulate`; flags and help are generated from them."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from quire.bench.datasets import read_lengths, uniform_lengths
+from quire.bench.options import DatasetOptions
+from quire.bench.simulate import requests as made
+from quire.bench.simulate.requests import SimRequest
+from quire.bench.simulate.trace import read_trace
+from quire.core.errors import ConfigError, shown
+from quire.core.units import parse_bytes
+
+MEMORY_BYTES = {"h200": 143_771 << 20, "cpu": 16 << 30}
+"""Of machines whose speed is known, as their drivers say; of `cpu` what a small server has."""
+
+
+def _doc(text: str, **bounds: Any) -> Meta:
+    return Meta(description=text, **bounds)
+
+
+class SimulateOptions(DatasetOptions, kw_only=True):
+    """Options of `quire simulate [MODEL]`."""
+
+    trace: Annotated[str, _doc("File of requests, JSON lines or CSV, see docs/simulate.md.")] = ""
+    workload: Annotated[
+        Literal["none", "sharegpt", "W1", "W2", "W3", "W5"],
+        _doc("sharegpt: lengths as of chats, drawn anew; W1 to W5: those of `quire bench throughput`, all at once."),
+    ] = "none"
+    request_rate: Annotated[
+        list[Annotated[float, Meta(gt=0)]],
+        _doc("Requests a second, at random gaps; several make a curve; inf: all at once. A trace is stretched to it."),
+    ] = []
+    burstiness: Annotated[float, _doc("Shape of the gaps: 1 is Poisson, less is burstier.", gt=0)] = 1.0
+    gpu: Annotated[str, _doc("The machine, by its name in planner/hardware.")] = "h200"
+    gpu_memory: Annotated[str, _doc("Its memory, for instance 80GiB; default: what is known of it.")] = ""
+    replicas: Annotated[int, _doc("Engines behind the router, each on a machine of its own.", ge=1, le=10_000)] = 1
+    router: Annotated[
+        Literal["prefix", "least-loaded", "round-robin", "random"],
+        _doc("prefix: where most of the prompt is in the cache already, unless too many wait there."),
+    ] = "prefix"
+    slo: Annotated[str, _doc("Limits for goodput, for instance ttft=200ms,tpot=20ms,e2e=5s.")] = ""
+    capacity: Annotated[bool, _doc("Look for the highest rate at which enough requests keep the --slo.")] = False
+    slo_share: Annotated[float, _doc("How many are enough, of all.", gt=0, le=1)] = 0.99
+    compare: Annotated[
+        list[str],
+        _doc("Other values of flags to simulate beside those given, for instance max-num-batched-tokens=2048;"
+             " several at once with commas."),
+    ] = []  # fmt: skip
+    baselines: Annotated[
+        bool, _doc("Schedulers of the past on the same requests, beside the engine; --plot is a folder then.")
+    ] = False
+    baseline_batch: Annotated[
+        int, _doc("Requests of a static batch; a dynamic one leaves with that many, a half or a quarter.", ge=4)
+    ] = 32
+    baseline_delay_ms: Annotated[
+        float, _doc("The longest that a request waits for others in dynamic batching.", ge=0)
+    ] = 50.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of one machine. ConfigError where it is not known."""
+        if self.gpu_memory:
+            return parse_bytes(self.gpu_memory)
+        if self.gpu not in MEMORY_BYTES:
+            raise ConfigError(f"the memory of {shown(self.gpu)} is not known here: give --gpu-memory, such as 80GiB")
+        return MEMORY_BYTES[self.gpu]
+
+    def requests(self, seed: int) -> tuple[list[SimRequest], list[str]]:
+        """(requests, notes for people), at their own times if they have some, else all at once."""
+        if self.trace and self.workload != "none":
+            raise ConfigError("--trace and --workload both say what is asked: give one of them")
+        if self.trace:
+            return read_trace(self.trace)
+        if self.workload == "sharegpt":
+            return made.of_lengths(
+                made.sharegpt_lengths(self.num_prompts or 1000, seed), self.prefix_len, self.num_prefixes
+            ), []
+        if self.workload != "none":
+            return made.workload_requests(self.workload, self.dataset_path), []
+        if self.dataset_name == "lengths":
+            if not self.dataset_path:
+                raise ConfigError("--dataset-name lengths needs --dataset-path: a JSON file with 'input' and 'output'")
+            return made.of_lengths(read_lengths(self.dataset_path, self.num_prompts), self.prefix_len), []
+        if self.num_prompts == 0:
+            raise ConfigError("--num-prompts 0 takes all of a lengths file: use --dataset-name lengths too")
+        lengths = uniform_lengths(self.num_prompts, self.input_len, self.output_len, self.random_range_ratio, seed)
+        if self.dataset_name == "random":
+            return made.of_lengths(lengths, self.prefix_len), []
+        return made.of_lengths(lengths, self.prefix_len or 256, self.num_prefixes), []
+
+    def timed(self, requests: list[SimRequest], rate: float | None, seed: int) -> list[SimRequest]:
+        """The requests at one of the rates; None: as they are."""
+        if rate is None:
+            return requests
+        if not math.isinf(made.rate_of(requests)):
+            return made.stretched(requests, rate)
+        return made.at_rate(requests, rate, self.burstiness, seed)
+
+
+def is_known_at_once(requests: list[SimRequest], rates: list[float]) -> bool:
+    """Whether all requests come at once, as to an engine in a script, and not to a server."""
+    return all(map(math.isinf, rates or [made.rate_of(requests)]))

@@ -1,0 +1,71 @@
+"""The null device for simulations: a step brings one made-up token for each span that wants one, at a moment to come.
+
+Unlike `null.py` it computes nothing and checks nothing; its steps take the time of the cost model on a device that runs
+them one after the other, while the host goes on: a result is there when the virtual clock has come to the step's end,
+and waiting for it moves the clock there. Owns that clockwork only. Drafts, masks, logprobs and vectors are not its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+from quire.core.clock import VirtualClock
+from quire.core.errors import EngineError
+from quire.core.plan import StepMasks, StepPlan
+from quire.core.result import StepResult, StepTimings
+
+TOKEN: Final = 0
+"""What every sequence says."""
+
+
+class TimedFuture(Future[StepResult]):
+    """Waiting for it moves the clock to the step's end. No other thread waits, so it has no lock."""
+
+    def __init__(self, result: StepResult, end_s: float, clock: VirtualClock) -> None:
+        self._step_result, self._end_s, self._clock = result, end_s, clock
+
+    def done(self) -> bool:
+        """Always: who asks goes on with `result`."""
+        return True
+
+    def result(self, timeout: float | None = None) -> StepResult:
+        """The result, at the time at which there is one."""
+        lacking_s = self._end_s - self._clock.now_s()
+        if lacking_s > 0:
+            self._clock.advance(lacking_s)
+        return self._step_result
+
+
+class TimedNullExecutor:
+    """An Executor without a model. step_s: seconds that a device needs for a plan."""
+
+    def __init__(self, clock: VirtualClock, step_s: Callable[[StepPlan], float]) -> None:
+        self._clock, self._step_s = clock, step_s
+        self._free_s = clock.now_s()
+        """When the device has done all that was submitted."""
+        self.busy_s = 0.0
+        """Seconds of all steps together."""
+
+    def prepare(self, _: StepPlan) -> None:
+        """Nothing takes the host time here."""
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Put a step behind those that were submitted before."""
+        seconds, n = self._step_s(plan), plan.spans.wants.count(True)
+        self._free_s = max(self._free_s, self._clock.now_s()) + seconds
+        self.busy_s += seconds
+        result = StepResult(plan.step, [TOKEN] * n, [1] * n, timings=StepTimings(0.0, seconds))
+        return TimedFuture(result, self._free_s, self._clock)
+
+    def drafts(self) -> Future[list[list[int]]]:
+        """Nobody drafts here."""
+        raise EngineError("a simulated step was asked for its drafts")
+
+    def mask(self, masks: StepMasks) -> None:
+        """No grammar is followed here."""
+        raise EngineError(f"masks came for the simulated step {masks.step}")
+
+    def shutdown(self) -> None:
+        """Nothing is held."""

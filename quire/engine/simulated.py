@@ -1,0 +1,106 @@
+"""An engine of a machine that is not here: the real loop, scheduler, pages and prefix tree over a timed null device.
+
+Owns what such a machine is taken to have: its memory, and the seconds of a step. Does not own requests nor figures
+(`bench/simulate`), and not the arithmetic of costs (`planner/cost`). Imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from quire.config.arch import ModelArch
+from quire.config.engine import EngineConfig
+from quire.config.kv import KVLayout
+from quire.config.resolve import MIN_SHARED_TOKENS, NOT_ROUNDED, EngineLimits, resolve
+from quire.core.clock import VirtualClock
+from quire.core.errors import ConfigError
+from quire.core.plan import StepPlan
+from quire.core.units import format_bytes
+from quire.engine.assembly import assemble, pace_of
+from quire.engine.capacity import ITEMSIZES, kv_itemsize, layout_of, size_pool, snapshots_within
+from quire.engine.core import EngineCore
+from quire.engine.executors.null_timed import TimedNullExecutor
+from quire.engine.grammars.manager import StructuredOutput
+from quire.planner.cost import CostModel
+from quire.planner.hardware import hardware_named
+from quire.planner.memory import Room
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SimulatedEngine:
+    """One engine and its clock, at the beginning of time."""
+
+    core: EngineCore
+    clock: VirtualClock
+    executor: TimedNullExecutor
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SimulatedMachine:
+    """What engines of one model, one machine and one set of options have in common."""
+
+    config: EngineConfig
+    arch: ModelArch
+    limits: EngineLimits
+    layout: KVLayout
+    hardware: str
+    """Name in `planner/hardware`."""
+    n_pages: int
+    """The dummy page counted in."""
+    n_snapshots: int
+    cost: CostModel
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, arch: ModelArch, hardware: str, memory_bytes: int, *, is_server: bool
+    ) -> SimulatedMachine:
+        """memory_bytes: of the device. is_server: defaults for streams that people wait for, as in `build_engine`.
+
+        ConfigError for what does not fit, or cannot be simulated.
+        """
+        device = "cpu" if hardware == "cpu" else "cuda"
+        machine = hardware_named(hardware)
+        if config.speculative_config:
+            raise ConfigError("drafts are not simulated, since nobody knows which are right: leave them out")
+        if config.quantization not in NOT_ROUNDED:
+            raise ConfigError("weights that are rounded while loading are not simulated: leave --quantization out")
+        limits = resolve(config, arch, device, is_server=is_server)
+        layout = layout_of(config, limits, arch)
+        weights_bytes = arch.n_parameters * ITEMSIZES[limits.dtype]
+        if weights_bytes >= memory_bytes:
+            raise ConfigError(
+                f"the weights take {format_bytes(weights_bytes)}, {hardware} has {format_bytes(memory_bytes)}: "
+                "choose a larger --gpu or a smaller model"
+            )
+        room = Room(memory_bytes, memory_bytes - weights_bytes, is_main=device == "cpu")
+        n_snapshots = snapshots_within(config, limits, arch, room)
+        n_pages, limits = size_pool(
+            config, limits, arch, room, weights_bytes=weights_bytes, n_snapshots=n_snapshots
+        )  # fmt: skip
+        cost = CostModel(
+            arch=arch, hardware=machine, weight_itemsize=ITEMSIZES[limits.dtype],
+            head_itemsize=ITEMSIZES[limits.dtype], kv_itemsize=kv_itemsize(limits, arch), windows=arch.windows,
+            page_size=config.block_size,
+        )  # fmt: skip
+        return cls(config, arch, limits, layout, hardware, n_pages, n_snapshots, cost)
+
+    def step_s(self, plan: StepPlan) -> float:
+        """Seconds of a step. What several sequences share is read once, which the cost of spans alone leaves out."""
+        cost, seconds = self.cost, self.cost.step_s(plan.spans)
+        if plan.shared_prefixes:
+            apart, together = cost.work(plan.spans), cost.work(plan.spans, plan.shared_prefixes)
+            seconds -= cost.limit_s(apart) - cost.limit_s(together)
+        return seconds
+
+    def engine(self) -> SimulatedEngine:
+        """A new one. Its pace is of the ratios that any GPU is taken to have, as in the real engine."""
+        clock = VirtualClock()
+        executor = TimedNullExecutor(clock, self.step_s)
+        limits, device = self.limits, "cpu" if self.hardware == "cpu" else "cuda"
+        core = assemble(
+            self.config, limits, self.layout, executor, clock, self.n_pages, StructuredOutput(None),
+            0 if self.config.deterministic else MIN_SHARED_TOKENS[device],
+            pace_of(limits, self.arch, "cpu" if device == "cpu" else "h200", ITEMSIZES[limits.dtype]),
+            has_states=bool(self.arch.state_specs), n_snapshots=self.n_snapshots,
+        )  # fmt: skip
+        return SimulatedEngine(core, clock, executor)

@@ -1,0 +1,369 @@
+"""`quire simulate`: the engine's decisions do not depend on what the timed device says; time, routers, baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import random
+from collections.abc import Callable
+
+import pytest
+
+from quire.bench.shape import FOLDER
+from quire.bench.simulate.baselines import DynamicBatching, PagedWhole, Policy, Reserved, StaticBatching
+from quire.bench.simulate.figures import Slo, figures, gap_percentiles, parse_slo
+from quire.bench.simulate.fleet import Fleet
+from quire.bench.simulate.options import SimulateOptions
+from quire.bench.simulate.record import Outcome, Run, StepLog
+from quire.bench.simulate.replica import EngineReplica
+from quire.bench.simulate.requests import (
+    SimRequest,
+    at_rate,
+    nano_vllm_lengths,
+    of_lengths,
+    sharegpt_lengths,
+    stretched,
+    workload_requests,
+)
+from quire.bench.simulate.router import LeastLoaded, PrefixRouter, RoundRobin, page_digests, router_named
+from quire.bench.simulate.session import Variant, capacity
+from quire.bench.workloads import throughput_dataset
+from quire.config.engine import EngineConfig
+from quire.config.model import read_arch
+from quire.core.clock import VirtualClock
+from quire.core.commands import Submit
+from quire.core.errors import ConfigError
+from quire.core.plan import Spans, StepPlan
+from quire.core.request import Request
+from quire.core.sampling import SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.executors.null import NullExecutor
+from quire.engine.executors.null_timed import TimedNullExecutor
+from quire.engine.simulated import SimulatedMachine
+
+RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks/results/h200"
+GIB = 1 << 30
+ARCH = read_arch(FOLDER / "qwen3-0.6b")
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatCost:
+    """A step takes a second, whatever is in it; or a second for each row."""
+
+    a_row: bool = False
+
+    def step_s(self, spans: Spans) -> float:
+        return float(sum(spans.lengths)) if self.a_row else 1.0
+
+
+def machine(is_server: bool = False, cost: object = None, **options: object) -> SimulatedMachine:
+    values: dict[str, object] = {"model": "", "max_model_len": 1024, "max_num_seqs": 16, "max_num_batched_tokens": 256}
+    config = EngineConfig(**(values | options))  # type: ignore[arg-type]
+    made = SimulatedMachine.of(config, ARCH, "h200", 141 * GIB, is_server=is_server)
+    return made if cost is None else dataclasses.replace(made, cost=cost)  # type: ignore[arg-type]
+
+
+def mixed_requests(n: int, rate: float = 200.0) -> list[SimRequest]:
+    rng = random.Random(1)
+    lengths = [(rng.randint(1, 300), rng.randint(1, 60)) for _ in range(n)]
+    return at_rate(of_lengths(lengths, prefix_len=64, n_prefixes=3), rate, 0.5, 0)
+
+
+def one_run(replica: object, requests: list[SimRequest]) -> Run:
+    return Fleet([replica], RoundRobin(1)).run(requests)  # type: ignore[list-item]
+
+
+# ---- the real scheduler -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_pages", [0, 90])
+def test_plans_are_those_of_the_device_that_checks_every_page(n_pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same requests at the same steps: the null device that reads K/V back through the page tables gets the same
+    plans, whatever its tokens are, also where pages are short and sequences are preempted and come back."""
+    made = machine(num_gpu_blocks_override=n_pages, max_model_len=1024 if not n_pages else 448)
+    seen: list[tuple[int, Spans, list[int]]] = []
+    submit = TimedNullExecutor.submit
+
+    def note(self: TimedNullExecutor, plan: StepPlan) -> object:
+        seen.append((plan.step, plan.spans, [page for one in plan.pages for page in one.pages]))
+        return submit(self, plan)
+
+    monkeypatch.setattr(TimedNullExecutor, "submit", note)
+    requests = [dataclasses.replace(one, arrival_s=0.0) for one in mixed_requests(40)]
+    run = one_run(EngineReplica(made), requests)
+    assert all(one.is_done for one in run.outcomes) and bool(run.logs[0].preemptions) == bool(n_pages)
+
+    core = made.engine().core
+    checked: list[tuple[int, Spans, list[int]]] = []
+    executor = NullExecutor(
+        n_pages=made.n_pages, page_size=16, max_num_seqs=16, max_model_len=1024, vocab_size=1 << 40,
+        clock=VirtualClock(), windows=made.layout.windows,
+    )  # fmt: skip
+    again = EngineCore(core.scheduler, executor, VirtualClock(), made.config.pipeline_depth)
+    again.on_plan = lambda builders: checked.append(
+        (builders[-1].plan.step, builders[-1].plan.spans, [p for one in builders[-1].plan.pages for p in one.pages])
+    )
+    for number, one in enumerate(requests):
+        params = SamplingParams(max_tokens=one.output_len, ignore_eos=True)
+        again.handle(
+            Submit(
+                Request(
+                    request_id=str(number), prompt_token_ids=one.prompt(number), params=params,
+                    max_tokens=one.output_len, seed=number,
+                )
+            )
+        )  # fmt: skip
+    while again.has_work():
+        assert all(delta.failure is None for delta in again.step())
+    assert len(seen) > 50 and checked == seen
+
+
+@pytest.mark.parametrize("name", ["w1", "w5"])
+def test_every_step_is_the_one_that_was_recorded_on_a_gpu(name: str) -> None:
+    """An H200's step of 6 ms, or the roofline's of 5: with all requests at once, plans do not depend on time."""
+    report = json.loads((RESULTS / f"{name}.json").read_text())
+    known = {key: value for key, value in report["config"].items() if key in EngineConfig.__struct_fields__}
+    folder = FOLDER / report["config"]["model"].rpartition("/")[2]
+    config = EngineConfig(**(known | {"model": str(folder)}))
+    made = SimulatedMachine.of(config, read_arch(folder), "h200", 141 * GIB, is_server=False)
+    run = one_run(EngineReplica(made), workload_requests(name.upper(), ""))
+    columns, line = run.logs[0].timeline.columns(), report["timeline"]
+    assert len(line["time_s"]) > 60
+    for column in ("n_tokens", "n_prefill_tokens", "n_running", "n_waiting"):
+        assert columns[column] == line[column], column
+
+
+def test_time_passes_as_on_a_device_with_two_steps_in_flight() -> None:
+    """A step a second. The prompt's token comes with its step; the second request, which comes while step 0 runs and
+    step 1 waits behind it, is in the third."""
+    requests = [SimRequest(10.0, 20, 3), SimRequest(10.5, 20, 2)]
+    first, second = one_run(EngineReplica(machine(cost=FlatCost())), requests).outcomes
+    assert (first.first_s, first.end_s) == (11.0, 13.0)
+    assert (second.first_s, second.end_s) == (13.0, 14.0)
+    assert first.tpot_s == 1.0 and second.ttft_s == 2.5 and second.e2e_s == 3.5
+
+
+def test_a_shared_prefix_is_found_and_counted() -> None:
+    requests = of_lengths([(16, 4)] * 8, prefix_len=160)
+    requests[0].arrival_s = 0.0
+    for one in requests[1:]:
+        one.arrival_s = 1000.0
+    run = one_run(EngineReplica(machine(cost=FlatCost())), requests)
+    assert run.outcomes[0].n_cached == 0 and {one.n_cached for one in run.outcomes[1:]} == {160}
+    found = figures(run)
+    assert found["prefix_hit_rate"] == pytest.approx(7 * 160 / (8 * 176))
+    untreed = one_run(EngineReplica(machine(cost=FlatCost(), enable_prefix_caching=False)), requests)
+    assert figures(untreed)["prefix_hit_rate"] is None or not figures(untreed)["prefix_hit_rate"]
+
+
+def test_what_the_engine_refuses_is_counted_and_the_rest_goes_on() -> None:
+    requests = of_lengths([(2000, 10), (10, 10), (1020, 10)])
+    outcomes = one_run(EngineReplica(machine()), requests).outcomes
+    assert [one.refusal for one in outcomes] == ["context_length_exceeded", "", "context_length_exceeded"]
+    found = figures(Run(outcomes, []), Slo(ttft_s=math.inf))
+    assert (found["refused"], found["completed"], found["slo_attainment"]) == (2, 1, 1 / 3)
+    waiting = one_run(EngineReplica(machine(max_num_waiting=3, max_num_seqs=2)), of_lengths([(10, 10)] * 9)).outcomes
+    assert sum(one.refusal == "overloaded" for one in waiting) == 6
+
+
+def test_what_cannot_be_simulated_is_refused() -> None:
+    for options, words in (
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}, "drafts"),
+        ({"quantization": "int8"}, "rounded"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            machine(**options)
+    with pytest.raises(ConfigError, match="weights take"):
+        SimulatedMachine.of(EngineConfig(), ARCH, "h200", GIB, is_server=False)
+    with pytest.raises(ConfigError, match="'h2000' is unknown: choose one of cpu, h200"):
+        SimulatedMachine.of(EngineConfig(), ARCH, "h2000", GIB, is_server=False)
+
+
+# ---- requests ---------------------------------------------------------------------------------------------------
+
+
+def test_lengths_are_those_of_the_benchmarks() -> None:
+    real = throughput_dataset("W1", "")(0)
+    assert nano_vllm_lengths() == [(len(one.prompt_token_ids), one.output_len) for one in real]
+    drawn = sharegpt_lengths(4000, 0)
+    inputs, outputs = sorted(a for a, _ in drawn), sorted(b for _, b in drawn)
+    assert 75 <= inputs[2000] <= 105 and 112 <= outputs[2000] <= 142 and inputs[0] == 4 and inputs[-1] == 2048
+
+
+def test_prompts_are_alike_as_long_as_their_parts_are() -> None:
+    a, b, c = SimRequest(0, 40, 1, ((3, 20),)), SimRequest(0, 50, 1, ((3, 20),)), SimRequest(0, 15, 1, ((3, 20),))
+    first, second, third = a.prompt(0), b.prompt(1), c.prompt(2)
+    assert (len(first), len(second), len(third)) == (40, 50, 15)
+    assert first[:20] == second[:20] and first[20] != second[20] and third == first[:15]
+    assert SimRequest(0, 3, 1, token_ids=[5, 6, 7]).prompt(9) == [5, 6, 7]
+
+
+def test_a_trace_is_stretched_to_a_rate_and_keeps_its_shape() -> None:
+    trace = [SimRequest(at, 1, 1) for at in (5.0, 6.0, 6.0, 9.0)]
+    assert [one.arrival_s for one in stretched(trace, 1.5)] == [0.0, 0.5, 0.5, 2.0]
+    assert [one.arrival_s for one in SimulateOptions().timed(trace, math.inf, 0)] == [0.0] * 4
+    gaps = [b.arrival_s - a.arrival_s for a, b in itertools.pairwise(at_rate(of_lengths([(1, 1)] * 3000), 10, 0.25, 0))]
+    mean = sum(gaps) / len(gaps)
+    assert mean == pytest.approx(0.1, rel=0.1)
+    assert sum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2 == pytest.approx(4.0, rel=0.3)  # burstier
+
+
+# ---- routers ----------------------------------------------------------------------------------------------------
+
+
+def test_digests_stand_for_all_before_them() -> None:
+    a, b = page_digests([1, 2, 3, 4, 5], 2), page_digests([9, 2, 3, 4], 2)
+    assert len(a) == 2 and a[1] != b[1] and page_digests([1, 2, 3, 4], 2) == a
+
+
+def test_the_prefix_router_goes_where_the_prompt_is_until_too_much_waits_there() -> None:
+    router = PrefixRouter(3, page_size=4, n_pages=1000)
+    system = list(range(400))
+    home = router.choose(0, [*system, 1])
+    router.tell(0, ended=False)
+    router.tell(0, ended=True)
+    assert router.loads == [0, 0, 0]
+    assert router.choose(1, [*system, 2]) == home and router.choose(2, [7] * 40) != home
+    placed = [router.choose(number, [*system, *([number] * 300)]) for number in range(3, 9)]
+    assert placed[0] == home and set(placed) == {0, 1, 2}
+
+
+def test_the_prefix_router_forgets_what_a_tree_would_have_evicted() -> None:
+    router = PrefixRouter(1, page_size=4, n_pages=10)
+    router.choose(0, [1] * 32)
+    router.choose(1, [2] * 32)
+    assert len(router._held[0]) == 10 and len(router._holders) == 10
+    assert page_digests([2] * 32, 4)[0] in router._holders and page_digests([1] * 32, 4)[-1] not in router._holders
+
+
+def test_loads_come_back_to_nothing_and_one_replica_is_the_engine_alone() -> None:
+    requests, made = mixed_requests(60), machine(is_server=True)
+    router = router_named("least-loaded", 3, 16, made.n_pages)
+    assert isinstance(router, LeastLoaded)
+    run = Fleet([EngineReplica(made) for _ in range(3)], router).run(requests)
+    assert router.loads == [0, 0, 0] and {one.replica for one in run.outcomes} == {0, 1, 2}
+    alone = Fleet([EngineReplica(made)], router_named("prefix", 1, 16, made.n_pages)).run(requests)
+    assert [one.end_s for one in alone.outcomes] == [
+        one.end_s for one in one_run(EngineReplica(made), requests).outcomes
+    ]
+
+
+def test_replicas_with_a_prefix_each_find_more_behind_the_prefix_router() -> None:
+    made = machine(is_server=True)
+    requests = at_rate(of_lengths([(8, 8)] * 160, prefix_len=512, n_prefixes=20), 400.0, 1.0, 0)
+
+    def hits(name: str) -> float:
+        router = router_named(name, 8, 16, made.n_pages)
+        return float(
+            figures(Fleet([EngineReplica(made) for _ in range(8)], router).run(requests))["prefix_hit_rate"] or 0
+        )
+
+    assert hits("prefix") > 0.8 > hits("random") + 0.1
+
+
+def test_the_router_hears_of_an_end_when_it_happens_and_not_before() -> None:
+    """Steps take 1 s: at 0.5 both replicas are busy, at 2.5 the first is free again."""
+    made = machine(cost=FlatCost())
+    router = LeastLoaded(2)
+    requests = [SimRequest(0.0, 50, 1), SimRequest(0.1, 20, 9), SimRequest(0.5, 5, 1), SimRequest(2.6, 5, 1)]
+    run = Fleet([EngineReplica(made) for _ in range(2)], router).run(requests)
+    assert [one.replica for one in run.outcomes] == [0, 1, 1, 0]
+
+
+# ---- baselines --------------------------------------------------------------------------------------------------
+
+MAKERS: dict[str, Callable[[SimulatedMachine], Policy]] = {
+    "static": lambda made: StaticBatching(made, 4),
+    "dynamic": lambda made: DynamicBatching(made, [2, 4], 3.0),
+    "reserved": Reserved,
+    "paged": PagedWhole,
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_baseline_answers_everything_in_order_of_time(name: str) -> None:
+    requests = [*mixed_requests(50), SimRequest(2.0, 5000, 1)]
+    run = one_run(MAKERS[name](machine()), requests)
+    *taken, refused = run.outcomes
+    assert refused.refusal == "context_length_exceeded"
+    assert all(one.is_done and one.arrival_s < one.first_s <= one.end_s for one in taken)
+    assert 0.0 <= float(figures(run)["kv_waste"] or 0.0) < 1.0
+    n_decoded = sum(one.output_len - 1 for one in taken)
+    assert sum(run.logs[0].n_gaps) == n_decoded, "a gap for every token behind a first one"
+
+
+def test_a_static_batch_waits_to_be_full_and_runs_to_its_longest() -> None:
+    requests = [SimRequest(float(at), 10, n) for at, n in enumerate((1, 5, 2, 1, 1))]
+    run = one_run(StaticBatching(machine(cost=FlatCost()), 2), requests)
+    firsts = [one.first_s for one in run.outcomes]
+    assert firsts == [2.0, 2.0, 7.0, 7.0, 9.0]  # full at 1; five steps to 6; two to 8; what is left
+    assert run.outcomes[1].end_s == 6.0
+    assert run.logs[0].n_computed == 2 * 10 + 2 * 4 + 2 * 10 + 2 + 10  # padding counts
+
+
+def test_a_dynamic_batch_leaves_at_a_preferred_size_or_after_the_delay() -> None:
+    requests = [SimRequest(at, 10, 1) for at in (0.0, 10.0, 10.5, 10.6, 20.0)]
+    run = one_run(DynamicBatching(machine(cost=FlatCost()), [2, 4], 3.0), requests)
+    assert [one.first_s for one in run.outcomes] == [4.0, 11.5, 11.5, 14.6, 24.0]
+
+
+def test_orca_reserves_the_longest_and_paging_does_not() -> None:
+    made = machine(cost=FlatCost(), num_gpu_blocks_override=65 * 3, max_model_len=1024)
+    requests = of_lengths([(20, 20)] * 12)
+    reserved, paged = one_run(Reserved(made), requests), one_run(PagedWhole(made), requests)
+    assert max(reserved.logs[0].timeline.n_running) == 3 and max(paged.logs[0].timeline.n_running) == 12
+    assert float(figures(reserved)["kv_waste"] or 0) > 0.9 > 0.5 > float(figures(paged)["kv_waste"] or 1)
+
+
+def test_whole_prompts_stall_decodes_and_chunks_do_not() -> None:
+    """A row a second. Six decode; a prompt of 200 comes: alone in its step, before one of seven rows, or
+    beside them in chunks of 16 tokens."""
+    requests = [*of_lengths([(2, 100)] * 6), SimRequest(100.0, 200, 2)]
+    paged = one_run(PagedWhole(machine(cost=FlatCost(a_row=True))), requests)
+    chunked = one_run(EngineReplica(machine(cost=FlatCost(a_row=True), max_num_batched_tokens=16)), requests)
+    longest = [gap_percentiles(run.logs, (100.0,))[100.0] for run in (paged, chunked)]
+    assert longest == [207.0, 16.0]
+
+
+def test_paging_preempts_the_last_and_loses_no_token() -> None:
+    made = machine(cost=FlatCost(), num_gpu_blocks_override=12, max_model_len=160)
+    run = one_run(PagedWhole(made), of_lengths([(30, 60)] * 4))
+    assert run.logs[0].preemptions > 0 and all(one.is_done for one in run.outcomes)
+
+
+# ---- figures ----------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_two_requests_by_hand() -> None:
+    log = StepLog(kv_slots=100)
+    log.gaps_s.extend([0.1, 0.5])
+    log.n_gaps.extend([9, 1])
+    log.sample(1.0, 2.0, 30, 40, 5)
+    log.sample(2.0, 1.0, 0, 20, 5)
+    outcomes = [Outcome(0, 1.0, 10, 5, 1.5, 3.5), Outcome(1, 2.0, 10, 1, 2.2, 2.2)]
+    found = figures(Run(outcomes, [log]), Slo(ttft_s=0.4))
+    assert found["duration_s"] == 2.5 and found["output_throughput"] == pytest.approx(6 / 2.5)
+    assert found["p50_tpot_ms"] == 500.0 and found["p50_ttft_ms"] == pytest.approx(350.0)
+    assert found["goodput"] == pytest.approx(1 / 2.5) and found["slo_attainment"] == 0.5
+    assert (found["p50_itl_ms"], found["p99_itl_ms"], found["max_itl_ms"]) == (100.0, 500.0, 500.0)
+    assert found["kv_waste"] == pytest.approx(1 - 60 / 100) and found["mean_kv_use"] == pytest.approx(100 / 300)
+
+
+@pytest.mark.parametrize("text", ["ttft=200", "ttft:200ms", "tttf=2ms", "ttft=0ms", "tpot=-1ms", "ttft=nanms"])
+def test_a_bad_slo_is_refused_by_its_words(text: str) -> None:
+    with pytest.raises(ConfigError, match="write limits such as"):
+        parse_slo(text)
+
+
+def test_capacity_is_where_the_limit_stops_being_kept() -> None:
+    """A step of a second and at most 16 sequences of 4 tokens: four requests a second pass, and no more."""
+    made = machine(cost=FlatCost())
+    variant = Variant("it", SimulateOptions(), made)
+    requests = of_lengths([(8, 4)] * 400)
+    found = capacity(variant, requests, Slo(ttft_s=8.0), 0.99)
+    assert 2.5 < float(found["capacity"] or 0) < 4.6 and found["is_bound"] == 0
+    easy = capacity(variant, requests, Slo(ttft_s=1e6), 0.99)
+    assert easy["is_bound"] == 1

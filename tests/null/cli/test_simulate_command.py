@@ -1,0 +1,110 @@
+"""`quire simulate` as a user types it: no torch, tables, JSON, pictures, and refusals before anything is simulated."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from quire.cli.main import main
+
+MODEL = "shape:qwen3-0.6b"
+SMALL = ("--num-prompts", "12", "--input-len", "40", "--output-len", "6", "--max-model-len", "1024")
+
+
+def test_the_command_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from quire.cli.main import main\n"
+        f"assert main(['simulate', {MODEL!r}, '--num-prompts', '4', '--request-rate', '5', '--replicas', '2']) == 0"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "request_throughput" in done.stdout
+
+
+def test_one_run_goes_to_json_and_a_page(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, page = str(tmp_path / "r.json"), str(tmp_path / "p.html")
+    assert main(["simulate", MODEL, *SMALL, "--slo", "ttft=1s", "--output-json", path, "--plot", page]) == 0
+    out = capsys.readouterr().out
+    assert "slo_attainment" in out and "processor time" in out
+    report = json.loads(pathlib.Path(path).read_text())
+    (run,) = report["results"]["runs"]
+    assert run["completed"] == 12 and run["slo_attainment"] == 1.0 and report["config"]["n_pages"] > 100
+    assert "<svg" in pathlib.Path(page).read_text()
+
+
+def test_rates_make_a_curve_and_flags_a_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            ["simulate", MODEL, *SMALL, "--request-rate", "5", "50", "--compare", "replicas=2,no-enable-prefix-caching"]
+        )
+        == 0
+    )
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("as given", "replicas=2"))]
+    assert len(rows) == 4
+    assert (
+        main(["simulate", MODEL, *SMALL, "--compare", "max-num-seqs=2", "max-num-batched-tokens=64,max_num_seqs=4"])
+        == 0
+    )
+    table = capsys.readouterr().out
+    assert "max-num-batched-tokens=64,max_num_seqs=4" in table.splitlines()[0]
+    (steps,) = [line.split() for line in table.splitlines() if line.startswith("steps")]
+    assert int(steps[1]) < int(steps[2]), "two at a time take more steps than all at once"
+
+
+def test_capacity_and_baselines(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", MODEL, *SMALL, "--num-prompts", "40"]
+    assert main([*words, "--capacity", "--slo", "ttft=50ms,tpot=2ms"]) == 0
+    assert "capacity" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "new" / "pictures"
+    assert main([*words, "--baselines", "--baseline-batch", "8", "--request-rate", "50", "--plot", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("static 8", "dynamic 8", "reserved", "paged", "chunked"))
+    assert sorted(one.name for one in folder.iterdir()) == ["batches.png", "frontier.png", "kv.png", "stalls.png"]
+    curves, spread = str(tmp_path / "c.png"), str(tmp_path / "d.png")
+    assert main([*words, "--request-rate", "5", "50", "--plot", curves]) == 0
+    assert main([*words, "--compare", "max-num-seqs=2", "--plot", spread]) == 0
+    assert pathlib.Path(curves).stat().st_size > 5000 and pathlib.Path(spread).stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "b900"], "--gpu-memory"),
+        (["--gpu", "b900", "--gpu-memory", "80GiB"], "'b900' is unknown: choose one of"),
+        (["--slo", "ttft=fast"], "write limits such as ttft=200ms"),
+        (["--capacity"], "give one, such as"),
+        (["--baselines", "--compare", "max-num-seqs=2"], "a comparison of its own"),
+        (["--request-rate", "-3"], "is not allowed"),
+        (["--compare", "max-num-seqz=2"], "unknown option --max-num-seqz; did you mean --max-num-seqs?"),
+        (["--compare", "max-num-seqs=many"], "'many' is not allowed"),
+        (["--trace", "/no/such", "--workload", "W1"], "give one of them"),
+        (["--workload", "W3"], "give --dataset-path"),
+        (["--request-rate", "1", "2", "--plot", "curve.html"], "is drawn as .png"),
+        (["--max-model-len", "100000000"], "exceeds"),
+    ],
+)
+def test_refusals_say_what_to_do(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["simulate", MODEL, *words])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    assert code == 2 and message in capsys.readouterr().err
+
+
+def test_a_trace_with_a_negative_time_is_refused_with_its_line(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrival_s,input_len,output_len\n0,5,5\n-2,5,5\n")
+    assert main(["simulate", MODEL, "--trace", str(path)]) == 2
+    assert "line 3: arrival_s is -2" in capsys.readouterr().err
+    path.write_text("arrival_s,input_len,output_len\n3,5,5\n2,5,5\n4,9000000,5\n")
+    assert main(["simulate", MODEL, "--trace", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "it was sorted" in said.err and said.out.split("refused")[1].split()[0] == "1"
