@@ -141,8 +141,13 @@ class RayFleet:
             else:
                 ray.init(self._cluster.ray_address, logging_level=logging.ERROR)
         except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-            where = f"the Ray cluster at {self._cluster.ray_address}" if not self._is_ours else "a Ray of this machine"
-            raise ConfigError(f"{where} cannot be used: {str(error).splitlines()[0]}") from None
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if self._is_ours:
+                raise ConfigError(f"a Ray of this machine cannot be started: {reason}") from None
+            raise ConfigError(
+                f"the Ray cluster at {self._cluster.ray_address} cannot be used: {reason}. It must run (`ray status`), "
+                "with the versions of Ray and Python that are here, and its token be known here (RAY_AUTH_MODE=token)"
+            ) from None
         logging.getLogger("ray.serve").setLevel(logging.ERROR)  # it warns once for each request of a lost replica
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_room(self._cluster.n_at_start, self._cluster.ray_actor_options, nodes)

@@ -59,8 +59,8 @@ class EngineReplica:
                 await self.stop()
 
     async def run(self, message: bytes) -> None:
-        """Run the request of a Submit, once there is an engine. EngineLost if the engine was lost, or has cancelled it. When this task is
-        cancelled the engine stops too."""
+        """Run the request of a Submit, once there is an engine. EngineLost if the engine was lost, or has cancelled it.
+        When this task is cancelled the engine stops too."""
         (submit,) = decode_commands(message)
         if not isinstance(submit, Submit):
             raise EngineError(f"a replica was asked to run {type(submit).__name__}")
